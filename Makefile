@@ -1,0 +1,67 @@
+# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+# Every install goes through constraints.txt, the exact versions the tests have seen.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-real test-slow lint format docs bench figures clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.base ## Install, run the main job on embedded data, say where the result is
+	@$(BIN)/normscope demo --out normscope-out
+
+test: lint ## Install what the tests need, then lint and run every quick test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real_data and not slow"
+
+test-real: $(VENV)/.test ## Tests on the real MNIST and CIFAR-10 (NORMSCOPE_DATA=folder)
+	$(BIN)/python -m pytest -m real_data
+
+test-slow: $(VENV)/.test ## Tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.test ## Style (ruff) and types (mypy --strict)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.test ## Rewrite the sources in the house style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(VENV)/.docs ## Build the documentation, strictly, into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+bench: $(VENV)/.base ## Benchmarks against torch and the textbook loop, one after the other
+	$(BIN)/python benchmarks/layers.py
+	$(BIN)/python benchmarks/training.py
+
+figures: $(VENV)/.base ## Draw the pictures of README and documentation anew
+	$(BIN)/normscope demo --out docs/images
+
+clean: ## Remove everything that the other targets made
+	rm -rf $(VENV) site dist build normscope-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp says which extras are installed; a newer pyproject.toml or constraints.txt makes it stale.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "normscope needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[docs]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""normscope command line: one command per file, no maths."""

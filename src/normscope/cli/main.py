@@ -1,0 +1,80 @@
+"""The command ``normscope``: mounts one file per command and maps every ending to an exit code.
+
+0 done; 1 a check failed; 2 usage or input error (one line on stderr); 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from normscope import __version__
+from normscope.cli import data, demo
+from normscope.errors import NormscopeError
+
+app = typer.Typer(
+    name="normscope",
+    help="Shows what normalization does to a network: its loss landscape, its curvature, and how "
+    "large a learning rate it can take.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain text: readable when piped, and one line for an error
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.add_typer(data.app, name="data")
+
+
+# Typer carries its own copy of click since 0.26 and used the package before; both name the root of
+# all usage errors so.
+_UsageProblem = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"normscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        code = app(args=arguments, prog_name="normscope", standalone_mode=False)
+        sys.stdout.flush()
+    except NormscopeError as error:
+        return _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", code=130)
+    except _UsageProblem as problem:
+        return _complain(_described(problem))
+    except BrokenPipeError:
+        # The reader has seen enough (`normscope … | head`); keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _described(problem: BaseException) -> str:
+    """A usage error in words; its class is Typer's, known only at run time."""
+    text: str = getattr(problem, "format_message", problem.__str__)()
+    return text
+
+
+def _complain(message: str, code: int = 2) -> int:
+    print(f"normscope: {' '.join(message.split())}", file=sys.stderr)
+    return code

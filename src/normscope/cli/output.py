@@ -1,0 +1,81 @@
+"""What commands print: tables for people, strict JSON for programs, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+Row = dict[str, object]
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """Print rows as a table: rich in a terminal, plain text when piped."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    numeric = {name for name in rows[0] if any(isinstance(row[name], float) for row in rows)}
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in numeric else "left")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_json(value: object) -> None:
+    """Print strict JSON: what is not a finite number becomes null."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@contextmanager
+def progress_over(total: int, label: str) -> Iterator[Callable[[str], None]]:
+    """A progress bar on stderr; yields a function to call, with a text, as each part begins."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    # A bar in a log file is noise: it shows in a terminal only.
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(label, total=total)
+        begun = 0
+
+        def begin(text: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, description=f"{label}: {text}")
+            begun += 1
+
+        yield begin

@@ -1,0 +1,42 @@
+"""Every error and warning of normscope, under one root.
+
+Each error is also a subclass of the built-in type a PyTorch user expects, so that both
+``except NormscopeError`` and ``except ValueError`` catch it. A message is one sentence or two:
+what was expected, what came, what to do.
+"""
+
+
+class NormscopeError(Exception):
+    """Root of all errors that normscope raises on purpose."""
+
+
+class InputError(NormscopeError, ValueError):
+    """An argument has the right type but a value that cannot be used."""
+
+
+class ShapeError(InputError):
+    """A tensor has the wrong number or size of dimensions."""
+
+
+class UnknownNameError(InputError):
+    """A name is not registered; the message lists the choices and the closest one."""
+
+
+class DuplicateNameError(InputError):
+    """A name is registered twice."""
+
+
+class ArgumentTypeError(NormscopeError, TypeError):
+    """An argument has the wrong type."""
+
+
+class StateError(NormscopeError, RuntimeError):
+    """An operation does not fit the present state of a model, file or run."""
+
+
+class DataError(NormscopeError, RuntimeError):
+    """A data file is missing, truncated, corrupt or hostile."""
+
+
+class NormscopeWarning(UserWarning):
+    """Root of all warnings that normscope gives."""

@@ -1,0 +1,134 @@
+"""The work normscope stands on, pinned: every ``Reference:`` line of a docstring resolves here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normscope.registry import unknown_name
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One publication."""
+
+    key: str
+    authors: str
+    title: str
+    venue: str
+    year: int
+    link: str
+
+    def __str__(self) -> str:
+        return f"{self.authors}: {self.title}. {self.venue}, {self.year}. {self.link}"
+
+
+PAPERS = {
+    paper.key: paper
+    for paper in (
+        Paper(
+            "ioffe2015",
+            "Sergey Ioffe, Christian Szegedy",
+            "Batch Normalization: Accelerating Deep Network Training by Reducing Internal "
+            "Covariate Shift",
+            "ICML",
+            2015,
+            "https://arxiv.org/abs/1502.03167",
+        ),
+        Paper(
+            "santurkar2018",
+            "Shibani Santurkar, Dimitris Tsipras, Andrew Ilyas, Aleksander Madry",
+            "How Does Batch Normalization Help Optimization?",
+            "NeurIPS",
+            2018,
+            "https://arxiv.org/abs/1805.11604",
+        ),
+        Paper(
+            "wei2018",
+            "Mingwei Wei, James Stokes, David J. Schwab",
+            "Mean-field Analysis of Batch Normalization",
+            "arXiv",
+            2019,
+            "https://arxiv.org/abs/1903.02606",
+        ),
+        Paper(
+            "kohler2018",
+            "Jonas Kohler, Hadi Daneshmand, Aurelien Lucchi, Ming Zhou, Klaus Neymeyr, "
+            "Thomas Hofmann",
+            "Exponential convergence rates for Batch Normalization: The power of "
+            "length-direction decoupling in non-convex optimization",
+            "AISTATS",
+            2019,
+            "https://arxiv.org/abs/1805.10694",
+        ),
+        Paper(
+            "yang2019",
+            "Greg Yang, Jeffrey Pennington, Vinay Rao, Jascha Sohl-Dickstein, Samuel S. Schoenholz",
+            "A Mean Field Theory of Batch Normalization",
+            "ICLR",
+            2019,
+            "https://arxiv.org/abs/1902.08129",
+        ),
+        Paper(
+            "glorot2010",
+            "Xavier Glorot, Yoshua Bengio",
+            "Understanding the difficulty of training deep feedforward neural networks",
+            "AISTATS",
+            2010,
+            "https://proceedings.mlr.press/v9/glorot10a.html",
+        ),
+        Paper(
+            "simonyan2014",
+            "Karen Simonyan, Andrew Zisserman",
+            "Very Deep Convolutional Networks for Large-Scale Image Recognition",
+            "ICLR",
+            2015,
+            "https://arxiv.org/abs/1409.1556",
+        ),
+        Paper(
+            "he2016",
+            "Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun",
+            "Identity Mappings in Deep Residual Networks",
+            "ECCV",
+            2016,
+            "https://arxiv.org/abs/1603.05027",
+        ),
+        Paper(
+            "ba2016",
+            "Jimmy Lei Ba, Jamie Ryan Kiros, Geoffrey E. Hinton",
+            "Layer Normalization",
+            "arXiv",
+            2016,
+            "https://arxiv.org/abs/1607.06450",
+        ),
+        Paper(
+            "wu2018",
+            "Yuxin Wu, Kaiming He",
+            "Group Normalization",
+            "ECCV",
+            2018,
+            "https://arxiv.org/abs/1803.08494",
+        ),
+        Paper(
+            "chan1983",
+            "Tony F. Chan, Gene H. Golub, Randall J. LeVeque",
+            "Algorithms for Computing the Sample Variance: Analysis and Recommendations",
+            "The American Statistician",
+            1983,
+            "https://doi.org/10.1080/00031305.1983.10483115",
+        ),
+    )
+}
+
+
+def paper(key: str) -> Paper:
+    """The publication with this key.
+
+    Raises:
+        UnknownNameError: if the key is not in the list.
+
+    >>> paper("ioffe2015").year
+    2015
+    """
+    if key not in PAPERS:
+        raise unknown_name("paper", key, PAPERS)
+    return PAPERS[key]

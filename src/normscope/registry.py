@@ -1,0 +1,102 @@
+"""Named choices: an item is registered where it is defined, and found by its name everywhere.
+
+Registering a name twice raises; asking for an unknown name lists the choices and the closest one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, overload
+
+from normscope.errors import DuplicateNameError, UnknownNameError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is not among the choices.
+
+    >>> print(unknown_name("model", "vg", ["vgg", "conv_net"]))
+    unknown model 'vg'; did you mean 'vgg'? Choices: conv_net, vgg.
+    """
+    choices = sorted(choices)
+    closest = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {closest[0]!r}?" if closest else ";"
+    listed = ", ".join(choices) if choices else "none are registered"
+    return UnknownNameError(f"unknown {kind} {name!r}{hint} Choices: {listed}.")
+
+
+class Registry(Generic[T]):
+    """A set of callables of one kind, each under its own name.
+
+    Args:
+        kind: what the items are, in the singular; used in messages.
+        modules: modules whose import registers the items; imported at the first look-up, so that
+            a registry can be named without loading what it holds.
+
+    >>> SHAPES = Registry("shape")
+    >>> @SHAPES.register
+    ... def square(side: float) -> float:
+    ...     return side * side
+    >>> SHAPES["square"](3.0)
+    9.0
+    """
+
+    def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
+        self.kind = kind
+        self._pending = list(modules)
+        self._items: dict[str, T] = {}
+
+    @overload
+    def register(self, item: T) -> T: ...
+
+    @overload
+    def register(self, *, name: str) -> Callable[[T], T]: ...
+
+    def register(self, item: T | None = None, *, name: str | None = None) -> Any:
+        """Decorator, bare or with ``name=``: add an item under its own or the given name.
+
+        Raises:
+            DuplicateNameError: if another item has that name.
+        """
+        if item is None:
+            return lambda decorated: self._add(decorated, name or decorated.__name__)
+        return self._add(item, item.__name__)
+
+    def _add(self, item: T, name: str) -> T:
+        if name in self._items:
+            owner = self._items[name].__module__
+            raise DuplicateNameError(
+                f"{self.kind} {name!r} is registered already by {owner}; choose another name."
+            )
+        self._items[name] = item
+        return item
+
+    def _load(self) -> None:
+        while self._pending:
+            importlib.import_module(self._pending[0])
+            del self._pending[0]  # only after it imported: a failed import is tried again
+
+    def __getitem__(self, name: str) -> T:
+        self._load()
+        if name not in self._items:
+            raise unknown_name(self.kind, name, self._items)
+        return self._items[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(sorted(self._items))
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._items)
+
+    def summary(self, name: str) -> str:
+        """The first line of the item's docstring."""
+        return (self[name].__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,73 @@
+import sys
+
+import pytest
+
+from normscope.errors import DuplicateNameError, NormscopeError, UnknownNameError
+from normscope.registry import Registry
+
+
+@pytest.fixture
+def shapes():
+    shapes = Registry("shape")
+
+    @shapes.register
+    def square():
+        """Four equal sides.
+
+        And more.
+        """
+        return 4
+
+    @shapes.register(name="tri-angle")
+    def triangle():
+        return 3
+
+    return shapes
+
+
+def test_registry_finds_an_item_by_its_own_or_given_name(shapes):
+    assert shapes["square"]() == 4
+    assert shapes["tri-angle"]() == 3
+    assert list(shapes) == ["square", "tri-angle"]
+    assert len(shapes) == 2
+    assert "square" in shapes
+    assert "triangle" not in shapes
+
+
+def test_registry_summary_is_the_first_docstring_line(shapes):
+    assert shapes.summary("square") == "Four equal sides."
+    assert shapes.summary("tri-angle") == ""
+
+
+def test_unknown_name_lists_the_choices_and_the_closest(shapes):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'square'\?.*square, tri-angle"):
+        shapes["sqare"]
+
+
+def test_unknown_name_without_a_close_one_lists_the_choices(shapes):
+    with pytest.raises(ValueError, match=r"unknown shape 'zzz'; Choices: square, tri-angle"):
+        shapes["zzz"]
+
+
+def test_duplicate_name_raises(shapes):
+    with pytest.raises(DuplicateNameError, match="'square' is registered already"):
+
+        @shapes.register(name="square")
+        def other():
+            return 5
+
+    assert shapes["square"]() == 4
+
+
+def test_modules_load_at_the_first_look_up(tmp_path, monkeypatch):
+    (tmp_path / "late_shapes.py").write_text("import builtins\nbuiltins.loaded_shapes = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    late = Registry("shape", modules=["late_shapes"])
+    assert "late_shapes" not in sys.modules
+    assert list(late) == []
+    assert "late_shapes" in sys.modules
+
+
+def test_every_error_has_the_common_root():
+    assert issubclass(UnknownNameError, NormscopeError)
+    assert issubclass(DuplicateNameError, NormscopeError)
