@@ -1,0 +1,120 @@
+"""``normscope data``: which data sets there are, where they lie, and whether they are sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="data",
+    help="List, find, download and verify the data sets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(help="digits, mnist, cifar10 or gaussian.", metavar="NAME")]
+Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(help="Look in this folder and nowhere else.", metavar="FOLDER"),
+]
+Target = Annotated[
+    Path | None,
+    typer.Option(help="Download into this folder instead of the user cache.", metavar="FOLDER"),
+]
+
+
+def _folder(name: str, root: Path | None) -> Path | None:
+    from normscope.data import parts, path
+    from normscope.data.inventory import missing
+
+    where = path(name, root)
+    if where is None and parts(name):
+        raise missing(name, root)
+    return where
+
+
+@app.command("list", epilog="Example: normscope data list --json")
+def list_datasets(root: Root = None, as_json: Json = False) -> None:
+    """Every data set: what it is, whether it is present, and where."""
+    from normscope.cli.output import print_json
+    from normscope.data import inventory
+
+    statuses = inventory(root)
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": status.name,
+                    "what": status.what,
+                    "present": status.present,
+                    "where": None if status.where is None else str(status.where),
+                    "problem": status.problem or None,
+                }
+                for status in statuses
+            ]
+        )
+        return
+    for status in statuses:
+        where = status.where or (
+            "needs no files" if status.present else status.problem or "not here"
+        )
+        typer.echo(f"{status.name:<10}{'yes' if status.present else 'no':<5}{status.what}")
+        typer.echo(f"{'':<15}{where}")
+
+
+@app.command("path", epilog="Example: normscope data path mnist")
+def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
+    """The folder that holds the files of a data set."""
+    from normscope.cli.output import print_json
+
+    where = _folder(name, root)
+    if as_json:
+        print_json({"name": name, "path": None if where is None else str(where)})
+    else:
+        typer.echo(where or f"{name} needs no files")
+
+
+@app.command("fetch", epilog="Example: normscope data fetch cifar10")
+def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
+    """Download a data set, if it is not on this machine already."""
+    from normscope.cli.output import print_json
+    from normscope.data import download
+
+    where = download(name, root)
+    if as_json:
+        print_json({"name": name, "path": None if where is None else str(where)})
+    else:
+        typer.echo(where or f"{name} needs no files")
+
+
+@app.command("verify", epilog="Example: normscope data verify mnist --root ~/data")
+def verify_files(name: Name, root: Root = None, as_json: Json = False) -> None:
+    """Compare the raw content of all files with the official digests; exit 1 if one differs."""
+    from normscope.cli.output import print_json, progress_over
+    from normscope.data import parts, verify
+
+    _folder(name, root)  # before the progress bar begins: a missing file is one line
+    with progress_over(len(parts(name)), f"verifying {name}") as progress:
+        checks = verify(name, root, progress)
+    if as_json:
+        print_json(
+            [
+                {
+                    "file": str(check.file),
+                    "part": check.part,
+                    "ok": check.ok,
+                    "message": check.message,
+                }
+                for check in checks
+            ]
+        )
+    else:
+        for check in checks:
+            typer.echo(f"{'ok' if check.ok else 'FAILED':<8}{check.part}  {check.message}")
+        if not checks:
+            typer.echo(f"{name} needs no files")
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)

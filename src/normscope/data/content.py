@@ -1,0 +1,151 @@
+"""The raw content of a data set's files, checked for structure and against official digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from normscope.data.collection import Collection, Pixels, Source
+from normscope.data.unpack import corrupt, read_file, read_members
+from normscope.errors import DataError
+
+_VARIANT_LIMIT = 1 << 30  # bytes of a part that is not the official one
+_TAR_OVERHEAD = 1 << 20  # headers, padding and the small text files of the official archives
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a data set, read from disk.
+
+    Args:
+        array: its bytes, in the shape its format gives them.
+        sha256: digest of its raw content.
+    """
+
+    array: Pixels
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether one file has the official content, and what is wrong if it has not."""
+
+    file: Path
+    part: str
+    ok: bool
+    message: str
+
+
+def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str, Part]:
+    """Every part of a data set, its structure checked.
+
+    Args:
+        collection: the data set.
+        source: where its files are.
+        verify: require the official digests, and let no file unpack to more than the official size.
+
+    Returns:
+        The parts by name.
+    """
+
+    def read(path: Path) -> dict[str, Part]:
+        return {
+            part: _part(collection, part, raw, where, verify)
+            for part, where, raw in _contents(collection, source, path, verify)
+        }
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # unpacking and hashing leave the GIL
+        return {
+            name: part
+            for parts in threads.map(read, source.paths())
+            for name, part in parts.items()
+        }
+
+
+def _part(collection: Collection, name: str, raw: bytes, where: str, verify: bool) -> Part:
+    array = collection.parse(name, raw, where)
+    sha256 = hashlib.sha256(raw).hexdigest()
+    if verify:
+        _require_official(collection, name, sha256, where)
+    return Part(array, sha256)
+
+
+def check_parts(
+    collection: Collection, source: Source, progress: Callable[[str], None]
+) -> list[Check]:
+    """For each part, whether its file has the official content; a damaged file stops no other.
+
+    Args:
+        collection: the data set.
+        source: where its files are.
+        progress: called with the name of each part when its turn comes.
+
+    Returns:
+        One check per part, and one for an archive that cannot be read at all.
+    """
+    checks: list[Check] = []
+    for path in source.paths():
+        try:
+            for part, where, raw in _contents(collection, source, path, verify=True):
+                progress(part)
+                checks.append(_checked(collection, part, path, where, raw))
+        except DataError as error:
+            checks.append(Check(path, _part_of(source, path), False, str(error)))
+    return checks
+
+
+def _checked(collection: Collection, part: str, path: Path, where: str, raw: bytes) -> Check:
+    try:
+        collection.parse(part, raw, where)
+        _require_official(collection, part, hashlib.sha256(raw).hexdigest(), where)
+    except DataError as error:
+        return Check(path, part, False, str(error))
+    return Check(path, part, True, f"sha256 {collection.official[part].sha256}")
+
+
+def _part_of(source: Source, path: Path) -> str:
+    return ", ".join(part for part, file in source.files.items() if file == path)
+
+
+def _require_official(collection: Collection, part: str, sha256: str, where: str) -> None:
+    official = collection.official[part].sha256
+    if sha256 != official:
+        raise DataError(
+            f"{where} does not have the official content: its sha256 is {sha256} and should be "
+            f"{official}; replace the file, or admit a variant of your own with verify=False."
+        )
+
+
+def _contents(
+    collection: Collection, source: Source, path: Path, verify: bool
+) -> Iterator[tuple[str, str, bytes]]:
+    """Name, place and raw content of each part that a file holds."""
+    layout = source.layout
+    limits = {
+        part: (official.size if verify else _VARIANT_LIMIT) + layout.overhead
+        for part, official in collection.official.items()
+    }
+    if layout.archive is None:
+        packed = {
+            part: read_file(path, limits[part]) for part in limits if source.files[part] == path
+        }
+        places = {part: str(path) for part in packed}
+    else:
+        packed = _members(path, {part: names[0] for part, names in layout.files.items()}, limits)
+        places = {part: f"{layout.files[part][0]} of {path}" for part in packed}
+    for part in list(packed):
+        yield part, places[part], layout.decode(packed.pop(part), places[part])
+
+
+def _members(path: Path, members: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, bytes]:
+    contents = read_members(path, frozenset(members.values()), sum(limits.values()) + _TAR_OVERHEAD)
+    for part, member in members.items():
+        if member not in contents:
+            raise corrupt(path, f"it lacks the member {member!r}")
+        if len(contents[member]) > limits[part]:
+            raise corrupt(path, f"its member {member!r} has more than {limits[part]} bytes")
+    return {part: contents[member] for part, member in members.items()}

@@ -1,0 +1,141 @@
+"""Which data sets there are, where their files lie, and whether these are sound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from normscope.data.catalogue import DATASETS
+from normscope.data.collection import COLLECTIONS, Collection
+from normscope.data.content import Check, check_parts
+from normscope.data.fetch import download as download_files
+from normscope.data.locate import VARIABLE, download_root, find_source
+from normscope.errors import DataError, NormscopeError
+
+Root = str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a data set can be loaded without a download.
+
+    Args:
+        name: its name.
+        what: one line about it.
+        present: whether it is embedded, generated, or all its files are there.
+        where: the folder of its files; None if it has none or they are not there.
+        problem: what is wrong with the place that was searched, or empty.
+    """
+
+    name: str
+    what: str
+    present: bool
+    where: Path | None
+    problem: str = ""
+
+
+def inventory(root: Root = None) -> list[Status]:
+    """The status of every data set.
+
+    Args:
+        root: the only place to look in, or None for the usual places.
+
+    Returns:
+        One status per data set, by name.
+    """
+    return [_status(name, root) for name in DATASETS]
+
+
+def _status(name: str, root: Root) -> Status:
+    try:
+        where = path(name, root)
+    except NormscopeError as error:
+        return Status(name, DATASETS.summary(name), False, None, str(error))
+    present = where is not None or not parts(name)
+    return Status(name, DATASETS.summary(name), present, where)
+
+
+def parts(name: str) -> tuple[str, ...]:
+    """The parts a data set has in files; none if it is embedded or generated.
+
+    >>> parts("mnist")[1]
+    'train-labels-idx1-ubyte'
+    >>> parts("digits")
+    ()
+    """
+    collection = _collection(name)
+    return () if collection is None else tuple(collection.official)
+
+
+def path(name: str, root: Root = None) -> Path | None:
+    """The folder that holds the files of a data set.
+
+    Args:
+        name: the data set.
+        root: the only place to look in, or None for the usual places.
+
+    Returns:
+        The folder, or None if it has no files (embedded, generated) or they are nowhere.
+    """
+    collection = _collection(name)
+    source = None if collection is None else find_source(collection, root)
+    return None if source is None else source.folder
+
+
+def download(name: str, root: Root = None) -> Path | None:
+    """Make sure that the files of a data set are on this machine.
+
+    Files found in ``$NORMSCOPE_DATA`` are left alone; a download that is damaged is replaced.
+
+    Args:
+        name: the data set.
+        root: the folder to download into; None: the user cache.
+
+    Returns:
+        The folder that holds the files, or None if the data set has none.
+    """
+    collection = _collection(name)
+    if collection is None:
+        return None
+    source = find_source(collection) if root is None else None
+    if source is not None and not source.folder.is_relative_to(download_root()):
+        return source.folder
+    return download_files(collection, root)
+
+
+def verify(
+    name: str, root: Root = None, progress: Callable[[str], None] = lambda part: None
+) -> list[Check]:
+    """Read all files of a data set again and compare their raw content with the official digests.
+
+    Args:
+        name: the data set.
+        root: the only place to look in, or None for the usual places.
+        progress: called with the name of each part when its turn comes.
+
+    Returns:
+        One check per part; none if the data set has no files.
+
+    Raises:
+        DataError: if its files are nowhere.
+    """
+    collection = _collection(name)
+    if collection is None:
+        return []
+    source = find_source(collection, root)
+    if source is None:
+        raise missing(name, root)
+    return check_parts(collection, source, progress)
+
+
+def missing(name: str, root: Root = None) -> DataError:
+    """The error for a data set whose files are nowhere."""
+    places = str(root) if root is not None else f"${VARIABLE} or {download_root()}"
+    return DataError(f"{name} is not in {places}; get it with: normscope data fetch {name}")
+
+
+def _collection(name: str) -> Collection | None:
+    DATASETS[name]  # an unknown name ends here; a known one has its module loaded
+    return COLLECTIONS.get(name)

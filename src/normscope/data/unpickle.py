@@ -1,0 +1,165 @@
+"""Pickles read without trusting them: numpy arrays of numbers and plain types, nothing else.
+
+A pickle is a program. Here it may only name four globals, and even these are stand-ins that
+build nothing but bytes and number arrays; no function of numpy or of any module is ever called
+on its behalf.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+import re
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.data.unpack import corrupt
+
+_MEMO_LIMIT = 1_000_000  # the interpreter reserves memory for the largest index that is named
+_NUMBER = re.compile(r"[biuf][1248]")
+# fmt: off
+_OPCODES = frozenset(
+    {  # what plain data need: no call but REDUCE, which only the stand-ins answer
+        "PROTO", "FRAME", "STOP", "MARK", "POP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT",
+        "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+        "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+        "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
+        "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2",
+        "TUPLE3", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE",
+        "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
+    }
+)
+# fmt: on
+
+
+def unpickle_plain(raw: bytes, where: str) -> Any:
+    """The value of a pickle made of plain types and numpy arrays of numbers.
+
+    Byte strings of Python 2 stay bytes. Each array comes as a ``PickledArray``.
+
+    Args:
+        raw: the pickle.
+        where: the file's name, for messages.
+
+    Returns:
+        The value.
+
+    Raises:
+        DataError: if the pickle is damaged or asks for anything else.
+
+    >>> unpickle_plain(pickle.dumps({"labels": [3, 1]}), where="example")
+    {'labels': [3, 1]}
+    """
+    try:
+        _check_opcodes(raw)
+        return _Unpickler(io.BytesIO(raw), encoding="bytes").load()
+    except Exception as error:  # damaged bytes can fail anywhere in the interpreter
+        raise corrupt(where, f"it is not a pickle of plain data ({error})") from error
+
+
+def _check_opcodes(raw: bytes) -> None:
+    for opcode, argument, _ in pickletools.genops(raw):
+        if opcode.name not in _OPCODES:
+            raise pickle.UnpicklingError(f"the instruction {opcode.name} is not admitted")
+        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > _MEMO_LIMIT:
+            raise pickle.UnpicklingError(f"memo index {argument} is absurd")
+
+
+class _Sealed:
+    """A stand-in whose state a pickle cannot set."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> NoReturn:
+        raise pickle.UnpicklingError("it sets the state of a function")
+
+
+class _ArrayType(_Sealed):
+    """Stands for ``numpy.ndarray``, which a pickle names but never calls."""
+
+    __slots__ = ()
+
+
+class _Reconstruct(_Sealed):
+    """Stands for numpy's ``_reconstruct``, which makes the empty array that state is put into."""
+
+    __slots__ = ()
+
+    def __call__(self, subtype: object, shape: object, code: object) -> PickledArray:
+        if not isinstance(subtype, _ArrayType):
+            raise pickle.UnpicklingError("it makes an array of a foreign type")
+        return PickledArray()
+
+
+class _NumberType(_Sealed):
+    """Stands for ``numpy.dtype``."""
+
+    __slots__ = ()
+
+    def __call__(self, code: object, align: object = False, copy: object = True) -> _Number:
+        text = code.decode("ascii") if isinstance(code, bytes) else code
+        if not isinstance(text, str) or not _NUMBER.fullmatch(text):
+            raise pickle.UnpicklingError(f"arrays of type {text!r} are not admitted")
+        return _Number(text)
+
+
+class _Encode(_Sealed):
+    """Stands for ``_codecs.encode``, by which protocol 2 writes bytes as latin-1 text."""
+
+    __slots__ = ()
+
+    def __call__(self, text: object, encoding: object) -> bytes:
+        if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+            raise pickle.UnpicklingError("it encodes something else than bytes")
+        return text.encode("latin-1")
+
+
+class _Number:
+    """A numpy dtype of numbers, with the byte order its state names."""
+
+    def __init__(self, code: str) -> None:
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if any(field is not None for field in state[2:5]):
+            raise pickle.UnpicklingError("it describes an array type with fields")
+        order: Any = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class PickledArray:
+    """An array of numbers out of a pickle; ``array`` is read-only."""
+
+    array: NDArray[Any]
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, number, fortran, raw = state
+        if not isinstance(number, _Number) or not isinstance(raw, bytes):
+            raise pickle.UnpicklingError("it holds an array of objects")
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise pickle.UnpicklingError("it holds an array of impossible shape")
+        if len(raw) != math.prod(shape) * number.dtype.itemsize:
+            raise pickle.UnpicklingError("it holds an array whose length is not its shape's")
+        order = "F" if fortran else "C"
+        self.array = np.frombuffer(raw, dtype=number.dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+
+
+_GLOBALS: dict[tuple[str, str], _Sealed] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
+    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
+    ("numpy", "ndarray"): _ArrayType(),
+    ("numpy", "dtype"): _NumberType(),
+    ("_codecs", "encode"): _Encode(),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _GLOBALS[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
