@@ -1,0 +1,158 @@
+"""Losses by name, and the accuracy: each is called as ``loss(output, target)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.errors import InputError, ShapeError
+from normscope.registry import Registry
+
+__all__ = ["LOSSES", "Loss", "accuracy", "cross_entropy", "squared_error"]
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+@LOSSES.register
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    r"""Mean over the samples of minus the log-probability of the target class.
+
+    .. math:: L = -\frac1m \sum_{i=1}^{m} \log \mathrm{softmax}(f_i)_{y_i}
+
+    Args:
+        output: scores before the softmax, (batch, classes) or (batch, classes, positions...).
+        target: class labels of any integer type, or probabilities in the shape of ``output``.
+
+    Returns:
+        The loss, a tensor without dimensions.
+
+    Raises:
+        InputError: if a label is not below the number of classes.
+
+    >>> scores = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+    >>> round(cross_entropy(scores, torch.tensor([0, 1])).item(), 4)  # log 2
+    0.6931
+    """
+    if _holds_probabilities(output, target):
+        return functional.cross_entropy(output, target.to(output.dtype))
+    try:
+        return functional.cross_entropy(output, target.long())
+    except (IndexError, RuntimeError) as error:  # RuntimeError: the same under vmap
+        _blame_label(error, output)
+        raise
+
+
+@LOSSES.register
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    r"""Half the squared distance to the target, summed over outputs, averaged over samples.
+
+    .. math:: L = \frac{1}{2m} \sum_{i=1}^{m} \lVert f_i - y_i \rVert^2
+
+    Its Hessian in the outputs is the identity, so that its Gauss-Newton matrix is the Fisher
+    matrix of the mean-field theory. Class labels stand for their one-hot vectors.
+
+    Reference: wei2018, Section 2.
+
+    Args:
+        output: (batch, ...); with class labels (batch, classes).
+        target: floating-point values in the shape of ``output``, or (batch,) integer labels.
+
+    Returns:
+        The loss, a tensor without dimensions.
+
+    Raises:
+        ShapeError: if output or target has the wrong shape.
+
+    >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]])).item()
+    2.5
+    >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([1])).item()
+    1.0
+    """
+    if output.dim() == 0:
+        raise ShapeError("squared_error expects an output of shape (batch, ...), got a scalar.")
+    if not target.is_floating_point():
+        target = _one_hot(output, target)
+    elif target.shape != output.shape:
+        raise _shape_error(output, target)
+    # mse_loss: one fused pass each way, in float32 under autocast.
+    total = functional.mse_loss(output, target.to(output.dtype), reduction="sum")
+    return total / (2 * len(output))
+
+
+def accuracy(output: Tensor, target: Tensor) -> float:
+    """Fraction of the samples whose largest output is at the target class.
+
+    A sample with an output that is not a number counts as wrong.
+
+    Args:
+        output: (batch, classes).
+        target: (batch,) class labels, or one-hot vectors or probabilities like ``output``.
+
+    Returns:
+        A number between 0 and 1.
+
+    Raises:
+        ShapeError: if ``output`` is not (batch, classes) with at least one sample.
+
+    >>> accuracy(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+    0.5
+    """
+    if output.dim() != 2 or len(output) == 0:
+        raise ShapeError(
+            "accuracy expects outputs of shape (batch, classes) with at least one sample, "
+            f"got {tuple(output.shape)}."
+        )
+    labels = target.argmax(dim=1) if _holds_probabilities(output, target) else target
+    largest, predicted = output.max(dim=1)
+    # max() returns the place of a NaN as if it were the largest value
+    right = (predicted == labels) & ~largest.isnan()
+    return right.double().mean().item()
+
+
+def _holds_probabilities(output: Tensor, target: Tensor) -> bool:
+    """Whether the target is a vector per sample rather than a label; checks the shape of both."""
+    if output.dim() < 2:
+        raise ShapeError(
+            f"expected outputs of shape (batch, classes), got {tuple(output.shape)}; "
+            "a single sample needs a batch dimension: output.unsqueeze(0)."
+        )
+    vectors = target.is_floating_point()
+    expected = output.shape if vectors else output.shape[:1] + output.shape[2:]
+    if target.shape != expected:
+        raise _shape_error(output, target)
+    return vectors
+
+
+def _one_hot(output: Tensor, labels: Tensor) -> Tensor:
+    """One-hot rows in the shape and type of the output; unlike torch's, it works under vmap."""
+    if output.dim() != 2 or labels.shape != output.shape[:1]:
+        raise _shape_error(output, labels)
+    try:
+        return torch.zeros_like(output).scatter(1, labels.long().unsqueeze(1), 1.0)
+    except RuntimeError as error:
+        _blame_label(error, output)
+        raise
+
+
+def _shape_error(output: Tensor, target: Tensor) -> ShapeError:
+    return ShapeError(
+        f"expected (batch,) integer labels for outputs (batch, classes), or floating-point targets "
+        f"in the shape of the output {tuple(output.shape)}; got a target of type {target.dtype} "
+        f"and shape {tuple(target.shape)}."
+    )
+
+
+def _blame_label(error: Exception, output: Tensor) -> None:
+    """Raise an error that says what to do, if torch's is about a label; else let it pass."""
+    if "out of bounds" in str(error):
+        raise InputError(
+            f"expected labels from 0 to {output.shape[1] - 1}, one for each of the "
+            f"{output.shape[1]} outputs, got a label outside; "
+            "give the model as many outputs as there are classes."
+        ) from error

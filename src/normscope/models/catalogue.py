@@ -1,0 +1,177 @@
+"""Models by name: an architecture is registered where it is defined and built here.
+
+An architecture says only which layers there are. The normalization, the initial weights and the
+seed are the same options for all of them, and are added here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from normscope.errors import ArgumentTypeError, InputError
+from normscope.layers.kinds import NORMS, normalization
+from normscope.models.initialization import INITIALIZATIONS
+from normscope.registry import Registry, unknown_name
+
+__all__ = ["MODELS", "ModelBuilder", "NormFactory", "architecture", "build"]
+
+
+class NormFactory(Protocol):
+    """Makes the normalization layers of one network."""
+
+    def __call__(self, num_features: int, dimensions: int) -> nn.Module:
+        """A layer for ``num_features`` units, or channels with that many spatial dimensions."""
+        ...
+
+
+class ModelBuilder:
+    """Builds one architecture with any normalization, initial weights and seed.
+
+    Args:
+        layers: the architecture: a function of a :class:`NormFactory` and of keyword options.
+        initialization: the one used unless another is asked for.
+    """
+
+    __name__: str
+    __signature__: inspect.Signature
+
+    def __init__(self, layers: Callable[..., nn.Module], initialization: str) -> None:
+        functools.update_wrapper(self, layers)
+        self.layers = layers
+        self.initialization = initialization
+        self.__signature__ = self._whole_signature()
+
+    def __call__(
+        self,
+        norm: str = "batch",
+        seed: int = 0,
+        *,
+        gamma: float = 1.0,
+        norm_options: Mapping[str, Any] | None = None,
+        initialization: str | None = None,
+        **options: Any,
+    ) -> nn.Module:
+        """A new network on the CPU, in training mode; see :func:`build`."""
+        initialization = self.initialization if initialization is None else initialization
+        initialize = INITIALIZATIONS[initialization]
+        self._refuse_unknown(options, initialization)
+        architecture_options = _keyword_options(self.layers)
+        own = {name: options.pop(name) for name in list(options) if name in architecture_options}
+        generator = _generator(seed)
+        make_norm = _norm_factory(norm, gamma, norm_options or {})
+        with torch.device("cpu"):  # the norm layers too, whatever default device is set
+            network = self.layers(make_norm, **own)
+        initialize(network, generator, **options)
+        return network
+
+    def _refuse_unknown(self, options: Mapping[str, Any], initialization: str) -> None:
+        choices = {*_shared_options(), *_keyword_options(self.layers)}
+        choices |= {*_keyword_options(INITIALIZATIONS[initialization])}
+        for name in options:
+            if name not in choices:
+                kind = f"option of model {self.__name__!r} (initialization {initialization!r})"
+                raise unknown_name(kind, name, choices)
+
+    def _whole_signature(self) -> inspect.Signature:
+        """Every option with its default, so that a command line can be made of it."""
+        shared = _shared_options()
+        default = shared["initialization"].replace(default=self.initialization, annotation="str")
+        options = {**shared, "initialization": default, **_keyword_options(self.layers)}
+        for name in INITIALIZATIONS:
+            options |= _keyword_options(INITIALIZATIONS[name])
+        return inspect.Signature(list(options.values()), return_annotation=nn.Module)
+
+
+MODELS: Registry[ModelBuilder] = Registry(
+    "model",
+    modules=[
+        "normscope.models.fully_connected",
+        "normscope.models.conv_net",
+        "normscope.models.deep_linear",
+        "normscope.models.vgg",
+        "normscope.models.preact_resnet",
+    ],
+)
+
+
+def architecture(initialization: str) -> Callable[[Callable[..., nn.Module]], ModelBuilder]:
+    """Decorator: register an architecture under its name.
+
+    Args:
+        initialization: the one used unless another is asked for: the one of its paper.
+
+    Returns:
+        A decorator that turns the architecture into a :class:`ModelBuilder`.
+    """
+
+    def register(layers: Callable[..., nn.Module]) -> ModelBuilder:
+        return MODELS.register(ModelBuilder(layers, initialization))
+
+    return register
+
+
+def build(name: str, norm: str = "batch", seed: int = 0, **options: Any) -> nn.Module:
+    """A network by name, with a normalization of choice and weights that only the seed decides.
+
+    Equal seeds give equal weights whatever ``norm`` is, and the names of the layers are the same
+    (``norm="none"`` leaves an identity in the place). Random numbers come from a generator of its
+    own: torch's global random state is neither read nor changed.
+
+    Args:
+        name: fully_connected, conv_net, deep_linear, vgg, vgg16 or preact_resnet18.
+        norm: none, batch, noisy, l1, l2, linf, layer or group.
+        seed: of the initial weights.
+        **options: for every model ``input_shape`` (without the batch), ``outputs``, ``gamma`` (the
+            initial scale of the normalization, 1.0), ``norm_options`` (a dict of further arguments
+            of the normalization layers), ``initialization`` ("glorot", or "meanfield" with
+            ``sigma_w2=2.0`` and ``sigma_b2=0.5``), and the options of the model itself.
+
+    Returns:
+        A new network on the CPU, in training mode.
+
+    Raises:
+        UnknownNameError: if there is no such model, normalization, initialization or option.
+
+    >>> network = build("fully_connected", norm="none", input_shape=(1, 8, 8), width=100)
+    >>> network(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    """
+    return MODELS[name](norm=norm, seed=seed, **options)
+
+
+def _norm_factory(norm: str, gamma: float, options: Mapping[str, Any]) -> NormFactory:
+    NORMS[norm]  # an unknown name must not pass in a net without hidden layers
+    for name in ("gamma", "num_features", "dimensions"):
+        if name in options:
+            raise InputError(
+                f"norm_options cannot hold {name!r}: gamma is an option of the model itself, "
+                "and the sizes follow from it."
+            )
+    return functools.partial(normalization, norm, gamma=gamma, **options)
+
+
+def _generator(seed: int) -> torch.Generator:
+    try:
+        return torch.Generator().manual_seed(operator.index(seed))
+    except TypeError as error:
+        raise ArgumentTypeError(f"seed must be an integer, got {seed!r}.") from error
+    except (RuntimeError, ValueError, OverflowError) as error:
+        raise InputError(f"seed must fit in 64 bits, got {seed!r}.") from error
+
+
+def _keyword_options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _shared_options() -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(ModelBuilder.__call__).parameters.values()
+    named = [each for each in parameters if each.kind is not each.VAR_KEYWORD][1:]
+    return {each.name: each for each in named}

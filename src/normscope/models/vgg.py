@@ -1,0 +1,127 @@
+"""VGG networks for small images."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from normscope.models.catalogue import NormFactory, architecture
+from normscope.models.initialization import convolution, linear
+from normscope.models.sizes import image_shape, positive, scaled
+
+__all__ = ["vgg", "vgg16"]
+
+# Channels of the 3x3 convolutions of each stage; a 2x2 max-pooling ends a stage
+# (simonyan2014, Table 1, columns A and D).
+CONFIGURATION_A = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+CONFIGURATION_D = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+@architecture(initialization="glorot")
+def vgg(
+    norm: NormFactory,
+    *,
+    input_shape: Sequence[int] = (3, 32, 32),
+    outputs: int = 10,
+    width: float = 1.0,
+) -> nn.Module:
+    """VGG-like network for CIFAR-10: 8 convolutions, 3 linear layers (configuration A).
+
+    A chain ``features``, ``flatten``, ``classifier`` (two hidden layers of 512 units), ``head``.
+    santurkar2018 trains a "VGG-like network" without printing its table. This is configuration A
+    with linear layers of the size that 32 x 32 images leave: the shallowest of the published ones,
+    and the one its authors could train from random weights alone, so that the comparison with and
+    without normalization starts from a net that can be trained either way. Normalization follows
+    every convolution and no linear layer. Smaller images work: a pooling keeps a last odd row.
+
+    Reference: santurkar2018, Appendix A.1; simonyan2014, Table 1, column A.
+
+    Args:
+        norm: makes the normalization layers.
+        input_shape: (channels, height, width).
+        outputs: size of the last layer.
+        width: multiplier of all hidden sizes; 0.25 is the quarter-width net.
+
+    Returns:
+        A chain of modules.
+
+    >>> vgg(norm="none", width=0.25).head
+    Linear(in_features=128, out_features=10, bias=True)
+    """
+    hidden = scaled(512, width)
+    return _network(norm, "vgg", CONFIGURATION_A, (hidden, hidden), input_shape, outputs, width)
+
+
+@architecture(initialization="glorot")
+def vgg16(
+    norm: NormFactory,
+    *,
+    input_shape: Sequence[int] = (3, 32, 32),
+    outputs: int = 10,
+    width: float = 1.0,
+) -> nn.Module:
+    """VGG16 for CIFAR-10: 13 convolutions (configuration D) and one linear layer.
+
+    A chain ``features``, ``flatten``, ``head``: the usual form for 32 x 32 images, where the two
+    hidden linear layers of 4096 units are left out since one position remains. Normalization
+    follows every convolution.
+
+    Reference: simonyan2014, Table 1, column D; wei2018, Section 6.5.
+
+    Args:
+        norm: makes the normalization layers.
+        input_shape: (channels, height, width).
+        outputs: size of the last layer.
+        width: multiplier of all hidden sizes.
+
+    Returns:
+        A chain of modules.
+
+    >>> vgg16(norm="none", width=0.25).head
+    Linear(in_features=128, out_features=10, bias=True)
+    """
+    return _network(norm, "vgg16", CONFIGURATION_D, (), input_shape, outputs, width)
+
+
+def _network(
+    norm: NormFactory,
+    name: str,
+    stages: Sequence[Sequence[int]],
+    hidden: Sequence[int],
+    input_shape: Sequence[int],
+    outputs: int,
+    width: float,
+) -> nn.Module:
+    positive(outputs=outputs)
+    channels, *sides = image_shape(name, input_shape)
+    parts = OrderedDict[str, nn.Module](
+        features=_features(norm, stages, channels, width), flatten=nn.Flatten()
+    )
+    halvings = 2 ** len(stages)
+    positions = math.prod(math.ceil(side / halvings) for side in sides)
+    inputs = scaled(stages[-1][-1], width) * positions
+    if hidden:
+        sizes = pairwise((inputs, *hidden))
+        layers = (layer for size in sizes for layer in (linear(*size), nn.ReLU()))
+        parts["classifier"] = nn.Sequential(*layers)
+        inputs = hidden[-1]
+    parts["head"] = linear(inputs, outputs)
+    return nn.Sequential(parts)
+
+
+def _features(
+    norm: NormFactory, stages: Sequence[Sequence[int]], inputs: int, width: float
+) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for stage in stages:
+        for channels in stage:
+            maps = scaled(channels, width)
+            layers += [convolution(inputs, maps, 3, padding=1), norm(maps, 2), nn.ReLU()]
+            inputs = maps
+        # ceil_mode changes nothing at sizes that halve evenly, and lets a 1x1 map pass
+        layers.append(nn.MaxPool2d(2, ceil_mode=True))
+    return nn.Sequential(*layers)
