@@ -1,0 +1,139 @@
+"""A training on disk, from which it goes on to the bit.
+
+A checkpoint holds what the steps to come depend on: the model's state and buffers, the optimizer's
+state, the place in the order of the batches, the random states (torch's, and those of modules that
+own a ``generator``), the losses so far, and the settings, which a resumed run must share. It holds
+tensors and plain types only, so that reading one cannot run code.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.errors import DataError, StateError
+from normscope.files import replacing
+from normscope.training.loop import Loop
+
+__all__ = ["resume", "save"]
+
+_FORMAT = "normscope training, version 1"
+
+
+def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
+    """Write a training between two steps to a file, all of it or nothing.
+
+    Args:
+        path: the file; one that is there is replaced.
+        loop: the training.
+        settings: what a run that goes on from here must have in common with it.
+    """
+    content = {
+        "format": _FORMAT,
+        "settings": dict(settings),
+        "model": loop.problem.model.state_dict(),
+        "buffers": dict(loop.problem.model.named_buffers()),  # some are in no state_dict
+        "optimizer": loop.optimizer.state_dict(),
+        "batches": loop.batches.state(),
+        "random": _random_states(loop.problem.device),
+        "generators": {name: g.get_state() for name, g in _generators(loop.problem.model).items()},
+        "losses": torch.tensor(loop.losses, dtype=torch.float64),
+        "taken": loop.taken,
+    }
+    with replacing(path) as unfinished:
+        torch.save(content, unfinished)
+
+
+def resume(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
+    """Bring a training to where a checkpoint left it.
+
+    Args:
+        path: the file.
+        loop: a training that has not begun; its model's weights are replaced.
+        settings: of the present run.
+
+    Raises:
+        DataError: if the file is not a whole checkpoint.
+        StateError: if it comes from a run with other settings.
+    """
+    content = _read(path, loop.problem.device)
+    _compare_settings(path, content["settings"], settings)
+    model = loop.problem.model
+    model.load_state_dict(content["model"])
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(content["buffers"][name])
+    loop.optimizer.load_state_dict(content["optimizer"])
+    loop.losses = content["losses"].tolist()
+    loop.taken = content["taken"]
+    for name, generator in _generators(model).items():
+        generator.set_state(content["generators"][name].cpu())
+    loop.batches.restore(_on_cpu(content["batches"]))
+    # last: finding the place in a DataLoader draws random numbers
+    _set_random_states(loop.problem.device, content["random"])
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    """The content of a checkpoint, whole and of the right kind."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load itself does not look at the checksums
+        content = None if damaged else torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise _unreadable(path) from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise _unreadable(path)
+    return content
+
+
+def _unreadable(path: Path) -> DataError:
+    return DataError(
+        f"{path} is not a whole checkpoint of this version of normscope; delete it to start the "
+        "training anew, or name another file."
+    )
+
+
+def _compare_settings(path: Path, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
+    differences = [
+        f"{name} {saved.get(name, 'unset')} there and {present.get(name, 'unset')} here"
+        for name in sorted(saved.keys() | present.keys())
+        if saved.get(name) != present.get(name)
+    ]
+    if differences:
+        raise StateError(
+            f"{path} comes from another run ({'; '.join(differences)}); use the same settings to "
+            "go on, or another file to start anew."
+        )
+
+
+def _generators(model: nn.Module) -> dict[str, torch.Generator]:
+    """The random generators that modules own, by the module's name."""
+    owned = ((name, getattr(module, "generator", None)) for name, module in model.named_modules())
+    return {name: generator for name, generator in owned if isinstance(generator, torch.Generator)}
+
+
+def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def _set_random_states(device: torch.device, states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"].cpu())
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states["device"].cpu(), device)
+
+
+def _on_cpu(value: Any) -> Any:
+    """Random states live on the CPU, wherever the file was loaded to."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {name: _on_cpu(part) for name, part in value.items()}
+    return value

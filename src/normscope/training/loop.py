@@ -1,0 +1,189 @@
+"""The one training loop: draw a batch, take the gradient, show the step, take the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from normscope.curvature.batch import Batch
+from normscope.curvature.problem import Problem
+from normscope.errors import InputError, StateError
+from normscope.training.batches import batch_source
+from normscope.training.optimizers import OptimizerFactory, bound_optimizer
+from normscope.training.outcome import Outcome
+from normscope.training.update import take_update
+
+__all__ = ["Loop", "Step", "train", "training_mode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a training, between its gradient and its update.
+
+    Args:
+        index: number of updates taken before.
+        loss: loss on the batch, at the parameters before the update.
+        batch: the batch of this step, (inputs, targets).
+        model: the model at that moment; the gradient of the loss is in its parameters' ``.grad``.
+        learning_rate: of the update to come (of the first parameter group).
+        optimizer: takes the update when the loop goes on; a learning rate set here takes effect.
+        diverged: whether this loss ends the run; its update is not taken.
+    """
+
+    index: int
+    loss: float
+    batch: Batch
+    model: nn.Module
+    learning_rate: float
+    optimizer: Optimizer
+    diverged: bool
+
+
+def train(
+    problem: Problem,
+    optimizer: OptimizerFactory | Optimizer,
+    steps: int,
+    batch_size: int | None = None,
+    seed: int = 0,
+    *,
+    drop_last: bool = True,
+    divergence_factor: float | None = 1e3,
+) -> Generator[Step, None, None]:
+    """Train, one `Step` at a time.
+
+    Each step is shown with its gradient taken and its update still to come; the update happens
+    when the generator goes on, so that after ``break`` the last step seen was not taken. The
+    model is in train mode meanwhile, and its modules' flags return to what they were.
+
+    Args:
+        problem: model, loss and data.
+        optimizer: a factory such as ``sgd(0.1)``, or an optimizer of the model's parameters.
+        steps: number of updates.
+        batch_size: samples per step, drawn without replacement from data that is one batch; None:
+            all of it at every step, or the batches of a list or DataLoader one by one.
+        seed: of the order of the samples; the same seed gives the same batches.
+        drop_last: leave out the samples of an epoch that do not fill a batch: statistics of a
+            smaller batch belong to another problem. Every epoch leaves out others.
+        divergence_factor: a loss above this multiple of the first one ends the run, as a
+            non-finite loss always does; None: only the latter. The default is far above the
+            bumps from which trainings recover.
+
+    Returns:
+        The generator of steps. A run that diverges ends with a step that says so.
+
+    Raises:
+        InputError: if an argument does not fit the problem.
+
+    >>> from normscope.training import sgd
+    >>> line = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.zeros_(line.weight)
+    >>> problem = Problem(line, "squared_error", (torch.ones(4, 1), torch.ones(4, 1)))
+    >>> [step.loss for step in train(problem, sgd(0.5), steps=3)]
+    [0.5, 0.125, 0.03125]
+    """
+    loop = Loop(problem, optimizer, batch_size, seed, drop_last, divergence_factor)
+    return loop.run(steps)
+
+
+class Loop:
+    """A training under way: all that changes from one step to the next; arguments as in `train`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        optimizer: OptimizerFactory | Optimizer,
+        batch_size: int | None,
+        seed: int,
+        drop_last: bool,
+        divergence_factor: float | None,
+    ) -> None:
+        if divergence_factor is not None and not divergence_factor > 1:
+            raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
+        self.problem = problem
+        self.optimizer = bound_optimizer(optimizer, problem.model)
+        self.batches = batch_source(problem, batch_size, seed, drop_last)
+        self.taken = 0
+        self.losses: list[float] = []
+        self.stop_requested = False
+        self.outcome = Outcome.FINISHED
+        self._divergence_factor = divergence_factor
+        self._parameters = list(problem.model.parameters())
+
+    def run(
+        self, steps: int, after_update: Callable[[], None] = lambda: None
+    ) -> Generator[Step, None, None]:
+        """Go on until so many updates were taken in all; ``outcome`` says how it ended.
+
+        Args:
+            steps: number of updates, those taken before included.
+            after_update: called between two steps, when nothing is half done.
+
+        Returns:
+            The generator of steps.
+
+        Raises:
+            InputError: if ``steps`` is negative.
+        """
+        if steps < 0:
+            raise InputError(f"steps must not be negative, got {steps}.")
+        return self._run(steps, after_update)
+
+    def _run(self, steps: int, after_update: Callable[[], None]) -> Generator[Step, None, None]:
+        with training_mode(self.problem.model):
+            while self.taken < steps and not self.stop_requested:
+                step = self._gradient_step()
+                yield step
+                if step.diverged:
+                    self.outcome = Outcome.DIVERGED
+                    return
+                take_update(self.optimizer)
+                self.taken += 1
+                after_update()
+        self.outcome = Outcome.STOPPED if self.stop_requested else Outcome.FINISHED
+
+    def _gradient_step(self) -> Step:
+        """Draw a batch and leave the gradient of its loss in the parameters."""
+        batch = self.batches.draw()
+        with torch.enable_grad():
+            loss = self.problem.loss_on(batch)
+        if not loss.requires_grad:
+            raise StateError("the loss does not depend on any parameter with requires_grad=True.")
+        # Freed only now: the backward pass finds the memory of the last gradients still whole.
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.losses.append(loss.item())
+        return Step(
+            index=self.taken,
+            loss=self.losses[-1],
+            batch=batch,
+            model=self.problem.model,
+            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+            optimizer=self.optimizer,
+            diverged=self._has_diverged(),
+        )
+
+    def _has_diverged(self) -> bool:
+        first, last = self.losses[0], self.losses[-1]
+        if not math.isfinite(last):
+            return True
+        # a multiple means nothing for a loss that starts at zero or below
+        return self._divergence_factor is not None and last > self._divergence_factor * first > 0
+
+
+@contextmanager
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """The model in train mode; afterwards every module's flag as it was."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag

@@ -1,0 +1,166 @@
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
+
+from normscope.curvature.batch import moved, pieces, rows, sample_count
+from normscope.curvature.problem import Problem, whole_loss
+from normscope.errors import (
+    ArgumentTypeError,
+    InputError,
+    NormscopeError,
+    ShapeError,
+    StateError,
+    UnknownNameError,
+)
+
+X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_problem_gives_one_batch_list_and_loader_as_pairs():
+    for data in ((X, Y), [(X, Y)], DataLoader(TensorDataset(X, Y), batch_size=6)):
+        problem = Problem(network(), "cross_entropy", data)
+        for _ in range(2):  # can be read again
+            ((inputs, targets),) = problem.batches()
+            assert torch.equal(inputs, X)
+            assert torch.equal(targets, Y)
+
+
+def test_problem_batches_follow_the_dtype_of_the_model():
+    problem = Problem(network().double(), "cross_entropy", (X, Y))
+    ((inputs, targets),) = problem.batches()
+    assert inputs.dtype == torch.float64
+    assert targets.dtype == torch.int64
+    assert problem.device == torch.device("cpu")
+
+
+def test_problem_loss_is_the_loss_of_the_output():
+    model = network().eval()
+    problem = Problem(model, nn.CrossEntropyLoss(), (X, Y))
+    expected = nn.functional.cross_entropy(model(X), Y)
+    assert torch.equal(problem.loss_on((X, Y)), expected)
+    assert torch.equal(problem.output_on((X, Y)), model(X))
+    assert torch.equal(problem.loss_of(model(X), Y), expected)
+
+
+def test_problem_evaluates_elsewhere_without_touching_the_model():
+    model = network()
+    problem = Problem(model, "cross_entropy", (X, Y))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    shifted = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    expected = nn.functional.cross_entropy(functional_call(model, shifted | dict(buffers), X), Y)
+    buffers = {name: before[name].clone() for name in buffers}
+    assert torch.equal(problem.loss_on((X, Y), shifted | buffers), expected)
+    output = problem.output_on((X, Y), shifted | {n: before[n].clone() for n in buffers})
+    assert torch.equal(problem.loss_of(output, Y), expected)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_whole_loss_calls_the_model_in_its_own_way_also_elsewhere():
+    model = nn.Bilinear(3, 3, 2)
+    batch = {"left": X, "right": X + 1, "label": Y, "note": "text stays"}
+    loss = whole_loss(
+        lambda net, b: nn.functional.cross_entropy(net(b["left"], b["right"]), b["label"])
+    )
+    problem = Problem(model, loss, batch)
+    ((given),) = problem.batches()
+    assert given["note"] == "text stays"
+    expected = nn.functional.cross_entropy(model(X, X + 1), Y)
+    assert torch.equal(problem.loss_on(given), expected)
+    zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    assert problem.loss_on(given, zeros).item() == pytest.approx(torch.log(torch.tensor(2.0)))
+    with pytest.raises(StateError, match="whole_loss"):
+        problem.output_on(given)
+    with pytest.raises(StateError, match="whole_loss"):
+        problem.loss_of(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        ((X, Y[:4]), ShapeError, r"\(6, 3\) and \(4,\)"),
+        ((X[:0], Y[:0]), InputError, "empty"),
+        ([], InputError, "empty"),
+        ([(X, Y), (X[:0], Y[:0])], InputError, "empty"),
+        (X, ArgumentTypeError, "pair"),
+        ([X, Y], ArgumentTypeError, "pair"),
+        ((X, Y, Y), ArgumentTypeError, "pair"),
+        (((X, Y), (X, Y)), ArgumentTypeError, "in a list"),
+        ({"x": X, "y": Y}, ArgumentTypeError, "whole_loss"),
+        ((X.numpy(), Y.numpy()), ArgumentTypeError, "pair"),
+        ((X, torch.tensor(1)), ShapeError, "row per sample"),
+        (((x, y) for x, y in [(X, Y)]), ArgumentTypeError, "read again"),
+        (7, ArgumentTypeError, "DataLoader"),
+        ((X.to("meta"), Y), InputError, "meta"),
+        (DataLoader(TensorDataset(X[:0], Y[:0])), InputError, "empty"),
+    ],
+)
+def test_problem_refuses_bad_data_in_one_sentence(data, error, words):
+    with pytest.raises(error, match=words) as caught:
+        Problem(network(), "cross_entropy", data)
+    assert isinstance(caught.value, NormscopeError)
+    assert "\n" not in str(caught.value)
+
+
+def test_problem_refuses_a_loader_that_gives_nothing():
+    class Nothing:
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(InputError, match="no batch"):
+        list(Problem(network(), "cross_entropy", Nothing()).batches())
+
+
+def test_problem_refuses_what_is_not_a_model_or_a_loss():
+    with pytest.raises(ArgumentTypeError, match=r"nn\.Module, got function"):
+        Problem(lambda x: x, "cross_entropy", (X, Y))
+    with pytest.raises(ArgumentTypeError, match="got int"):
+        Problem(network(), 3, (X, Y))
+    with pytest.raises(UnknownNameError, match="did you mean 'cross_entropy'"):
+        Problem(network(), "crossentropy", (X, Y))
+
+
+def test_problem_refuses_models_without_one_device():
+    with pytest.raises(InputError, match="meta device"):
+        Problem(network().to("meta"), "cross_entropy", (X, Y))
+    spread = network()
+    spread[0].to("meta")
+    with pytest.raises(InputError, match="devices cpu, meta"):
+        Problem(spread, "cross_entropy", (X, Y))
+
+
+def test_problem_refuses_a_loss_that_is_not_a_scalar_tensor():
+    problem = Problem(network(), nn.CrossEntropyLoss(reduction="none"), (X, Y))
+    with pytest.raises(ShapeError, match=r"\(6,\).*reduction"):
+        problem.loss_on((X, Y))
+    with pytest.raises(ArgumentTypeError, match="got float"):
+        Problem(network(), lambda output, target: 1.0, (X, Y)).loss_on((X, Y))
+
+
+def test_batch_rows_and_pieces_keep_samples_together():
+    batch = {"x": X, "pair": (X * 2, Y)}
+    chosen = rows(batch, torch.tensor([4, 1]))
+    assert torch.equal(chosen["x"], X[[4, 1]])
+    assert torch.equal(chosen["pair"][1], Y[[4, 1]])
+    cut = pieces((X, Y), 4)
+    assert [sample_count(piece) for piece in cut] == [3, 3]
+    assert torch.equal(torch.cat([piece[0] for piece in cut]), X)
+    assert cut[0][0].data_ptr() == X.data_ptr()
+
+
+def test_batch_sample_count_refuses_unequal_lengths_and_no_tensor():
+    with pytest.raises(ShapeError, match="as many in each"):
+        sample_count((X, Y[:2]))
+    with pytest.raises(ArgumentTypeError, match="without any"):
+        sample_count({"text": "abc"})
+
+
+def test_batch_moved_casts_floating_point_only():
+    x, y = moved((X, Y), torch.device("cpu"), torch.bfloat16)
+    assert (x.dtype, y.dtype) == (torch.bfloat16, torch.int64)

@@ -1,0 +1,225 @@
+import pickle
+import random
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from normscope.curvature.problem import Problem
+from normscope.errors import DataError, StateError
+from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.training import Outcome, fit, sgd
+from normscope.training.loop import Loop
+
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(40, 5, generator=GENERATOR)
+Y = torch.randint(3, (40,), generator=GENERATOR)
+
+
+class Counter(nn.Module):
+    """A buffer that is in no state_dict and takes part in the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (1 + 0.01 * self.calls)
+
+
+def problem_of(data: object = (X, Y)) -> Problem:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8),
+        NoisyBatchNorm1d(8, generator=7),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        Counter(),
+        nn.Linear(8, 3),
+    )
+    return Problem(model, "cross_entropy", data)
+
+
+def shuffled_loader() -> DataLoader:
+    return DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True)
+
+
+def loader_with_generator() -> DataLoader:
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True, generator=generator)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def state_of(problem: Problem) -> list[torch.Tensor]:
+    named = [*problem.model.named_parameters(), *problem.model.named_buffers()]
+    return [tensor.detach().clone() for _, tensor in named]
+
+
+@pytest.mark.parametrize("optimizer", [sgd(0.2), sgd(0.2, momentum=0.9), adam])
+@pytest.mark.parametrize("cut", [1, 5, 7])  # within the first epoch, at its end, in the second
+@pytest.mark.parametrize(
+    ("data", "batch_size"),
+    [
+        (lambda: (X, Y), 8),
+        (lambda: (X, Y), None),
+        (lambda: [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 40, 8)], None),
+        (shuffled_loader, None),
+        (loader_with_generator, None),
+    ],
+    ids=["rows", "whole", "list", "loader", "loader with generator"],
+)
+def test_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    tmp_path, optimizer, cut, data, batch_size
+):
+    path = tmp_path / "run.pt"
+    whole = problem_of(data())
+    expected = fit(whole, optimizer, steps=13, batch_size=batch_size)
+    fit(problem_of(data()), optimizer, steps=cut, batch_size=batch_size, checkpoint=path)
+    resumed = problem_of(data())
+    torch.manual_seed(random.randrange(1000))  # whatever the process did before
+    run = fit(resumed, optimizer, steps=13, batch_size=batch_size, checkpoint=path)
+    assert run.losses.tolist() == expected.losses.tolist()
+    assert run.steps == 13
+    for a, b in zip(state_of(resumed), state_of(whole), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_finished_run_is_read_back_without_a_step(tmp_path):
+    path = tmp_path / "run.pt"
+    first = fit(problem_of(), sgd(0.2), steps=5, checkpoint=path)
+    again = problem_of()
+    run = fit(again, sgd(0.2), steps=5, checkpoint=path, callback=lambda step: 1 / 0)
+    assert run.outcome is Outcome.FINISHED
+    assert run.losses.tolist() == first.losses.tolist()
+
+
+def test_diverged_run_diverges_again_at_the_same_step(tmp_path):
+    path = tmp_path / "run.pt"
+    options = {"steps": 200, "divergence_factor": 3.0, "checkpoint": path, "checkpoint_every": 1}
+    first = fit(problem_of(), sgd(50.0), **options)
+    assert first.outcome is Outcome.DIVERGED
+    assert first.steps >= 1
+    again = fit(problem_of(), sgd(50.0), **options)
+    assert again.outcome is Outcome.DIVERGED
+    assert again.losses.tolist() == first.losses.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 10}, "batch_size 8 there and 10 here"),
+        ({"seed": 1}, "seed 0 there and 1 here"),
+        ({"optimizer": sgd(0.3)}, "'lr': 0.2.*'lr': 0.3"),
+        ({"optimizer": adam}, "SGD.*Adam"),
+        ({"problem": Problem(nn.Linear(5, 3), "cross_entropy", (X, Y))}, "model"),
+        ({"problem": Problem(problem_of().model, "squared_error", (X, Y))}, "loss cross_entropy"),
+        ({"problem": problem_of((X + 1, Y))}, "data"),
+        ({"problem": problem_of((X.double(), Y))}, "data"),
+        ({"divergence_factor": None}, "divergence_factor"),
+        ({"drop_last": False}, "drop_last"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_and_changes_nothing(tmp_path, change, words):
+    path = tmp_path / "run.pt"
+    settings = {"problem": problem_of(), "optimizer": sgd(0.2), "batch_size": 8}
+    fit(**settings, steps=2, checkpoint=path)
+    changed = settings | {"problem": problem_of()} | change
+    before = state_of(changed["problem"])
+    with pytest.raises(StateError, match=words) as caught:
+        fit(**changed, steps=4, checkpoint=path)
+    assert "\n" not in str(caught.value)
+    for a, b in zip(before, state_of(changed["problem"]), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_resuming_ignores_how_the_optimizer_computes(tmp_path):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=2, checkpoint=path)
+    slow = fit(problem_of(), lambda p: torch.optim.SGD(p, lr=0.2), steps=4, checkpoint=path)
+    assert slow.steps == 4
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: b"not a checkpoint",
+        lambda content: pickle.dumps({"format": 1}),
+    ],
+    ids=["truncated", "empty", "text", "pickle"],
+)
+def test_damaged_checkpoint_is_one_clear_error(tmp_path, spoil):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=2, checkpoint=path)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataError, match="delete it to start") as caught:
+        fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_checkpoint_with_one_bit_turned_in_a_tensor_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=2, checkpoint=path)
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+        start = largest.header_offset + 300
+    content = bytearray(path.read_bytes())
+    content[start] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="delete it to start"):
+        fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
+
+
+def test_hostile_checkpoint_runs_no_code(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return (exec, (f"open({str(tmp_path / 'ran')!r}, 'w')",))
+
+    path = tmp_path / "run.pt"
+    torch.save({"format": Hostile()}, path)
+    with pytest.raises(DataError, match="delete it to start"):
+        fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_another_torch_file_is_not_taken_for_a_checkpoint(tmp_path):
+    path = tmp_path / "run.pt"
+    torch.save(nn.Linear(2, 2).state_dict(), path)
+    with pytest.raises(DataError, match="not a whole checkpoint"):
+        fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
+
+
+def test_checkpoint_is_written_every_so_many_steps(tmp_path):
+    path = tmp_path / "run.pt"
+    written = []
+
+    def look(step):
+        written.append(path.stat().st_mtime_ns if path.exists() else None)
+
+    fit(problem_of(), sgd(0.2), steps=9, checkpoint=path, checkpoint_every=3, callback=look)
+    first_seen = [i for i in range(1, 9) if written[i] != written[i - 1]]
+    assert written[:3] == [None] * 3
+    assert first_seen == [3, 6]
+
+
+def test_loop_keeps_the_optimizer_state_to_the_bit(tmp_path):
+    path = tmp_path / "run.pt"
+    states = []
+    for steps in (4, 9):
+        problem = problem_of()
+        optimizer = adam(problem.model.parameters())
+        fit(problem, optimizer, steps=steps, checkpoint=path)
+        states.append(optimizer.state_dict())
+    whole = problem_of()
+    loop = Loop(whole, adam, None, 0, True, 1e3)
+    list(loop.run(9))
+    for name, expected in loop.optimizer.state_dict()["state"].items():
+        for key, value in expected.items():
+            assert torch.equal(states[1]["state"][name][key], value)

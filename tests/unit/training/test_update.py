@@ -1,0 +1,123 @@
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from normscope.training import update
+from normscope.training.update import take_update
+
+OPTIONS = [
+    {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay, "dampening": dampening}
+    for momentum, nesterov, decay, dampening in itertools.product(
+        (0.0, 0.9), (False, True), (0.0, 0.01), (0.0, 0.1)
+    )
+    if not nesterov or (momentum and not dampening)
+]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def set_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def assert_same_after_steps(ours: SGD, theirs: SGD, models: tuple[nn.Module, nn.Module]) -> None:
+    for step in range(4):
+        for model in models:
+            set_gradients(model, step)
+        take_update(ours)
+        theirs.step()
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(mine, other)
+        buffer = theirs.state[other].get("momentum_buffer")
+        assert buffer is None or torch.equal(ours.state[mine]["momentum_buffer"], buffer)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_update_is_the_fused_step_to_the_bit(options, maximize, monkeypatch):
+    models = network(), network()
+    ours, theirs = (
+        SGD(m.parameters(), lr=0.1, fused=True, maximize=maximize, **options) for m in models
+    )
+    called = []
+    step = SGD.step
+    monkeypatch.setattr(SGD, "step", lambda self: (called.append(self), step(self)))
+    assert_same_after_steps(ours, theirs, models)
+    assert all(optimizer is theirs for optimizer in called)
+
+
+def test_update_serves_groups_with_their_own_rates():
+    models = network(), network()
+    ours, theirs = (
+        SGD(
+            [{"params": m[0].parameters(), "lr": 0.5}, {"params": m[2].parameters()}],
+            lr=0.1,
+            momentum=0.9,
+            fused=True,
+        )
+        for m in models
+    )
+    assert_same_after_steps(ours, theirs, models)
+
+
+def test_update_leaves_parameters_without_gradient_until_they_have_one():
+    models = network(), network()
+    ours, theirs = (
+        SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.2, fused=fused)
+        for m, fused in zip(models, (True, False), strict=True)
+    )
+    for step in range(4):
+        for model in models:
+            set_gradients(model, step)
+            if step < 2:
+                model[0].weight.grad = None
+        take_update(ours)
+        theirs.step()
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.Adam(p),
+        lambda p: SGD(p, lr=0.1),
+        lambda p: SGD(p, lr=torch.tensor(0.1), fused=True),
+    ],
+    ids=["adam", "not fused", "tensor rate"],
+)
+def test_update_is_left_to_the_optimizer_where_the_kernel_does_not_apply(optimizer, monkeypatch):
+    model = network()
+    made = optimizer(model.parameters())
+    calls = []
+    monkeypatch.setattr(type(made), "step", lambda self: calls.append(self))
+    set_gradients(model, 0)
+    before = model[0].weight.clone()
+    take_update(made)
+    assert calls == [made]
+    assert torch.equal(model[0].weight, before)
+
+
+def test_update_calls_hooks_and_counts_for_schedulers(monkeypatch):
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    called = []
+    handle = optimizer.register_step_post_hook(lambda *arguments: called.append("hook"))
+    set_gradients(model, 0)
+    take_update(optimizer)
+    assert called == ["hook"]
+    handle.remove()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    monkeypatch.setattr(update, "_update_group", lambda *arguments: called.append("direct"))
+    take_update(optimizer)
+    scheduler.step()  # warns, which is an error here, if it saw no step of the optimizer
+    assert called == ["hook"]
+    assert optimizer.param_groups[0]["lr"] == 0.05
