@@ -9,15 +9,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normscope import data, layers, models, training
-    from normscope.training import fit, train
+    from normscope import curvature, data, layers, losses, models, training
+    from normscope.curvature.problem import Problem, whole_loss
+    from normscope.training import fit, sgd, train
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "layers", "models", "training")
-_HOMES = {"fit": "normscope.training", "train": "normscope.training"}
+_MODULES = ("curvature", "data", "layers", "losses", "models", "training")
+_HOMES = {
+    "Problem": "normscope.curvature.problem",
+    "fit": "normscope.training",
+    "sgd": "normscope.training",
+    "train": "normscope.training",
+    "whole_loss": "normscope.curvature.problem",
+}
 
-__all__ = ["__version__", "data", "fit", "layers", "models", "train", "training"]
+__all__ = [
+    "Problem",
+    "__version__",
+    "curvature",
+    "data",
+    "fit",
+    "layers",
+    "losses",
+    "models",
+    "sgd",
+    "train",
+    "training",
+    "whole_loss",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,6 @@ import typer
 app = typer.Typer(
     name="data",
     help="List, find, download and verify the data sets.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 

@@ -12,25 +12,29 @@ from typing import Annotated
 import typer
 
 from normscope import __version__
-from normscope.cli import data, demo
+from normscope.cli import curvature, data, demo
 from normscope.errors import NormscopeError
 
 app = typer.Typer(
     name="normscope",
     help="Shows what normalization does to a network: its loss landscape, its curvature, and how "
     "large a learning rate it can take.",
-    no_args_is_help=True,
     rich_markup_mode=None,  # plain text: readable when piped, and one line for an error
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
+app.command("curvature")(curvature.curvature)
 app.add_typer(data.app, name="data")
 
 
+_COMPLETION = "_NORMSCOPE_COMPLETE"  # set by the shell when it asks for completions
+
 # Typer carries its own copy of click since 0.26 and used the package before; both name the root of
 # all usage errors so.
-_UsageProblem = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_UsageProblem: type[Exception] = next(
+    each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException"
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,22 +58,35 @@ def _options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        code = app(args=arguments, prog_name="normscope", standalone_mode=False)
-        sys.stdout.flush()
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except NormscopeError as error:
         return _complain(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", code=130)
     except _UsageProblem as problem:
         return _complain(_described(problem))
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", code=130)
     except BrokenPipeError:
-        # The reader has seen enough (`normscope … | head`); keep Python from complaining at exit.
+        # The reader has seen enough (`normscope ... | head`); keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return code if isinstance(code, int) else 0
 
 
-def _described(problem: BaseException) -> str:
+def _run(arguments: list[str]) -> int:
+    """Run the command; Typer's own runner would take Ctrl-C, closed pipes and errors for itself."""
+    if _COMPLETION in os.environ:
+        app(prog_name="normscope")  # answers the shell and exits
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("normscope", list(arguments) or ["--help"]) as context:
+            command.invoke(context)
+        code = 0
+    except typer.Exit as end:
+        code = end.exit_code
+    sys.stdout.flush()
+    return code
+
+
+def _described(problem: Exception) -> str:
     """A usage error in words; its class is Typer's, known only at run time."""
     text: str = getattr(problem, "format_message", problem.__str__)()
     return text

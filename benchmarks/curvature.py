@@ -1,0 +1,230 @@
+"""The top eigenvalue of Fisher and Hessian to a relative 1e-3, beside other libraries.
+
+    python benchmarks/curvature.py [--quick] [--net NAME] [--kind KIND] [--json FILE]
+
+One process; the contenders of a net take turns and the shortest time of each counts. Each call
+starts from the bare model, so that set-up is counted. The other libraries cannot measure a net
+whose batch statistics are those of the batch: they answer for running statistics (eval), and ours
+is timed in both modes. They come with `pip install -e .[bench]`; those missing are left out.
+
+"fb" is the time in forward and backward passes of the same batch in the same mode, timed in the
+same run. "limit" is the time over that of the products needed at one such pass each. "error" is
+against our value in float64 to 1e-6. A tool that misses 1e-3 is no peer to be faster than. Memory
+is the rise of the resident set above its start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from curvature_peers import Answer, Contender, Question, missing_peers, present_peers
+from memory import peak_megabytes
+from rich.console import Console
+from rich.table import Table
+from timing import interleaved
+from torch import nn
+
+from normscope.curvature import top_eigenvalue
+from normscope.layers import population_statistics
+from normscope.models import build
+
+ACCURACY = 1e-3
+GOALS = {"fisher": 6.0, "hessian": 12.0}  # passes, on the nets that have one
+OURS = "normscope"
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net and the batch it is measured on."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]
+    samples: int
+    has_goal: bool = True
+
+
+NETS = [
+    Net("fc_bn", lambda: build("fully_connected"), (1, 28, 28), 1024),
+    Net("fc", lambda: build("fully_connected", norm="none"), (1, 28, 28), 1024),
+    Net("conv_bn", lambda: build("conv_net"), (3, 32, 32), 512),
+    Net("vgg_bn", lambda: build("vgg", width=0.25), (3, 32, 32), 128, has_goal=False),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender on one net."""
+
+    net: str
+    kind: str
+    mode: str
+    tool: str
+    seconds: float
+    times_fastest_peer: float | None
+    products: float
+    passes: float
+    times_limit: float
+    error: float
+    megabytes: float | None
+    goal: float | None
+
+    @property
+    def met(self) -> bool:
+        """Whether it is accurate, and within the goal if it has one."""
+        return self.error <= ACCURACY and (self.goal is None or self.passes <= self.goal)
+
+
+def ours(question: Question, mode: str) -> Answer:
+    data = (question.inputs, question.targets)
+    found = top_eigenvalue(question.model, question.loss, data, question.kind, mode, tol=ACCURACY)
+    return found.value, found.matvecs
+
+
+def true_value(question: Question, mode: str) -> float:
+    model = copy.deepcopy(question.model).double()
+    data = (question.inputs.double(), question.targets)
+    return top_eigenvalue(model, question.loss, data, question.kind, mode, tol=1e-6).value
+
+
+def one_pass(question: Question, mode: str) -> Callable[[], object]:
+    model = copy.deepcopy(question.model).train(mode == "train")
+
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        question.loss(model(question.inputs), question.targets).backward()
+
+    return run
+
+
+def questions(net: Net, samples: int, kind: str) -> Question:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(samples, *net.input_shape), torch.randint(10, (samples,))
+    model = net.model()
+    if any(True for _ in model.buffers()):
+        population_statistics(model, (inputs, targets))  # else eval would not normalize at all
+    return Question(model.eval(), inputs, targets, kind)
+
+
+def contenders(question: Question, values: dict[str, float], quick: bool) -> dict[str, Contender]:
+    """By tool and mode, such as "normscope/train"."""
+    found: dict[str, Contender] = {
+        f"{OURS}/{mode}": functools.partial(ours, mode=mode) for mode in values
+    }
+    peers = present_peers(question, values["eval"], quick)
+    return found | {f"{name}/eval": contender for name, contender in peers.items()}
+
+
+def measure(net: Net, kind: str, quick: bool) -> list[Row]:
+    question = questions(net, net.samples // 8 if quick else net.samples, kind)
+    has_statistics = any(True for _ in question.model.buffers())
+    modes = ("train", "eval") if has_statistics else ("eval",)
+    values = {mode: true_value(question, mode) for mode in modes}
+    tried = contenders(question, values, quick)
+    answers: dict[str, Answer] = {}
+
+    def asked(name: str) -> Callable[[], object]:
+        def ask() -> None:
+            answers[name] = tried[name](question)
+
+        return ask
+
+    calls = {name: asked(name) for name in tried}
+    passes = {mode: one_pass(question, mode) for mode in modes}
+    times = interleaved({**calls, **passes}, seconds=0, least_rounds=1 if quick else 3)
+    peaks = {name: peak_megabytes(call) for name, call in calls.items()}
+    errors = {
+        name: abs(value / values[name.rpartition("/")[2]] - 1)
+        for name, (value, _) in answers.items()
+    }
+    fastest = fastest_peer(times, errors)
+    rows = []
+    for name in tried:
+        tool, _, mode = name.rpartition("/")
+        products = answers[name][1]
+        rows.append(
+            Row(
+                net=net.name,
+                kind=kind,
+                mode=mode if has_statistics else "-",
+                tool=tool,
+                seconds=times[name],
+                times_fastest_peer=None if fastest is None else fastest / times[name],
+                products=products,
+                passes=times[name] / times[mode],
+                times_limit=times[name] / (products * times[mode]),
+                error=errors[name],
+                megabytes=peaks[name],
+                goal=GOALS[kind] if net.has_goal and tool == OURS and not quick else None,
+            )
+        )
+    return rows
+
+
+def fastest_peer(times: dict[str, float], errors: dict[str, float]) -> float | None:
+    """The shortest time of another library that reached the accuracy."""
+    reached = [
+        times[name]
+        for name, error in errors.items()
+        if error <= ACCURACY and not name.startswith(OURS)
+    ]
+    return min(reached, default=None)
+
+
+def show(rows: list[Row]) -> None:
+    table = Table(title="largest eigenvalue to 1e-3 (x peer: times faster than the fastest peer)")
+    left = ("net", "kind", "mode", "tool")
+    for column in (*left, "s", "x peer", "products", "fb", "limit", "error", "MB", ""):
+        table.add_column(column, justify="left" if column in left else "right")
+    for row in rows:
+        judged = "" if row.goal is None else ("met" if row.met else "MISSED")
+        table.add_row(
+            *(row.net, row.kind, row.mode, row.tool, f"{row.seconds:.3f}"),
+            "-" if row.times_fastest_peer is None else f"{row.times_fastest_peer:.2f}",
+            f"{row.products:.1f}",
+            f"{row.passes:.1f}",
+            f"{row.times_limit:.2f}",
+            f"{row.error:.0e}" + ("" if row.error <= ACCURACY else " misses"),
+            "-" if row.megabytes is None else f"{row.megabytes:.0f}",
+            judged,
+        )
+    Console(width=132).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="an eighth of the samples, one round, tuned peers"
+    )
+    parser.add_argument("--net", choices=[net.name for net in NETS], help="only this net")
+    parser.add_argument("--kind", choices=list(GOALS), help="only this kind")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    options = parser.parse_args()
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads, {platform.machine()}")
+    for package in missing_peers():
+        print(f"{package} is not installed and left out: pip install -e .[bench]")
+    rows: list[Row] = []
+    for net in [net for net in NETS if options.net in (None, net.name)]:
+        for kind in [kind for kind in GOALS if options.kind in (None, kind)]:
+            rows += measure(net, kind, options.quick)
+    show(rows)
+    if judged := [row for row in rows if row.goal is not None]:
+        met = sum(row.met for row in judged)
+        print(f"goals (Fisher in 6 passes, Hessian in 12): {met} of {len(judged)} met")
+    if options.json:
+        environment = {"torch": torch.__version__, "threads": threads, "quick": options.quick}
+        rows_as_dicts = [asdict(row) for row in rows]
+        options.json.write_text(json.dumps({**environment, "rows": rows_as_dicts}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

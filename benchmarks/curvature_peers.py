@@ -1,0 +1,174 @@
+"""The top eigenvalue by other libraries, each called as its own documentation shows.
+
+A contender is called with a model, inputs, targets and a kind, and answers with the eigenvalue and
+the number of products it took. "fisher" is the Gauss-Newton matrix of half the squared distance;
+PyHessian knows only Hessians, and gets it as the Hessian where the residuals are zero.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.losses import cross_entropy, squared_error
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which eigenvalue is asked for."""
+
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    kind: str
+
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Whose Gauss-Newton matrix or Hessian it is."""
+        return squared_error if self.kind == "fisher" else cross_entropy
+
+
+Answer = tuple[float, float]  # eigenvalue, products
+Contender = Callable[[Question], Answer]
+
+
+def pyhessian(question: Question) -> Answer:
+    """Power iteration, defaults."""
+    from pyhessian import hessian
+
+    # the package's name "hessian" is the class: its module is found so
+    source: Any = sys.modules["pyhessian.hessian"]
+    targets = question.targets
+    if question.kind == "fisher":
+        with torch.no_grad():
+            targets = question.model(question.inputs)
+    count, original = [0], source.hessian_vector_product
+
+    def counted(*arguments: Any) -> Any:
+        count[0] += 1
+        return original(*arguments)
+
+    source.hessian_vector_product = counted
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's about create_graph
+            torch.manual_seed(SEED)
+            data = (question.inputs, targets)
+            values, _ = hessian(question.model, question.loss, data=data, cuda=False).eigenvalues()
+    finally:
+        source.hessian_vector_product = original
+        question.model.zero_grad(set_to_none=True)
+    return float(values[0]), count[0]
+
+
+def curvlinops(question: Question, **options: Any) -> Answer:
+    """SciPy's eigsh on its operator."""
+    import numpy as np
+    from curvlinops import GGNLinearOperator, HessianLinearOperator
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    fisher = question.kind == "fisher"
+    loss = nn.MSELoss() if fisher else nn.CrossEntropyLoss()
+    outputs = question.model(question.inputs[:2]).shape[1]
+    targets = torch.zeros(len(question.inputs), outputs) if fisher else question.targets
+    make = GGNLinearOperator if fisher else HessianLinearOperator
+    parameters = [p for p in question.model.parameters() if p.requires_grad]
+    operator = make(question.model, loss, parameters, [(question.inputs, targets)]).to_scipy()
+    count = [0]
+
+    def counted(vector: Any) -> Any:
+        count[0] += 1
+        return operator @ vector
+
+    wrapped = LinearOperator(operator.shape, matvec=counted, dtype=operator.dtype)
+    start = np.random.default_rng(SEED).standard_normal(operator.shape[0]).astype(operator.dtype)
+    (value,) = eigsh(wrapped, k=1, which="LA", v0=start, return_eigenvectors=False, **options)
+    scale = outputs / 2 if fisher else 1.0  # torch's mean is over outputs too, and without a half
+    return float(value) * scale, count[0]
+
+
+def curvlinops_tuned(question: Question) -> Answer:
+    """The same told to be brief: six vectors, a tolerance of 1e-2."""
+    return curvlinops(question, ncv=6, tol=1e-2)
+
+
+def eigenthings_operator(question: Question) -> Any:
+    import hessian_eigenthings as library
+
+    data = [(question.inputs, question.targets)]
+    if question.kind == "hessian":
+        loss = library.supervised_loss(question.loss)
+        return library.HessianOperator(question.model, data, loss)
+    loss = library.supervised_loss_of_output(question.loss)
+    return library.GGNOperator(question.model, data, library.supervised_forward, loss)
+
+
+def eigenthings(question: Question, **options: Any) -> Answer:
+    """Its Lanczos: without options ten eigenvalues in twenty steps."""
+    from hessian_eigenthings import lanczos
+
+    found = lanczos(eigenthings_operator(question), which="LA", seed=SEED, **options)
+    return float(found.eigenvalues[0]), found.iterations
+
+
+def eigenthings_tuned(question: Question, true_value: float, most: int) -> Contender:
+    """Its Lanczos with the fewest steps that reach 1e-3, which no user could know beforehand."""
+    from hessian_eigenthings import lanczos_tridiagonal
+
+    operator = eigenthings_operator(question)
+    generator = torch.Generator().manual_seed(SEED)
+    start = torch.randn(operator.size, dtype=operator.dtype, generator=generator)
+    found = lanczos_tridiagonal(operator, start, most)
+    alphas, betas = (
+        torch.as_tensor(part, dtype=torch.float64) for part in (found.alphas, found.betas)
+    )
+    steps = most
+    for size in range(1, len(alphas) + 1):
+        off = torch.diag(betas[: size - 1], 1)
+        top = float(torch.linalg.eigvalsh(torch.diag(alphas[:size]) + off + off.T)[-1])
+        if abs(top - true_value) <= 1e-3 * abs(true_value):
+            steps = size
+            break
+    return lambda question: eigenthings(question, k=1, max_iter=steps)
+
+
+NEEDS = {
+    "PyHessian": "pyhessian",
+    "curvlinops + eigsh": "curvlinops",
+    "curvlinops + eigsh, tuned": "curvlinops",
+    "hessian-eigenthings": "hessian_eigenthings",
+    "hessian-eigenthings, best steps": "hessian_eigenthings",
+}
+
+
+def present_peers(question: Question, true_value: float, quick: bool) -> dict[str, Contender]:
+    """Those that are installed; the quick run spares itself the long default settings."""
+    makers: dict[str, Callable[[], Contender]] = {
+        "PyHessian": lambda: pyhessian,
+        "curvlinops + eigsh": lambda: curvlinops,
+        "curvlinops + eigsh, tuned": lambda: curvlinops_tuned,
+        "hessian-eigenthings": lambda: eigenthings,
+        "hessian-eigenthings, best steps": lambda: eigenthings_tuned(
+            question, true_value, most=16 if quick else 40
+        ),
+    }
+    left_out = {"curvlinops + eigsh", "hessian-eigenthings"} if quick else set()
+    chosen = [name for name in makers if is_installed(NEEDS[name]) and name not in left_out]
+    return {name: makers[name]() for name in chosen}
+
+
+def is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def missing_peers() -> list[str]:
+    return sorted({package for package in NEEDS.values() if not is_installed(package)})

@@ -1,0 +1,215 @@
+"""``normscope curvature``: eigenvalues and spectrum of a model's curvature."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+    from normscope.curvature import TopEigenvalue
+    from normscope.curvature.search import Progress
+
+Subject = tuple[Any, Any, Any]  # model, loss, data
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A registered model, package.module:factory or file.py:factory."
+    ),
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data", "-d", help="A registered data set, module:function or file.py:function."
+    ),
+]
+Loss = Annotated[str, typer.Option(help="A registered loss or module:function.")]
+Kind = Annotated[str, typer.Option(help="fisher, ggn or hessian.")]
+Mode = Annotated[
+    str,
+    typer.Option(help="train: batch statistics; frozen: the same as constants; eval: running."),
+]
+Norm = Annotated[
+    str | None, typer.Option(help="Normalization of a registered model.", show_default="batch")
+]
+ModelOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="Of a registered model: width=100."),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Samples in a batch.", show_default="256")
+]
+Batches = Annotated[int, typer.Option(min=1, help="How many batches to average over.")]
+Count = Annotated[int, typer.Option("-k", min=1, help="How many eigenvalues.")]
+Which = Annotated[str, typer.Option(help="largest, smallest, both or magnitude.")]
+Tolerance = Annotated[float, typer.Option(help="On the relative residual.")]
+MaxProducts = Annotated[
+    int | None, typer.Option(min=1, help="Products to give up after.", show_default="100 + 20 k")
+]
+WholeSpectrum = Annotated[bool, typer.Option("--spectrum", help="Also the density of all.")]
+Probes = Annotated[int, typer.Option(min=2, help="Random directions of the spectrum.")]
+LanczosSteps = Annotated[int, typer.Option(min=1, help="Products for each direction.")]
+Seed = Annotated[int, typer.Option(help="Of weights, choice of samples, dropout and start.")]
+Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FIGURE", help="Draw the spectrum, or the eigenvalues."),
+]
+
+
+def curvature(
+    model: Model,
+    data: Data,
+    loss: Loss = "cross_entropy",
+    kind: Kind = "fisher",
+    mode: Mode = "train",
+    norm: Norm = None,
+    option: ModelOptions = None,
+    batch_size: BatchSize = None,
+    batches: Batches = 1,
+    k: Count = 1,
+    which: Which = "largest",
+    tol: Tolerance = 1e-3,
+    max_products: MaxProducts = None,
+    spectrum: WholeSpectrum = False,
+    probes: Probes = 5,
+    lanczos_steps: LanczosSteps = 64,
+    seed: Seed = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Extreme eigenvalues of the Fisher, Gauss-Newton or Hessian matrix, as training sees it.
+
+    Exits with 1 if an eigenvalue did not converge.
+
+    Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
+    """
+    from normscope.cli import sources
+
+    _check_figure(out)
+    samples = sources.load_data(data, seed)
+    network = sources.load_model(model, samples, norm, option or (), seed)
+    chosen = sources.chosen_batches(samples, batch_size, batches, seed)
+    problem = (network, sources.load_loss(loss), chosen)
+    common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
+    top = _eigenvalues(problem, k, max_products, {**common, "which": which, "tol": tol})
+    density = _density(problem, probes, lanczos_steps, common) if spectrum else None
+    _draw(top, density, out)
+    _print(top, density, out, {"model": model, "data": data, "loss": loss}, as_json)
+    if not top.converged:
+        raise typer.Exit(1)
+
+
+def _eigenvalues(
+    problem: Subject, k: int, max_products: int | None, options: dict[str, Any]
+) -> TopEigenvalue:
+    from normscope.cli.output import progress_over
+    from normscope.curvature import top_eigenvalue
+    from normscope.errors import NormscopeWarning
+
+    allowed = 100 + 20 * k if max_products is None else max_products
+    with progress_over(allowed, "products") as begin, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NormscopeWarning)  # the table says it, and the exit code
+        tell = _teller(begin)
+        return top_eigenvalue(*problem, k=k, max_products=allowed, progress=tell, **options)
+
+
+def _teller(begin: Callable[[str], None]) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        begin(f"eigenvalue {progress.value:.5g}, residual {progress.residual:.1e}")
+
+    return tell
+
+
+def _density(problem: Subject, probes: int, steps: int, options: dict[str, Any]) -> xr.Dataset:
+    from normscope.cli.output import progress_over
+    from normscope.curvature.spectrum import spectrum
+
+    with progress_over(probes * steps, "spectrum") as begin:
+
+        def tell(done: int, planned: int) -> None:
+            begin(f"{done} of {planned} products")
+
+        return spectrum(*problem, probes=probes, lanczos_steps=steps, progress=tell, **options)
+
+
+def _check_figure(out: Path | None) -> None:
+    """Refuse a figure that could not be written before the work, not after it."""
+    if out is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    from normscope.registry import unknown_name
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if out.suffix.removeprefix(".").lower() not in formats:
+        raise unknown_name("figure format", out.suffix, [f".{name}" for name in formats])
+
+
+def _draw(top: TopEigenvalue, density: xr.Dataset | None, out: Path | None) -> None:
+    if out is None:
+        return
+    from normscope.files import replacing
+    from normscope.plots.style import new_figure
+
+    figure = new_figure()
+    axes: Axes = figure.subplots()
+    if density is None:
+        top.plot(axes)
+    else:
+        from normscope.plots.spectrum import spectrum
+
+        spectrum(density, axes)
+    with replacing(out) as unfinished:
+        figure.savefig(unfinished)
+
+
+def _print(
+    top: TopEigenvalue,
+    density: xr.Dataset | None,
+    out: Path | None,
+    source: dict[str, object],
+    as_json: bool,
+) -> None:
+    from normscope.cli.output import print_json
+
+    if as_json:
+        figure = None if out is None else str(out)
+        whole = None if density is None else _plain(density)
+        print_json({**source, **top.to_dict(), "spectrum": whole, "figure": figure})
+        return
+    typer.echo(str(top))
+    if density is not None:
+        typer.echo(_summary(density))
+    if out is not None:
+        typer.echo(f"Figure: {out}")
+
+
+def _plain(density: xr.Dataset) -> dict[str, object]:
+    """The spectrum as plain lists and numbers."""
+    arrays = {str(name): values.values.tolist() for name, values in density.variables.items()}
+    return {**{str(name): value for name, value in density.attrs.items()}, **arrays}
+
+
+def _summary(density: xr.Dataset) -> str:
+    """The trace, and where the eigenvalues lie, beside the largest."""
+    size = density.attrs["parameters"]
+    mean, error = (float(density[name].sel(order=1)) for name in ("moment", "moment_error"))
+    nodes, weights = density["nodes"], density["weights"]
+    bound = 0.01 * float(abs(nodes).max())
+    small, negative = (
+        float(weights.where(chosen, 0.0).sum("node").mean("probe"))
+        for chosen in (abs(nodes) <= bound, nodes < -bound)
+    )
+    return (
+        f"spectrum of {size} eigenvalues: trace {mean * size:.5g} ± {error * size:.2g}; "
+        f"{small:.2%} within ±{bound:.2g}, {negative:.2%} below; "
+        f"{density.attrs['products']} products, {density.attrs['seconds']:.2f} s"
+    )

@@ -1,0 +1,220 @@
+"""How the top eigenvalue depends on the batch size, on the same samples."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.batch import Batch, pieces, sample_count
+from normscope.curvature.problem import Problem
+from normscope.curvature.result import TopEigenvalue
+from normscope.curvature.top_eigenvalue import top_eigenvalue
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from torch import nn
+
+    from normscope.curvature.layout import Parameters
+    from normscope.curvature.problem import Data, WholeLoss
+    from normscope.losses import Loss
+
+__all__ = ["BatchSizeEffect", "batch_size_effect"]
+
+_SMALLEST_DEFAULT = 4
+_LONGEST_DEFAULT = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchSizeEffect:
+    """The top eigenvalue of the same samples in batches of several sizes.
+
+    Args:
+        results: one for each batch size, in the order asked for; ``batch_size`` of each is the
+            number of samples in its largest batch.
+    """
+
+    results: tuple[TopEigenvalue, ...]
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch size of each result."""
+        return tuple(result.batch_size for result in self.results)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The top eigenvalue at each batch size."""
+        return tuple(result.value for result in self.results)
+
+    @property
+    def converged(self) -> bool:
+        """Whether every value is within its tolerance."""
+        return all(result.converged for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts."""
+        first = self.results[0]
+        return {
+            "kind": first.kind,
+            "mode": first.mode,
+            "samples": first.samples,
+            "rows": [
+                {
+                    "batch_size": result.batch_size,
+                    "batches": -(-result.samples // result.batch_size),
+                    "eigenvalue": result.value,
+                    "residual": result.residual,
+                    "converged": result.converged,
+                    "matvecs": result.matvecs,
+                    "seconds": result.seconds,
+                }
+                for result in self.results
+            ],
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per batch size."""
+        import pandas as pd
+
+        columns = self.to_dict()
+        return pd.DataFrame(columns.pop("rows")).assign(**columns)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The top eigenvalue against the batch size.
+
+        Args:
+            ax: where to draw; None for a new figure.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.style import new_figure
+
+        ax = new_figure().subplots() if ax is None else ax
+        errors = [result.residual * abs(result.value) for result in self.results]
+        ax.errorbar(self.batch_sizes, self.values, yerr=errors, fmt="o-", capsize=3)
+        ax.set_xscale("log", base=2)
+        ax.set_xlabel("batch size")
+        ax.set_ylabel(f"top eigenvalue ({self.results[0].kind})")
+        ax.set_title(self._heading())
+        return ax
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                self._heading(),
+                f"{'batch size':>10}  {'batches':>7}  {'eigenvalue':>12}  {'rel. residual':>13}",
+                *(
+                    f"{row['batch_size']:10}  {row['batches']:7}  {row['eigenvalue']:12.6g}  "
+                    f"{row['residual']:13.1e}{'' if row['converged'] else '  NOT CONVERGED'}"
+                    for row in self.to_dict()["rows"]
+                ),
+            ]
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _heading(self) -> str:
+        first = self.results[0]
+        return f"{first.kind}, mode {first.mode}, the same {first.samples} samples in batches"
+
+
+def batch_size_effect(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    batch_sizes: Sequence[int] | None = None,
+    kind: str = "fisher",
+    mode: str = "train",
+    tol: float = 1e-3,
+    max_products: int | None = None,
+    params: Parameters = None,
+    seed: int = 0,
+) -> BatchSizeEffect:
+    """Top eigenvalue of the mean curvature of the same samples in batches of several sizes.
+
+    With statistics of the batch the batch size is part of the function, and so of its curvature;
+    without such layers, or in eval mode, all values are the same.
+
+    Args:
+        model: any module whose parameters are on one device.
+        loss: as for `operator`.
+        data: as for `operator`. Several batches are joined in memory, and the samples then split
+            in their order: shuffle data that is sorted by class.
+        batch_sizes: most samples in a batch. The samples are shared out evenly, so that none is
+            left over: 10 samples in batches of at most 4 make 3, 3 and 4. None: all of them, half,
+            and so on to four halvings, not below 4.
+        kind: "fisher", "ggn" or "hessian".
+        mode: "train", "frozen" or "eval".
+        tol: as for `top_eigenvalue`.
+        max_products: as for `top_eigenvalue`, for each batch size.
+        params: names of parameters or modules, or parameters; None for all that are trainable.
+        seed: of dropout, noise and the start.
+
+    Returns:
+        One result for each batch size.
+
+    >>> layer = torch.nn.BatchNorm1d(1, eps=1.0)
+    >>> batch = (torch.tensor([[0.0], [1.0], [2.0], [9.0]]), torch.zeros(4, 1))
+    >>> effect = batch_size_effect(layer, "squared_error", batch, [4, 2], params="weight")
+    >>> effect.batch_sizes, [round(value, 3) for value in effect.values]  # mean of var / (var + 1)
+    ((4, 2), [0.926, 0.562])
+    """
+    problem = Problem(model, loss, data)
+    whole = _joined(list(problem.batches()))
+    sizes = _halvings(sample_count(whole)) if batch_sizes is None else list(batch_sizes)
+    _check(sizes, sample_count(whole))
+    return BatchSizeEffect(
+        tuple(
+            top_eigenvalue(
+                model,
+                loss,
+                pieces(whole, size),
+                kind=kind,
+                mode=mode,
+                tol=tol,
+                max_products=max_products,
+                params=params,
+                seed=seed,
+            )
+            for size in sizes
+        )
+    )
+
+
+def _halvings(samples: int) -> list[int]:
+    sizes = [samples >> times for times in range(_LONGEST_DEFAULT)]
+    return [size for size in sizes if size >= _SMALLEST_DEFAULT] or [samples]
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    """All samples as one batch of the same form."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(batches)
+    if isinstance(first, Mapping):
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))
+    return first  # such as a text, the same for all
+
+
+def _check(sizes: list[int], samples: int) -> None:
+    if not sizes:
+        raise InputError("batch_sizes is empty; give at least one size.")
+    for size in sizes:
+        if not 1 <= size <= samples:
+            raise InputError(
+                f"a batch size must be from 1 to the {samples} samples there are, got {size}."
+            )

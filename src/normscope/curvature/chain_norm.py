@@ -1,0 +1,140 @@
+"""Batch normalization as a link of a chain: through its statistics, or with them as constants."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.curvature.chain_links import Link, OuterProduct, Trace
+
+__all__ = ["BatchNormLink", "normalized"]
+
+
+class BatchNormLink(Link):
+    r"""Batch normalization, per channel and over a batch of m values.
+
+    .. math:: \frac{\partial y}{\partial x} =
+        \frac{\gamma}{s}\Bigl(I - \frac{1 1^\top}{m} - \frac{\hat x \hat x^\top}{m}\Bigr), \qquad
+        \frac{\partial y}{\partial\gamma} = \hat x, \qquad \frac{\partial y}{\partial\beta} = 1
+
+    The first is symmetric: up and down are the same map. With constant statistics it is gamma/s.
+
+    Reference: ioffe2015, Section 3; theory of the backward pass in santurkar2018, Fact C.1.
+    Notation: x_hat = normalized, gamma/s = scale.
+
+    Args:
+        normalized: (batch, channels, *positions).
+        scale: (channels,).
+        through: whether derivatives flow through the statistics.
+        names: of gamma and beta; None for one that is not asked for.
+    """
+
+    def __init__(
+        self,
+        normalized: Tensor,
+        scale: Tensor,
+        through: bool,
+        names: tuple[str | None, str | None],
+    ) -> None:
+        self.names = names
+        self._normalized = normalized
+        self._scale = scale
+        self._through = through
+        self._zero, self._one = torch.zeros_like(scale), torch.ones_like(scale)
+
+    def down(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, Trace]:
+        """The cotangents of the input and the parameters."""
+        gamma, beta = (name is not None for name in self.names)
+        if not (self._through or gamma or beta):
+            return self._mapped(delta, None, None), (None, None)
+        correlation, total = self._sums(delta)
+        trace = (correlation if gamma else None, total if beta else None)
+        if not to_input:
+            return None, trace
+        if not self._through:
+            return self._mapped(delta, None, None), trace
+        share = self._share(delta)
+        return self._mapped(delta, -share * correlation, -share * total), trace
+
+    def up(self, tangent: Tensor | None, trace: Trace) -> Tensor:
+        """The tangent of the output."""
+        assert not isinstance(trace, OuterProduct)
+        factor, shift = trace
+        if tangent is None:
+            return self.output(self._zero if factor is None else factor, shift)
+        if self._through:
+            correlation, total = self._sums(tangent)
+            share = self._share(tangent)
+            factor = _sum(factor, -share * correlation)
+            shift = _sum(shift, -share * total)
+        return self._mapped(tangent, factor, shift)
+
+    def output(self, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
+        """The normalized values times gamma plus beta."""
+        if gamma is None and beta is None:
+            return self._normalized
+        factor = self._broadcast(self._one if gamma is None else gamma)
+        shift = self._broadcast(self._zero if beta is None else beta)
+        return torch.addcmul(shift, self._normalized, factor)
+
+    def _mapped(self, tangent: Tensor, factor: Tensor | None, shift: Tensor | None) -> Tensor:
+        """Scale times a tangent, plus shift, plus factor times x_hat: in place."""
+        scale = self._broadcast(self._scale)
+        if shift is None:
+            tangent.mul_(scale)
+        else:
+            torch.addcmul(self._broadcast(shift), tangent, scale, out=tangent)
+        if factor is not None:
+            tangent.addcmul_(self._normalized, self._broadcast(factor))
+        return tangent
+
+    def _share(self, tangent: Tensor) -> Tensor:
+        """The scale over the number of values that a channel's statistics are taken of."""
+        return self._scale * (len(self._scale) / tangent.numel())
+
+    def _sums(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Per channel, the sums of delta times x_hat and of delta.
+
+        The fused backward pass gives them, told that its input is normalized already. It is not
+        asked for the cotangent of the input too: new memory costs more than two passes in place.
+        """
+        _, correlation, total = torch.ops.aten.native_batch_norm_backward(
+            *(delta, self._normalized, self._scale),
+            *(self._zero, self._one),  # running statistics
+            *(self._zero, self._one),  # statistics of the batch
+            *(self._through, 0.0),
+            [False, True, True],
+        )
+        return correlation, total
+
+    def _broadcast(self, channels: Tensor) -> Tensor:
+        return channels.view(-1, *[1] * (self._normalized.dim() - 2))
+
+
+def _sum(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total + part
+
+
+def normalized(
+    inputs: Tensor, statistics: tuple[Tensor, Tensor] | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The inputs minus their mean over their standard deviation, per channel.
+
+    Args:
+        inputs: (batch, channels, *positions).
+        statistics: mean and variance; None for those of the batch, the variance with 1/m.
+        eps: added to the variance.
+
+    Returns:
+        The normalized inputs, and one over the standard deviation.
+
+    >>> normalized(torch.tensor([[0.0], [4.0]]), None, 0.0)[0].flatten()
+    tensor([-1.,  1.])
+    """
+    if statistics is None:
+        values, _, inverse = torch.native_batch_norm(inputs, None, None, None, None, True, 0.0, eps)
+        return values, inverse
+    mean, variance = statistics
+    values = functional.batch_norm(inputs, mean, variance, None, None, False, 0.0, eps)
+    return values, (variance + eps).rsqrt()

@@ -1,0 +1,166 @@
+"""One evaluation of the model: at fixed parameters, in a fixed mode, with fixed randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normscope.curvature.batch import Batch, sample_count
+from normscope.curvature.failures import check_finite, explained
+from normscope.curvature.layout import ParameterLayout
+from normscope.curvature.modes import in_mode
+from normscope.curvature.problem import Problem
+from normscope.curvature.state import (
+    fixed_randomness,
+    generators_of_data,
+    generators_of_model,
+    substituted,
+    undisturbed,
+)
+from normscope.errors import ShapeError, StateError
+
+__all__ = ["Evaluation", "Evaluator"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The model's values on one batch, with the graph behind them.
+
+    Args:
+        leaves: the parameters differentiated by, in the layout's order.
+        output: the model's output, samples first; None with a `whole_loss`.
+        loss: the scalar loss.
+        samples: number of samples in the batch.
+    """
+
+    leaves: tuple[Tensor, ...]
+    output: Tensor | None
+    loss: Tensor
+    samples: int
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a problem's model again and again, always the same function.
+
+    It keeps copies of the parameters and buffers of the moment it was made: training the model
+    further does not move it, and nothing it does reaches the model.
+
+    Args:
+        problem: model, loss and data.
+        layout: the parameters to differentiate by.
+        mode: "train", "frozen" or "eval".
+        seed: of dropout, noise and the data's order.
+    """
+
+    problem: Problem
+    layout: ParameterLayout
+    mode: str
+    seed: int
+    point: dict[str, Tensor] = field(init=False, repr=False)
+    _losses: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model = self.problem.model
+        own = [*model.named_parameters(), *model.named_buffers()]
+        with torch.inference_mode(False):
+            point = {name: tensor.detach().clone() for name, tensor in own}
+        object.__setattr__(self, "point", point)
+
+    def on(self, problem: Problem) -> Evaluator:
+        """The same model at the same point, on other data."""
+        other = Evaluator.__new__(Evaluator)
+        values = {**self.__dict__, "problem": problem, "_losses": {}}
+        for name, value in values.items():
+            object.__setattr__(other, name, value)
+        return other
+
+    def batches(self) -> Iterator[tuple[int, Batch]]:
+        """Every batch with its number; a shuffling DataLoader gives the same order each time.
+
+        Yields:
+            Pairs (number, batch).
+        """
+        if self.problem.is_one_batch or isinstance(self.problem.data, list):
+            yield from enumerate(self.problem.batches())
+            return
+        generators = generators_of_data(self.problem.data)
+        with fixed_randomness(self.seed, self.problem.device, generators):
+            yield from enumerate(self.problem.batches())
+
+    @contextmanager
+    def scene(self, leaves: tuple[Tensor, ...], number: int = 0) -> Iterator[None]:
+        """The model set up for one batch: to be open while it runs forward or backward.
+
+        Args:
+            leaves: the parameters differentiated by.
+            number: the batch's, from which its random draws follow.
+
+        Yields:
+            Nothing.
+        """
+        model = self.problem.model
+        # buffers are copied for each scene: a forward pass in train mode advances them
+        trained = dict(zip(self.layout.names, leaves, strict=True))
+        copies = {name: self.point[name].clone() for name, _ in model.named_buffers()}
+        generators = generators_of_model(model)
+        with (
+            undisturbed(model),
+            fixed_randomness(self.seed + number, self.problem.device, generators),
+            substituted(model, self.point | copies | trained),
+            in_mode(model, self.mode),
+            # the fused attention kernels have no second derivative
+            sdpa_kernel(SDPBackend.MATH),
+            torch.enable_grad(),
+            explained(),
+        ):
+            yield
+
+    def __call__(self, batch: Batch, number: int = 0) -> Evaluation:
+        """Output and loss on one batch.
+
+        Args:
+            batch: as `batches` gives it.
+            number: its number.
+
+        Returns:
+            The values, with their graph.
+
+        Raises:
+            StateError: if a value is not finite, or the same batch gave another loss before.
+        """
+        leaves = tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
+        with self.scene(leaves, number):
+            output, loss = self._forward(batch)
+        check_finite(loss, "the loss")
+        self._check_repeatable(number, loss.item())
+        return Evaluation(leaves, output, loss, sample_count(batch))
+
+    def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
+        if not self.problem.has_outputs:
+            return None, self.problem.loss_on(batch)
+        inputs, targets = batch
+        output = self.problem.output_on((inputs.clone(), targets))  # a model may overwrite it
+        check_finite(output, "the model's output")
+        if output.dim() == 0 or len(output) != len(inputs):
+            raise ShapeError(
+                f"the model's output needs one row per sample, {len(inputs)}, got the shape "
+                f"{tuple(output.shape)}."
+            )
+        return output, self.problem.loss_of(output, targets)
+
+    def _check_repeatable(self, number: int, loss: float) -> None:
+        """Products on a function that changes between them would mix several matrices."""
+        first = self._losses.setdefault(number, loss)
+        tolerance = torch.finfo(self.layout.dtype).eps ** 0.5
+        if abs(loss - first) > tolerance * max(abs(first), 1.0):
+            raise StateError(
+                f"batch {number} has a loss of {loss:.6g}, and had {first:.6g} before: data and "
+                "model must give the same values each time; give a list of batches, or make the "
+                "DataLoader's augmentation follow torch's random numbers."
+            )

@@ -1,0 +1,83 @@
+"""What goes wrong inside a user's model or loss, said in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from normscope.errors import InputError, NormscopeError, StateError
+
+__all__ = ["check_finite", "explained"]
+
+# part of torch's message -> what it means here
+_MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
+    "modified by an inplace operation": (
+        StateError,
+        "the model or loss overwrites in place a value that its derivative needs; use the "
+        "operation that makes a new tensor (x = x + y instead of x += y, inplace=False)",
+    ),
+    "being used in an in-place operation": (
+        StateError,
+        "the model overwrites a parameter in place during its forward pass; make a new tensor "
+        "instead",
+    ),
+    "more than 1 value per channel": (
+        InputError,
+        "batch statistics need more than one value per channel; give a larger batch or use "
+        "mode='eval'",
+    ),
+    "Expected all tensors to be on the same device": (
+        InputError,
+        "the model, the loss and the data are not on one device; move them by .to(device)",
+    ),
+    "is not implemented": (
+        StateError,
+        "the model or loss uses an operation without the second derivatives that curvature needs",
+    ),
+    "to access the saved tensors after they have already been freed": (
+        StateError,
+        "the model keeps part of its computation from one call to the next, such as a hidden "
+        "state; detach it in the forward pass",
+    ),
+}
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise torch's errors about derivatives, devices and batches again, with what to do.
+
+    Raises:
+        NormscopeError: of a fitting kind, from torch's own error; other errors pass as they are.
+    """
+    try:
+        yield
+    except NormscopeError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        for part, (kind, meaning) in _MEANINGS.items():
+            if part in str(error):
+                first = str(error).strip().splitlines()[0]
+                raise kind(f"{meaning} (torch: {first})") from error
+        raise
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Refuse values that are not finite.
+
+    Args:
+        tensor: the values.
+        what: their name in the message.
+
+    Raises:
+        StateError: if one is infinite or not a number.
+    """
+    # one reduction without a temporary of the same size: NaN and infinity survive a sum; finite
+    # values can overflow in it too, and are then looked at closely
+    if not torch.isfinite(tensor.detach().sum()) and not torch.isfinite(tensor).all():
+        raise StateError(
+            f"{what} is not finite (infinite or not a number); check the data, the weights and the "
+            "loss before measuring curvature."
+        )

@@ -1,0 +1,116 @@
+"""The Jacobian of a network's outputs as a linear map, forwards and backwards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.evaluation import Evaluation, Evaluator
+from normscope.curvature.failures import check_finite
+
+__all__ = ["GraphLinearization", "Linearization"]
+
+
+class Linearization(ABC):
+    """The Jacobian J of all outputs of one batch in the parameters.
+
+    Cotangents have the shape of the output, parameter vectors are flat, in the layout's order.
+    With train-mode batch statistics an output depends on the whole batch: J has all of it.
+
+    Args:
+        output_shape: samples first.
+        dtype: of the output.
+    """
+
+    def __init__(self, output_shape: torch.Size, dtype: torch.dtype) -> None:
+        self.output_shape = output_shape
+        self.dtype = dtype
+
+    @abstractmethod
+    def pull_back(self, cotangent: Tensor) -> Tensor:
+        """J^T u, a flat parameter vector."""
+
+    @abstractmethod
+    def push_forward(self, vector: Tensor) -> Tensor:
+        """J v, in the shape of the output."""
+
+    def gram(self, cotangent: Tensor) -> Tensor:
+        """J J^T u, in the shape of the output; may be overridden by what needs no J^T u."""
+        return self.push_forward(self.pull_back(cotangent))
+
+
+class GraphLinearization(Linearization):
+    """The Jacobian of any differentiable model, from a graph that is built once and kept.
+
+    J^T u is a backward pass. It is linear in u, so J v is the derivative in u of its inner product
+    with v: a backward pass through the graph of the backward pass, which is kept as well.
+
+    Args:
+        evaluator: whose model it is.
+        evaluation: its values on one batch, with their graph; the output must be known.
+        number: the batch's number.
+    """
+
+    def __init__(self, evaluator: Evaluator, evaluation: Evaluation, number: int = 0) -> None:
+        assert evaluation.output is not None
+        super().__init__(evaluation.output.shape, evaluation.output.dtype)
+        self._evaluator = evaluator
+        self._leaves = evaluation.leaves
+        self._output = evaluation.output
+        self._number = number
+        self._cotangent: Tensor | None = None
+        self._pulled_back: tuple[Tensor, ...] = ()
+
+    def pull_back(self, cotangent: Tensor) -> Tensor:
+        """J^T u, a flat parameter vector."""
+        with self._evaluator.scene(self._leaves, self._number):
+            return self._evaluator.layout.join(self._pull_back(cotangent))
+
+    def push_forward(self, vector: Tensor) -> Tensor:
+        """J v, in the shape of the output."""
+        with self._evaluator.scene(self._leaves, self._number):
+            return self._push_forward(self._evaluator.layout.split(vector))
+
+    def gram(self, cotangent: Tensor) -> Tensor:
+        """J J^T u, in the shape of the output."""
+        with self._evaluator.scene(self._leaves, self._number):
+            return self._push_forward(self._pull_back(cotangent))
+
+    def _pull_back(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        pulled: tuple[Tensor, ...] = torch.autograd.grad(
+            self._output, self._leaves, cotangent, retain_graph=True, materialize_grads=True
+        )
+        return pulled
+
+    def _push_forward(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        if self._cotangent is None:
+            self._record_backward()
+        assert self._cotangent is not None
+        reached = [
+            (pulled, tensor.to(pulled.dtype))
+            for pulled, tensor in zip(self._pulled_back, tensors, strict=True)
+            if pulled.requires_grad
+        ]
+        if not reached:
+            return torch.zeros_like(self._cotangent)
+        (pushed,) = torch.autograd.grad(
+            [pulled for pulled, _ in reached],
+            self._cotangent,
+            [tensor for _, tensor in reached],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        check_finite(pushed, "the derivative of the output")
+        return pushed
+
+    def _record_backward(self) -> None:
+        self._cotangent = torch.zeros_like(self._output).requires_grad_()
+        self._pulled_back = torch.autograd.grad(
+            self._output,
+            self._leaves,
+            self._cotangent,
+            create_graph=True,
+            materialize_grads=True,
+        )

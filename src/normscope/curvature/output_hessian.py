@@ -1,0 +1,184 @@
+"""The Hessian of a loss in the network's outputs: the middle factor of Fisher and Gauss-Newton."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normscope.curvature.failures import explained
+from normscope.losses import Loss, cross_entropy, squared_error
+
+__all__ = ["FactoredHessian", "OutputHessian", "fisher_metric", "output_hessian"]
+
+
+class OutputHessian(ABC):
+    """A symmetric linear map of tensors in the shape of the output."""
+
+    @abstractmethod
+    def times(self, tangent: Tensor) -> Tensor:
+        """The Hessian times a tensor in the shape of the output."""
+
+
+class FactoredHessian(OutputHessian):
+    """A positive semidefinite one, H = R R^T with R known."""
+
+    @abstractmethod
+    def root(self, tangent: Tensor) -> Tensor:
+        """R times a tensor in the shape of the output."""
+
+    @abstractmethod
+    def root_transposed(self, tangent: Tensor) -> Tensor:
+        """R^T times a tensor in the shape of the output."""
+
+    def times(self, tangent: Tensor) -> Tensor:
+        """The Hessian times a tensor in the shape of the output."""
+        return self.root(self.root_transposed(tangent))
+
+
+@dataclass(frozen=True)
+class ScaledIdentity(FactoredHessian):
+    """A multiple of the identity: squared errors, and the Gaussian Fisher matrix.
+
+    >>> ScaledIdentity(4.0).times(torch.tensor([1.0, 2.0]))
+    tensor([4., 8.])
+    """
+
+    scale: float
+
+    def root(self, tangent: Tensor) -> Tensor:
+        """The square root of the scale times the tensor."""
+        return tangent * math.sqrt(self.scale)
+
+    def root_transposed(self, tangent: Tensor) -> Tensor:
+        """The same as `root`."""
+        return self.root(tangent)
+
+    def times(self, tangent: Tensor) -> Tensor:
+        """The scale times the tensor."""
+        return tangent * self.scale
+
+
+@dataclass(frozen=True)
+class CrossEntropyHessian(FactoredHessian):
+    r"""The Hessian of cross-entropy in its scores, for each sample and position.
+
+    .. math:: H = c\,(\mathrm{diag}(p) - p p^\top) = R R^\top, \quad
+        R = \sqrt c\,(\mathrm{diag}(\sqrt p) - p \sqrt p^\top)
+
+    Notation: p = probabilities, along dimension 1; c = scale, one over the number of terms that
+    the loss averages.
+
+    >>> uniform = CrossEntropyHessian(torch.tensor([[0.5, 0.5]]), 1.0)
+    >>> uniform.times(torch.tensor([[1.0, -1.0]]))  # its non-zero eigenvalue is 1/2
+    tensor([[ 0.5000, -0.5000]])
+    """
+
+    probabilities: Tensor
+    scale: float
+
+    def root(self, tangent: Tensor) -> Tensor:
+        """R times the tensor."""
+        p = self.probabilities
+        weighted = p.sqrt() * tangent
+        return (weighted - p * weighted.sum(1, keepdim=True)) * math.sqrt(self.scale)
+
+    def root_transposed(self, tangent: Tensor) -> Tensor:
+        """R^T times the tensor."""
+        p = self.probabilities
+        centred = tangent - (p * tangent).sum(1, keepdim=True)
+        return p.sqrt() * centred * math.sqrt(self.scale)
+
+    def times(self, tangent: Tensor) -> Tensor:
+        """H times the tensor."""
+        p = self.probabilities
+        return p * (tangent - (p * tangent).sum(1, keepdim=True)) * self.scale
+
+
+class AutogradHessian(OutputHessian):
+    """The Hessian of any twice differentiable loss, by two backward passes.
+
+    Args:
+        loss: called as ``loss(output, target)``.
+        output: where to take it.
+        target: the targets.
+    """
+
+    def __init__(self, loss: Loss, output: Tensor, target: Tensor) -> None:
+        self._output = output.detach().requires_grad_()
+        with torch.enable_grad(), explained():
+            value = loss(self._output, target)
+            (self._gradient,) = torch.autograd.grad(
+                value, self._output, create_graph=True, materialize_grads=True
+            )
+
+    def times(self, tangent: Tensor) -> Tensor:
+        """The Hessian times a tensor in the shape of the output."""
+        if not self._gradient.requires_grad:  # a loss linear in the output
+            return torch.zeros_like(tangent)
+        with explained():
+            (product,) = torch.autograd.grad(
+                self._gradient, self._output, tangent, retain_graph=True, materialize_grads=True
+            )
+        return product
+
+
+def fisher_metric(output: Tensor) -> ScaledIdentity:
+    """The metric that makes J^T H J the Fisher matrix: the identity over the number of samples.
+
+    Reference: wei2018, Eq. (10).
+    """
+    return ScaledIdentity(1 / len(output))
+
+
+def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:
+    """The loss's Hessian in the output: in closed form if the loss is a known one.
+
+    Known are cross-entropy with class labels and squared errors, as functions or modules of torch
+    or from `normscope.losses`, with the default weights and no ignored label.
+
+    Args:
+        loss: called as ``loss(output, target)``.
+        output: the model's output.
+        target: the targets.
+
+    Returns:
+        The Hessian; a `FactoredHessian` if in closed form.
+    """
+    output = output.detach()
+    if _is_cross_entropy(loss) and _labels_are_plain(output, target):
+        scale = 1.0 if _reduction(loss) == "sum" else 1 / target.numel()
+        return CrossEntropyHessian(output.softmax(1), scale)
+    if loss is squared_error:
+        return ScaledIdentity(1 / len(output))
+    if _is_mean_square(loss) and output.shape == target.shape:
+        return ScaledIdentity(2.0 if _reduction(loss) == "sum" else 2 / output.numel())
+    return AutogradHessian(loss, output, target)
+
+
+def _reduction(loss: Any) -> str:
+    return str(getattr(loss, "reduction", "mean"))
+
+
+def _is_cross_entropy(loss: Any) -> bool:
+    if loss is cross_entropy or loss is functional.cross_entropy:
+        return True
+    # exactly this class: a subclass may compute something else
+    plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None
+    return plain and loss.ignore_index < 0
+
+
+def _is_mean_square(loss: Any) -> bool:
+    return loss is functional.mse_loss or type(loss) is nn.MSELoss
+
+
+def _labels_are_plain(output: Tensor, target: Tensor) -> bool:
+    """Labels, one per sample and position, none of which may stand for "ignored"."""
+    if target.is_floating_point() or output.dim() < 2:
+        return False
+    return bool((target >= 0).all() and (target < output.shape[1]).all())

@@ -1,0 +1,141 @@
+"""Curvature of one batch times a vector, one class for each way to multiply."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.evaluation import Evaluation, Evaluator
+from normscope.curvature.failures import check_finite
+from normscope.curvature.linearization import GraphLinearization, Linearization
+from normscope.curvature.output_hessian import OutputHessian, fisher_metric, output_hessian
+from normscope.curvature.problem import WholeLoss
+from normscope.errors import StateError
+from normscope.registry import unknown_name
+
+__all__ = ["KINDS", "BatchProduct", "GaussNewtonProduct", "HessianProduct", "batch_product"]
+
+KINDS = ("fisher", "ggn", "hessian")
+
+
+class BatchProduct(ABC):
+    """The curvature matrix of one batch, known by its products with flat vectors."""
+
+    @abstractmethod
+    def times(self, vector: Tensor) -> Tensor:
+        """The matrix times a flat vector."""
+
+
+class GaussNewtonProduct(BatchProduct):
+    r"""The Fisher or Gauss-Newton matrix of one batch.
+
+    .. math:: G = J^\top H J
+
+    Args:
+        linearization: J, the Jacobian of the outputs.
+        metric: H, the Hessian in the outputs.
+    """
+
+    def __init__(self, linearization: Linearization, metric: OutputHessian) -> None:
+        self.linearization = linearization
+        self.metric = metric
+
+    def times(self, vector: Tensor) -> Tensor:
+        """The matrix times a flat vector."""
+        tangent = self.linearization.push_forward(vector)
+        return self.linearization.pull_back(self.metric.times(tangent))
+
+
+class HessianProduct(BatchProduct):
+    """The Hessian of the loss on one batch: each product is one backward pass.
+
+    The pass goes through the graph of the gradient, which is built once and kept.
+
+    Args:
+        evaluator: whose model it is.
+        evaluation: its values on one batch, with their graph.
+        number: the batch's number.
+    """
+
+    def __init__(self, evaluator: Evaluator, evaluation: Evaluation, number: int = 0) -> None:
+        self._evaluator = evaluator
+        self._leaves = evaluation.leaves
+        self._number = number
+        with evaluator.scene(self._leaves, number):
+            self._gradients: tuple[Tensor, ...] = torch.autograd.grad(
+                evaluation.loss, self._leaves, create_graph=True, materialize_grads=True
+            )
+        for gradient in self._gradients:
+            check_finite(gradient, "the gradient")
+
+    def times(self, vector: Tensor) -> Tensor:
+        """The Hessian times a flat vector."""
+        layout = self._evaluator.layout
+        curved = [
+            (gradient, piece.to(gradient.dtype))
+            for gradient, piece in zip(self._gradients, layout.split(vector), strict=True)
+            if gradient.requires_grad  # not where the loss is linear
+        ]
+        if not curved:
+            return torch.zeros_like(vector)
+        with self._evaluator.scene(self._leaves, self._number):
+            products = torch.autograd.grad(
+                [gradient for gradient, _ in curved],
+                self._leaves,
+                [piece for _, piece in curved],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        product = layout.join(products)
+        check_finite(product, "the product of the Hessian and a vector")
+        return product
+
+
+def batch_product(
+    kind: str, evaluator: Evaluator, evaluation: Evaluation, target: Tensor | None, number: int = 0
+) -> BatchProduct:
+    """The curvature of one batch.
+
+    Args:
+        kind: "fisher", "ggn" or "hessian".
+        evaluator: whose model it is.
+        evaluation: its values on that batch.
+        target: the batch's targets; None with a `whole_loss`.
+        number: the batch's number.
+
+    Returns:
+        The matrix, known by its products.
+
+    Raises:
+        StateError: if the kind needs the model's output and a `whole_loss` hides it.
+    """
+    check_kind(kind)
+    if not _depends(evaluation):
+        raise StateError(
+            "neither the loss nor the output depends on the parameters asked for; check that the "
+            "forward pass uses them and detaches nothing."
+        )
+    if kind == "hessian":
+        return HessianProduct(evaluator, evaluation, number)
+    loss, output = evaluator.problem.loss, evaluation.output
+    if output is None or target is None or isinstance(loss, WholeLoss):
+        raise StateError(
+            f"kind={kind!r} needs the model's output, which a whole_loss does not show; give a "
+            "loss(output, target), or use kind='hessian'."
+        )
+    assert not isinstance(loss, str)  # Problem has looked the name up
+    metric = fisher_metric(output) if kind == "fisher" else output_hessian(loss, output, target)
+    return GaussNewtonProduct(GraphLinearization(evaluator, evaluation, number), metric)
+
+
+def check_kind(kind: str) -> None:
+    """Refuse an unknown kind of curvature, naming the choices."""
+    if kind not in KINDS:
+        raise unknown_name("kind of curvature", kind, KINDS)
+
+
+def _depends(evaluation: Evaluation) -> bool:
+    value = evaluation.loss if evaluation.output is None else evaluation.output
+    return value.requires_grad

@@ -1,0 +1,180 @@
+"""The search for extreme eigenvalues: start, iterate, stop when the residual is small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.lanczos import Lanczos, RitzPairs
+from normscope.curvature.spaces import SearchSpace
+
+__all__ = ["STOPS", "Found", "Progress", "Request", "search", "started"]
+
+_BASIS_BYTES = 2**28  # memory for basis vectors, beyond which the basis is compressed
+_RANDOM_SHARE = 0.05  # of a start that is not random
+# A residual shows that an eigenvalue is near, not that it is the last one: among eigenvalues
+# closer together than the tolerance (the outputs of a wide net) the value can be short by a small
+# multiple of the residual. The search goes on to this part of the tolerance.
+_MARGIN = 0.5
+_ROUGHLY = 20.0
+STOPS = ("residual", "value")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a search stands after a product: for progress bars.
+
+    Args:
+        products: done so far.
+        value: the present estimate of the first eigenvalue.
+        residual: its relative residual; of several eigenvalues the largest.
+    """
+
+    products: float
+    value: float
+    residual: float
+
+
+ProgressHook: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is searched.
+
+    Args:
+        count: how many eigenvalues (of either end for "both").
+        which: "largest", "smallest", "both" or "magnitude".
+        tolerance: on the relative residual or error.
+        stop: "residual", when the vectors are known to the tolerance; "value", when the values are.
+        max_products: after how many products to give up.
+        seed: of the random part of the start.
+        progress: called after each product.
+    """
+
+    count: int
+    which: str
+    tolerance: float
+    max_products: int
+    seed: int
+    stop: str = "residual"
+    progress: ProgressHook | None = None
+
+    def with_fewer_products(self, spent: float) -> Request:
+        """The same with what is left of the products after some were spent; at least one."""
+        left = max(1, math.floor(self.max_products - spent))
+        return replace(self, max_products=left)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ended with.
+
+    Args:
+        values: float64, the most wanted first.
+        vectors: eigenvectors in the search space, one column each.
+        residuals: relative.
+        errors: estimated, relative.
+        converged: whether all wanted are there, within the tolerance.
+        products: with the operator.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    errors: Tensor
+    converged: bool
+    products: int
+
+
+def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Tensor:
+    """The block of vectors to start from, as many as eigenvalues are wanted.
+
+    A guess alone could hide a larger eigenvalue whose vector it happens to miss: a random part is
+    mixed into every guess, and vectors without a guess are random.
+
+    Args:
+        space: where to search.
+        guesses: parameter vectors, one column each; None for none.
+        request: what is searched.
+
+    Returns:
+        (size, count).
+    """
+    generator = torch.Generator().manual_seed(request.seed)
+    drawn = torch.randn(request.count, space.size, generator=generator)
+    block = drawn.to(space.device, space.dtype).div_(space.size**0.5)
+    guessed = 0 if guesses is None else min(request.count, guesses.shape[1])
+    for column in range(guessed):
+        assert guesses is not None
+        guess = space.embed(guesses[:, column].contiguous())
+        if guess.norm() > 0:
+            block[column].mul_(_RANDOM_SHARE).add_(guess / guess.norm())
+    return block.T
+
+
+def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
+    """Extreme eigenvalues of the matrix of a space.
+
+    Args:
+        space: the space with its matrix.
+        start: (size, count).
+        request: what is searched.
+
+    Returns:
+        The best approximations when all residuals are within the tolerance, or the products are
+        used up.
+    """
+    vector_bytes = space.size * start.element_size()
+    limit = max(4 * request.count + 6, min(128, _BASIS_BYTES // vector_bytes))
+    generator = torch.Generator().manual_seed(request.seed + 1)
+    lanczos = Lanczos(space.times, start, limit, generator)
+    while True:
+        lanczos.step()
+        pairs = lanczos.ritz_pairs(request.which, request.count)
+        residuals, errors = _relative(pairs, space, request.tolerance)
+        converged = _complete(pairs, space, request) and _small(residuals, errors, request)
+        _report(request, lanczos.products, pairs, residuals)
+        if converged or lanczos.exhausted or lanczos.products >= request.max_products:
+            vectors = lanczos.vectors(pairs)
+            return Found(pairs.values, vectors, residuals, errors, converged, lanczos.products)
+        if lanczos.full:
+            lanczos.compress(request.which, max(request.count + 2, lanczos.done // 3))
+
+
+def _small(residuals: Tensor, errors: Tensor, request: Request) -> bool:
+    """Whether the search may stop."""
+    if request.stop == "residual":
+        return bool((residuals <= _MARGIN * request.tolerance).all())
+    # the gap behind an estimated error is a guess: believed only once the vector is roughly there
+    rough = bool((residuals <= _ROUGHLY * request.tolerance).all())
+    return rough and bool((errors <= _MARGIN * request.tolerance).all())
+
+
+def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Residuals and errors relative to the eigenvalues.
+
+    An eigenvalue that is zero up to rounding has no relative accuracy: it is taken as no smaller
+    than what rounding lets a residual within the tolerance resolve.
+    """
+    resolvable = 32 * torch.finfo(space.dtype).eps * pairs.norm / tolerance
+    floor = max(resolvable, torch.finfo(torch.float64).tiny)
+    sizes = pairs.values.abs().clamp(min=floor)
+    lifted = pairs.residuals * space.residual_factor(sizes, pairs.norm)
+    return lifted / sizes, pairs.errors / sizes
+
+
+def _complete(pairs: RitzPairs, space: SearchSpace, request: Request) -> bool:
+    ends = 2 if request.which == "both" else 1
+    return len(pairs.values) == min(ends * request.count, space.size)
+
+
+def _report(request: Request, products: int, pairs: RitzPairs, residuals: Tensor) -> None:
+    if request.progress is not None:
+        worst = float(residuals.max())
+        request.progress(Progress(products, float(pairs.values[0]), worst))

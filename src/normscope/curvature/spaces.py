@@ -1,0 +1,143 @@
+"""Where eigenvectors are searched: among parameter vectors, or among output vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.curvature.operator import CurvatureOperator
+from normscope.curvature.output_hessian import FactoredHessian
+from normscope.curvature.products import GaussNewtonProduct
+
+__all__ = ["OutputSpace", "ParameterSpace", "SearchSpace", "search_space"]
+
+
+class SearchSpace(ABC):
+    """Flat vectors on which a symmetric matrix has the wanted eigenvalues of the curvature.
+
+    Args:
+        size: entries of a vector.
+        dtype: of a vector.
+        device: of a vector.
+    """
+
+    #: what one `embed` costs, in products with the operator
+    embedding_cost: float
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.size = size
+        self.dtype = dtype
+        self.device = device
+
+    @abstractmethod
+    def times(self, vector: Tensor) -> Tensor:
+        """The matrix times a vector: one product."""
+
+    @abstractmethod
+    def embed(self, vector: Tensor) -> Tensor:
+        """The vector that stands for a parameter vector."""
+
+    @abstractmethod
+    def lift(self, vector: Tensor) -> Tensor:
+        """The parameter vector, of length one, that an eigenvector here stands for."""
+
+    @abstractmethod
+    def residual_factor(self, values: Tensor, norm: float) -> Tensor:
+        """By how much a residual can grow when its vector is lifted."""
+
+
+class ParameterSpace(SearchSpace):
+    """Parameter vectors themselves: right for every kind of curvature and any number of batches."""
+
+    embedding_cost = 0.0
+
+    def __init__(self, operator: CurvatureOperator) -> None:
+        super().__init__(operator.shape[0], operator.dtype, operator.device)
+        self._operator = operator
+
+    def times(self, vector: Tensor) -> Tensor:
+        """The curvature times a vector."""
+        return self._operator.matvec(vector)
+
+    def embed(self, vector: Tensor) -> Tensor:
+        """The vector itself."""
+        return vector
+
+    def lift(self, vector: Tensor) -> Tensor:
+        """The vector itself, of length one."""
+        return functional.normalize(vector, dim=0)
+
+    def residual_factor(self, values: Tensor, norm: float) -> Tensor:
+        """One: nothing changes."""
+        return torch.ones_like(values)
+
+
+class OutputSpace(SearchSpace):
+    r"""Vectors over the outputs of one batch, far fewer than parameters.
+
+    .. math:: J^\top R R^\top J\, v = \lambda v
+        \quad\Longleftrightarrow\quad R^\top J J^\top R\, u = \lambda u, \; v \propto J^\top R\, u
+
+    for every eigenvalue but zero. Notation: J = Jacobian, R R^T = Hessian in the outputs.
+
+    Args:
+        product: the Fisher or Gauss-Newton matrix of the only batch.
+        metric: its Hessian in the outputs.
+        device: the model's.
+    """
+
+    embedding_cost = 0.5
+
+    def __init__(
+        self, product: GaussNewtonProduct, metric: FactoredHessian, device: torch.device
+    ) -> None:
+        self._jacobian = product.linearization
+        super().__init__(self._jacobian.output_shape.numel(), self._jacobian.dtype, device)
+        self._metric = metric
+
+    def times(self, vector: Tensor) -> Tensor:
+        """R^T J J^T R times a vector."""
+        image = self._jacobian.gram(self._metric.root(self._shaped(vector)))
+        return self._metric.root_transposed(image).reshape(-1)
+
+    def embed(self, vector: Tensor) -> Tensor:
+        """R^T J v."""
+        return self._metric.root_transposed(self._jacobian.push_forward(vector)).reshape(-1)
+
+    def lift(self, vector: Tensor) -> Tensor:
+        """J^T R u, of length one."""
+        lifted = self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
+        return functional.normalize(lifted, dim=0)
+
+    def residual_factor(self, values: Tensor, norm: float) -> Tensor:
+        """The norm of J^T R over the length sqrt(lambda) of the lifted vector."""
+        return (norm / values.abs().clamp(min=torch.finfo(values.dtype).tiny)).sqrt()
+
+    def _shaped(self, vector: Tensor) -> Tensor:
+        return vector.view(self._jacobian.output_shape)
+
+
+def search_space(operator: CurvatureOperator, which: str, count: int) -> SearchSpace:
+    """The smaller space that has the wanted eigenvalues.
+
+    Args:
+        operator: the curvature.
+        which: which eigenvalues; the output space lacks the zero ones, so it serves "largest" and
+            "magnitude".
+        count: how many.
+
+    Returns:
+        The outputs' space for the Fisher or Gauss-Newton matrix of one batch with fewer outputs
+        than parameters and a known root of the Hessian in the outputs; else the parameters'.
+    """
+    one_batch = len(operator.batch_sizes) == 1
+    if one_batch and operator.kind != "hessian" and which in ("largest", "magnitude"):
+        product = operator.one_product()
+        assert isinstance(product, GaussNewtonProduct)
+        outputs = product.linearization.output_shape.numel()
+        if isinstance(product.metric, FactoredHessian) and count <= outputs <= operator.shape[0]:
+            return OutputSpace(product, product.metric, operator.device)
+    return ParameterSpace(operator)

@@ -1,0 +1,180 @@
+"""The density of a curvature matrix's whole spectrum, by stochastic Lanczos quadrature."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from normscope.curvature.density import SymmetricLog, axis_for, cumulative, grid, smoothed
+from normscope.curvature.operator import operator
+from normscope.curvature.quadrature import Floats, Quadrature, random_quadratures
+from normscope.curvature.spaces import ParameterSpace, search_space
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from torch import nn
+
+    from normscope.curvature.layout import Parameters
+    from normscope.curvature.problem import Data, WholeLoss
+    from normscope.losses import Loss
+
+__all__ = ["spectrum"]
+
+CountHook: TypeAlias = Callable[[int, int], None]
+
+
+def spectrum(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    kind: str = "fisher",
+    mode: str = "train",
+    probes: int = 5,
+    lanczos_steps: int = 64,
+    params: Parameters = None,
+    seed: int = 0,
+    linear_threshold: float | None = None,
+    smoothing: float = 0.1,
+    progress: CountHook | None = None,
+) -> xr.Dataset:
+    r"""Density of all eigenvalues of a curvature matrix; the model is left as it is.
+
+    .. math:: \rho(s) = \frac1P \sum_{i=1}^{P} K_w(s - s(\lambda_i))
+        \approx \frac1n \sum_{p=1}^{n} \sum_j w_{pj}\, K_w(s - s(\theta_{pj}))
+
+    s is the position on a symmetric-logarithmic axis, in decades; K a Gaussian of width w; theta
+    and w the nodes and weights of Lanczos from n random directions, exact for polynomials of
+    degree ``2 lanczos_steps - 1``. Where a node stands for many eigenvalues it is spread by the
+    residual of its Ritz vector, which is their standard deviation, before it is smoothed: detail
+    finer than that is not resolved, and none is made up. Errors are standard errors over the
+    directions. For the Fisher and Gauss-Newton matrix of one batch with fewer outputs than
+    parameters, the eigenvalues that must be zero are counted and only the others estimated.
+
+    Notation: P = parameters, n = probes, w = smoothing.
+
+    Args:
+        model: any module whose parameters are on one device.
+        loss: as for `operator`.
+        data: as for `operator`.
+        kind: "fisher", "ggn" or "hessian".
+        mode: "train", "frozen" or "eval".
+        probes: random directions, at least two; the errors fall with the root of their number.
+        lanczos_steps: products for each; as many vectors are held in memory.
+        params: names of parameters or modules, or parameters; None for all that are trainable.
+        seed: of dropout, noise, the data's order and the directions.
+        linear_threshold: the axis is linear from minus this to this; None for the power of ten
+            about four decades below the largest eigenvalue. Give the same one to compare spectra.
+        smoothing: standard deviation of the kernel, in decades.
+        progress: called with the products done and planned after each one.
+
+    Returns:
+        ``density`` and ``cumulative`` (the share of eigenvalues up to there, no kernel) over
+        ``eigenvalue``, evenly spaced in the coordinate ``position``, where the density's integral
+        is one; the mean ``moment`` of each ``order`` of the eigenvalues (1: the trace over P);
+        each with its ``_error``; ``nodes``, ``weights`` and ``spreads`` (probe, node), a rule that
+        ended early filled up with not-a-number and weight zero; ``kind`` and ``mode`` as
+        coordinates, all else as attributes.
+
+    >>> import torch
+    >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
+    >>> found = spectrum(torch.nn.Linear(2, 1, bias=False), "squared_error", batch, probes=2)
+    >>> found["nodes"].values.round(4).tolist()  # x x^T / m
+    [[0.5, 4.5], [0.5, 4.5]]
+    """
+    begin = time.perf_counter()
+    _check(probes, lanczos_steps, smoothing)
+    curvature = operator(model, loss, data, kind, mode, params, seed)
+    # the space of the outputs, where there is one, has all eigenvalues but zeros, none negative
+    space = search_space(curvature, "largest", 1)
+    share = space.size / curvature.shape[0]
+    count = _counter(progress, probes * min(lanczos_steps, space.size))
+    found_rules = random_quadratures(space, probes, lanczos_steps, seed, count)
+    rules = [rule.diluted(share) for rule in found_rules]
+    axis = axis_for(rules, linear_threshold)
+    nonnegative = kind == "fisher" or not isinstance(space, ParameterSpace)
+    found = _dataset(rules, axis, smoothing, nonnegative)
+    # not attributes: SciPy cannot write a NetCDF file with an attribute of the name "mode"
+    return found.assign_coords(kind=kind, mode=mode).assign_attrs(
+        batch_size=curvature.batch_size,
+        samples=curvature.samples,
+        parameters=curvature.shape[0],
+        probes=probes,
+        lanczos_steps=lanczos_steps,
+        products=sum(rule.products for rule in rules),
+        seed=seed,
+        linear_threshold=axis.threshold,
+        smoothing=smoothing,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _counter(progress: CountHook | None, planned: int) -> Callable[[], None]:
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, planned)
+
+    return count
+
+
+def _dataset(
+    rules: list[Quadrature], axis: SymmetricLog, width: float, nonnegative: bool
+) -> xr.Dataset:
+    import xarray as xr
+
+    positions = grid(rules, axis, width, nonnegative)
+    values = axis.value(positions)
+    orders = np.array([1, 2])
+    curves = {
+        "density": [smoothed(rule, axis, positions, width, nonnegative) for rule in rules],
+        "cumulative": [cumulative(rule, values, nonnegative) for rule in rules],
+    }
+    moments = [rule.weights @ rule.nodes[:, None] ** orders for rule in rules]
+    length = max(len(rule.nodes) for rule in rules)
+    return xr.Dataset(
+        {
+            **_with_errors(curves, "eigenvalue"),
+            **_with_errors({"moment": moments}, "order"),
+            "nodes": (("probe", "node"), [_padded(r.nodes, length, np.nan) for r in rules]),
+            "weights": (("probe", "node"), [_padded(r.weights, length, 0.0) for r in rules]),
+            "spreads": (("probe", "node"), [_padded(r.spreads, length, 0.0) for r in rules]),
+        },
+        coords={
+            "eigenvalue": values,
+            "position": ("eigenvalue", positions),
+            "order": orders,
+            "probe": range(len(rules)),
+        },
+    )
+
+
+def _with_errors(samples: dict[str, list[Floats]], dimension: str) -> dict[str, tuple[str, Floats]]:
+    """Mean and standard error over the probes of each quantity."""
+    found = {}
+    for name, of_probes in samples.items():
+        each = np.stack(of_probes)
+        found[name] = (dimension, each.mean(0))
+        found[f"{name}_error"] = (dimension, each.std(0, ddof=1) / np.sqrt(len(each)))
+    return found
+
+
+def _padded(values: Floats, length: int, filling: float) -> Floats:
+    return np.pad(values, (0, length - len(values)), constant_values=filling)
+
+
+def _check(probes: int, lanczos_steps: int, smoothing: float) -> None:
+    if probes < 2:
+        raise InputError(
+            f"probes must be at least 2, so that their spread tells the error, got {probes}."
+        )
+    if lanczos_steps < 1:
+        raise InputError(f"lanczos_steps must be at least 1, got {lanczos_steps}.")
+    if not 0 < smoothing < np.inf:
+        raise InputError(f"smoothing must be a positive number of decades, got {smoothing}.")

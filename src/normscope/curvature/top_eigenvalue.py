@@ -1,0 +1,187 @@
+"""The largest eigenvalues of a network's curvature, with a residual that says how far to trust."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.coarse import coarse_guess
+from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.lanczos import WHICH
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.operator import CurvatureOperator
+from normscope.curvature.problem import Problem
+from normscope.curvature.result import TopEigenvalue
+from normscope.curvature.search import STOPS, Found, Request, search, started
+from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
+from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
+from normscope.registry import unknown_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from normscope.curvature.layout import Parameters
+    from normscope.curvature.problem import Data, WholeLoss
+    from normscope.curvature.search import ProgressHook
+    from normscope.losses import Loss
+
+__all__ = ["extreme_eigenvalues", "top_eigenvalue"]
+
+
+def top_eigenvalue(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    kind: str = "fisher",
+    mode: str = "train",
+    k: int = 1,
+    which: str = "largest",
+    tol: float = 1e-3,
+    max_products: int | None = None,
+    params: Parameters = None,
+    seed: int = 0,
+    start: Tensor | TopEigenvalue | None = None,
+    stop: str = "residual",
+    progress: ProgressHook | None = None,
+) -> TopEigenvalue:
+    """Extreme eigenvalues of a curvature matrix; the model is left as it is.
+
+    Block Lanczos with full reorthogonalisation, until the residual of every value, the norm of
+    A v - theta v, is within ``tol`` of the value's magnitude. Some eigenvalue is then that close
+    to each value; the value of an isolated one is closer by far, about the residual's square.
+    Starts from a few products on a part of the data; for the Fisher and Gauss-Newton matrix of one
+    batch it works with vectors over the outputs, not the parameters.
+
+    Args:
+        model: any module whose parameters are on one device.
+        loss: as for `operator`.
+        data: as for `operator`.
+        kind: "fisher", "ggn" or "hessian".
+        mode: "train", "frozen" or "eval".
+        k: how many eigenvalues; of either end for "both".
+        which: "largest" (algebraically), "smallest", "both" or "magnitude".
+        tol: on the relative residual.
+        max_products: after how many products to give up; None for 100 + 20 k.
+        params: names of parameters or modules, or parameters; None for all that are trainable.
+        seed: of dropout, noise, the data's order and the start.
+        start: parameter vectors, (size,) or (size, any), or an earlier result: during training
+            the vectors move slowly, and two or three products are enough.
+        stop: "residual": when the residual is within ``tol``, so that the vectors are known too;
+            "value": when the estimated error of the value is, the square of the residual over the
+            gap to the other eigenvalues found. That takes about half the products; the gap is an
+            estimate, and the residual must still be below 20 ``tol``.
+        progress: called with a `Progress` after each product on all data.
+
+    Returns:
+        Values, vectors and residuals. If not ``converged``, a `NormscopeWarning` says so too.
+
+    >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
+    >>> top = top_eigenvalue(torch.nn.Linear(2, 1, bias=False), "squared_error", batch)
+    >>> round(top.value, 4), top.converged  # x x^T / m
+    (4.5, True)
+    """
+    begin = time.perf_counter()
+    layout = parameter_layout(model, params)
+    evaluator = Evaluator(Problem(model, loss, data), layout, mode, seed)
+    operator = CurvatureOperator(evaluator, kind)
+    allowed = 100 + 20 * k if max_products is None else max_products
+    request = Request(k, which, tol, allowed, seed, stop, progress)
+    _check(request, operator)
+    guesses = None if start is None else _given(start, operator)
+    return extreme_eigenvalues(operator, request, guesses, begin)
+
+
+def extreme_eigenvalues(
+    operator: CurvatureOperator, request: Request, guesses: Tensor | None, begin: float
+) -> TopEigenvalue:
+    """Extreme eigenvalues of an operator that is made already.
+
+    Args:
+        operator: the curvature.
+        request: what is searched.
+        guesses: parameter vectors to start from, one column each; None: they come from a part of
+            the data.
+        begin: ``time.perf_counter()`` at the beginning of the work.
+
+    Returns:
+        The result; a warning was given if it is not converged.
+    """
+    spent = 0.0
+    if guesses is None:
+        guesses, spent = coarse_guess(operator, request)
+    space = search_space(operator, request.which, request.count)
+    spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
+    block = started(space, guesses, request)
+    del guesses  # parameter-sized vectors that the search may need the room of
+    found = search(space, block, request.with_fewer_products(spent))
+    spent += found.products
+    if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
+        # outputs alone do not show which parameter vectors have the eigenvalue zero
+        space = ParameterSpace(operator)
+        found = search(space, started(space, None, request), request.with_fewer_products(spent))
+        spent += found.products
+    return _result(operator, request, _lifted(space, found), spent, begin)
+
+
+def _lifted(space: SearchSpace, found: Found) -> Found:
+    columns = [space.lift(column.contiguous()) for column in found.vectors.T]
+    return replace(found, vectors=torch.stack(columns, 1))
+
+
+def _result(
+    operator: CurvatureOperator, request: Request, found: Found, matvecs: float, begin: float
+) -> TopEigenvalue:
+    result = TopEigenvalue(
+        values=found.values,
+        vectors=found.vectors,
+        residuals=found.residuals,
+        errors=found.errors,
+        tolerance=request.tolerance,
+        converged=found.converged,
+        matvecs=matvecs,
+        seconds=time.perf_counter() - begin,
+        batch_size=operator.batch_size,
+        samples=operator.samples,
+        kind=operator.kind,
+        mode=operator.mode,
+        which=request.which,
+    )
+    if not result.converged:
+        warnings.warn(
+            f"the {request.which} eigenvalue of the {operator.kind} has a relative residual of "
+            f"{result.residual:.1e} after {matvecs:.0f} products, above the tolerance "
+            f"{request.tolerance:g}; raise max_products or tol.",
+            NormscopeWarning,
+            stacklevel=4,
+        )
+    return result
+
+
+def _check(request: Request, operator: CurvatureOperator) -> None:
+    if request.which not in WHICH:
+        raise unknown_name("choice of eigenvalues", request.which, WHICH)
+    if request.stop not in STOPS:
+        raise unknown_name("stopping rule", request.stop, STOPS)
+    size = operator.shape[0]
+    if not 1 <= request.count <= size:
+        raise InputError(f"k must be from 1 to the {size} parameter entries, got {request.count}.")
+    if not 0 < request.tolerance < 1:
+        raise InputError(f"tol must be between 0 and 1, got {request.tolerance}.")
+    if request.max_products < 1:
+        raise InputError(f"max_products must be at least 1, got {request.max_products}.")
+
+
+def _given(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor:
+    """A caller's start as columns of parameter vectors."""
+    vectors = start.vectors if isinstance(start, TopEigenvalue) else start
+    if not isinstance(vectors, Tensor):
+        raise ArgumentTypeError(
+            f"start must be a tensor or an earlier result, got {type(start).__name__}."
+        )
+    columns = vectors.unsqueeze(1) if vectors.dim() == 1 else vectors
+    return operator.evaluator.layout.checked(columns, columns=True)

@@ -1,0 +1,1 @@
+"""Recipes that reproduce the papers, and the demo: one result per file."""

@@ -1,0 +1,158 @@
+"""Batch normalization by PyTorch's native kernel, with care for what it loses on a CPU.
+
+The CPU kernel applies ``x * (1/s) + (bias - mean * (1/s))``, two large numbers where the mean is
+large against the spread. Batch normalization does not see a shift of its input, so the remedy is
+the kernel itself, on the input less the mean that it found. And where all tensors are of half
+precision, so are its statistics; they are in float32 if it is given parameters in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.layers.transforms import tracing_active
+
+# Share of the spread that rounding may cost an output before the kernel is not believed; hence the
+# largest |mean| / s it is trusted with, squared.
+_TRUSTED_LOSS = 3e-5
+_LARGEST_SQUARE = {
+    dtype: (_TRUSTED_LOSS / torch.finfo(dtype).eps) ** 2 for dtype in (torch.float32, torch.float64)
+}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def fused_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Batch-normalized input by the native kernel, accurate also where the mean is large.
+
+    Args:
+        input: (batch, channels, ...).
+        running_mean: (channels,), or None.
+        running_var: (channels,), or None.
+        weight: (channels,), or None for 1.
+        bias: (channels,), or None for 0.
+        training: normalize by the batch's statistics rather than by the running ones.
+        momentum: weight of this batch in the running statistics.
+        eps: added to the variance.
+
+    Returns:
+        A tensor like the input.
+    """
+    largest = _LARGEST_SQUARE.get(input.dtype)
+    if (
+        largest is None
+        or not training
+        or not input.is_cpu
+        or torch.compiler.is_compiling()
+        or tracing_active()
+        or input.numel() <= input.size(1)  # an empty batch, or PyTorch's error
+        or eps <= 0.0
+    ):
+        vectors = running_mean, running_var, weight, bias
+        return _unwatched(input, *vectors, training, momentum, eps)
+    # What torch.batch_norm calls, for all its results. (torch.native_batch_norm has them too, but
+    # does not compare sizes, and reads beyond the end of a vector that is too short.)
+    output, mean, inverse_spread, _, _ = torch._batch_norm_impl_index(
+        input, weight, bias, running_mean, running_var, True, momentum, eps, False
+    )
+    ratio = mean * inverse_spread
+    # The sum of squares is the cheapest bound on the largest; infinities stay PyTorch's.
+    if largest < torch.dot(ratio, ratio).item() < math.inf and ratio.square().max() > largest:
+        vectors = running_mean, running_var, weight, bias
+        return _centred_first(input, *vectors, momentum, eps, mean)
+    return output
+
+
+def _unwatched(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """PyTorch's function, as compiled and traced programs keep it, or half precision on a CPU."""
+    vectors = running_mean, running_var, weight, bias
+    eager = not (torch.compiler.is_compiling() or tracing_active())
+    if eager and training and input.is_cpu and input.dtype in _HALF and input.numel() > 0:
+        return _half_precision(input, *vectors, momentum, eps)
+    return functional.batch_norm(input, *vectors, training, momentum, eps)
+
+
+def _half_precision(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """The kernel with every vector in float32, one at least, so that its statistics are too."""
+    weight = input.new_ones(input.size(1), dtype=torch.float32) if weight is None else weight
+    mean, variance, bias = (
+        v if v is None else v.float() for v in (running_mean, running_var, bias)
+    )
+    output = functional.batch_norm(input, mean, variance, weight.float(), bias, True, momentum, eps)
+    for running, moved in ((running_mean, mean), (running_var, variance)):
+        if running is not None and moved is not None and running is not moved:
+            running.copy_(moved)
+    return output
+
+
+def _centred_first(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+    mean: Tensor,
+) -> Tensor:
+    """The kernel on the values less their rough mean, which its first call has counted."""
+    if running_mean is not None and running_var is not None:
+        _correct_running(input, mean, running_mean, running_var, momentum, eps)
+    centred = input - _along_channels(mean, input)
+    return torch.batch_norm(centred, weight, bias, None, None, True, 0.0, eps, False)
+
+
+def _along_channels(vector: Tensor, like: Tensor) -> Tensor:
+    return vector.view(1, -1, *(1,) * (like.dim() - 2))
+
+
+@torch.no_grad()
+def _correct_running(
+    input: Tensor,
+    mean: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> None:
+    """Replace the share of the kernel's rough statistics in the running ones by the right ones."""
+    _, rough_variance = _statistics(input, eps)
+    missing_mean, variance = _statistics(input - _along_channels(mean, input), eps)
+    running_mean.add_(missing_mean, alpha=momentum)
+    running_var.add_(variance - rough_variance, alpha=momentum)
+
+
+def _statistics(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance as the kernel finds them."""
+    mean, variance = input.new_zeros(input.size(1)), input.new_ones(input.size(1))
+    torch.batch_norm(input, None, None, mean, variance, True, 1.0, eps, False)
+    return mean, variance

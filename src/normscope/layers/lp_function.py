@@ -1,0 +1,135 @@
+"""l_p normalization by the batch's own statistics, with its gradient in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.layers.lp_formulas import (
+    affine,
+    closed_form_gradient,
+    per_channel,
+    plain_lp_norm,
+    reduced_dims,
+    scale,
+    slope,
+)
+from normscope.layers.lp_kernels import fused_gradient, fused_output
+from normscope.layers.transforms import transform_active
+
+__all__ = ["LpNormalize", "lp_normalize", "scale"]
+
+
+def lp_normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Output, mean and scale of l_p normalization by the batch's own statistics.
+
+    .. math:: y = \gamma (x - \bar x) / s + \beta
+
+    Reference: santurkar2018, Section 3.3.
+
+    Args:
+        x: (batch, channels, *positions), float32 or float64.
+        weight: (channels,) or None for ones.
+        bias: (channels,) or None for zeros.
+        order: p, at least 1.
+        centred: take the scale of x - mean instead of x.
+        eps: as in :func:`normscope.layers.lp_formulas.scale`.
+
+    Returns:
+        Like x, (channels,) and (channels,); only the first carries gradients.
+
+    >>> lp_normalize(torch.tensor([[1.0], [3.0]]), None, None, 1, True, 0.0)[0]
+    tensor([[-1.],
+            [ 1.]])
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or transform_active():
+        return plain_lp_norm(x, weight, bias, order, centred, eps)
+    function: Any = LpNormalize  # torch declares no types for ``apply``
+    output, mean, size = function.apply(x, weight, bias, order, centred, eps)
+    return output, mean, size
+
+
+class LpNormalize(torch.autograd.Function):
+    """l_p normalization of a batch: (x, weight, bias, order, centred, eps) -> (y, mean, scale).
+
+    The mean and the scale are for running statistics; no gradient flows through them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        order: float,
+        centred: bool,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Statistics first, then the output, in the same memory."""
+        output, mean, size, largest = fused_output(x, weight, bias, order, centred, eps)
+        ctx.save_for_backward(x, weight, mean, size, largest)
+        ctx.save_for_forward(x, weight, mean, size, largest)
+        ctx.mark_non_differentiable(mean, size)
+        ctx.set_materialize_grads(False)
+        ctx.options = (order, centred, eps)
+        return output, mean, size
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The closed form, by fast kernels, or differentiable when a graph of it is wanted."""
+        gradient = gradients[0]
+        if gradient is None:
+            return (None,) * 6
+        x, weight, *statistics = ctx.saved_tensors
+        order, centred, eps = ctx.options
+        to_input: Tensor | None
+        if torch.is_grad_enabled():
+            to_input, to_weight, to_bias = closed_form_gradient(
+                gradient, x, weight, order, centred, eps
+            )
+        else:
+            to_input, to_weight, to_bias = fused_gradient(
+                gradient,
+                x,
+                weight,
+                tuple(statistics),
+                order,
+                centred,
+                input_needed=ctx.needs_input_grad[0],
+            )
+        _, weight_needed, bias_needed, *_ = ctx.needs_input_grad
+        return (
+            to_input,
+            to_weight if weight_needed else None,
+            to_bias if bias_needed else None,
+            None,
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
+        r"""Directional derivative of the output.
+
+        .. math:: \dot y = \gamma \left(\dot x - \bar{\dot x} - \tfrac{d}{s} \langle h, \dot x
+            \rangle\right) / s + \dot\gamma \, d / s + \dot\beta
+        """
+        x, weight, mean, size, _ = ctx.saved_tensors
+        order, centred, eps = ctx.options
+        along, along_weight, along_bias = tangents[:3]
+        dims, size = reduced_dims(x), per_channel(size, x)
+        normalized = (x - per_channel(mean, x)) / size
+        change = torch.zeros_like(x)
+        if along is not None:
+            shifted = along - along.mean(dims, keepdim=True)
+            values = x - per_channel(mean, x) if centred else x
+            growth = slope(values, size, order, eps) * (shifted if centred else along)
+            change = (shifted - normalized * growth.sum(dims, keepdim=True)) / size
+            change = affine(change, weight, None)
+        if along_weight is not None:
+            change = change + normalized * per_channel(along_weight, x)
+        return affine(change, None, along_bias), None, None

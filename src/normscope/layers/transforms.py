@@ -1,0 +1,77 @@
+"""Whether a ``torch.func`` transform, forward-mode AD or a dispatch mode is running.
+
+The one place that asks PyTorch's private modules: there is no public way to learn that a
+function is being transformed, and the native batch normalization kernels are silently wrong under
+some compositions (see :mod:`normscope.layers.batch_norm_function`), so the layers must know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+# The module exists at run time only; its stubs differ between versions of PyTorch.
+_functorch: Any = torch._C._functorch
+
+
+def transform_active() -> bool:
+    """Whether the caller runs inside a ``torch.func`` transform (``grad``, ``vmap``, ``jvp``, ...).
+
+    >>> transform_active()
+    False
+    >>> seen = []
+    >>> _ = torch.func.vmap(lambda x: seen.append(transform_active()) or x)(torch.ones(2))
+    >>> seen
+    [True]
+    """
+    return _functorch.peek_interpreter_stack() is not None
+
+
+# While it traces, torch.compile really enters the transforms it meets, but cannot trace the
+# question. Marked so, the function is called at trace time and its answer kept as a constant.
+# (The public torch.compiler.assume_constant_result does only this, after a second of imports.)
+transform_active._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's flag
+
+
+def forward_mode_active() -> bool:
+    """Whether a level of forward-mode AD is open, by ``forward_ad`` or by ``torch.func.jvp``.
+
+    >>> forward_mode_active()
+    False
+    >>> with torch.autograd.forward_ad.dual_level():
+    ...     forward_mode_active()
+    True
+    """
+    level: int = forward_ad._current_level
+    return level >= 0
+
+
+def tracing_active() -> bool:
+    """Whether operations are being recorded or intercepted, so that values must not be looked at.
+
+    True under ``torch.jit.trace`` and under any dispatch mode (fake tensors, ``make_fx``, ...).
+
+    >>> tracing_active()
+    False
+    """
+    modes: int = torch._C._len_torch_dispatch_stack()
+    return modes > 0 or torch._C._get_tracing_state() is not None
+
+
+def belongs_to_innermost_transform(tensor: Tensor) -> bool:
+    """Whether the innermost running transform handed this tensor to the function it transforms.
+
+    Only such a tensor may be written in place there: one captured from outside must not be.
+
+    >>> captured = torch.zeros(2)
+    >>> def both(x):
+    ...     print(belongs_to_innermost_transform(x), belongs_to_innermost_transform(captured))
+    ...     return x.sum()
+    >>> _ = torch.func.grad(both)(torch.ones(2))
+    True False
+    """
+    level: int | None = _functorch.maybe_current_level()
+    return level is not None and _functorch.maybe_get_level(tensor) == level

@@ -1,0 +1,105 @@
+"""The command line as a user meets it: exit codes, one-line errors, pipes, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import normscope
+
+COMMAND = [sys.executable, "-m", "normscope"]
+
+
+def normscope_command(*arguments, **options):
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, **options)
+
+
+def test_version_is_the_packages():
+    done = normscope_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"normscope {normscope.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dmo"], "Did you mean 'demo'?"),
+        (["demo", "--stepz", "3"], "No such option: --stepz"),
+        (["demo", "--steps", "x"], "valid integer"),
+        (["data", "path", "mnst"], "did you mean 'mnist'?"),
+        (["data", "path", "mnist", "--root", "no-such-folder"], "no-such-folder"),
+    ],
+)
+def test_usage_and_input_errors_are_one_line_and_exit_2(arguments, message):
+    done = normscope_command(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("normscope: ")
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["data"], ["data", "list"], ["data", "verify"]])
+def test_help_explains_each_command(command):
+    done = normscope_command(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage: normscope" in done.stdout
+
+
+def test_demo_writes_table_figure_and_data(tmp_path):
+    done = normscope_command("demo", "--steps", "2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    assert str(tmp_path / "demo.svg") in done.stdout
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["demo.nc", "demo.svg"]
+    assert (tmp_path / "demo.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+
+
+def test_demo_json_is_json_alone(tmp_path):
+    done = normscope_command("demo", "--steps", "2", "--json", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert {(row["norm"], row["learning rate"]) for row in rows} == {
+        (norm, rate) for norm in ("none", "batch") for rate in (0.01, 0.1, 1.0)
+    }
+
+
+def test_no_arguments_show_the_help():
+    done = normscope_command()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: normscope" in done.stdout
+
+
+def test_shell_completion_offers_the_commands():
+    asked = {"_NORMSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "normscope d", "COMP_CWORD": "1"}
+    done = normscope_command(env=os.environ | asked)
+    assert {"demo", "data"} <= set(done.stdout.split())
+
+
+def test_closed_pipe_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        done = subprocess.run(
+            [*COMMAND, "--help"], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_interrupt_exits_130_and_leaves_nothing_half_written(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--steps", "100000", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(6)  # past the imports, inside the trainings
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output == ""
+    assert errors == "normscope: interrupted\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,156 @@
+"""``normscope curvature`` from its arguments to its exit code."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from normscope.cli.curvature import curvature
+from normscope.cli.main import app, main
+from normscope.cli.sources import chosen_batches, load_data, load_model
+from normscope.curvature import dense
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
+SMALL = ["fully_connected", "--data", "digits", "--option", "width=6", "--batch-size", "32"]
+
+if not any(command.name == "curvature" for command in app.registered_commands):
+    app.command("curvature")(curvature)
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def small_problem():
+    data = load_data("digits")
+    model = load_model("fully_connected", data, options=["width=6"])
+    return model, "cross_entropy", chosen_batches(data, 32, 1)
+
+
+def test_json_holds_the_eigenvalues_of_the_dense_matrix(capsys):
+    assert main(["curvature", *SMALL, "--kind", "hessian", "-k", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    exact = torch.linalg.eigvalsh(dense(*small_problem(), kind="hessian").double()).flip(0)
+    assert found["values"] == pytest.approx(exact[:2].tolist(), rel=1e-3)
+    assert (found["model"], found["kind"], found["mode"]) == ("fully_connected", "hessian", "train")
+    assert found["batch_size"] == 32
+    assert found["converged"] is True
+    assert found["spectrum"] is None
+
+
+def test_mode_and_kind_reach_the_matrix(capsys):
+    values = set()
+    for options in (
+        ["--mode", "train"],
+        ["--mode", "frozen"],
+        ["--mode", "eval"],
+        ["--kind", "ggn"],
+    ):
+        assert main(["curvature", *SMALL, *options, "--json"]) == 0
+        values.add(round(json.loads(capsys.readouterr().out)["values"][0], 4))
+    assert len(values) == 4
+
+
+def test_own_model_and_data_from_a_file(capsys):
+    arguments = [f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples", "--batch-size", "16"]
+    assert main(["curvature", *arguments, "--batches", "2", "--kind", "ggn"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Gauss-Newton matrix, largest, mode train, batch size 16"
+    assert lines[-1].startswith("converged to 0.001")
+    assert float(lines[2].split()[0]) > 0
+
+
+def test_spectrum_is_summed_up_and_drawn(tmp_path, capsys):
+    figure = tmp_path / "new folder" / "spectrum.svg"
+    options = ["--spectrum", "--probes", "2", "--lanczos-steps", "6", "--out", str(figure)]
+    assert main(["curvature", *SMALL, *options]) == 0
+    out = capsys.readouterr().out
+    assert "spectrum of 580 eigenvalues: trace" in out
+    assert f"Figure: {figure}" in out
+    assert figure.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    assert [path.name for path in figure.parent.iterdir()] == ["spectrum.svg"]
+
+
+def test_spectrum_in_json_is_whole(capsys):
+    options = ["--spectrum", "--probes", "2", "--lanczos-steps", "6", "--json"]
+    assert main(["curvature", *SMALL, *options]) == 0
+    found = json.loads(capsys.readouterr().out)["spectrum"]
+    assert len(found["density"]) == len(found["eigenvalue"]) == len(found["density_error"])
+    assert len(found["nodes"]) == 2
+    assert found["parameters"] == 580
+    assert all(sum(weights) == pytest.approx(1.0) for weights in found["weights"])
+
+
+def test_eigenvalues_are_drawn_without_a_spectrum(tmp_path, capsys):
+    figure = tmp_path / "eigenvalues.png"
+    assert main(["curvature", *SMALL, "-k", "3", "-o", str(figure), "--json"]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(capsys.readouterr().out)["figure"] == str(figure)
+
+
+def test_exit_code_is_1_without_convergence(capsys):
+    options = ["--kind", "hessian", "--tol", "1e-9", "--max-products", "2"]
+    assert main(["curvature", *SMALL, *options]) == 1
+    assert "NOT CONVERGED" in capsys.readouterr().out
+    assert main(["curvature", *SMALL, *options, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["converged"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fully_conected", "--data", "digits"], "did you mean 'fully_connected'?"),
+        (["fully_connected", "--data", "digit"], "did you mean 'digits'?"),
+        ([f"{EXAMPLE}:biuld", "--data", "digits"], "did you mean 'build'?"),
+        ([*SMALL, "--kind", "hesian"], "did you mean 'hessian'?"),
+        ([*SMALL, "--mode", "tran"], "did you mean 'train'?"),
+        ([*SMALL, "--which", "larges"], "did you mean 'largest'?"),
+        ([*SMALL, "--loss", "cross_entrpy"], "did you mean 'cross_entropy'?"),
+        ([*SMALL, "--out", "figure.svgg"], "did you mean '.svg'?"),
+        ([*SMALL, "--batches", "1000"], "1438 samples"),
+        ([*SMALL, "--tol", "2"], "tol must be between 0 and 1"),
+        (["fully_connected"], "Missing option"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(arguments, message, capsys):
+    assert main(["curvature", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normscope.curvature.spectrum.spectrum", interrupted)
+    options = ["--spectrum", "--out", str(tmp_path / "spectrum.svg")]
+    assert main(["curvature", *SMALL, *options]) == 130
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_tells_estimate_and_residual(monkeypatch, capsys):
+    told = []
+
+    class Bar:
+        def __enter__(self):
+            return told.append
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr("normscope.cli.output.progress_over", lambda total, label: Bar())
+    assert main(["curvature", *SMALL, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)["values"][0]
+    assert all(text.startswith("eigenvalue ") and ", residual " in text for text in told)
+    assert float(told[-1].split()[1].rstrip(",")) == pytest.approx(value, rel=1e-4)
+
+
+def test_help_has_an_example(capsys):
+    assert main(["curvature", "--help"]) == 0
+    assert "Example: normscope curvature examples/my_model.py:build" in capsys.readouterr().out

@@ -1,0 +1,181 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from normscope.cli.sources import chosen_batches, found_at, load_data, load_loss, load_model
+from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
+from normscope.losses import cross_entropy
+
+SOURCE = """
+import torch
+from torch import nn
+from beside import WIDTH
+
+module = nn.Linear(2, 3)
+number = 7
+
+def build():
+    return nn.Linear(4, WIDTH)
+
+def samples():
+    return torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
+
+def broken():
+    return nn.Linear(2)
+
+def loss(output, target):
+    return output.square().mean()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("own_source", "beside", "faulty"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "own_source.py").write_text(SOURCE)
+    (tmp_path / "beside.py").write_text("WIDTH = 5\n")
+    (tmp_path / "faulty.py").write_text("x = 1\nraise OSError('no such disk')\n")
+    return tmp_path
+
+
+def test_model_comes_from_a_file_with_its_neighbours(folder):
+    model = load_model(f"{folder / 'own_source.py'}:build")
+    assert isinstance(model, nn.Linear)
+    assert model.out_features == 5
+
+
+def test_model_comes_from_a_module_of_the_working_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert load_model("own_source:build").out_features == 5
+    assert load_model("own_source.py:build").out_features == 5
+
+
+def test_factory_is_seeded(folder):
+    place = f"{folder / 'own_source.py'}:build"
+    weights = [load_model(place, seed=seed).weight for seed in (1, 1, 2)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_ready_module_is_taken_as_it_is(folder):
+    assert load_model(f"{folder / 'own_source.py'}:module").in_features == 2
+
+
+def test_data_and_loss_come_from_functions(folder):
+    x, y = load_data(f"{folder / 'own_source.py'}:samples")
+    assert (x.shape, y.shape) == ((6, 4), (6,))
+    loss = load_loss(f"{folder / 'own_source.py'}:loss")
+    assert loss(torch.tensor([2.0]), y).item() == 4.0
+
+
+def test_registered_names_are_looked_up():
+    x, _ = load_data("digits")
+    assert x.shape == (1438, 1, 8, 8)
+    assert load_loss("cross_entropy") is cross_entropy
+
+
+def test_registered_model_fits_the_data():
+    model = load_model(
+        "fully_connected", load_data("digits"), options=["width=7", "activation=tanh"]
+    )
+    assert model.features[0].in_features == 64
+    assert model.head.out_features == 10
+    assert model.head.in_features == 7
+    assert isinstance(model.features[2], nn.Tanh)
+    regression = (torch.randn(5, 3), torch.randn(5, 2))
+    model = load_model("fully_connected", regression, norm="none", options=["width=7"], seed=3)
+    assert (model.features[0].in_features, model.head.out_features) == (3, 2)
+    assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "message"),
+    [
+        ("own_source.py:biuld", UnknownNameError, "did you mean 'build'"),
+        ("own_source.py:broken", InputError, r"TypeError.*\(own_source.py, line 16\)"),
+        ("faulty.py:build", InputError, r"OSError: no such disk \(faulty.py, line 2\)"),
+        ("absent.py:build", InputError, "there is no file absent.py"),
+        ("absent_module:build", InputError, "ModuleNotFoundError"),
+        ("own_source.py:", InputError, "expected package.module:name"),
+        ("own_source.py:number", ArgumentTypeError, "torch.nn.Module, got int"),
+        ("vg", UnknownNameError, "did you mean 'vgg'"),
+    ],
+)
+def test_bad_model_is_explained(folder, monkeypatch, place, error, message):
+    monkeypatch.chdir(folder)
+    with pytest.raises(error, match=message):
+        load_model(place)
+
+
+def test_options_are_for_registered_models(folder):
+    place = f"{folder / 'own_source.py'}:build"
+    with pytest.raises(InputError, match="registered models"):
+        load_model(place, norm="batch")
+    with pytest.raises(InputError, match="name=value, got 'width'"):
+        load_model("fully_connected", options=["width"])
+    with pytest.raises(UnknownNameError, match="did you mean 'width'"):
+        load_model("fully_connected", options=["widht=3"])
+
+
+def test_batches_of_a_pair_are_drawn_without_replacement():
+    data = (torch.arange(20.0).unsqueeze(1), torch.arange(20))
+    chosen = chosen_batches(data, 4, 3, seed=1)
+    assert [len(x) for x, _ in chosen] == [4, 4, 4]
+    drawn = torch.cat([y for _, y in chosen])
+    assert len(drawn.unique()) == 12
+    assert not torch.equal(drawn, drawn.sort().values)
+    assert all(torch.equal(x.squeeze(1), y.float()) for x, y in chosen)
+    again = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=1)])
+    other = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=2)])
+    assert torch.equal(drawn, again)
+    assert not torch.equal(drawn, other)
+
+
+def test_default_batch_is_256_or_what_there_is():
+    data = (torch.zeros(600, 1), torch.zeros(600))
+    assert [len(x) for x, _ in chosen_batches(data, None, 1)] == [256]
+    assert [len(x) for x, _ in chosen_batches(data, None, 3)] == [200, 200, 200]
+
+
+def test_batches_of_a_list_or_loader_are_the_first():
+    data = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
+    chosen = chosen_batches(DataLoader(data, batch_size=3), None, 2)
+    assert [y.tolist() for _, y in chosen] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "count", "error", "message"),
+    [
+        ((torch.zeros(5, 1), torch.zeros(5)), 4, 2, InputError, "5 samples"),
+        ((torch.zeros(1, 1), torch.zeros(1)), None, 2, InputError, "1 samples"),
+        ([(torch.zeros(5, 1), torch.zeros(5))], 4, 1, InputError, "batches of its own"),
+        ([(torch.zeros(5, 1), torch.zeros(5))], None, 2, InputError, "has 1 batches, fewer"),
+        (7, None, 1, ArgumentTypeError, "got int"),
+    ],
+)
+def test_batches_that_cannot_be_had_are_refused(data, size, count, error, message):
+    with pytest.raises(error, match=message):
+        chosen_batches(data, size, count)
+
+
+def test_place_needs_a_colon():
+    with pytest.raises(InputError, match=r"got 'math'"):
+        found_at("math")
+
+
+@pytest.mark.parametrize("module", ["sources", "curvature"])
+def test_module_loads_nothing_heavy(module):
+    heavy = ("torch", "numpy", "scipy", "matplotlib", "xarray", "sklearn")
+    program = (
+        f"import sys, normscope.cli.{module}\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

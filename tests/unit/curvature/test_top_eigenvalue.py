@@ -1,0 +1,313 @@
+import gc
+import math
+import warnings
+import weakref
+
+import pytest
+import torch
+from tests.unit.curvature.networks import batch, network
+from torch import nn
+from torch.nn import functional
+
+from normscope.curvature import dense, operator, top_eigenvalue, whole_loss
+from normscope.curvature.spaces import OutputSpace, ParameterSpace, search_space
+from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
+
+KINDS = ("fisher", "ggn", "hessian")
+
+
+def spectrum(model, data, **options):
+    return torch.linalg.eigvalsh(dense(model, functional.cross_entropy, data, **options))
+
+
+def residuals_of(top, matrix):
+    images = matrix @ top.vectors
+    return (images - top.vectors * top.values).norm(dim=0) / top.values.abs()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["train", "frozen", "eval"])
+@pytest.mark.parametrize("name", ["torch_batch", "conv2d", "residual", "l1"])
+def test_top_eigenvalue_is_that_of_the_dense_matrix(name, mode, kind):
+    model, data = network(name), batch(name, 9)
+    expected = spectrum(model, data, kind=kind, mode=mode)[-1]
+    top = top_eigenvalue(model, functional.cross_entropy, data, kind=kind, mode=mode, tol=1e-6)
+    assert top.converged
+    assert top.value == pytest.approx(float(expected), rel=1e-6)
+    assert (top.kind, top.mode, top.batch_size) == (kind, mode, 9)
+    matrix = dense(model, functional.cross_entropy, data, kind=kind, mode=mode)
+    assert float(residuals_of(top, matrix)) <= 1e-6
+    assert float(top.vectors.norm()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "both", "magnitude"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_eigenvalues_of_either_end(kind, which):
+    model, data = network("residual"), [batch("residual", 9), batch("residual", 6, 3)]
+    values = spectrum(model, data, kind=kind)
+    top = top_eigenvalue(
+        model, functional.cross_entropy, data, kind=kind, k=3, which=which, tol=1e-5
+    )
+    largest, smallest = values.flip(0)[:3], values[:3]
+    expected = {
+        "largest": largest,
+        "smallest": smallest,
+        "both": torch.cat([largest, smallest]),
+        "magnitude": values[values.abs().argsort(descending=True)][:3],
+    }[which]
+    assert top.converged
+    assert torch.allclose(top.values, expected, rtol=1e-5, atol=1e-9 * float(values.abs().max()))
+    assert top.vectors.shape == (len(values), len(expected))
+
+
+def test_multiple_eigenvalues_are_all_found():
+    # the head alone: J J^T is a Kronecker product with the identity over the outputs
+    model, data = network("torch_batch"), batch("torch_batch", 9)
+    values = spectrum(model, data, params="3")
+    assert float(values[-1] - values[-2]) < 1e-10
+    top = top_eigenvalue(model, functional.cross_entropy, data, k=4, params="3", tol=1e-6)
+    assert torch.allclose(top.values, values.flip(0)[:4], rtol=1e-6)
+
+
+def test_more_eigenvalues_than_the_rank_include_zeros():
+    model, data = network("torch_batch"), batch("torch_batch", 3)
+    values = spectrum(model, data)
+    top = top_eigenvalue(model, functional.cross_entropy, data, k=6, tol=1e-6)
+    assert torch.allclose(top.values, values.flip(0)[:6], atol=1e-8)
+    gram = top.vectors.T @ top.vectors
+    assert torch.allclose(gram, torch.eye(6, dtype=torch.float64), atol=1e-6)
+
+
+def test_squared_error_gauss_newton_is_the_fisher():
+    model, (inputs, labels) = network("conv2d"), batch("conv2d")
+    target = functional.one_hot(labels, 2).double()
+    ggn, fisher = (
+        top_eigenvalue(model, "squared_error", (inputs, target), kind=kind, tol=1e-8)
+        for kind in ("ggn", "fisher")
+    )
+    assert ggn.value == pytest.approx(fisher.value, rel=1e-8)
+
+
+def test_output_space_is_used_only_where_it_is_right():
+    def space(kind, which="largest", data=None, loss=functional.cross_entropy):
+        data = batch("torch_batch", 5) if data is None else data
+        made = operator(network("torch_batch"), loss, data, kind=kind)
+        return type(search_space(made, which, 1))
+
+    assert space("fisher") is space("ggn", "magnitude") is OutputSpace
+    assert space("hessian") is space("fisher", "smallest") is space("ggn", "both") is ParameterSpace
+    assert space("fisher", data=[batch("torch_batch", 5)] * 2) is ParameterSpace
+    assert space("fisher", data=batch("torch_batch", 50)) is ParameterSpace  # more outputs
+    assert space("ggn", loss=lambda f, y: f.sin().square().mean()) is ParameterSpace
+
+
+def wide_net(width=16, inputs=8, classes=3):
+    torch.manual_seed(0)
+    layers = [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes)]
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(256, inputs, generator=generator)
+    return nn.Sequential(*layers), (x, torch.randint(classes, (256,), generator=generator))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coarse_start_gives_the_eigenvalue_of_all_data(kind):
+    model, data = wide_net()
+    expected = spectrum(model.double(), (data[0].double(), data[1]), kind=kind)[-1]
+    seen = []
+    top = top_eigenvalue(
+        model.float(), functional.cross_entropy, data, kind=kind, progress=seen.append
+    )
+    assert top.converged
+    assert top.residual <= 1e-3
+    assert top.value == pytest.approx(float(expected), rel=1e-3)
+    # at most 14 products and a lift on an eighth of the data, and one J v to bring them over
+    assert 0 < top.matvecs - len(seen) <= 14.5 / 8 + 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_stopping_at_the_value_is_right_and_sooner(kind, seed):
+    model, data = wide_net()
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    expected = spectrum(model.double(), (data[0].double(), data[1]), kind=kind)[-1]
+    sooner, later = (
+        top_eigenvalue(model, functional.cross_entropy, data, kind=kind, stop=stop)
+        for stop in ("value", "residual")
+    )
+    assert sooner.converged
+    assert sooner.matvecs <= later.matvecs
+    assert sooner.value == pytest.approx(float(expected), rel=1e-3)
+    assert sooner.residual <= 20e-3
+    assert later.residual <= 1e-3
+
+
+def test_coarse_start_does_not_hide_what_the_part_lacks():
+    # the samples that a part of the data leaves out excite inputs that its own never touch
+    torch.manual_seed(0)
+    inputs, labels = torch.zeros(256, 8, dtype=torch.float64), torch.randint(3, (256,))
+    inputs[::8, :4] = torch.randn(32, 4, dtype=torch.float64)
+    inputs[1::8, 4:] = 3 * torch.randn(32, 4, dtype=torch.float64)
+    model = nn.Linear(8, 3, bias=False).double()
+    for kind in KINDS:
+        expected = spectrum(model, (inputs, labels), kind=kind)[-1]
+        top = top_eigenvalue(model, functional.cross_entropy, (inputs, labels), kind=kind)
+        assert top.value == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_wrong_start_is_left():
+    # an eigenvector, but of the smallest eigenvalue
+    model, data = network("residual"), batch("residual", 9)
+    matrix = dense(model, functional.cross_entropy, data, kind="hessian")
+    values, vectors = torch.linalg.eigh(matrix)
+    for start in (vectors[:, 0], vectors[:, :2]):
+        top = top_eigenvalue(
+            model, functional.cross_entropy, data, kind="hessian", start=start, tol=1e-5
+        )
+        assert top.value == pytest.approx(float(values[-1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_warm_start_saves_products(kind):
+    model, data = wide_net()
+    cold = top_eigenvalue(model, functional.cross_entropy, data, kind=kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1e-3 * torch.randn_like(parameter))
+    warm = top_eigenvalue(model, functional.cross_entropy, data, kind=kind, start=cold)
+    again = top_eigenvalue(model, functional.cross_entropy, data, kind=kind)
+    assert warm.matvecs < again.matvecs
+    assert warm.value == pytest.approx(again.value, rel=1e-3)
+
+
+def test_too_few_products_are_said():
+    model, data = wide_net()
+    with pytest.warns(NormscopeWarning, match="max_products"):
+        top = top_eigenvalue(model, functional.cross_entropy, data, kind="hessian", max_products=2)
+    assert not top.converged
+    assert top.residual > 1e-3
+    assert top.matvecs <= 2 + 14 / 8
+    assert "NOT CONVERGED" in str(top)
+
+
+def test_same_seed_gives_the_same_result():
+    model, data = wide_net()
+    one, again = (top_eigenvalue(model, functional.cross_entropy, data) for _ in range(2))
+    assert one.value == again.value
+    assert torch.equal(one.vectors, again.vectors)
+
+
+def test_whole_loss_has_a_top_eigenvalue():
+    model, (inputs, labels) = network("torch_batch"), batch("torch_batch")
+    loss = whole_loss(lambda net, b: functional.cross_entropy(net(b[0]), b[1]))
+    top = top_eigenvalue(model, loss, (inputs, labels), kind="hessian", tol=1e-6)
+    expected = spectrum(model, (inputs, labels), kind="hessian")[-1]
+    assert top.value == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_zero_curvature_is_zero():
+    model = nn.Linear(3, 2).double()
+    data = (torch.randn(4, 3).double(), torch.tensor([0, 1, 0, 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        top = top_eigenvalue(model, lambda f, y: f.mean(), data, kind="hessian")
+    assert top.value == 0.0
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_train_mode_fisher_is_that_of_mean_field_theory(gamma):
+    # lambda_max ~ N gamma^2 / (2 pi): only the head's mean direction survives batch statistics
+    width = 300
+    torch.manual_seed(0)
+    layers = []
+    for fan_in, fan_out in ((200, width), (width, width)):
+        layers += [nn.Linear(fan_in, fan_out), nn.BatchNorm1d(fan_out), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(width, 10))
+    for module in model:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=math.sqrt(2 / module.in_features))
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm1d):
+            nn.init.constant_(module.weight, gamma)
+    data = (torch.randn(300, 200), torch.zeros(300, dtype=torch.long))
+    # the theory is of the weights; biases and gammas add about 2 to lambda_max at any width
+    weights = [f"{place}.weight" for place in (0, 3, 6)]
+    top = top_eigenvalue(model, functional.cross_entropy, data, params=weights)
+    assert top.value == pytest.approx(width * gamma**2 / (2 * math.pi), rel=0.04)
+    frozen = top_eigenvalue(model, functional.cross_entropy, data, mode="frozen", params=weights)
+    assert frozen.value > 1.5 * top.value
+
+
+def test_one_graph_is_alive_at_a_time():
+    model = network("torch_batch")
+    alive = []
+    outputs = []
+
+    def before(module, inputs):
+        alive.append(sum(ref() is not None for ref in outputs))
+
+    def after(module, inputs, output):
+        outputs.append(weakref.ref(output))
+
+    model.register_forward_pre_hook(before)
+    model[0].register_forward_hook(after)
+    data = [batch("torch_batch", 5, seed) for seed in range(6)]
+    gc.disable()  # graphs must go by themselves, not when the collector happens to run
+    try:
+        for kind in KINDS:
+            top_eigenvalue(model, functional.cross_entropy, data, kind=kind, tol=0.1)
+    finally:
+        gc.enable()
+    assert len(alive) > 30
+    assert max(alive) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_leave_nothing_behind(kind):
+    made = operator(network("conv2d"), functional.cross_entropy, batch("conv2d"), kind=kind)
+    vector = torch.ones(made.shape[0], dtype=torch.float64)
+
+    def tensors_alive():
+        gc.collect()
+        return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+    made @ vector
+    before = tensors_alive()
+    for _ in range(10):
+        made @ vector
+    assert tensors_alive() == before
+
+
+def test_progress_sees_the_estimate_grow():
+    model, data = wide_net()
+    seen = []
+    top = top_eigenvalue(
+        model, functional.cross_entropy, data, kind="hessian", progress=seen.append
+    )
+    assert [step.products for step in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].value == top.value
+    assert seen[-1].residual == top.residual
+    assert seen[0].residual > seen[-1].residual
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k": 0}, InputError, "k must be"),
+        ({"k": 10**6}, InputError, "k must be"),
+        ({"tol": 0.0}, InputError, "tol must be"),
+        ({"max_products": 0}, InputError, "max_products"),
+        ({"stop": "values"}, UnknownNameError, "did you mean 'value'"),
+        ({"which": "largst"}, UnknownNameError, "did you mean 'largest'"),
+        ({"start": [1.0]}, ArgumentTypeError, "start must be"),
+        ({"start": torch.ones(3)}, InputError, "one row per parameter"),
+        ({"kind": "fischer"}, UnknownNameError, "did you mean 'fisher'"),
+        ({"mode": "test"}, UnknownNameError, "Choices: eval, frozen, train"),
+    ],
+)
+def test_bad_options_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        top_eigenvalue(
+            network("torch_batch"), functional.cross_entropy, batch("torch_batch"), **options
+        )
