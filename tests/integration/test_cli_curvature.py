@@ -1,5 +1,6 @@
 """``normscope curvature`` from its arguments to its exit code."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -127,7 +128,9 @@ def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("normscope.curvature.spectrum.spectrum", interrupted)
+    # By its module: the package's own attribute of that name is the function.
+    home = importlib.import_module("normscope.curvature.spectrum")
+    monkeypatch.setattr(home, "spectrum", interrupted)
     options = ["--spectrum", "--out", str(tmp_path / "spectrum.svg")]
     assert main(["curvature", *SMALL, *options]) == 130
     assert list(tmp_path.iterdir()) == []

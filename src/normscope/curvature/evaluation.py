@@ -134,25 +134,47 @@ class Evaluator:
         Raises:
             StateError: if a value is not finite, or the same batch gave another loss before.
         """
-        leaves = tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
+        leaves = self._leaves()
         with self.scene(leaves, number):
             output, loss = self._forward(batch)
-        check_finite(loss, "the loss")
-        self._check_repeatable(number, loss.item())
+        self._check_loss(loss, number)
         return Evaluation(leaves, output, loss, sample_count(batch))
+
+    def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
+        """Refuse an output computed otherwise as `__call__` refuses that of the model itself.
+
+        Args:
+            output: of the model on that batch.
+            batch: as `batches` gives it.
+            number: its number.
+        """
+        with self.scene(self._leaves(), number), torch.no_grad():
+            loss = self._loss(output, batch)
+        self._check_loss(loss, number)
+
+    def _leaves(self) -> tuple[Tensor, ...]:
+        return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
 
     def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
         if not self.problem.has_outputs:
             return None, self.problem.loss_on(batch)
         inputs, targets = batch
         output = self.problem.output_on((inputs.clone(), targets))  # a model may overwrite it
+        return output, self._loss(output, batch)
+
+    def _loss(self, output: Tensor, batch: Batch) -> Tensor:
+        inputs, targets = batch
         check_finite(output, "the model's output")
         if output.dim() == 0 or len(output) != len(inputs):
             raise ShapeError(
                 f"the model's output needs one row per sample, {len(inputs)}, got the shape "
                 f"{tuple(output.shape)}."
             )
-        return output, self.problem.loss_of(output, targets)
+        return self.problem.loss_of(output, targets)
+
+    def _check_loss(self, loss: Tensor, number: int) -> None:
+        check_finite(loss, "the loss")
+        self._check_repeatable(number, loss.item())
 
     def _check_repeatable(self, number: int, loss: float) -> None:
         """Products on a function that changes between them would mix several matrices."""

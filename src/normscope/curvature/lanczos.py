@@ -13,6 +13,7 @@ from normscope.registry import unknown_name
 __all__ = ["WHICH", "Lanczos", "RitzPairs", "wanted_positions"]
 
 WHICH = ("largest", "smallest", "both", "magnitude")
+_KNOWN = 0.25  # residual of a Ritz value, over the value, below which it tells of an eigenvalue
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,18 @@ class Lanczos:
 
 
 def _value_errors(values: Tensor, residuals: Tensor) -> Tensor:
-    """Estimated distance of each Ritz value to an eigenvalue.
+    """Estimated distance of each Ritz value to the eigenvalue it stands for.
 
-    The square of the residual over the gap to the other eigenvalues bounds it; the gap is known
-    from the other Ritz values only up to their own residuals, which are therefore taken off.
+    The square of the residual over the gap to the other eigenvalues bounds it. The gap is known
+    from the other Ritz values only up to their own residuals, which are therefore taken off, and
+    not at all if the nearest one is itself hardly known: one of many eigenvalues close together
+    (a wide net has one for each output) looks isolated until the next of them is found. A residual
+    alone shows that some eigenvalue is near; among close ones the value can be short by a small
+    multiple of it.
     """
     distances = (values.unsqueeze(1) - values).abs() - residuals
     distances.fill_diagonal_(torch.inf)
-    gaps = distances.min(dim=1).values
-    known = torch.isfinite(gaps) & (gaps > 0)
-    return torch.where(known, torch.minimum(residuals, residuals**2 / gaps), residuals)
+    gaps, nearest = distances.min(dim=1)
+    known = residuals[nearest] <= _KNOWN * values[nearest].abs()
+    known &= torch.isfinite(gaps) & (gaps > 0)
+    return torch.where(known, torch.minimum(residuals, residuals**2 / gaps), 2 * residuals)

@@ -14,7 +14,12 @@ from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import Parameters, parameter_layout
 from normscope.curvature.modes import MODES
 from normscope.curvature.problem import Data, Problem, WholeLoss
-from normscope.curvature.products import BatchProduct, batch_product, check_kind
+from normscope.curvature.products import (
+    BatchProduct,
+    batch_product,
+    chain_product,
+    check_kind,
+)
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -180,6 +185,9 @@ class CurvatureOperator:
         )
 
     def _product(self, number: int, batch: Batch) -> BatchProduct:
+        chain = chain_product(self.kind, self.evaluator, batch, number)
+        if chain is not None:
+            return chain
         target = None if isinstance(self.evaluator.problem.loss, WholeLoss) else batch[1]
         with torch.inference_mode(False):
             evaluation = self.evaluator(batch, number)

@@ -7,15 +7,25 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from normscope.curvature.batch import Batch
+from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.evaluation import Evaluation, Evaluator
 from normscope.curvature.failures import check_finite
 from normscope.curvature.linearization import GraphLinearization, Linearization
 from normscope.curvature.output_hessian import OutputHessian, fisher_metric, output_hessian
 from normscope.curvature.problem import WholeLoss
 from normscope.errors import StateError
+from normscope.losses import Loss
 from normscope.registry import unknown_name
 
-__all__ = ["KINDS", "BatchProduct", "GaussNewtonProduct", "HessianProduct", "batch_product"]
+__all__ = [
+    "KINDS",
+    "BatchProduct",
+    "GaussNewtonProduct",
+    "HessianProduct",
+    "batch_product",
+    "chain_product",
+]
 
 KINDS = ("fisher", "ggn", "hessian")
 
@@ -125,15 +135,48 @@ def batch_product(
             f"kind={kind!r} needs the model's output, which a whole_loss does not show; give a "
             "loss(output, target), or use kind='hessian'."
         )
-    assert not isinstance(loss, str)  # Problem has looked the name up
-    metric = fisher_metric(output) if kind == "fisher" else output_hessian(loss, output, target)
-    return GaussNewtonProduct(GraphLinearization(evaluator, evaluation, number), metric)
+    linearization = GraphLinearization(evaluator, evaluation, number)
+    return GaussNewtonProduct(linearization, _metric(kind, loss, output, target))
+
+
+def chain_product(
+    kind: str, evaluator: Evaluator, batch: Batch, number: int = 0
+) -> GaussNewtonProduct | None:
+    """The curvature of one batch without any graph, for a model that is a chain of known layers.
+
+    Args:
+        kind: "fisher", "ggn" or "hessian".
+        evaluator: whose model it is.
+        batch: the batch.
+        number: its number.
+
+    Returns:
+        The matrix, known by its products; None where only `batch_product` serves.
+    """
+    problem = evaluator.problem
+    loss = problem.loss
+    if kind == "hessian" or isinstance(loss, WholeLoss):
+        return None
+    inputs, target = batch
+    chain = ChainJacobian.read(
+        problem.model, inputs, evaluator.mode, evaluator.layout, evaluator.point
+    )
+    if chain is None:
+        return None
+    evaluator.check(chain.output, batch, number)
+    return GaussNewtonProduct(chain, _metric(kind, loss, chain.output, target))
 
 
 def check_kind(kind: str) -> None:
     """Refuse an unknown kind of curvature, naming the choices."""
     if kind not in KINDS:
         raise unknown_name("kind of curvature", kind, KINDS)
+
+
+def _metric(kind: str, loss: Loss | str, output: Tensor, target: Tensor) -> OutputHessian:
+    """The Hessian in the outputs that makes J^T H J the matrix of that kind."""
+    assert not isinstance(loss, str)  # Problem has looked the name up
+    return fisher_metric(output) if kind == "fisher" else output_hessian(loss, output, target)
 
 
 def _depends(evaluation: Evaluation) -> bool:

@@ -153,7 +153,7 @@ def _small(residuals: Tensor, errors: Tensor, request: Request) -> bool:
         return bool((residuals <= _MARGIN * request.tolerance).all())
     # the gap behind an estimated error is a guess: believed only once the vector is roughly there
     rough = bool((residuals <= _ROUGHLY * request.tolerance).all())
-    return rough and bool((errors <= _MARGIN * request.tolerance).all())
+    return rough and bool((errors <= request.tolerance).all())
 
 
 def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[Tensor, Tensor]:
