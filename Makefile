@@ -34,7 +34,7 @@ format: $(VENV)/.test ## Rewrite the sources in the house style
 	$(BIN)/ruff format
 
 docs: $(VENV)/.docs ## Build the documentation, strictly, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 bench: $(VENV)/.base ## Benchmarks against torch and the textbook loop, one after the other

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
@@ -36,17 +37,19 @@ class Registry(Generic[T]):
         modules: modules whose import registers the items; imported at the first look-up, so that
             a registry can be named without loading what it holds.
 
-    >>> SHAPES = Registry("shape")
-    >>> @SHAPES.register
-    ... def square(side: float) -> float:
-    ...     return side * side
-    >>> SHAPES["square"](3.0)
-    9.0
+    Examples:
+        >>> SHAPES = Registry("shape")
+        >>> @SHAPES.register
+        ... def square(side: float) -> float:
+        ...     return side * side
+        >>> SHAPES["square"](3.0)
+        9.0
     """
 
     def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
         self.kind = kind
         self._pending = list(modules)
+        self._lock = threading.RLock()  # of the loading; the modules may look names up themselves
         self._items: dict[str, T] = {}
 
     @overload
@@ -75,9 +78,14 @@ class Registry(Generic[T]):
         return item
 
     def _load(self) -> None:
-        while self._pending:
-            importlib.import_module(self._pending[0])
-            del self._pending[0]  # only after it imported: a failed import is tried again
+        with self._lock:
+            while self._pending:
+                module = self._pending.pop(0)
+                try:
+                    importlib.import_module(module)
+                except BaseException:
+                    self._pending.insert(0, module)  # to be tried again at the next look-up
+                    raise
 
     def __getitem__(self, name: str) -> T:
         self._load()

@@ -7,9 +7,22 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import torch
 
 import normscope
+
+
+def wrong_size():
+    """A user's model that does not fit the data."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 10))
+
+
+def arrays():
+    """A user's data that are not tensors."""
+    return np.zeros((8, 1, 8, 8)), np.zeros(8)
+
 
 COMMAND = [sys.executable, "-m", "normscope"]
 
@@ -31,6 +44,13 @@ def test_version_is_the_packages():
         (["demo", "--steps", "x"], "valid integer"),
         (["data", "path", "mnst"], "did you mean 'mnist'?"),
         (["data", "path", "mnist", "--root", "no-such-folder"], "no-such-folder"),
+        (["demo", "--seed", "99999999999999999999"], "--seed"),
+        (["demo", "--out", __file__], "File exists"),
+        (["curvature", "vgg", "-d", "digits", "-o", f"{__file__}/x.svg"], "File exists"),
+        (["curvature", "vgg", "-d", "digits", "--option", "norm=none"], "use --norm none"),
+        (["curvature", "vgg", "-d", "digits", "--option", "width=abc"], "number above 0"),
+        (["curvature", f"{__file__}:wrong_size", "-d", "digits"], "wrong_size with cross_entropy"),
+        (["curvature", "conv_net", "-d", f"{__file__}:arrays"], "pair (inputs, targets)"),
     ],
 )
 def test_usage_and_input_errors_are_one_line_and_exit_2(arguments, message):

@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -66,6 +67,24 @@ def test_modules_load_at_the_first_look_up(tmp_path, monkeypatch):
     assert "late_shapes" not in sys.modules
     assert list(late) == []
     assert "late_shapes" in sys.modules
+
+
+def test_modules_load_once_for_all_threads(tmp_path, monkeypatch):
+    for number in range(20):
+        (tmp_path / f"threaded_{number}.py").write_text("import time\ntime.sleep(0.002)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    late = Registry("shape", modules=[f"threaded_{number}" for number in range(20)])
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: len(late), range(8))) == [0] * 8
+    assert all(f"threaded_{number}" in sys.modules for number in range(20))
+
+
+def test_failed_import_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    late = Registry("shape", modules=["appears_later"])
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError):
+            len(late)
 
 
 def test_every_error_has_the_common_root():

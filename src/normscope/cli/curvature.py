@@ -56,7 +56,9 @@ MaxProducts = Annotated[
 WholeSpectrum = Annotated[bool, typer.Option("--spectrum", help="Also the density of all.")]
 Probes = Annotated[int, typer.Option(min=2, help="Random directions of the spectrum.")]
 LanczosSteps = Annotated[int, typer.Option(min=1, help="Products for each direction.")]
-Seed = Annotated[int, typer.Option(help="Of weights, choice of samples, dropout and start.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**62, help="Of weights, choice of samples, dropout and start.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
 Out = Annotated[
     Path | None,
@@ -95,11 +97,13 @@ def curvature(
 
     _check_figure(out)
     samples = sources.load_data(data, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed)
     chosen = sources.chosen_batches(samples, batch_size, batches, seed)
+    network = sources.load_model(model, samples, norm, option or (), seed)
     problem = (network, sources.load_loss(loss), chosen)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
-    top = _eigenvalues(problem, k, max_products, {**common, "which": which, "tol": tol})
+    options = {**common, "which": which, "tol": tol}
+    place = f"{model} with {loss} on {data}"
+    top = sources.blaming(place, lambda: _eigenvalues(problem, k, max_products, options))
     density = _density(problem, probes, lanczos_steps, common) if spectrum else None
     _draw(top, density, out)
     _print(top, density, out, {"model": model, "data": data, "loss": loss}, as_json)
@@ -149,6 +153,7 @@ def _check_figure(out: Path | None) -> None:
     from normscope.registry import unknown_name
 
     formats = FigureCanvasBase.get_supported_filetypes()
+    out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.removeprefix(".").lower() not in formats:
         raise unknown_name("figure format", out.suffix, [f".{name}" for name in formats])
 

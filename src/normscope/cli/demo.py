@@ -15,7 +15,7 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the figure and the numbers.")
     ] = Path("normscope-out"),
-    seed: Annotated[int, typer.Option(help="First of the three seeds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="First of the three seeds.")] = 0,
     steps: Annotated[int, typer.Option(min=2, help="Training steps of each run.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
@@ -30,6 +30,7 @@ def demo(
     from normscope.files import replacing
     from normscope.plots.training_curves import training_curves
 
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told before the work
     norms, rates, seeds = ("none", "batch"), (0.01, 0.1, 1.0), 3
     with progress_over(len(norms) * len(rates) * seeds, "training") as progress:
         results = first_look(norms, rates, seeds, steps=steps, seed=seed, progress=progress)

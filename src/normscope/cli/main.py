@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader has seen enough (`normscope ... | head`); keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _complain(f"{error.filename or 'file'}: {error.strerror or error}")
 
 
 def _run(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.errors import ArgumentTypeError, InputError, NormscopeError
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -190,6 +190,8 @@ def _option(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not (name and sign):
         raise InputError(f"an option is name=value, got {text!r}.")
+    if name in ("norm", "seed"):
+        raise InputError(f"{name} is an option of the command itself: use --{name} {value}.")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -205,12 +207,12 @@ def _made(place: str, seed: int) -> Any:
     if isinstance(target, nn.Module) or not callable(target):
         return target
     torch.manual_seed(seed)
-    return _blaming(place, target)
+    return blaming(place, target)
 
 
 def _from_path(name: str) -> ModuleType:
     _search_first(Path.cwd())
-    return _blaming(name, lambda: importlib.import_module(name))
+    return blaming(name, lambda: importlib.import_module(name))
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -224,7 +226,7 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # where pickle and dataclasses look for it
     _search_first(path.resolve().parent)  # as when Python runs the file
     loader = spec.loader
-    _blaming(str(path), lambda: loader.exec_module(module))
+    blaming(str(path), lambda: loader.exec_module(module))
     return module
 
 
@@ -233,10 +235,23 @@ def _search_first(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _blaming(place: str, call: Callable[[], T]) -> T:
-    """Call something of the user's; its error becomes ours, with the line it came from."""
+def blaming(place: str, call: Callable[[], T]) -> T:
+    """Call something of the user's; its error becomes ours, with the line it came from.
+
+    Args:
+        place: what is called, in the user's words.
+        call: calls it.
+
+    Returns:
+        What the call returns.
+
+    Raises:
+        InputError: if it raises anything that is not an error of normscope already.
+    """
     try:
         return call()
+    except NormscopeError:
+        raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise InputError(

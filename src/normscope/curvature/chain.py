@@ -115,17 +115,10 @@ class ChainJacobian(Linearization):
         """J J^T u, in the shape of the output."""
         return self.gram_with(self, cotangent)
 
-    def gram_with(self, other: ChainJacobian, cotangent: Tensor) -> Tensor:
-        """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere.
-
-        Args:
-            other: K, on other data; the same parameters must be differentiated by.
-            cotangent: u, in the shape of the other's output.
-
-        Returns:
-            The product; from the other's eigenvector u of K K^T it makes an approximate one of
-            J J^T.
-        """
+    def gram_with(self, other: Linearization, cotangent: Tensor) -> Tensor:
+        """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere."""
+        if not isinstance(other, ChainJacobian):
+            return super().gram_with(other, cotangent)
         with _without_graph():
             return _up(self._links, _down(other._links, cotangent))
 

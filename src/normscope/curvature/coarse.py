@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,9 @@ from normscope.curvature.batch import rows
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.search import Request, search, started
-from normscope.curvature.spaces import search_space
+from normscope.curvature.spaces import SearchSpace, search_space
 
-__all__ = ["coarse_guess"]
+__all__ = ["Guess", "coarse_guess"]
 
 _FEWEST_SAMPLES = 32  # in a part; fewer and batch statistics have little to do with the whole's
 _LARGEST_STRIDE = 16
@@ -20,7 +22,34 @@ _TOLERANCE = 0.005  # well below the distance between the part's vectors and the
 _PRODUCTS = 14
 
 
-def coarse_guess(operator: CurvatureOperator, request: Request) -> tuple[Tensor | None, float]:
+@dataclass(frozen=True)
+class Guess:
+    """Approximate eigenvectors from a part of the data.
+
+    Args:
+        space: where they were found.
+        vectors: one column each.
+        which: what was searched.
+        cost: in products with the whole operator.
+    """
+
+    space: SearchSpace
+    vectors: Tensor
+    which: str
+    cost: float
+
+    def carried_to(self, space: SearchSpace) -> Tensor:
+        """The vectors of another space that stand for them, one column each."""
+        columns = [space.carry(column.contiguous(), self.space) for column in self.vectors.T]
+        vectors = torch.stack(columns, dim=1)
+        if self.which != "both":
+            return vectors
+        # one start per pair: the two ends do not disturb each other
+        largest, *others = torch.split(vectors, -(-len(columns) // 2), dim=1)
+        return largest + others[0] if others and others[0].shape == largest.shape else largest
+
+
+def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     """Approximate eigenvectors from every n-th sample of a batch, or from one batch of many.
 
     Args:
@@ -28,22 +57,17 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> tuple[Tensor 
         request: what is searched.
 
     Returns:
-        Parameter vectors, one column each, and their cost in products with the whole operator;
-        (None, 0.0) where the data is too small for a part of it to help.
+        The vectors; None where the data is too small for a part of it to help.
     """
     part = _part(operator)
     if part is None:
-        return None, 0.0
+        return None
     share = part.samples / operator.samples
     rough = Request(request.count, request.which, _TOLERANCE, _PRODUCTS, request.seed)
     space = search_space(part, rough.which, rough.count)
     found = search(space, started(space, None, rough), rough)
-    lifted = [space.lift(column.contiguous()) for column in found.vectors.T]
-    vectors = torch.stack(lifted, dim=1)
-    if request.which == "both":  # one start per pair: the two ends do not disturb each other
-        ends = torch.split(vectors, request.count, dim=1)
-        vectors = sum(ends[1:], ends[0]) if ends[-1].shape == ends[0].shape else ends[0]
-    return vectors, share * (found.products + space.embedding_cost * len(lifted))
+    cost = share * (found.products + space.embedding_cost * found.vectors.shape[1])
+    return Guess(space, found.vectors, request.which, cost)
 
 
 def _part(operator: CurvatureOperator) -> CurvatureOperator | None:

@@ -40,6 +40,18 @@ class Linearization(ABC):
         """J J^T u, in the shape of the output; may be overridden by what needs no J^T u."""
         return self.push_forward(self.pull_back(cotangent))
 
+    def gram_with(self, other: Linearization, cotangent: Tensor) -> Tensor:
+        """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere.
+
+        Args:
+            other: K, on other data; the same parameters must be differentiated by.
+            cotangent: u, in the shape of the other's output.
+
+        Returns:
+            The product; from an eigenvector u of K K^T it makes an approximate one of J J^T.
+        """
+        return self.push_forward(other.pull_back(cotangent))
+
 
 class GraphLinearization(Linearization):
     """The Jacobian of any differentiable model, from a graph that is built once and kept.

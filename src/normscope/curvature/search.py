@@ -100,7 +100,7 @@ def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Ten
 
     Args:
         space: where to search.
-        guesses: parameter vectors, one column each; None for none.
+        guesses: vectors of the space, of any length, one column each; None for none.
         request: what is searched.
 
     Returns:
@@ -112,7 +112,7 @@ def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Ten
     guessed = 0 if guesses is None else min(request.count, guesses.shape[1])
     for column in range(guessed):
         assert guesses is not None
-        guess = space.embed(guesses[:, column].contiguous())
+        guess = guesses[:, column]
         if guess.norm() > 0:
             block[column].mul_(_RANDOM_SHARE).add_(guess / guess.norm())
     return block.T

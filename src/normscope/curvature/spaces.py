@@ -44,6 +44,18 @@ class SearchSpace(ABC):
     def lift(self, vector: Tensor) -> Tensor:
         """The parameter vector, of length one, that an eigenvector here stands for."""
 
+    def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
+        """The vector here that stands for an eigenvector of the same curvature on other data.
+
+        Args:
+            vector: in the other space.
+            other: the space it was found in.
+
+        Returns:
+            A vector of any length.
+        """
+        return self.embed(other.lift(vector))
+
     @abstractmethod
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
         """By how much a residual can grow when its vector is lifted."""
@@ -111,6 +123,14 @@ class OutputSpace(SearchSpace):
         """J^T R u, of length one."""
         lifted = self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
         return functional.normalize(lifted, dim=0)
+
+    def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
+        """R^T J K^T S u, for K and S of the other data."""
+        if not isinstance(other, OutputSpace):
+            return super().carry(vector, other)
+        cotangent = other._metric.root(other._shaped(vector))
+        image = self._jacobian.gram_with(other._jacobian, cotangent)
+        return self._metric.root_transposed(image).reshape(-1)
 
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
         """The norm of J^T R over the length sqrt(lambda) of the lifted vector."""

@@ -111,13 +111,16 @@ def extreme_eigenvalues(
     Returns:
         The result; a warning was given if it is not converged.
     """
-    spent = 0.0
-    if guesses is None:
-        guesses, spent = coarse_guess(operator, request)
+    coarse = coarse_guess(operator, request) if guesses is None else None
     space = search_space(operator, request.which, request.count)
+    spent = 0.0
+    if coarse is not None:
+        spent, guesses = coarse.cost, coarse.carried_to(space)
+    elif guesses is not None:
+        guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
     spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
     block = started(space, guesses, request)
-    del guesses  # parameter-sized vectors that the search may need the room of
+    del coarse, guesses  # vectors and a graph that the search may need the room of
     found = search(space, block, request.with_fewer_products(spent))
     spent += found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xarray as xr
@@ -52,25 +51,21 @@ def first_look(
     loss = np.full((*cells, steps), np.nan)
     accuracy, steps_done = np.full(cells, np.nan), np.zeros(cells, dtype=int)
     outcome = np.full(cells, "", dtype=object)
-    for cell in _cells(cells):
+    for cell in np.ndindex(cells):
         norm, rate, own_seed = norms[cell[0]], learning_rates[cell[1]], seed + cell[2]
         progress(f"{norm}, learning rate {rate:g}, seed {own_seed}")
-        problem = Problem(
-            build("fully_connected", norm=norm, seed=own_seed, input_shape=data.train.x.shape[1:]),
-            "cross_entropy",
-            data.train,
-        )
+        problem = _problem(norm, own_seed, data)
         run = fit(problem, sgd(rate, momentum), steps=steps, batch_size=batch_size, seed=own_seed)
         loss[cell][: len(run.losses)] = run.losses
-        steps_done[cell], outcome[cell] = len(run.losses), run.outcome.name.lower()
+        steps_done[cell], outcome[cell] = run.steps, run.outcome.name.lower()
         accuracy[cell] = _test_accuracy(problem, data, run.outcome)
-    cell_dimensions = ("norm", "learning_rate", "seed")
+    by_cell = ("norm", "learning_rate", "seed")
     return xr.Dataset(
         {
-            "loss": ((*cell_dimensions, "step"), loss),
-            "test_accuracy": (cell_dimensions, accuracy),
-            "steps_done": (cell_dimensions, steps_done),
-            "outcome": (cell_dimensions, outcome.astype(str)),
+            "loss": ((*by_cell, "step"), loss),
+            "test_accuracy": (by_cell, accuracy),
+            "steps_done": (by_cell, steps_done),
+            "outcome": (by_cell, outcome.astype(str)),
         },
         coords={
             "norm": list(norms),
@@ -78,17 +73,14 @@ def first_look(
             "seed": range(seed, seed + seeds),
             "step": range(steps),
         },
-        attrs={
-            "model": "fully_connected",
-            "data": data.name,
-            "batch_size": batch_size,
-            "momentum": momentum,
-        },
+        attrs={"data": data.name, "batch_size": batch_size, "momentum": momentum},
     )
 
 
-def _cells(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    return product(*(range(size) for size in shape))
+def _problem(norm: str, seed: int, data: Dataset) -> Problem:
+    shape = data.train.x.shape[1:]
+    model = build("fully_connected", norm=norm, seed=seed, input_shape=shape)
+    return Problem(model, "cross_entropy", data.train)
 
 
 def _test_accuracy(problem: Problem, data: Dataset, outcome: Outcome) -> float:

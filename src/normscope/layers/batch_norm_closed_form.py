@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError, ShapeError, StateError
-from normscope.layers.standardize import Batch, LocalBatch, standardize
+from normscope.layers.standardize import Batch, LocalBatch, along_channels, standardize
 from normscope.layers.synchronize import ProcessGroup, SynchronizedBatch
-from normscope.layers.transforms import belongs_to_innermost_transform, transform_active
+from normscope.layers.transforms import writable
 
 
 def closed_form_batch_norm(
@@ -82,10 +82,6 @@ def _check_channels(channels: int, vectors: dict[str, Tensor | None]) -> None:
             )
 
 
-def _along_channels(vector: Tensor, like: Tensor) -> Tensor:
-    return vector.to(like.dtype).reshape(1, -1, *(1,) * (like.dim() - 2))
-
-
 def _standardized_by_running(
     values: Tensor, running_mean: Tensor | None, running_var: Tensor | None, eps: float
 ) -> Tensor:
@@ -94,15 +90,15 @@ def _standardized_by_running(
             "running_mean and running_var must be given outside of training; "
             "give both, or normalize by the batch with training=True."
         )
-    spread = torch.rsqrt(_along_channels(running_var, values) + eps)
-    return (values - _along_channels(running_mean, values)) * spread
+    spread = torch.rsqrt(along_channels(running_var, values) + eps)
+    return (values - along_channels(running_mean, values)) * spread
 
 
 def _scaled_and_shifted(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
-        values = values * _along_channels(weight, values)
+        values = values * along_channels(weight, values)
     if bias is not None:
-        values = values + _along_channels(bias, values)
+        values = values + along_channels(bias, values)
     return values
 
 
@@ -119,10 +115,6 @@ def _update_running(
         return
     unbiased = variance.detach() * (batch.count / (batch.count - 1))
     for running, seen in ((running_mean, mean.detach()), (running_var, unbiased)):
-        if running is not None and _is_writable(running):
+        if running is not None and writable(running):
             moved = momentum * seen.flatten() + (1 - momentum) * running.detach()
             running.copy_(moved)
-
-
-def _is_writable(running: Tensor) -> bool:
-    return not transform_active() or belongs_to_innermost_transform(running)

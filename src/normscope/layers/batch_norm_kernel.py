@@ -127,12 +127,8 @@ def _centred_first(
     """The kernel on the values less their rough mean, which its first call has counted."""
     if running_mean is not None and running_var is not None:
         _correct_running(input, mean, running_mean, running_var, momentum, eps)
-    centred = input - _along_channels(mean, input)
+    centred = input - along_channels(mean, input)
     return torch.batch_norm(centred, weight, bias, None, None, True, 0.0, eps, False)
-
-
-def _along_channels(vector: Tensor, like: Tensor) -> Tensor:
-    return vector.view(1, -1, *(1,) * (like.dim() - 2))
 
 
 @torch.no_grad()
@@ -146,7 +142,7 @@ def _correct_running(
 ) -> None:
     """Replace the share of the kernel's rough statistics in the running ones by the right ones."""
     _, rough_variance = _statistics(input, eps)
-    missing_mean, variance = _statistics(input - _along_channels(mean, input), eps)
+    missing_mean, variance = _statistics(input - along_channels(mean, input), eps)
     running_mean.add_(missing_mean, alpha=momentum)
     running_var.add_(variance - rough_variance, alpha=momentum)
 

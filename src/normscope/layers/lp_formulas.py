@@ -11,30 +11,14 @@ import math
 import torch
 from torch import Tensor
 
-
-def reduced_dims(x: Tensor) -> list[int]:
-    """Every dimension but the channels: those a normalization averages over.
-
-    >>> reduced_dims(torch.zeros(2, 3, 4, 4))
-    [0, 2, 3]
-    """
-    return [0, *range(2, x.dim())]
-
-
-def per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """One value per channel, shaped to broadcast against x.
-
-    >>> per_channel(torch.ones(3), torch.zeros(2, 3, 4)).shape
-    torch.Size([1, 3, 1])
-    """
-    return values.reshape(1, -1, *([1] * (x.dim() - 2)))
+from normscope.layers.standardize import along_channels, channel_axes
 
 
 def affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """The learned map of each channel, weight * normalized + bias; None leaves that part out."""
     if weight is not None:
-        normalized = normalized * per_channel(weight, normalized)
-    return normalized if bias is None else normalized + per_channel(bias, normalized)
+        normalized = normalized * along_channels(weight, normalized)
+    return normalized if bias is None else normalized + along_channels(bias, normalized)
 
 
 def scale(values: Tensor, order: float, eps: float) -> Tensor:
@@ -60,7 +44,7 @@ def scale(values: Tensor, order: float, eps: float) -> Tensor:
     >>> scale(torch.tensor([[3.0], [-4.0]]), 1, eps=0.0)
     tensor([[3.5000]])
     """
-    dims = reduced_dims(values)
+    dims = channel_axes(values.dim())
     if order == math.inf:
         return values.abs().amax(dims, keepdim=True) + eps
     if order == 1:
@@ -68,12 +52,15 @@ def scale(values: Tensor, order: float, eps: float) -> Tensor:
     floor = eps ** (1 / order)
     largest = values.detach().abs().amax(dims, keepdim=True).clamp(min=floor)
     largest = torch.where(largest > 0, largest, 1.0)
-    power = (values / largest).abs().pow(order).mean(dims, keepdim=True)
+    relative = values / largest
+    if order % 2:  # an even power has no kink at zero, and needs none of the size's
+        relative = relative.abs()
+    power = relative.pow(order).mean(dims, keepdim=True)
     size: Tensor = largest * (power + (floor / largest).pow(order)).pow(1 / order)
     return size
 
 
-def slope(values: Tensor, size: Tensor, order: float, eps: float) -> Tensor:
+def slope(values: Tensor, size: Tensor, order: float) -> Tensor:
     r"""Derivative of :func:`scale` with respect to each value.
 
     .. math:: h_i = \tfrac1N \left(|t_i| / s\right)^{p-1} \operatorname{sign} t_i
@@ -84,16 +71,15 @@ def slope(values: Tensor, size: Tensor, order: float, eps: float) -> Tensor:
         values: (batch, channels, *positions).
         size: their scale, broadcastable.
         order: p.
-        eps: as in the scale.
 
     Returns:
         Like values.
 
-    >>> slope(torch.tensor([[3.0], [-4.0]]), torch.tensor([[3.5]]), 1, eps=0.0)
+    >>> slope(torch.tensor([[3.0], [-4.0]]), torch.tensor([[3.5]]), 1)
     tensor([[ 0.5000],
             [-0.5000]])
     """
-    dims = reduced_dims(values)
+    dims = channel_axes(values.dim())
     if order == math.inf:
         largest = values.detach().abs().amax(dims, keepdim=True)
         at_largest = (values.detach().abs() == largest).to(values.dtype)
@@ -102,17 +88,28 @@ def slope(values: Tensor, size: Tensor, order: float, eps: float) -> Tensor:
     if order == 1:
         return values.sign() / count
     relative = values / size
-    if order == 2:
-        return relative / count
+    if order % 2 == 0:
+        return relative.pow(order - 1) / count
     return relative.abs().pow(order - 1) * relative.sign() / count
+
+
+def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Deviations from the mean, and the mean; what rounding left in the mean is taken out of both.
+
+    Reference: chan1983, the corrected two-pass algorithm.
+    """
+    dims = channel_axes(x.dim())
+    mean = x.mean(dims, keepdim=True)
+    deviation = x - mean
+    residual = deviation.mean(dims, keepdim=True)
+    return deviation - residual, mean + residual
 
 
 def plain_lp_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean and scale by plain tensor operations, for transforms and compilers."""
-    mean = x.mean(reduced_dims(x), keepdim=True)
-    deviation = x - mean
+    """Output, mean and scale by plain tensor operations, for transforms, compilers, hard input."""
+    deviation, mean = _centred(x)
     size = scale(deviation if centred else x, order, eps)
     statistics = mean.detach().flatten(), size.detach().flatten()
     return affine(deviation / size, weight, bias), *statistics
@@ -143,11 +140,11 @@ def closed_form_gradient(
     Returns:
         Like x, (channels,) and (channels,).
     """
-    dims = reduced_dims(x)
-    deviation = x - x.mean(dims, keepdim=True)
+    dims = channel_axes(x.dim())
+    deviation, _ = _centred(x)
     values = deviation if centred else x
     size = scale(values, order, eps)
-    direction = slope(values, size, order, eps)
+    direction = slope(values, size, order)
     if centred:
         direction = direction - direction.mean(dims, keepdim=True)
     to_weight = (gradient * (deviation / size)).sum(dims, keepdim=True)

@@ -7,17 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.layers.lp_formulas import (
-    affine,
-    closed_form_gradient,
-    per_channel,
-    plain_lp_norm,
-    reduced_dims,
-    scale,
-    slope,
-)
-from normscope.layers.lp_kernels import fused_gradient, fused_output
-from normscope.layers.transforms import transform_active
+from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm, scale
+from normscope.layers.lp_kernels import fused_gradient, fused_output, spread_is_lost
+from normscope.layers.transforms import forward_mode_active, tracing_active, transform_active
 
 __all__ = ["LpNormalize", "lp_normalize", "scale"]
 
@@ -46,11 +38,23 @@ def lp_normalize(
     tensor([[-1.],
             [ 1.]])
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or transform_active():
+    if x.device.type != "cpu" or _must_be_plain():
         return plain_lp_norm(x, weight, bias, order, centred, eps)
     function: Any = LpNormalize  # torch declares no types for ``apply``
     output, mean, size = function.apply(x, weight, bias, order, centred, eps)
+    if spread_is_lost(x, mean, size, centred):
+        return plain_lp_norm(x, weight, bias, order, centred, eps)
     return output, mean, size
+
+
+def _must_be_plain() -> bool:
+    """Whether something here differentiates, or records, operation by operation."""
+    return (
+        torch.compiler.is_compiling()
+        or transform_active()
+        or forward_mode_active()
+        or tracing_active()
+    )
 
 
 class LpNormalize(torch.autograd.Function):
@@ -72,7 +76,6 @@ class LpNormalize(torch.autograd.Function):
         """Statistics first, then the output, in the same memory."""
         output, mean, size, largest = fused_output(x, weight, bias, order, centred, eps)
         ctx.save_for_backward(x, weight, mean, size, largest)
-        ctx.save_for_forward(x, weight, mean, size, largest)
         ctx.mark_non_differentiable(mean, size)
         ctx.set_materialize_grads(False)
         ctx.options = (order, centred, eps)
@@ -110,26 +113,3 @@ class LpNormalize(torch.autograd.Function):
             None,
             None,
         )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
-        r"""Directional derivative of the output.
-
-        .. math:: \dot y = \gamma \left(\dot x - \bar{\dot x} - \tfrac{d}{s} \langle h, \dot x
-            \rangle\right) / s + \dot\gamma \, d / s + \dot\beta
-        """
-        x, weight, mean, size, _ = ctx.saved_tensors
-        order, centred, eps = ctx.options
-        along, along_weight, along_bias = tangents[:3]
-        dims, size = reduced_dims(x), per_channel(size, x)
-        normalized = (x - per_channel(mean, x)) / size
-        change = torch.zeros_like(x)
-        if along is not None:
-            shifted = along - along.mean(dims, keepdim=True)
-            values = x - per_channel(mean, x) if centred else x
-            growth = slope(values, size, order, eps) * (shifted if centred else along)
-            change = (shifted - normalized * growth.sum(dims, keepdim=True)) / size
-            change = affine(change, weight, None)
-        if along_weight is not None:
-            change = change + normalized * per_channel(along_weight, x)
-        return affine(change, None, along_bias), None, None

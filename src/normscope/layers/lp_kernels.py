@@ -11,6 +11,13 @@ import math
 import torch
 from torch import Tensor
 
+from normscope.layers.standardize import along_channels, channel_axes
+
+# Share of the spread that rounding may cost an output, and hence the largest |mean| / spread.
+LARGEST_RATIO = {
+    dtype: 3e-5 / torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)
+}
+
 
 def _dense(x: Tensor) -> Tensor:
     """The tensor itself when it fills its memory in a known format, else a contiguous copy."""
@@ -25,18 +32,9 @@ def _like(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
 
 
-def _channel(values: Tensor, x: Tensor) -> Tensor:
-    """One value per channel, shaped to broadcast against x (for a matrix it does so as it is)."""
-    return values if x.dim() == 2 else values.view(-1, *([1] * (x.dim() - 2)))
-
-
-def _dims(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
-
-
 def _average(x: Tensor) -> Tensor:
     # Faster than mean, which divides by a whole number and converts it first.
-    return x.sum(_dims(x)).mul_(x.shape[1] / x.numel())
+    return x.sum(channel_axes(x.dim())).mul_(x.shape[1] / x.numel())
 
 
 def _largest(x: Tensor, mean: Tensor | None) -> Tensor:
@@ -44,7 +42,7 @@ def _largest(x: Tensor, mean: Tensor | None) -> Tensor:
 
     Rounding keeps order, so this is bit for bit the maximum over the rounded differences.
     """
-    high, low = x.amax(_dims(x)), x.amin(_dims(x))
+    high, low = x.amax(channel_axes(x.dim())), x.amin(channel_axes(x.dim()))
     return torch.maximum(high, -low) if mean is None else torch.maximum(high - mean, mean - low)
 
 
@@ -59,12 +57,31 @@ def fused_output(
     factor = size.reciprocal() if weight is None else weight / size
     if centred:
         # The scale may be far below the mean: subtract before anything is rounded.
-        torch.sub(x, _channel(mean, x), out=output).mul_(_channel(factor, x))
-        return output if bias is None else output.add_(_channel(bias, x)), mean, size, largest
-    # |mean| <= scale, so the products are of the output's own size and lose nothing to speak of.
+        torch.sub(x, along_channels(mean, x), out=output).mul_(along_channels(factor, x))
+        return output if bias is None else output.add_(along_channels(bias, x)), mean, size, largest
+    # |mean| <= scale, so the products round like numbers of size one. Where the output's spread is
+    # far below that, the caller sees to it (see spread_is_lost).
     offset = -mean * factor if bias is None else torch.addcmul(bias, mean, factor, value=-1)
-    torch.addcmul(_channel(offset, x), x, _channel(factor, x), out=output)
+    torch.addcmul(along_channels(offset, x), x, along_channels(factor, x), out=output)
     return output, mean, size, largest
+
+
+def spread_is_lost(x: Tensor, mean: Tensor, size: Tensor, centred: bool) -> bool:
+    """Whether rounding cost the output more than a small share of its spread in some channel.
+
+    It did where the mean is large against the deviations. The scale is their size when centred;
+    else it only tells, where it is that of the mean, that it is worth looking at the values: at a
+    few of them first, since a spread among these is one among all.
+    """
+    largest = LARGEST_RATIO[x.dtype]
+    if not torch.linalg.vector_norm(mean / size, math.inf).item() > (largest if centred else 0.99):
+        return False
+    return centred or all(_range_is_below(part, mean.abs() / largest) for part in (x[:32], x))
+
+
+def _range_is_below(x: Tensor, bound: Tensor) -> bool:
+    dims = channel_axes(x.dim())
+    return bool((x.amax(dims) - x.amin(dims) < bound).any())
 
 
 def _scale(
@@ -90,9 +107,9 @@ def _average_power(
     x: Tensor, mean: Tensor | None, order: float, scratch: Tensor, unit: Tensor | None = None
 ) -> Tensor:
     """Average of |x - mean|^order over each channel, in the given unit."""
-    values = x if mean is None else torch.sub(x, _channel(mean, x), out=scratch)
+    values = x if mean is None else torch.sub(x, along_channels(mean, x), out=scratch)
     if unit is not None:
-        values = torch.div(values, _channel(unit, x), out=scratch)
+        values = torch.div(values, along_channels(unit, x), out=scratch)
     if order == 2:
         return _average(torch.square(values, out=scratch))
     size = torch.abs(values, out=scratch)
@@ -136,8 +153,8 @@ def fused_gradient(
     offset = share * to_bias
     if centred:
         offset -= pull * _average(direction)
-    torch.addcmul(_channel(offset, x), direction, _channel(pull, x), out=result)
-    return result.addcmul_(gradient, _channel(factor, x)), to_weight, to_bias
+    torch.addcmul(along_channels(offset, x), direction, along_channels(pull, x), out=result)
+    return result.addcmul_(gradient, along_channels(factor, x)), to_weight, to_bias
 
 
 def _projections(
@@ -162,16 +179,16 @@ def _direction(
     result: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """N times the slope h; for p = inf the sign at the largest values, and the number of these."""
-    values = x if mean is None else torch.sub(x, _channel(mean, x), out=result)
+    values = x if mean is None else torch.sub(x, along_channels(mean, x), out=result)
     if order == 1:
         return torch.sign(values, out=result), None
     if largest is not None:
         signs = x if mean is None else values.sign()
-        torch.abs(values, out=result).eq_(_channel(largest, x))
+        torch.abs(values, out=result).eq_(along_channels(largest, x))
         # Where all values are zero no direction is left: the sign of zero is zero.
-        shares = result.sum(_dims(x)).masked_fill_(largest == 0, math.inf)
+        shares = result.sum(channel_axes(x.dim())).masked_fill_(largest == 0, math.inf)
         return result.copysign_(signs), shares
-    relative = torch.mul(values, _channel(inverse, x), out=result)
+    relative = torch.mul(values, along_channels(inverse, x), out=result)
     if order == 2:
         return relative, None
     signs = x if mean is None else relative.clone()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.layers.lp_formulas import affine, per_channel
+from normscope.layers.lp_formulas import affine
 from normscope.layers.lp_function import lp_normalize
-from normscope.layers.transforms import belongs_to_innermost_transform, transform_active
+from normscope.layers.standardize import along_channels
+from normscope.layers.transforms import transform_active, writable
 
 
 class _LpNorm(nn.Module):
@@ -69,7 +71,7 @@ class _LpNorm(nn.Module):
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalize by the batch's statistics in training, else by the running ones.
 
         Raises:
@@ -77,11 +79,11 @@ class _LpNorm(nn.Module):
             ShapeError: if the input's dimensions or channels do not fit, or training has only one
                 value per channel.
         """
-        self._check_input(x)
+        self._check_input(input)
         weight, bias = self.weight, self.bias
-        exact = x
-        if x.dtype in (torch.bfloat16, torch.float16):
-            exact = x.to(torch.float32)  # sums and powers of 8 or 11 digits would mean little
+        exact = input
+        if input.dtype in (torch.bfloat16, torch.float16):
+            exact = input.to(torch.float32)  # sums and powers of 8 or 11 digits would mean little
         if weight is not None and bias is not None and weight.dtype != exact.dtype:
             weight, bias = weight.to(exact.dtype), bias.to(exact.dtype)
         if self.training or self.running_mean is None or self.running_scale is None:
@@ -89,10 +91,10 @@ class _LpNorm(nn.Module):
             if self.training:
                 self._track(mean, scale)
         else:
-            mean = per_channel(self.running_mean, x).to(exact.dtype)
-            scale = per_channel(self.running_scale, x).to(exact.dtype)
+            mean = along_channels(self.running_mean, exact)
+            scale = along_channels(self.running_scale, exact)
             y = affine((exact - mean) / scale, weight, bias)
-        return y if exact is x else y.to(x.dtype)
+        return y if exact is input else y.to(input.dtype)
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self.accepted_dims:
@@ -124,7 +126,7 @@ class _LpNorm(nn.Module):
         )
         if counter is None or running_mean is None or running_scale is None:
             return
-        count = counter.add_(1) if _writable(counter) else counter + 1
+        count = counter.add_(1) if writable(counter) else counter + 1
         share: float | Tensor | None = self.momentum
         if share is None:
             share = count.to(running_mean.dtype).reciprocal()
@@ -140,23 +142,22 @@ class _LpNorm(nn.Module):
         )
 
 
-def _writable(buffer: Tensor) -> bool:
-    """Whether a buffer may be written here: a transform forbids it for what it captured."""
-    return not transform_active() or belongs_to_innermost_transform(buffer)
-
-
 def _move(running: Tensor, value: Tensor, share: float | Tensor) -> None:
     """Move a running statistic in place by a share of the way to a value."""
     if value.dtype != running.dtype:
         value = value.to(running.dtype)
     if not transform_active():
         running.lerp_(value, share)
-    elif belongs_to_innermost_transform(running):
+    elif writable(running):
         running.add_((value - running) * share)  # vmap knows no lerp_
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _checked_order(p: float) -> float:
-    if isinstance(p, bool) or not isinstance(p, int | float):
+    if not _is_number(p):
         raise ArgumentTypeError(f"p expects a number, 1 or more, or math.inf; got {p!r}.")
     if not p >= 1:
         raise InputError(f"p expects a number of at least 1, or math.inf; got {p}.")
@@ -164,9 +165,11 @@ def _checked_order(p: float) -> float:
 
 
 def _checked_eps(eps: float) -> float:
+    if not _is_number(eps):
+        raise ArgumentTypeError(f"eps expects a finite number of at least 0, got {eps!r}.")
     if not (math.isfinite(eps) and eps >= 0):
         raise InputError(f"eps expects a finite number of at least 0, got {eps}.")
-    return eps
+    return float(eps)
 
 
 class LpNorm1d(_LpNorm):
@@ -204,7 +207,7 @@ class LpNorm1d(_LpNorm):
         dtype: of parameters and buffers.
 
     Raises:
-        ArgumentTypeError: if p is not a number.
+        ArgumentTypeError: if p or eps is not a number.
         InputError: if p is below 1, or eps is negative or not finite.
 
     >>> layer = LpNorm1d(1, p=1, eps=0.0, affine=False)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import ArgumentTypeError, InputError
+from normscope.layers.transforms import tracing_active
 
 # Elements drawn at a time: the working set of one chunk stays in the processor's cache.
 CHUNK = 1 << 17
@@ -87,7 +88,7 @@ def draw(
 
     Returns:
         The factors and the shifts, each of the given shape. Within one path the same generator
-        state gives the same values bit for bit. Float32 on a CPU outside ``torch.compile`` and
+        state gives the same values bit for bit. Float32 on a CPU outside compilers, tracers and
         ``vmap`` takes the fast path; everything else calls ``torch.rand`` and ``torch.randn``.
 
     >>> none = Noise(mean=0.0, std=1.0, mean_jitter=0.0, std_jitter=0.0)
@@ -118,8 +119,10 @@ def _seed(
     dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> int | None:
     """A number that seeds the fast path, or None where that path does not serve."""
-    if dtype != torch.float32 or device.type != "cpu" or torch.compiler.is_compiling():
+    if dtype != torch.float32 or device.type != "cpu":
         return None
+    if torch.compiler.is_compiling() or tracing_active():
+        return None  # a seed that is looked at would be frozen into the program
     drawn = torch.randint(2**63 - 1, (), generator=generator)
     try:
         return int(drawn)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.errors import ArgumentTypeError
+from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import (
     BatchNorm1d,
     BatchNorm2d,
@@ -95,6 +95,8 @@ def _own_generator(generator: torch.Generator | int | None) -> torch.Generator |
         raise ArgumentTypeError(
             f"generator expects a torch.Generator, an integer seed or None, got {generator!r}."
         )
+    if not -(2**63) <= generator < 2**64:
+        raise InputError(f"generator expects a seed from -2**63 to 2**64 - 1, got {generator}.")
     return torch.Generator().manual_seed(generator)
 
 
@@ -114,7 +116,7 @@ class NoisyBatchNorm1d(_NoisyBatchNorm, BatchNorm1d):
 
     Float32 on a CPU shapes its noise from random bits on all cores, where ``torch.rand`` and
     ``torch.randn`` use one, and gets other numbers than theirs; ``vmap`` (which
-    needs ``randomness="different"``), ``torch.compile`` and other types and devices call
+    needs ``randomness="different"``), ``torch.compile``, tracers and other types and devices call
     those. ``torch.compile`` breaks the graph at the draws of a layer with its own generator, not
     at those of the default one.
 
@@ -130,6 +132,7 @@ class NoisyBatchNorm1d(_NoisyBatchNorm, BatchNorm1d):
 
     Raises:
         ArgumentTypeError: if the noise or the generator is something else.
+        InputError: if the seed is out of the range that torch takes.
 
     >>> layer = NoisyBatchNorm1d(3, generator=0)
     >>> x = torch.eye(3)

@@ -41,6 +41,15 @@ def channel_axes(dimensions: int) -> tuple[int, ...]:
     return (0, *range(2, dimensions))
 
 
+def along_channels(vector: Tensor, like: Tensor) -> Tensor:
+    """One value per channel, shaped to broadcast against (batch, channels, ...), in its type.
+
+    >>> along_channels(torch.ones(3), torch.zeros(2, 3, 4)).shape
+    torch.Size([3, 1])
+    """
+    return vector.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 2))
+
+
 @dataclass(frozen=True)
 class LocalBatch:
     """The batch of this process alone."""

@@ -75,3 +75,12 @@ def belongs_to_innermost_transform(tensor: Tensor) -> bool:
     """
     level: int | None = _functorch.maybe_current_level()
     return level is not None and _functorch.maybe_get_level(tensor) == level
+
+
+def writable(buffer: Tensor) -> bool:
+    """Whether a buffer may be written in place here: a transform forbids it for what it captured.
+
+    >>> writable(torch.zeros(2))
+    True
+    """
+    return not transform_active() or belongs_to_innermost_transform(buffer)

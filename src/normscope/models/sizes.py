@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from numbers import Real
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 
@@ -94,7 +95,7 @@ def scaled(channels: int, width: float) -> int:
     >>> scaled(64, 0.25)
     16
     """
-    if not 0 < width < float("inf"):
+    if not isinstance(width, Real) or not 0 < width < float("inf"):
         raise InputError(f"width is a multiplier: expected a number above 0, got {width!r}.")
     return max(1, round(channels * width))
 

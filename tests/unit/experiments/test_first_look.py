@@ -40,8 +40,9 @@ def test_divergence_is_an_outcome_with_its_steps(results):
     assert (wild["outcome"] == "diverged").all()
     assert wild["test_accuracy"].isnull().all()
     assert (wild["steps_done"] < 4).all()
-    seen = np.isfinite(wild["loss"]).sum("step")
-    assert (seen <= wild["steps_done"] + 1).all()
+    # The loss that ends a run is seen, its update is not taken; it may itself be infinite.
+    seen = wild["loss"].notnull().sum("step")
+    assert (seen == wild["steps_done"] + 1).all()
 
 
 def test_stable_runs_finish_with_an_accuracy(results):
