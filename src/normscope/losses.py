@@ -12,11 +12,21 @@ from torch.nn import functional
 from normscope.errors import InputError, ShapeError
 from normscope.registry import Registry
 
-__all__ = ["LOSSES", "Loss", "accuracy", "cross_entropy", "squared_error"]
+__all__ = [
+    "LOSSES",
+    "Loss",
+    "accuracy",
+    "check_probabilities",
+    "cross_entropy",
+    "squared_error",
+]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 LOSSES: Registry[Loss] = Registry("loss")
+
+_NEVER_A_LABEL = -(2**63)  # torch leaves out the label -100 unless told another
+_SUM_TOLERANCE = 0.01  # probabilities in bfloat16 add up to 1 no better
 
 
 @LOSSES.register
@@ -27,13 +37,14 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
     Args:
         output: scores before the softmax, (batch, classes) or (batch, classes, positions...).
-        target: class labels of any integer type, or probabilities in the shape of ``output``.
+        target: class labels of any integer type, or probabilities in the shape of ``output``,
+            taken as they are: `check_probabilities` looks at their values.
 
     Returns:
         The loss, a tensor without dimensions.
 
     Raises:
-        InputError: if a label is not below the number of classes.
+        InputError: if a label is negative or not below the number of classes.
 
     >>> scores = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     >>> round(cross_entropy(scores, torch.tensor([0, 1])).item(), 4)  # log 2
@@ -42,7 +53,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     if _holds_probabilities(output, target):
         return functional.cross_entropy(output, target.to(output.dtype))
     try:
-        return functional.cross_entropy(output, target.long())
+        return functional.cross_entropy(output, target.long(), ignore_index=_NEVER_A_LABEL)
     except (IndexError, RuntimeError) as error:  # RuntimeError: the same under vmap
         _blame_label(error, output)
         raise
@@ -83,6 +94,29 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     # mse_loss: one fused pass each way, in float32 under autocast.
     total = functional.mse_loss(output, target.to(output.dtype), reduction="sum")
     return total / (2 * len(output))
+
+
+def check_probabilities(target: Tensor) -> None:
+    """Refuse a floating-point target of `cross_entropy` that is not made of probabilities.
+
+    With other values the loss has no minimum, and its Gauss-Newton matrix negative eigenvalues.
+
+    Args:
+        target: (batch, classes, ...); labels and targets without classes pass.
+
+    Raises:
+        InputError: if a value is negative, or those of a sample do not add up to 1.
+
+    >>> check_probabilities(torch.tensor([[0.25, 0.75]]))
+    """
+    if not target.is_floating_point() or target.dim() < 2:
+        return
+    adds_up = (target.sum(dim=1) - 1).abs() <= _SUM_TOLERANCE
+    if not ((target >= 0).all() & adds_up.all()):
+        raise InputError(
+            "floating-point targets of cross_entropy are probabilities, not negative and adding "
+            "up to 1 over the classes, got other values; for a regression use squared_error."
+        )
 
 
 def accuracy(output: Tensor, target: Tensor) -> float:

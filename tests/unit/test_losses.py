@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, jacrev
 
 from normscope.errors import InputError, ShapeError, UnknownNameError
-from normscope.losses import LOSSES, accuracy, cross_entropy, squared_error
+from normscope.losses import LOSSES, accuracy, check_probabilities, cross_entropy, squared_error
 
 SAMPLES, CLASSES = 7, 5
 LABELS = torch.tensor([0, 4, 2, 2, 1, 3, 0])
@@ -115,7 +115,7 @@ def test_losses_are_computed_in_float32_under_autocast(loss, output):
         assert loss(output.bfloat16(), LABELS).dtype == torch.float32
 
 
-@pytest.mark.parametrize("label", [CLASSES, -1])
+@pytest.mark.parametrize("label", [CLASSES, -1, -100])  # torch leaves -100 out
 @pytest.mark.parametrize("loss", [cross_entropy, squared_error])
 def test_losses_refuse_labels_outside_the_outputs(loss, label, output):
     labels = LABELS.clone()
@@ -165,3 +165,24 @@ def test_accuracy_refuses_what_it_cannot_count():
         accuracy(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.long))
     with pytest.raises(ShapeError, match="got a target"):
         accuracy(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_check_probabilities_admits_them_in_any_precision(vectors, dtype):
+    check_probabilities(vectors.to(dtype))
+    check_probabilities(vectors[:, :, None].expand(-1, -1, 4).to(dtype))
+
+
+def test_check_probabilities_leaves_labels_and_other_shapes_to_the_loss():
+    check_probabilities(LABELS)
+    check_probabilities(torch.full((3,), -1.0))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[1.5, -0.5], [0.3, 0.3], [0.0, 0.0], [math.nan, 1.0], [math.inf, 0.0]],
+    ids=["negative", "sum below 1", "zeros", "not a number", "infinite"],
+)
+def test_check_probabilities_refuses_other_values(row):
+    with pytest.raises(InputError, match="use squared_error"):
+        check_probabilities(torch.tensor([[0.5, 0.5], row]))

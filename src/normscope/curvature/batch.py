@@ -94,14 +94,19 @@ def rows(batch: Batch, index: Tensor) -> Batch:
 def pieces(batch: Batch, size: int) -> list[Batch]:
     """The batch in order, cut into as few pieces of at most ``size`` samples as possible.
 
-    The pieces are views and differ by at most one sample, so that none is left with a single
-    sample, whose batch statistics would be undefined, unless ``size`` is 1.
+    The pieces are views and differ by at most one sample. A single sample has no batch statistics:
+    none is left alone unless ``size`` is 1 or there is no other, so that an odd number of samples
+    in pieces of 2 ends with a piece of 3.
 
     >>> [len(piece) for piece in pieces(torch.zeros(9, 2), size=4)]
     [3, 3, 3]
+    >>> [len(piece) for piece in pieces(torch.zeros(5, 2), size=2)]
+    [2, 3]
     """
     samples = sample_count(batch)
     count = -(-samples // size)
+    if size > 1:
+        count = min(count, max(1, samples // 2))
     ends = [samples * place // count for place in range(count + 1)]
     return [_mapped(batch, itemgetter(slice(start, end))) for start, end in pairwise(ends)]
 
@@ -160,7 +165,8 @@ def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     if isinstance(batch, Mapping):
         return {key: _mapped(part, change) for key, part in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(_mapped(part, change) for part in batch)
+        parts = tuple(_mapped(part, change) for part in batch)
+        return type(batch)._make(parts) if hasattr(batch, "_make") else parts  # a named tuple
     return batch
 
 

@@ -24,8 +24,9 @@ class RitzPairs:
         values: float64, in the order asked for.
         coefficients: the vectors in the basis, one column each.
         residuals: the norm of A v - theta v for each.
-        errors: how far each value is from an eigenvalue, estimated: the residual, or where the
-            other eigenvalues found are a gap away, its square over the gap if that is less.
+        errors: how far each value is from its eigenvalue, estimated: where the other eigenvalues
+            are known to be a gap away, the square of the residual over the gap; else twice the
+            residual.
         norm: the largest magnitude of an eigenvalue seen, a lower bound of the operator's norm.
     """
 

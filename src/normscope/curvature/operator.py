@@ -40,7 +40,8 @@ class CurvatureOperator:
 
     With one batch the computation graph is kept, so that a product costs about one forward and
     backward pass; with several each batch's graph is built anew for each product (once for all
-    columns of `matmat`), so that memory does not grow with their number.
+    columns of `matmat`), so that memory does not grow with their number. Fisher and Gauss-Newton
+    matrices of a chain of known layers need no graph: they are multiplied layer by layer.
 
     Args:
         evaluator: model, loss and data at a point, in a mode.

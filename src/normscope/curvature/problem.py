@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from normscope.curvature.batch import Batch, check_filled, check_pair, moved
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
-from normscope.losses import LOSSES, Loss
+from normscope.losses import LOSSES, Loss, check_probabilities, cross_entropy
 
 __all__ = ["Data", "Problem", "WholeLoss", "whole_loss"]
 
@@ -56,9 +56,10 @@ class Problem:
             that can be read again). With a `whole_loss` a batch may also be a tensor, a
             dictionary or a tuple of any length.
 
-    >>> problem = Problem(nn.Identity(), "squared_error", (torch.ones(2, 3), torch.zeros(2, 3)))
-    >>> [problem.loss_on(batch).item() for batch in problem.batches()]
-    [1.5]
+    Examples:
+        >>> problem = Problem(nn.Identity(), "squared_error", (torch.ones(2, 3), torch.zeros(2, 3)))
+        >>> [problem.loss_on(batch).item() for batch in problem.batches()]
+        [1.5]
     """
 
     model: nn.Module
@@ -102,6 +103,10 @@ class Problem:
         """Whether the data is one batch in memory, whose rows may be drawn in any order."""
         return isinstance(self.data, tuple | Tensor | Mapping)
 
+    @property
+    def _is_in_memory(self) -> bool:
+        return self.is_one_batch or isinstance(self.data, list)
+
     def batches(self) -> Iterator[Batch]:
         """Every batch of the data once, on the model's device and in its dtype.
 
@@ -119,7 +124,7 @@ class Problem:
 
     def placed(self, batch: Batch) -> Batch:
         """One batch, checked, on the model's device and in its dtype."""
-        self._check_batch(batch)
+        self._check_batch(batch, with_values=not self._is_in_memory)
         return moved(batch, self.device, self.dtype)
 
     def loss_on(self, batch: Batch, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -187,24 +192,21 @@ class Problem:
             )
 
     def _check_data(self) -> None:
-        if self.is_one_batch:
-            self._check_batch(self.data)
+        if self._is_in_memory:
+            for batch in [self.data] if self.is_one_batch else self.data:
+                self._check_batch(batch, with_values=True)
         elif isinstance(self.data, Iterator) or not isinstance(self.data, Iterable):
             raise ArgumentTypeError(
                 "the data must be a batch (inputs, targets), a list of batches or a DataLoader, "
                 f"which can be read again, got {type(self.data).__name__}."
             )
-        elif isinstance(self.data, list):
-            for batch in self.data:
-                self._check_batch(batch)
         if isinstance(self.data, Sized) and len(self.data) == 0:
             raise InputError("the data is empty; give at least one batch.")
 
-    def _check_batch(self, batch: Batch) -> None:
-        if self.has_outputs:
-            check_pair(batch)
-        else:
-            check_filled(batch)
+    def _check_batch(self, batch: Batch, with_values: bool) -> None:
+        (check_pair if self.has_outputs else check_filled)(batch)
+        if with_values and self.loss is cross_entropy:
+            check_probabilities(batch[1])
 
 
 class _Evaluation(nn.Module):

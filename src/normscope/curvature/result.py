@@ -24,8 +24,8 @@ class TopEigenvalue:
             the smallest, ascending.
         vectors: (size, values), one eigenvector of length one in each column.
         residuals: the norm of A v - theta v over the magnitude of theta, for each.
-        errors: estimated relative error of each value: the residual, or its square over the gap
-            to the other eigenvalues found.
+        errors: estimated relative error of each value: the square of the residual over the gap to
+            the other eigenvalues found, or twice the residual where the gap is not known yet.
         tolerance: what the residuals (or, for ``stop="value"``, the errors) were to be within.
         converged: whether they are.
         matvecs: products with the whole operator; one with a part of the data counts as that part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +133,13 @@ def verify(
 
 def missing(name: str, root: Root = None) -> DataError:
     """The error for a data set whose files are nowhere."""
-    places = str(root) if root is not None else f"${VARIABLE} or {download_root()}"
-    return DataError(f"{name} is not in {places}; get it with: normscope data fetch {name}")
+    command = f"normscope data fetch {name}"
+    if root is None:
+        place = f"${VARIABLE} or {download_root()}"
+    else:
+        place = str(root)
+        command += f" --root {shlex.quote(place)}"
+    return DataError(f"{name} is not in {place}; get it with: {command}")
 
 
 def _collection(name: str) -> Collection | None:

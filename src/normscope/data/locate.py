@@ -37,8 +37,8 @@ def find_source(
         The files, or None if no place has any. A download that stopped half-way counts as none.
 
     Raises:
-        DataError: if ``root`` is not a folder, or a place chosen by the user cannot be read or has
-            only some of the files.
+        DataError: if a place chosen by the user is not a folder, cannot be read or has only some
+            of the files.
     """
     if root is not None:
         root = Path(root).expanduser().absolute()
@@ -46,7 +46,13 @@ def find_source(
             raise DataError(f"{root} is not a folder; give the folder that holds the data files.")
         return _in_chosen_root(collection, root)
     if variable := os.environ.get(VARIABLE):
-        source = _in_chosen_root(collection, Path(variable).expanduser().absolute())
+        chosen = Path(variable).expanduser().absolute()
+        if not chosen.is_dir():
+            raise DataError(
+                f"{chosen}, named by ${VARIABLE}, is not a folder; name the folder that holds the "
+                "data files, or unset the variable."
+            )
+        source = _in_chosen_root(collection, chosen)
         if source is not None:
             return source
     return next(_complete(collection, download_root()), None)

@@ -56,7 +56,7 @@ def unpickle_plain(raw: bytes, where: str) -> Any:
     """
     try:
         _check_opcodes(raw)
-        return _Unpickler(io.BytesIO(raw), encoding="bytes").load()
+        return _Unpickler(raw).load()
     except Exception as error:  # damaged bytes can fail anywhere in the interpreter
         raise corrupt(where, f"it is not a pickle of plain data ({error})") from error
 
@@ -108,13 +108,23 @@ class _NumberType(_Sealed):
 
 
 class _Encode(_Sealed):
-    """Stands for ``_codecs.encode``, by which protocol 2 writes bytes as latin-1 text."""
+    """Stands for ``_codecs.encode``, by which protocol 2 writes bytes as latin-1 text.
 
-    __slots__ = ()
+    Every text is encoded once in an honest pickle, so that the bytes are no more than the
+    pickle's own; without that limit one text, encoded again and again, would fill the memory.
+    """
+
+    __slots__ = ("_bytes_left",)
+
+    def __init__(self, limit: int) -> None:
+        self._bytes_left = limit
 
     def __call__(self, text: object, encoding: object) -> bytes:
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
             raise pickle.UnpicklingError("it encodes something else than bytes")
+        self._bytes_left -= len(text)
+        if self._bytes_left < 0:
+            raise pickle.UnpicklingError("it makes more bytes than it has")
         return text.encode("latin-1")
 
 
@@ -153,13 +163,16 @@ _GLOBALS: dict[tuple[str, str], _Sealed] = {
     ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
     ("numpy", "ndarray"): _ArrayType(),
     ("numpy", "dtype"): _NumberType(),
-    ("_codecs", "encode"): _Encode(),
 }
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(io.BytesIO(raw), encoding="bytes")
+        self._globals = _GLOBALS | {("_codecs", "encode"): _Encode(limit=len(raw))}
+
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _GLOBALS[module, name]
+            return self._globals[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None

@@ -90,15 +90,16 @@ def _standardized_by_running(
             "running_mean and running_var must be given outside of training; "
             "give both, or normalize by the batch with training=True."
         )
-    spread = torch.rsqrt(along_channels(running_var, values) + eps)
-    return (values - along_channels(running_mean, values)) * spread
+    mean, variance = running_mean.to(values.dtype), running_var.to(values.dtype)
+    inverse_spread = torch.rsqrt(variance + eps)
+    return (values - along_channels(mean, values)) * along_channels(inverse_spread, values)
 
 
 def _scaled_and_shifted(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
-        values = values * along_channels(weight, values)
+        values = values * along_channels(weight.to(values.dtype), values)
     if bias is not None:
-        values = values + along_channels(bias, values)
+        values = values + along_channels(bias.to(values.dtype), values)
     return values
 
 

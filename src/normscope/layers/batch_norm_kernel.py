@@ -2,7 +2,8 @@
 
 The CPU kernel applies ``x * (1/s) + (bias - mean * (1/s))``, two large numbers where the mean is
 large against the spread. Batch normalization does not see a shift of its input, so the remedy is
-the kernel itself, on the input less the mean that it found. And where all tensors are of half
+the kernel itself, on the input less the mean that it found; with running statistics it is the
+closed form. And where all tensors are of half
 precision, so are its statistics; they are in float32 if it is given parameters in float32.
 """
 
@@ -14,14 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.layers.transforms import tracing_active
+from normscope.layers.batch_norm_closed_form import closed_form_batch_norm
+from normscope.layers.standardize import LARGEST_RATIO, along_channels
+from normscope.layers.transforms import tracing_active, transform_active
 
-# Share of the spread that rounding may cost an output before the kernel is not believed; hence the
-# largest |mean| / s it is trusted with, squared.
-_TRUSTED_LOSS = 3e-5
-_LARGEST_SQUARE = {
-    dtype: (_TRUSTED_LOSS / torch.finfo(dtype).eps) ** 2 for dtype in (torch.float32, torch.float64)
-}
+_LARGEST_SQUARE = {dtype: ratio**2 for dtype, ratio in LARGEST_RATIO.items()}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -53,15 +51,17 @@ def fused_batch_norm(
     largest = _LARGEST_SQUARE.get(input.dtype)
     if (
         largest is None
-        or not training
         or not input.is_cpu
         or torch.compiler.is_compiling()
         or tracing_active()
-        or input.numel() <= input.size(1)  # an empty batch, or PyTorch's error
         or eps <= 0.0
+        or (training and input.numel() <= input.size(1))  # an empty batch, or PyTorch's error
     ):
         vectors = running_mean, running_var, weight, bias
         return _unwatched(input, *vectors, training, momentum, eps)
+    if not training:
+        vectors = running_mean, running_var, weight, bias
+        return _by_running(input, *vectors, eps, largest)
     # What torch.batch_norm calls, for all its results. (torch.native_batch_norm has them too, but
     # does not compare sizes, and reads beyond the end of a vector that is too short.)
     output, mean, inverse_spread, _, _ = torch._batch_norm_impl_index(
@@ -91,6 +91,29 @@ def _unwatched(
     if eager and training and input.is_cpu and input.dtype in _HALF and input.numel() > 0:
         return _half_precision(input, *vectors, momentum, eps)
     return functional.batch_norm(input, *vectors, training, momentum, eps)
+
+
+def _by_running(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    largest: float,
+) -> Tensor:
+    """By the kernel, or in closed form where some running mean is large against its spread."""
+    mean, variance = running_mean, running_var
+    if mean is not None and variance is not None and input.numel() > 0 and not transform_active():
+        # Bounds on the largest ratio, the cheapest first; infinities stay PyTorch's.
+        total = torch.dot(mean, mean).item()
+        if (
+            largest * eps < total < math.inf
+            and largest * (variance.min().item() + eps) < total
+            and (mean.square() > largest * (variance + eps)).any()
+        ):
+            return closed_form_batch_norm(input, mean, variance, weight, bias, False, 0.0, eps)
+    return functional.batch_norm(input, mean, variance, weight, bias, False, 0.0, eps)
 
 
 def _half_precision(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -63,23 +64,33 @@ def follow_model(x: Tensor, model: nn.Module) -> Tensor:
 
 @contextlib.contextmanager
 def same_randomness(model: nn.Module, data: object) -> Iterator[None]:
-    """Leave torch's and the data's random generators as they were.
+    """Leave torch's, Python's and the data's random generators as they were.
 
     So every pass over a shuffled DataLoader inside such a block gives the same batches.
 
     Args:
         model: its CUDA devices' generators are kept, beside the CPU's.
-        data: its ``generator``, if it has one as a DataLoader may, is kept.
+        data: the generators of a DataLoader and of its samplers are kept. NumPy's and those that
+            a dataset holds itself are not.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
-    generator = getattr(data, "generator", None)
-    state = generator.get_state() if isinstance(generator, torch.Generator) else None
+    states = [(generator, generator.get_state()) for generator in _generators_of(data)]
+    python_state = random.getstate()
     try:
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
-        if isinstance(generator, torch.Generator) and state is not None:
+        random.setstate(python_state)
+        for generator, state in states:
             generator.set_state(state)
+
+
+def _generators_of(data: object) -> list[torch.Generator]:
+    """Of a DataLoader, its sampler, its batch sampler and the sampler in that."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    samplers = [getattr(owner, "sampler", None) for owner in (data, batch_sampler)]
+    found = [getattr(owner, "generator", None) for owner in (data, batch_sampler, *samplers)]
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
 
 
 def _input_of(batch: object) -> Tensor:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from dataclasses import dataclass, field
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.tracing import Tracer, traced
 
-PLAIN_LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
 _PASS_IN_EVAL = (
     nn.Identity,
     nn.Dropout,
@@ -31,24 +21,6 @@ _PASS_IN_EVAL = (
 )
 
 
-def is_plain_layer(module: nn.Module) -> bool:
-    """Whether the module computes what torch's linear or convolution layer of its kind does.
-
-    Args:
-        module: any module.
-
-    Returns:
-        False also for a subclass whose forward pass is its own.
-
-    >>> is_plain_layer(nn.Conv2d(1, 1, 1)), is_plain_layer(nn.ReLU())
-    (True, False)
-    """
-    if not isinstance(module, PLAIN_LAYERS) or "forward" in vars(module):
-        return False
-    methods = [getattr(type(module), name, None) for name in ("forward", "_conv_forward")]
-    return all(method is None or method.__module__.startswith("torch.nn.") for method in methods)
-
-
 @dataclass
 class CallGraph:
     """One traced forward pass.
@@ -57,6 +29,7 @@ class CallGraph:
         prefix: qualified name of the traced module inside the model, "" for the model itself.
         root: the traced module (a copy).
         graph: its calls.
+        reads: ids of the tensors that the forward pass uses itself, outside of module calls.
         whole: whether this is the whole model's forward pass.
         assumed: whether the module is taken to be called as a whole, without having seen it.
         dissolved: nodes whose modules have become the identity.
@@ -65,12 +38,10 @@ class CallGraph:
     prefix: str
     root: nn.Module
     graph: fx.Graph
+    reads: set[int]
     whole: bool = False
     assumed: bool = False
     dissolved: set[fx.Node] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._reads = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
 
     def module_calls(self) -> list[fx.Node]:
         """The nodes that call a module, in order of execution."""
@@ -86,7 +57,8 @@ class CallGraph:
 
     def reads_parameters(self, node: fx.Node) -> bool:
         """Whether the forward pass uses a tensor of the node's module outside of its call."""
-        return any(read.startswith(f"{node.target}.") for read in self._reads)
+        module = self.root.get_submodule(str(node.target))
+        return any(id(tensor) in self.reads for tensor in _tensors(module))
 
     def passes(self, node: fx.Node) -> bool:
         """Whether the node hands on its input unchanged in eval mode."""
@@ -127,9 +99,9 @@ def call_graphs(model: nn.Module) -> list[CallGraph]:
         traced (a part is taken to be called only as a whole).
     """
     root = copy.deepcopy(model).eval()
-    graph = _traced(root)
-    if graph is not None:
-        return [CallGraph("", root, graph, whole=True)]
+    calls = traced(root)
+    if calls is not None:
+        return [CallGraph("", root, *calls, whole=True)]
     return _graphs_of_parts("", root, assumed=False)
 
 
@@ -138,37 +110,19 @@ def _graphs_of_parts(prefix: str, module: nn.Module, assumed: bool) -> list[Call
     found = []
     sequential = type(module).forward is nn.Sequential.forward
     if sequential:  # its own calls can always be followed, with the parts it calls unopened
-        calls = _Tracer(open_modules=False).trace(module)
-        found.append(CallGraph(prefix, module, calls, assumed=assumed))
+        calls = Tracer(open_modules=False).trace(module)
+        found.append(CallGraph(prefix, module, calls, set(), assumed=assumed))
     for name, child in module.named_children():
         name = f"{prefix}.{name}" if prefix else name
         unseen = assumed or not sequential
         callable_whole = sequential or type(child).forward is nn.Sequential.forward
-        graph = _traced(child) if callable_whole else None
-        if graph is not None:
-            found.append(CallGraph(name, child, graph, assumed=unseen))
+        inside = traced(child) if callable_whole else None
+        if inside is not None:
+            found.append(CallGraph(name, child, *inside, assumed=unseen))
         else:
             found += _graphs_of_parts(name, child, unseen)
     return found
 
 
-def _traced(module: nn.Module) -> fx.Graph | None:
-    """The graph, if need be with optional arguments held at their defaults."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-    for fixed in (None, defaults):
-        try:
-            return _Tracer().trace(module, fixed)
-        except Exception:  # user code meets proxies instead of tensors: it may fail in any way
-            continue
-    return None
-
-
-class _Tracer(fx.Tracer):
-    def __init__(self, open_modules: bool = True) -> None:
-        super().__init__()
-        self._open_modules = open_modules
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = is_plain_layer(m) or is_batch_norm(m) or is_lp_norm(m)
-        return known or not self._open_modules or super().is_leaf_module(m, module_qualified_name)
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]

@@ -17,8 +17,9 @@ from normscope.layers.detect import is_batch_norm, kind_of
 from normscope.layers.fold_weights import Layer, out_channels
 from normscope.layers.inference import modules_after
 from normscope.layers.insert import Gap, gaps, insert
-from normscope.layers.kinds import NORMS, normalization
+from normscope.layers.kinds import NORMS, NoNorm, normalization
 from normscope.layers.places import Place, layer_dimensions, norm_places
+from normscope.layers.tracing import require_module
 
 _logger = logging.getLogger("normscope.layers")
 
@@ -27,9 +28,9 @@ _RUNNING = ("momentum", "track_running_stats")
 _LACKS = {
     "batch": ("centred",),
     "noisy": ("centred",),
-    "l1": ("process_group",),
-    "l2": ("process_group",),
-    "linf": ("process_group",),
+    "l1": ("bias", "process_group"),
+    "l2": ("bias", "process_group"),
+    "linf": ("bias", "process_group"),
     "layer": ("centred", "process_group", *_RUNNING),
     "group": ("centred", "process_group", *_RUNNING),
     "none": (),
@@ -45,18 +46,21 @@ class Change:
         before: kind (or class) of the norm layer; None where one is inserted.
         after: kind of the new one.
         kept: names of the tensors it takes over.
+        added: names of the parameters it has and the norm layer before had not.
     """
 
     name: str
     before: str | None
     after: str
     kept: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.before is None:
             return f"after {self.name}: {self.after} inserted"
         kept = f"keeps {', '.join(self.kept)}" if self.kept else "keeps nothing"
-        return f"{self.name or 'model'}: {self.before} -> {self.after}, {kept}"
+        added = f", adds {', '.join(self.added)}" if self.added else ""
+        return f"{self.name or 'model'}: {self.before} -> {self.after}, {kept}{added}"
 
 
 def convert(model: nn.Module, to: str) -> nn.Module:
@@ -64,19 +68,21 @@ def convert(model: nn.Module, to: str) -> nn.Module:
 
     Norm layers are torch's, ours, their subclasses, and what looks like batch norm
     (:mod:`normscope.layers.detect`). A new layer takes over scale and shift where the shapes agree,
-    ``eps``, ``momentum``, ``affine``, ``track_running_stats``, ``centred`` and ``process_group``
-    (that of an ``nn.SyncBatchNorm`` if ``torch.distributed`` runs) where its kind has them, the
-    running statistics between batch and noisy, and device, dtype, training mode and
+    ``eps``, ``momentum``, ``affine``, ``bias``, ``track_running_stats``, ``centred`` and
+    ``process_group`` (that of an ``nn.SyncBatchNorm`` if ``torch.distributed`` runs) where its kind
+    has them, the running statistics between batch and noisy, and device, dtype, training mode and
     ``requires_grad``; not the hooks.
     Where they are not taken over, running statistics start afresh: set them by
     :func:`normscope.layers.population_statistics`. An activation fused into a norm layer stays,
-    behind the new one. A layer that stands at several places stays shared. A layer that is of the
+    behind the new one. A layer that stands at several places stays shared, and a scale or shift
+    that is taken over stays tied. A layer that is of the
     kind already stays, so converting twice is converting once; torch's batch norm becomes ours for
     ``to="batch"``, ``nn.SyncBatchNorm`` stays.
 
     To "none", a layer leaves a :class:`normscope.layers.kinds.NoNorm` in its place, where a later
-    conversion finds it. A net of nested ``nn.Sequential`` without any norm layer gets one after
-    every linear or convolution layer but the last.
+    conversion finds it. A net of nested ``nn.Sequential`` without any norm layer, also inside a
+    module that only calls such one after the other, gets one after every linear or convolution
+    layer but the last.
 
     What a channel is cannot be read off the layer: ``nn.LayerNorm(n)`` is taken to see vectors
     (batch, n), so in a sequence model, whose channels come last, it must not be converted to
@@ -92,18 +98,20 @@ def convert(model: nn.Module, to: str) -> nn.Module:
 
     Raises:
         UnknownNameError: if there is no such kind.
-        InputError: if the model has no norm layers and is not made of ``nn.Sequential``, if a norm
-            layer's class does something more than normalize, or if its dimensions cannot be told.
+        InputError: if the model has no norm layers and is not made of ``nn.Sequential`` or its last
+            layer is also a hidden one, if a norm layer's class does something more than normalize,
+            or if its dimensions cannot be told.
         StateError: if a lazy norm layer does not know its channels yet.
+        ArgumentTypeError: if the model is no module.
 
     >>> net = convert(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3)), "batch")
     >>> [type(module).__name__ for module in convert(net, "layer")]
     ['Conv2d', 'GroupNorm', 'ReLU', 'Conv2d']
     """
-    steps = _steps(model, to)
-    # Handing deepcopy the new layers puts them wherever the model refers to the old ones.
-    replaced = {id(step.old): step.new for step in steps if step.old is not None}
-    result = copy.deepcopy(model, cast(dict[int, Any], replaced))
+    new_for: dict[int, Any] = {}
+    steps = _steps(model, to, new_for)
+    # Handing deepcopy what is new puts it wherever the model refers to what it replaces.
+    result = copy.deepcopy(model, new_for)
     for step in reversed(steps):  # from the end, so that the keys before stay what they are
         if step.gap is not None:
             container = result.get_submodule(step.gap.container)
@@ -127,28 +135,30 @@ def plan_conversion(model: nn.Module, to: str) -> list[Change]:
         UnknownNameError: if there is no such kind.
         InputError: as :func:`convert`.
         StateError: as :func:`convert`.
+        ArgumentTypeError: as :func:`convert`.
 
     >>> print(*plan_conversion(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "layer"))
     1: batch -> layer, keeps weight, bias
     """
-    return [step.change for step in _steps(model, to)]
+    return [step.change for step in _steps(model, to, {})]
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A change with the new layer, and either the layer it replaces or the gap it fills."""
+    """A change with the new layer and, unless it replaces another, the gap it fills."""
 
     change: Change
     new: nn.Module
-    old: nn.Module | None = None
     gap: Gap | None = None
 
 
-def _steps(model: nn.Module, to: str) -> list[_Step]:
+def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
+    """The steps; by id of each layer and tensor that goes, ``new_for`` gets what comes for it."""
+    require_module(model, "convert")
     _ = NORMS[to]  # an unknown kind is an error even where there is nothing to do
     places = norm_places(model)
     if places:
-        return [_replacement(place, to) for place in places if not _is_already(place, to)]
+        return [_replacement(place, to, new_for) for place in places if not _is_already(place, to)]
     return [] if to == "none" else [_insertion(gap, to) for gap in gaps(model)]
 
 
@@ -161,7 +171,7 @@ def _is_already(place: Place, to: str) -> bool:
     return kind_of(module) == to
 
 
-def _replacement(place: Place, to: str) -> _Step:
+def _replacement(place: Place, to: str, new_for: dict[int, Any]) -> _Step:
     old = place.module
     after = modules_after(old)
     if after is None:
@@ -170,9 +180,12 @@ def _replacement(place: Place, to: str) -> _Step:
             "convert cannot replace it without losing that; replace it by hand."
         )
     norm = _made(to, place.num_features, place.dimensions, place.like, place.options)
-    change = Change(place.name, kind_of(old) or type(old).__name__, to, _take_over(norm, old))
+    kept = _take_over(norm, old, new_for)
+    added = () if isinstance(old, NoNorm) else _added(norm, old)
+    change = Change(place.name, kind_of(old) or type(old).__name__, to, kept, added)
     new = nn.Sequential(norm, *copy.deepcopy(after)) if after else norm
-    return _Step(change, new.train(old.training), old=old)
+    new_for[id(old)] = new.train(old.training)
+    return _Step(change, new)
 
 
 def _insertion(gap: Gap, to: str) -> _Step:
@@ -191,8 +204,13 @@ def _made(
     return normalization(to, num_features, dimensions, **taken)
 
 
-def _take_over(new: nn.Module, old: nn.Module) -> tuple[str, ...]:
-    """Copy the tensors that mean the same in both layers; their names."""
+def _added(new: nn.Module, old: nn.Module) -> tuple[str, ...]:
+    names = [name for name, _ in new.named_parameters()]
+    return tuple(name for name in names if getattr(old, name, None) is None)
+
+
+def _take_over(new: nn.Module, old: nn.Module, new_for: dict[int, Any]) -> tuple[str, ...]:
+    """Copy the tensors that mean the same in both layers, tied ones once; their names."""
     names = ["weight", "bias"]
     if is_batch_norm(new) and is_batch_norm(old):
         names += _BATCH_STATISTICS
@@ -205,5 +223,6 @@ def _take_over(new: nn.Module, old: nn.Module) -> tuple[str, ...]:
             with torch.no_grad():
                 target.copy_(source)
             target.requires_grad_(source.requires_grad)
+            setattr(new, name, new_for.setdefault(id(source), target))
             kept.append(name)
     return tuple(kept)

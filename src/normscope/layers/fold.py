@@ -23,9 +23,12 @@ def fold(model: nn.Module, strict: bool = False) -> nn.Module:
     it pads no zeros or the shift is zero. The outputs stay the same up to rounding; a folded layer
     becomes an ``nn.Identity``, or keeps the activation fused into it.
 
-    The forward pass is followed by ``torch.fx``, in eval mode, optional arguments at their
-    defaults, so the model may be any module. Where that fails, the model's ``nn.Sequential``
-    parts are followed instead, each taken to be called as a whole, and a warning says so.
+    The forward pass is followed by ``torch.fx``, without data, so the model may be any module. What
+    comes out is right for calls in eval mode with optional arguments at their defaults, if the
+    forward pass does the same each time and takes its inputs to be tensors
+    (``isinstance(x, Tensor)`` is true), not other types. Where that fails, the model's
+    ``nn.Sequential`` parts are followed instead, each taken to be called as a whole and its tensors
+    to be used there only, and a warning says so.
 
     A layer that cannot be folded without changing the outputs stays: shared or called several
     times, its input also used elsewhere, without running statistics, next to a layer whose weight
@@ -44,6 +47,7 @@ def fold(model: nn.Module, strict: bool = False) -> nn.Module:
 
     Raises:
         StateError: if ``strict`` and a layer stays; if a lazy layer has no shape yet.
+        ArgumentTypeError: if the model is no module.
 
     Warns:
         NormscopeWarning: names every layer that stays, with the reason.

@@ -9,11 +9,12 @@ from typing import Any, cast
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
-from normscope.layers.call_graph import CallGraph, call_graphs, has_hooks, is_plain_layer
+from normscope.layers.call_graph import CallGraph, call_graphs, has_hooks
 from normscope.layers.detect import is_batch_norm, is_lp_norm, refuse_lazy
 from normscope.layers.fold_fit import misfit_after, misfit_before
 from normscope.layers.fold_weights import Layer
 from normscope.layers.inference import affine_map, modules_after
+from normscope.layers.tracing import is_plain_layer, require_module
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def plan_folding(model: nn.Module) -> Plan:
 
     Raises:
         StateError: if a lazy layer has no shape yet.
+        ArgumentTypeError: if the model is no module.
     """
+    require_module(model, "fold")
     for module in model.modules():
         refuse_lazy(module)
     norms = {name for name, module in model.named_modules() if _is_affine_norm(module)}

@@ -75,24 +75,35 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
 
 
 def _applies(layer: nn.Module, after: Sequence[nn.Module], x: Tensor) -> bool:
-    """Whether the layer, with neutral parameters, equals normalization followed by ``after``."""
-    trial, expected = _neutral_copy(layer), _neutral_copy(layer)
+    """Whether the layer, with trial parameters, equals normalization followed by ``after``."""
+    trial, expected = _trial_copy(layer), _trial_copy(layer)
     tail = copy.deepcopy(nn.Sequential(*after)).to("cpu", torch.float64).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         output, reference = trial(x.clone()), tail(_normalized(expected, x))
     return output.shape == reference.shape and torch.allclose(output, reference, 1e-6, 1e-6)
 
 
-def _neutral_copy(layer: nn.Module) -> nn.Module:
-    """Scale 1 and shift 0, so that a function that follows cannot hide in a far-off range."""
-    neutral = copy.deepcopy(layer).to("cpu", torch.float64).eval()
-    values = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
-    values["running_scale"] = 1.0
-    for name, value in values.items():
-        tensor = getattr(neutral, name, None)
-        if isinstance(tensor, Tensor):
-            nn.init.constant_(tensor, value)
-    return neutral
+def _trial_copy(layer: nn.Module) -> nn.Module:
+    """A copy with scales of both signs, and shifts and statistics off their defaults.
+
+    So nothing that is done to them goes unseen; yet they are small, so that a function that follows
+    cannot hide in a far-off range.
+    """
+    trial = copy.deepcopy(layer).to("cpu", torch.float64).eval()
+    for phase, name in enumerate(("weight", "bias", "running_mean", "running_var")):
+        _fill(getattr(trial, name, None), phase, positive=name == "running_var")
+    _fill(getattr(trial, "running_scale", None), 4, positive=True)
+    return trial
+
+
+def _fill(tensor: object, phase: int, positive: bool) -> None:
+    """Sizes from 0.5 to 1.5, with signs that alternate from minus on unless all are positive."""
+    if isinstance(tensor, Tensor):
+        steps = torch.arange(tensor.numel(), dtype=torch.float64)
+        sizes = 1 + 0.5 * torch.sin(2.3 * steps + phase)
+        values = sizes if positive else sizes * (2 * (steps % 2) - 1)
+        with torch.no_grad():
+            tensor.copy_(values.reshape(tensor.shape))
 
 
 def _normalized(layer: nn.Module, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from normscope.errors import InputError
-from normscope.layers.call_graph import PLAIN_LAYERS
+from normscope.layers.tracing import PLAIN_LAYERS, chain_of_calls
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,31 @@ def gaps(model: nn.Module) -> list[Gap]:
     """The places after every linear or convolution layer but the last, the output layer.
 
     Args:
-        model: nested ``nn.Sequential`` containers.
+        model: nested ``nn.Sequential`` containers, and modules whose forward pass calls such
+            containers one after the other.
 
     Returns:
         The places in order of execution.
 
     Raises:
-        InputError: if a layer is inside a module that is no ``nn.Sequential``: its order of
-            execution cannot be known.
+        InputError: if a layer is inside another module, where its order of execution cannot be
+            known or there is no place for a norm layer; if the output layer is a hidden one, too.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3)),
     ...                     nn.Linear(3, 1))
     >>> [gap.layer_name for gap in gaps(net)]
     ['0', '2.0']
     """
-    found = list(_gaps_in("", model, set()))
-    return [gap for gap in found if gap.layer is not found[-1].layer]
+    found = list(_gaps_in("", model))
+    if any(gap.layer is found[-1].layer for gap in found[:-1]):
+        raise InputError(
+            f"layer {found[-1].layer_name!r} gives the output and is used before it as well, so "
+            "convert cannot put a norm layer after the hidden use alone; give each its own layer."
+        )
+    unique: dict[tuple[int, str], Gap] = {}  # a container may stand at several places
+    for gap in found[:-1]:
+        unique.setdefault((id(model.get_submodule(gap.container)), gap.key), gap)
+    return list(unique.values())
 
 
 def insert(container: nn.Sequential, key: str, norm: nn.Module) -> None:
@@ -78,18 +87,25 @@ def insert(container: nn.Sequential, key: str, norm: nn.Module) -> None:
         container.add_module(str(index) if numbered else name, module)
 
 
-def _gaps_in(prefix: str, module: nn.Module, seen: set[int]) -> Iterator[Gap]:
-    if type(module).forward is not nn.Sequential.forward:
-        raise InputError(
-            f"{type(module).__name__} {prefix!r} has layers but no norm layers, and is no "
-            "nn.Sequential, so convert cannot know where norm layers belong; build the model with "
-            'places for them, e.g. normscope.layers.normalization("none", ...).'
-        )
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    for key, child in module._modules.items():
+def _gaps_in(prefix: str, module: nn.Module) -> Iterator[Gap]:
+    sequential = type(module).forward is nn.Sequential.forward
+    names = list(module._modules) if sequential else chain_of_calls(module)
+    if names is None:
+        raise _no_place(prefix, module)
+    for name in names:
+        child = module._modules[name] if sequential else module.get_submodule(name)
         if isinstance(child, PLAIN_LAYERS):
-            yield Gap(prefix, key, child)
+            if not sequential:
+                raise _no_place(prefix, module)
+            yield Gap(prefix, name, child)
         elif child is not None and any(isinstance(m, PLAIN_LAYERS) for m in child.modules()):
-            yield from _gaps_in(f"{prefix}.{key}" if prefix else key, child, seen)
+            yield from _gaps_in(f"{prefix}.{name}" if prefix else name, child)
+
+
+def _no_place(prefix: str, module: nn.Module) -> InputError:
+    return InputError(
+        f"{type(module).__name__} {prefix!r} has layers but no norm layers, and is no "
+        "nn.Sequential nor calls such one after the other, so convert cannot know where norm "
+        "layers belong; build the model with places for them, e.g. "
+        'normscope.layers.normalization("none", ...).'
+    )

@@ -11,12 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from normscope.layers.standardize import along_channels, channel_axes
-
-# Share of the spread that rounding may cost an output, and hence the largest |mean| / spread.
-LARGEST_RATIO = {
-    dtype: 3e-5 / torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)
-}
+from normscope.layers.standardize import LARGEST_RATIO, along_channels, channel_axes
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -74,14 +69,20 @@ def spread_is_lost(x: Tensor, mean: Tensor, size: Tensor, centred: bool) -> bool
     few of them first, since a spread among these is one among all.
     """
     largest = LARGEST_RATIO[x.dtype]
-    if not torch.linalg.vector_norm(mean / size, math.inf).item() > (largest if centred else 0.99):
+    ratio, limit = mean / size, largest if centred else 0.99
+    # The sum of squares is the cheapest bound on the largest.
+    if not torch.dot(ratio, ratio).item() > limit**2 or not ratio.abs().max().item() > limit:
         return False
-    return centred or all(_range_is_below(part, mean.abs() / largest) for part in (x[:32], x))
+    if centred:
+        return True
+    x, bound = x.detach(), mean.abs() / largest
+    few = x[: 1 + 32 * x.shape[0] * x.shape[1] // x.numel()]
+    return _range_is_below(few, bound) and _range_is_below(x, bound)
 
 
 def _range_is_below(x: Tensor, bound: Tensor) -> bool:
     dims = channel_axes(x.dim())
-    return bool((x.amax(dims) - x.amin(dims) < bound).any())
+    return (x.amax(dims) - x.amin(dims) - bound).min().item() < 0
 
 
 def _scale(

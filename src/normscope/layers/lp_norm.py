@@ -91,9 +91,9 @@ class _LpNorm(nn.Module):
             if self.training:
                 self._track(mean, scale)
         else:
-            mean = along_channels(self.running_mean, exact)
-            scale = along_channels(self.running_scale, exact)
-            y = affine((exact - mean) / scale, weight, bias)
+            mean, scale = self.running_mean.to(exact.dtype), self.running_scale.to(exact.dtype)
+            normalized = (exact - along_channels(mean, exact)) / along_channels(scale, exact)
+            y = affine(normalized, weight, bias)
         return y if exact is input else y.to(input.dtype)
 
     def _check_input(self, x: Tensor) -> None:
@@ -189,9 +189,10 @@ class LpNorm1d(_LpNorm):
     other than 1 and infinity the values are divided by their largest size first. Gradients are in
     closed form and can be differentiated again; they have kinks where a t is 0 (p = 1; the second
     derivative for every p < 2) and where two values share the maximum (p = inf), at which the sign
-    of zero counts as zero and ties share evenly. Low-precision input is counted in float32.
-    Inside a ``torch.func`` transform, running statistics that belong to the transform are
-    updated; those captured from outside stay as they are.
+    of zero counts as zero and ties share evenly. Where a mean is large against the deviations from
+    it (250 times in float32), slower operations keep the digits of these. Low-precision input is
+    counted in float32. Inside a ``torch.func`` transform, running statistics that belong to the
+    transform are updated; those captured from outside stay as they are.
 
     Reference: santurkar2018, Section 3.3. Notation: gamma = weight, beta = bias.
 

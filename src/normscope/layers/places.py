@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, distributed, nn
 
 from normscope.errors import InputError
-from normscope.layers.call_graph import PLAIN_LAYERS
 from normscope.layers.detect import is_lp_norm, is_norm
 from normscope.layers.fold_fit import spatial_dimensions
 from normscope.layers.fold_weights import in_channels, out_channels
 from normscope.layers.kinds import NoNorm
+from normscope.layers.tracing import PLAIN_LAYERS
 
-_OPTIONS = ("eps", "affine", "momentum", "track_running_stats", "centred", "process_group")
+_OPTIONS = (
+    "eps", "affine", "bias", "momentum", "track_running_stats", "centred", "process_group",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Place:
         num_features: channels.
         dimensions: spatial dimensions, 0 for vectors.
         options: ``eps``, ``affine``, ``momentum``, ``track_running_stats``, ``centred``,
-            ``process_group``, as far as it has them.
+            ``process_group``, as far as it has them; ``bias`` where that is False.
         like: a tensor on the device and in the dtype of a norm layer there.
     """
 
@@ -92,6 +94,8 @@ def _options(module: Any) -> dict[str, Any]:
     options = {"eps": module.eps, "affine": getattr(module, "weight", None) is not None}
     if options["eps"] is None:  # RMSNorm's word for the smallest that matters in its dtype
         del options["eps"]
+    if options["affine"] and getattr(module, "bias", module.weight) is None:
+        options["bias"] = False
     if hasattr(module, "running_mean") and hasattr(module, "momentum"):
         options["momentum"] = module.momentum
         options["track_running_stats"] = module.running_mean is not None

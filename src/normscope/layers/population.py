@@ -14,6 +14,7 @@ from normscope.errors import InputError, NormscopeWarning, StateError
 from normscope.layers.batch_statistics import BatchStatistics, batch_statistics, spread_name
 from normscope.layers.batches import follow_model, inputs_of, same_randomness
 from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.tracing import require_module
 
 
 class Population(NamedTuple):
@@ -53,8 +54,9 @@ def population_statistics(
     between processes are not gathered.
 
     Nothing else changes: training flags, ``momentum``, ``num_batches_tracked`` (the count of
-    *training* batches), gradients, hooks, and the state of torch's random generators and of the
-    DataLoader's are as before. After an exception the running statistics are, too.
+    *training* batches), gradients, hooks, and the state of the random generators of torch, of
+    Python, and of a DataLoader and its samplers are as before (NumPy's is not looked after). After
+    an exception the running statistics are, too.
 
     Reference: ioffe2015, Algorithm 2.
 
@@ -69,8 +71,9 @@ def population_statistics(
     Raises:
         InputError: if the data is empty, a batch has one value per channel, or a one-shot iterator
             is given with ``sequential``.
-        StateError: if a layer's statistics are not finite; nothing is written then.
-        ArgumentTypeError: if the data is none of the above.
+        StateError: if a layer's statistics are not finite, or not in the dtype of its buffers;
+            nothing is written then.
+        ArgumentTypeError: if the data is none of the above, or the model no module.
 
     Warns:
         NormscopeWarning: names the layers that keep no running statistics, or that no batch
@@ -81,6 +84,7 @@ def population_statistics(
     >>> norm.running_mean.item(), norm.running_var.item()
     (1.0, 1.0)
     """
+    require_module(model, "population_statistics")
     found = _batch_layers(model)
     layers = {name: layer for name, layer in found.items() if layer.running_mean is not None}
     _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])
@@ -117,7 +121,7 @@ def _all_at_once(
     model: nn.Module, data: object, layers: dict[str, nn.Module]
 ) -> dict[str, Population]:
     averages = _one_pass(model, data, layers)
-    return {name: average.population(name) for name, average in averages.items()}
+    return {name: average.population(name, layers[name]) for name, average in averages.items()}
 
 
 def _layer_after_layer(
@@ -129,7 +133,7 @@ def _layer_after_layer(
     for name in list(averages):
         if results:
             averages |= _one_pass(model, data, free)
-        results[name] = averages[name].population(name)
+        results[name] = averages[name].population(name, layers[name])
         _use(free.pop(name), *results[name])
     return results
 
@@ -148,14 +152,15 @@ class _Average:
         self.mean = self.mean + share * (batch.mean - self.mean)
         self.spread = self.spread + share * (batch.unbiased_spread - self.spread)
 
-    def population(self, name: str) -> Population:
-        mean, spread = torch.as_tensor(self.mean), torch.as_tensor(self.spread)
-        if not (mean.isfinite().all() and spread.isfinite().all()):
+    def population(self, name: str, layer: Any) -> Population:
+        result = Population(torch.as_tensor(self.mean), torch.as_tensor(self.spread))
+        dtype = layer.running_mean.dtype
+        if not all(value.to(dtype).isfinite().all() for value in result):
             raise StateError(
-                f"the statistics of layer {name!r} are not finite on this data; check the data and "
-                "the weights for infinite or NaN values."
+                f"the statistics of layer {name!r} are not finite in {dtype} on this data; check "
+                "the data and the weights for infinite, NaN or, for this dtype, too large values."
             )
-        return Population(mean, spread)
+        return result
 
 
 def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dict[str, _Average]:

@@ -7,6 +7,7 @@ the start of the epoch and the place within it, so that a resumed run sees the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from normscope.curvature.batch import Batch, rows, sample_count
 from normscope.curvature.problem import Problem
-from normscope.errors import InputError
+from normscope.errors import ArgumentTypeError, InputError
 
-__all__ = ["BatchSource", "batch_source"]
+__all__ = ["BatchSource", "batch_source", "check_whole"]
 
 State = dict[str, Any]
 
@@ -43,7 +44,7 @@ def batch_source(
         problem: model, loss and data.
         batch_size: samples per step, drawn from data that is one batch; None: the batches as they
             are given, all of one batch at once.
-        seed: of the order; a DataLoader has its own.
+        seed: of the order; a DataLoader has its own order.
         drop_last: whether the rest of an epoch that does not fill a batch is left out.
 
     Returns:
@@ -51,8 +52,11 @@ def batch_source(
         loader's batches in its own order.
 
     Raises:
-        InputError: if the batch size does not fit the data.
+        InputError: if the batch size does not fit the data, or the seed not into 64 bits.
     """
+    check_whole("seed", seed)
+    if not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed must be from -2**63 to 2**64 - 1, got {seed}.")
     if batch_size is None:
         return _ListBatches(problem, seed) if _in_memory(problem) else _LoaderBatches(problem)
     if not problem.is_one_batch:
@@ -60,13 +64,30 @@ def batch_source(
             f"batch_size={batch_size} needs data in one batch (inputs, targets); a list of batches "
             "or a DataLoader has its own sizes: leave batch_size out."
         )
+    check_whole("batch_size", batch_size)
     samples = sample_count(problem.data)
     if not 1 <= batch_size <= samples:
         raise InputError(
             f"batch_size must be from 1 to the {samples} samples of the data, got {batch_size}; "
             "leave it out for the whole data at every step."
         )
-    return _RowBatches(problem, _SeededOrder(samples, batch_size, seed, drop_last, problem.device))
+    return _RowBatches(
+        problem, _SeededOrder(samples, int(batch_size), seed, drop_last, problem.device)
+    )
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse what is not a whole number, numpy's included.
+
+    Args:
+        name: of the argument.
+        value: its value.
+
+    Raises:
+        ArgumentTypeError: if it is anything else.
+    """
+    if not isinstance(value, Integral):
+        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}.")
 
 
 def _in_memory(problem: Problem) -> bool:
@@ -81,7 +102,7 @@ class _SeededOrder:
     ) -> None:
         self._count, self._size, self._device = count, size, device
         self._whole_only = drop_last
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(int(seed))
         self._pieces: tuple[Tensor, ...]
         self._start_epoch()
 

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from normscope.errors import DataError, StateError
 from normscope.files import replacing
@@ -32,13 +34,16 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
         path: the file; one that is there is replaced.
         loop: the training.
         settings: what a run that goes on from here must have in common with it.
+
+    Raises:
+        StateError: if the model or the optimizer holds what could not be read back.
     """
     content = {
         "format": _FORMAT,
         "settings": dict(settings),
         "model": loop.problem.model.state_dict(),
         "buffers": dict(loop.problem.model.named_buffers()),  # some are in no state_dict
-        "optimizer": loop.optimizer.state_dict(),
+        "optimizer": _plain(loop.optimizer.state_dict()),
         "batches": loop.batches.state(),
         "random": _random_states(loop.problem.device),
         "generators": {name: g.get_state() for name, g in _generators(loop.problem.model).items()},
@@ -47,6 +52,11 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
     }
     with replacing(path) as unfinished:
         torch.save(content, unfinished)
+        if foreign := get_unsafe_globals_in_checkpoint(unfinished):
+            raise StateError(
+                f"the model or the optimizer holds {', '.join(foreign)}, but a checkpoint takes "
+                "only tensors and plain types; use these, or leave checkpoint out."
+            )
 
 
 def resume(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
@@ -58,7 +68,7 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
         settings: of the present run.
 
     Raises:
-        DataError: if the file is not a whole checkpoint.
+        DataError: if the file cannot be read or is not a whole checkpoint.
         StateError: if it comes from a run with other settings.
     """
     content = _read(path, loop.problem.device)
@@ -80,6 +90,13 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
     """The content of a checkpoint, whole and of the right kind."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(
+            f"the checkpoint {path} cannot be read ({error.strerror}); check its permissions, or "
+            "name another file."
+        ) from error
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load itself does not look at the checksums
@@ -128,6 +145,17 @@ def _set_random_states(device: torch.device, states: dict[str, torch.Tensor]) ->
     torch.set_rng_state(states["cpu"].cpu())
     if device.type != "cpu":
         torch.get_device_module(device).set_rng_state(states["device"].cpu(), device)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy, which a checkpoint may not hold, as Python's own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {name: _plain(part) for name, part in value.items()}
+    return value
 
 
 def _on_cpu(value: Any) -> Any:

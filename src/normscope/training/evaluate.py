@@ -18,6 +18,7 @@ from normscope.layers.detect import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
 from normscope.losses import Loss, accuracy
 from normscope.registry import unknown_name
+from normscope.training.batches import check_whole
 
 __all__ = ["Evaluation", "Statistics", "evaluate"]
 
@@ -52,12 +53,14 @@ def evaluate(
             ``"population"`` statistics of ``train_data``; or those of each ``"batch"``, as in
             training (a noisy layer then adds its noise, too).
         train_data: the data whose population statistics are used.
-        batch_size: largest piece of data that is one batch; pieces differ by at most one sample.
+        batch_size: largest piece of data that is one batch; pieces differ by at most one sample
+            (with 2, an odd number of samples ends with a piece of 3).
 
     Returns:
         The loss and the accuracy, each batch counted by its samples.
 
     Raises:
+        ArgumentTypeError: if the batch size is not a whole number.
         InputError: if ``train_data`` is missing or not used, or the batch size is not positive.
         UnknownNameError: if there are no such statistics.
 
@@ -72,6 +75,7 @@ def evaluate(
             "train_data is needed with statistics='population' and only there, got "
             f"statistics={statistics!r} {'without' if train_data is None else 'with'} it."
         )
+    check_whole("batch_size", batch_size)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     with same_randomness(model, data), torch.no_grad():

@@ -52,7 +52,8 @@ def fit(
         optimizer: a factory such as ``sgd(0.1)``, or an optimizer of the model's parameters.
         steps: number of updates.
         batch_size: samples per step; None: the batches as the data has them.
-        seed: of the order of the samples.
+        seed: of the order of the samples; the same seed gives the same batches. A shuffled
+            DataLoader does not follow it: it draws from torch's global generator or its own.
         drop_last: leave out the samples of an epoch that do not fill a batch.
         divergence_factor: multiple of the first loss that ends the run; None: only a non-finite
             loss does.
@@ -66,9 +67,11 @@ def fit(
         The outcome, the losses, the number of steps and the time; the advice is in its outcome.
 
     Raises:
+        ArgumentTypeError: if a number is not a whole one where it must be.
         InputError: if an argument does not fit the problem.
-        DataError: if the checkpoint is damaged.
-        StateError: if the checkpoint comes from a run with other settings.
+        DataError: if the checkpoint is damaged or cannot be read.
+        StateError: if the checkpoint comes from a run with other settings, or the model or the
+            optimizer holds what a checkpoint cannot.
 
     >>> import torch
     >>> from normscope.training import sgd

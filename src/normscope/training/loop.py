@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from normscope.curvature.batch import Batch
 from normscope.curvature.problem import Problem
 from normscope.errors import InputError, StateError
-from normscope.training.batches import batch_source
+from normscope.training.batches import batch_source, check_whole
 from normscope.training.optimizers import OptimizerFactory, bound_optimizer
 from normscope.training.outcome import Outcome
 from normscope.training.update import take_update
@@ -67,7 +67,8 @@ def train(
         steps: number of updates.
         batch_size: samples per step, drawn without replacement from data that is one batch; None:
             all of it at every step, or the batches of a list or DataLoader one by one.
-        seed: of the order of the samples; the same seed gives the same batches.
+        seed: of the order of the samples; the same seed gives the same batches. A shuffled
+            DataLoader does not follow it: it draws from torch's global generator or its own.
         drop_last: leave out the samples of an epoch that do not fill a batch: statistics of a
             smaller batch belong to another problem. Every epoch leaves out others.
         divergence_factor: a loss above this multiple of the first one ends the run, as a
@@ -78,14 +79,16 @@ def train(
         The generator of steps. A run that diverges ends with a step that says so.
 
     Raises:
+        ArgumentTypeError: if a number is not a whole one where it must be.
         InputError: if an argument does not fit the problem.
 
-    >>> from normscope.training import sgd
-    >>> line = nn.Linear(1, 1, bias=False)
-    >>> _ = nn.init.zeros_(line.weight)
-    >>> problem = Problem(line, "squared_error", (torch.ones(4, 1), torch.ones(4, 1)))
-    >>> [step.loss for step in train(problem, sgd(0.5), steps=3)]
-    [0.5, 0.125, 0.03125]
+    Examples:
+        >>> from normscope.training import sgd
+        >>> line = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.zeros_(line.weight)
+        >>> problem = Problem(line, "squared_error", (torch.ones(4, 1), torch.ones(4, 1)))
+        >>> [step.loss for step in train(problem, sgd(0.5), steps=3)]
+        [0.5, 0.125, 0.03125]
     """
     loop = Loop(problem, optimizer, batch_size, seed, drop_last, divergence_factor)
     return loop.run(steps)
@@ -130,6 +133,7 @@ class Loop:
         Raises:
             InputError: if ``steps`` is negative.
         """
+        check_whole("steps", steps)
         if steps < 0:
             raise InputError(f"steps must not be negative, got {steps}.")
         return self._run(steps, after_update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
@@ -35,11 +35,15 @@ def sgd(
         A function from parameters to an optimizer.
 
     Raises:
+        ArgumentTypeError: if a value is not a number.
         InputError: if a value is out of range.
 
     >>> sgd(0.1, momentum=0.9)(nn.Linear(2, 1).parameters()).defaults["momentum"]
     0.9
     """
+    learning_rate = _number("learning_rate", learning_rate)
+    momentum = _number("momentum", momentum)
+    weight_decay = _number("weight_decay", weight_decay)
     if not 0 <= learning_rate < math.inf:
         raise InputError(f"learning_rate must be finite and not negative, got {learning_rate}.")
     if not 0 <= momentum < 1:
@@ -52,9 +56,16 @@ def sgd(
         _fused_sgd,
         lr=learning_rate,
         momentum=momentum,
-        nesterov=nesterov,
+        nesterov=bool(nesterov),
         weight_decay=weight_decay,
     )
+
+
+def _number(name: str, value: object) -> float:
+    """A number of any kind as Python's own, which every checkpoint can hold."""
+    if not isinstance(value, SupportsFloat) or getattr(value, "ndim", 0) > 0:
+        raise ArgumentTypeError(f"{name} must be a number, got {type(value).__name__}.")
+    return float(value)
 
 
 def _fused_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> SGD:

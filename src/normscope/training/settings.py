@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sized
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.curvature.batch import Batch, tensors_of
-from normscope.curvature.problem import Problem
+from normscope.curvature.problem import Problem, WholeLoss
+from normscope.losses import Loss
 
 __all__ = ["settings_of"]
 
 _SAMPLED_VALUES = 1_000_000
-_WAYS_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")
+_NO_OPTIONS = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 
 
 def settings_of(problem: Problem, optimizer: Optimizer, **choices: object) -> dict[str, str]:
     """The settings of a training, by name.
 
     Args:
-        problem: model, loss and data; the model counts by its shapes, not by its weights.
-        optimizer: counts by its class and its initial options.
+        problem: model, loss and data; the model counts by its printed form and its shapes, not by
+            its weights; a loss by its name, or as a module by its options and tensors.
+        optimizer: counts by its class and the options its groups have now, the learning rate as
+            it was before any scheduler.
         **choices: the other arguments of the run.
 
     Returns:
-        A text for each setting; two runs with equal texts take the same steps from the same state.
+        A text for each setting. Runs with unequal texts differ; equal texts are no proof: two
+        lambdas look alike, as do modules that differ in what they do not print.
 
     >>> from normscope.training import sgd
     >>> line = nn.Linear(1, 1)
@@ -37,7 +45,7 @@ def settings_of(problem: Problem, optimizer: Optimizer, **choices: object) -> di
     """
     return {
         "model": _model_text(problem.model),
-        "loss": getattr(problem.loss, "__qualname__", type(problem.loss).__qualname__),
+        "loss": _loss_text(problem.loss),
         "data": _data_text(problem),
         "optimizer": _optimizer_text(optimizer),
     } | {name: repr(choice) for name, choice in choices.items()}
@@ -46,16 +54,41 @@ def settings_of(problem: Problem, optimizer: Optimizer, **choices: object) -> di
 def _model_text(model: nn.Module) -> str:
     state = model.state_dict().items()
     shapes = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in state if isinstance(t, Tensor)]
-    return f"{type(model).__qualname__} {_checksum(repr(shapes).encode())}"
+    return f"{type(model).__qualname__} {_checksum(f'{shapes} {_printed(model)}'.encode())}"
+
+
+def _loss_text(loss: Loss | WholeLoss | str) -> str:
+    if isinstance(loss, WholeLoss):
+        return f"whole_loss {_loss_text(loss.function)}"
+    if not isinstance(loss, nn.Module):
+        return getattr(loss, "__qualname__", None) or _printed(loss)
+    options = [  # torch's losses do not print theirs
+        f"{name}={value}"
+        for module in loss.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, str | int | float) and not name.startswith("_") and name != "training"
+    ]
+    tensors = _checksum(_batch_text(loss.state_dict()).encode())
+    return f"{_printed(loss)} {' '.join(options)} {tensors}"
+
+
+def _printed(value: object) -> str:
+    """Its ``repr`` in one line, without addresses, which differ from run to run."""
+    return " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())
 
 
 def _optimizer_text(optimizer: Optimizer) -> str:
-    options = {
-        name: float(value) if isinstance(value, int | Tensor) else value  # 0 and 0.0 are the same
-        for name, value in sorted(optimizer.defaults.items())
-        if name not in _WAYS_TO_COMPUTE
+    return f"{type(optimizer).__qualname__} {[_options(g) for g in optimizer.param_groups]}"
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    initial = group | {"params": len(group["params"]), "lr": group.get("initial_lr", group["lr"])}
+    return {
+        # 0 and 0.0 are the same
+        name: float(value) if isinstance(value, Real | np.generic | Tensor) else value
+        for name, value in sorted(initial.items())
+        if name not in _NO_OPTIONS and name != "param_names"
     }
-    return f"{type(optimizer).__qualname__} {options}"
 
 
 def _data_text(problem: Problem) -> str:

@@ -18,11 +18,17 @@ def take_update(optimizer: Optimizer) -> None:
     Fused SGD is one kernel; what ``step`` does around it (profiling, hooks, grouping) takes longer
     than the kernel on a small net. Where none of it is in use, the kernel is called directly.
     That also serves a parameter whose first gradient comes late, over which ``step`` stumbles.
+    With sparse gradients, which no fused step takes, the optimizer goes on unfused.
 
     Args:
         optimizer: any optimizer whose parameters hold their gradients.
     """
     if not _is_plain_fused_sgd(optimizer):
+        optimizer.step()
+        return
+    if _has_sparse_gradient(optimizer):
+        for group in optimizer.param_groups:
+            group["fused"] = False  # the kernel takes dense gradients only
         optimizer.step()
         return
     with torch.no_grad():
@@ -34,6 +40,7 @@ def _is_plain_fused_sgd(optimizer: Optimizer) -> bool:
     """Whether nobody has hooked into the step: hooks, a scheduler's counter, a gradient scaler."""
     return (
         type(optimizer) is SGD
+        and hasattr(torch, "_fused_sgd_")  # private: it may go
         and vars(optimizer).keys().isdisjoint(("step", "grad_scale", "found_inf"))
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
@@ -44,6 +51,11 @@ def _is_plain_fused_sgd(optimizer: Optimizer) -> bool:
             for group in optimizer.param_groups
         )
     )
+
+
+def _has_sparse_gradient(optimizer: Optimizer) -> bool:
+    gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+    return any(gradient is not None and gradient.is_sparse for gradient in gradients)
 
 
 def _update_group(optimizer: Optimizer, group: dict[str, Any]) -> None:

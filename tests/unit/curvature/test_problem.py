@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,11 @@ from normscope.errors import (
 )
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+
+
+class NamedPair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
 
 
 def network() -> nn.Module:
@@ -164,3 +171,49 @@ def test_batch_sample_count_refuses_unequal_lengths_and_no_tensor():
 def test_batch_moved_casts_floating_point_only():
     x, y = moved((X, Y), torch.device("cpu"), torch.bfloat16)
     assert (x.dtype, y.dtype) == (torch.bfloat16, torch.int64)
+
+
+@pytest.mark.parametrize("as_data", [lambda pair: pair, lambda pair: [pair]], ids=["one", "list"])
+def test_problem_refuses_a_regression_under_the_cross_entropy(as_data):
+    with pytest.raises(InputError, match="use squared_error"):
+        Problem(network(), "cross_entropy", as_data((X, X[:, :2])))
+    Problem(network(), "cross_entropy", as_data((X, X[:, :2].softmax(dim=1))))
+    Problem(network(), "squared_error", as_data((X, X[:, :2])))
+    Problem(network(), nn.CrossEntropyLoss(), as_data((X, X[:, :2])))  # the user's own
+
+
+def test_problem_refuses_a_regression_from_a_loader_when_it_is_read():
+    loader = DataLoader(TensorDataset(X, X[:, :2]), batch_size=3)
+    with pytest.raises(InputError, match="use squared_error"):
+        next(Problem(network(), "cross_entropy", loader).batches())
+
+
+def test_problem_looks_at_the_values_in_memory_only_once(monkeypatch):
+    problem = Problem(network(), "cross_entropy", (X, X[:, :2].softmax(dim=1)))
+    monkeypatch.setattr("normscope.curvature.problem.check_probabilities", lambda target: 1 / 0)
+    list(problem.batches())
+
+
+def test_batch_keeps_named_tuples_and_their_names():
+    pair = NamedPair(X, Y)
+    for made in (
+        moved(pair, torch.device("cpu"), torch.float64),
+        rows(pair, torch.tensor([2, 0])),
+        pieces(pair, 4)[0],
+        rows({"inner": pair}, torch.tensor([1]))["inner"],
+    ):
+        assert type(made) is NamedPair
+        assert len(made.x) == len(made.y)
+    loss = whole_loss(lambda model, b: nn.functional.cross_entropy(model(b.x), b.y))
+    problem = Problem(network(), loss, pair)
+    assert [problem.loss_on(batch).dim() for batch in problem.batches()] == [0]
+
+
+@pytest.mark.parametrize("samples", range(1, 12))
+@pytest.mark.parametrize("size", range(1, 13))
+def test_batch_pieces_leave_no_sample_alone(samples, size):
+    sizes = [len(piece) for piece in pieces(torch.zeros(samples, 1), size)]
+    assert sum(sizes) == samples
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= min(2, size, samples)
+    assert max(sizes) <= (3 if size == 2 else size)

@@ -90,3 +90,12 @@ def test_verify_of_missing_files_is_an_error(tmp_path: Path) -> None:
 
 def test_verify_of_embedded_data_has_nothing_to_check() -> None:
     assert ns.data.verify("digits") == []
+
+
+def test_missing_files_of_a_root_are_to_be_fetched_into_it(tmp_path: Path) -> None:
+    root = tmp_path / "two words"
+    root.mkdir()
+    with pytest.raises(DataError, match=rf"data fetch mnist --root '{root}'$"):
+        ns.data.verify("mnist", root)
+    with pytest.raises(DataError, match=r"data fetch mnist$"):
+        ns.data.verify("mnist")

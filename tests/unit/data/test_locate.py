@@ -35,7 +35,8 @@ def test_variable_comes_before_the_user_cache(
     in_variable = small.write_mnist(tmp_path / "variable")
     monkeypatch.setenv("NORMSCOPE_DATA", str(in_variable))
     assert ns.data.path("mnist") == in_variable
-    monkeypatch.setenv("NORMSCOPE_DATA", str(tmp_path / "absent"))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("NORMSCOPE_DATA", str(tmp_path / "empty"))
     assert ns.data.path("mnist") == in_cache
     assert len(ns.data.load("mnist").train.x) == 40
 
@@ -111,3 +112,15 @@ def test_unreadable_file_is_named(
     monkeypatch.setattr(Path, "open", open_or_refuse)
     with pytest.raises(DataError, match=r"ubyte.gz cannot be read \(Permission denied\)"):
         ns.data.load("mnist", root=folder)
+
+
+def test_variable_must_name_a_folder(
+    small: SmallData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.write_mnist(download_root() / "mnist")
+    monkeypatch.setenv("NORMSCOPE_DATA", str(tmp_path / "absent"))
+    with pytest.raises(DataError, match=r"absent, named by \$NORMSCOPE_DATA, is not a folder"):
+        ns.data.load("mnist")
+    in_root = small.write_mnist(tmp_path / "root")
+    assert ns.data.path("mnist", in_root) == in_root
+    assert len(ns.data.load("digits").train.x) > 0

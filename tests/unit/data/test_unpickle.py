@@ -4,6 +4,7 @@ import collections
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -140,14 +141,43 @@ def test_unpickle_refuses_truncation_everywhere() -> None:
 def test_unpickle_cannot_change_its_stand_ins() -> None:
     before = dict(unpickle._GLOBALS)
     state = b"}X\x04\x00\x00\x00nameK\x01s"
-    for module, name in before:
+    for module, name in [*before, ("_codecs", "encode")]:
         for change in (state, b"N" + state + b"\x86"):
             with pytest.raises(DataError, match="sets the state of a function"):
                 unpickle_plain(b"\x80\x02c" + f"{module}\n{name}\n".encode() + change + b"b.", "x")
     assert before == unpickle._GLOBALS
-    assert not any(hasattr(stand_in, "__dict__") for stand_in in before.values())
+    stand_ins = [*before.values(), unpickle._Encode(limit=0)]
+    assert not any(hasattr(stand_in, "__dict__") for stand_in in stand_ins)
 
 
 def test_unpickle_reads_a_huge_claimed_length_without_reserving_it() -> None:
     with pytest.raises(DataError):
         unpickle_plain(b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"abc.", "x")
+
+
+def encoding_again(times: int, text: bytes = b"a" * 1000) -> bytes:
+    """A program that encodes one memoised text several times."""
+    call = b"h\x00h\x01h\x02\x86R"
+    start = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", len(text)) + text + b"q\x01"
+    return b"\x80\x02(" + start + b"X\x06\x00\x00\x00latin1q\x02" + call * times + b"t."
+
+
+def test_unpickle_makes_no_more_bytes_than_the_pickle_has() -> None:
+    assert unpickle_plain(encoding_again(1), "x")[-1] == b"a" * 1000
+    with pytest.raises(DataError, match="more bytes than it has"):
+        unpickle_plain(encoding_again(2), "x")
+
+
+def test_unpickle_of_a_text_encoded_again_and_again_keeps_the_memory_small() -> None:
+    bomb = encoding_again(150, b"a" * 1_000_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="more bytes than it has"):
+        unpickle_plain(bomb, "x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+def test_unpickle_takes_many_byte_strings_of_protocol_2() -> None:
+    values = [bytes([i, j]) for i in range(256) for j in range(8)] + [b"a", b"a", b"\xff" * 500]
+    assert unpickle_plain(pickle.dumps(values, protocol=2), "x") == values

@@ -65,6 +65,30 @@ def test_large_mean_keeps_second_derivative_and_momentum_one():
     torch.testing.assert_close(ours.running_var.double(), x.double().var(0), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("channels", ["all", "one"])
+def test_large_running_mean_costs_no_digits(channels, path):
+    x = 1e4 + 1e-2 * _normal(256, 4)
+    mean, variance = torch.full((4,), 1e4), torch.full((4,), 1e-4)
+    if channels == "one":
+        x[:, 1:], mean[1:], variance[1:] = _normal(256, 3), 0.0, 1.0
+    weight, bias = _normal(2, 4, seed=2)
+    vectors = mean, variance, weight, bias
+    exact = (x.double() - mean.double()) / (variance.double() + 1e-5).sqrt() * weight + bias
+    leaf = x.clone().requires_grad_()
+    output = batch_norm(leaf, *vectors, fused=PATHS[path])
+    torch.testing.assert_close(output.double(), exact, rtol=2e-6, atol=2e-6)
+    (gradient,) = torch.autograd.grad(output.sum(), leaf)
+    torch.testing.assert_close(gradient, (weight / (variance + 1e-5).sqrt()).expand(256, 4))
+
+
+def test_ordinary_running_statistics_take_the_kernel_bit_for_bit():
+    x = 3 + _normal(64, 8)
+    ours, theirs = BatchNorm1d(8, momentum=1.0), nn.BatchNorm1d(8, momentum=1.0)
+    ours(x), theirs(x)
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+
+
 def test_ordinary_input_takes_the_kernel_bit_for_bit():
     x = _normal(64, 8)
     ours, theirs = BatchNorm1d(8), nn.BatchNorm1d(8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.errors import InputError, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
 from normscope.layers.convert import Change, convert, plan_conversion
 from normscope.layers.detect import kind_of, norm_layers
@@ -332,3 +332,104 @@ def test_plan_says_what_is_kept_and_convert_logs_it(caplog):
     assert [record.getMessage() for record in caplog.records] == [str(change) for change in plan]
     inserted = plan_conversion(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), "l1")
     assert [str(change) for change in inserted] == ["after 0: l1 inserted"]
+
+
+@pytest.mark.parametrize("to", NORMALIZING)
+def test_absent_bias_stays_absent_or_is_announced(to):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, bias=False), nn.Linear(4, 2))
+    (change,) = plan_conversion(model, to)
+    has_bias = convert(model, to)[1].bias is not None
+    assert has_bias == (to in ("l1", "l2", "linf"))
+    assert change.added == (("bias",) if has_bias else ())
+    assert str(change).endswith("keeps weight, adds bias") == has_bias
+    assert convert(convert(model, "none"), "batch")[1].bias is None
+
+
+@pytest.mark.parametrize("to", ["batch", "l1", "layer"])
+def test_tied_scales_stay_tied(to):
+    model = randomized(
+        nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+    )
+    model[3].weight = model[1].weight
+    model[2].bias = model[1].bias
+    converted = convert(model, to)
+    assert converted[3].weight is converted[1].weight
+    assert converted[2].bias is converted[1].bias
+    assert converted[3].bias is not converted[1].bias
+    assert converted[1].weight is not model[1].weight
+    assert converted[1].weight.equal(model[1].weight)
+    assert converted[1].bias.equal(model[1].bias)
+
+
+def test_scale_tied_to_a_layer_that_stays_stays_tied():
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3), BatchNorm1d(3))
+    model[1].weight = model[3].weight
+    converted = convert(model, "batch")
+    assert converted[1].weight is converted[3].weight
+
+
+class Wrapped(nn.Module):
+    """Calls its parts one after the other."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.first, self.rest = parts[0], nn.ModuleList(parts[1:])
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.first(x.flatten(1))
+        for part in self.rest:
+            x = torch.relu(part(x))
+        return x
+
+
+def test_module_that_calls_sequential_parts_in_a_row_gets_norms():
+    parts = [
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)),
+        nn.Sequential(nn.Linear(5, 2)),
+    ]
+    model = nn.Sequential(Wrapped(parts[0]), Wrapped(*parts[1:]))
+    converted = convert(model, "batch")
+    assert list(norm_layers(converted)) == ["0.first.1", "0.first.4"]
+    assert converted(torch.randn(6, 3)).shape == (6, 2)
+    assert model[0].calls == 0
+    both = convert(Wrapped(*parts), "batch")
+    assert list(norm_layers(both)) == ["first.1", "first.4"]
+
+
+def test_layer_called_by_another_module_itself_is_refused():
+    with pytest.raises(InputError, match=r"Wrapped '' .* cannot know where"):
+        convert(Wrapped(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3)), "batch")
+
+
+@pytest.mark.parametrize("wrap", [nn.Identity, nn.Sequential], ids=["layer", "container"])
+def test_output_layer_that_is_also_hidden_is_refused(wrap):
+    shared = nn.Linear(3, 3) if wrap is nn.Identity else wrap(nn.Linear(3, 3))
+    model = nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), shared)
+    with pytest.raises(InputError, match=r"'4.*' gives the output and is used before"):
+        convert(model, "batch")
+
+
+def test_shared_hidden_container_gets_its_norm_once():
+    shared = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    converted = convert(nn.Sequential(shared, shared, nn.Linear(3, 2)), "batch")
+    assert converted[0] is converted[1]
+    assert [type(module) for module in converted[0]] == [nn.Linear, BatchNorm1d, nn.ReLU]
+
+
+def test_norm_that_alters_its_scale_is_refused():
+    class Absolute(nn.BatchNorm1d):
+        def forward(self, x):
+            return nn.functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight.abs(), self.bias, False
+            )
+
+    with pytest.raises(InputError, match="Absolute '0' does more than normalize"):
+        convert(nn.Sequential(Absolute(3)), "layer")
+
+
+@pytest.mark.parametrize("function", [convert, plan_conversion])
+def test_other_than_a_module_is_refused(function):
+    with pytest.raises(ArgumentTypeError, match=r"convert expects an nn\.Module, got list"):
+        function([1], "batch")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from normscope.errors import NormscopeWarning, StateError
+from normscope.errors import ArgumentTypeError, NormscopeWarning, StateError
 from normscope.layers.batch_norm import BatchNorm2d
 from normscope.layers.detect import is_batch_norm, is_lp_norm
 from normscope.layers.fold import fold
@@ -485,3 +485,117 @@ def test_new_bias_follows_the_weight():
     assert isinstance(bias, nn.Parameter)
     assert bias.dtype == torch.bfloat16
     assert not bias.requires_grad
+
+
+OFFSET = torch.ones(3, dtype=torch.float64)
+
+
+class Masked(nn.Module):
+    """Norm and linear layer meet only where the mask is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x, mask=None, sizes=(1, 2), offset=OFFSET):
+        if mask is None:
+            return self.norm(torch.relu(self.layer(x))) + offset
+        return self.norm(self.layer(x)) * mask
+
+
+def test_branch_on_an_optional_argument_is_that_of_its_default():
+    assert_folds(Masked(), doubles(4, 3), left=["norm"])
+
+
+def test_optional_argument_that_hinders_is_not_left_open():
+    class Untraced(Masked):
+        def forward(self, x, mask=None):
+            if mask is None and x.sum() < torch.inf:
+                return self.norm(torch.relu(self.layer(x)))
+            return self.norm(self.layer(x))
+
+    assert_folds(Untraced(), doubles(4, 3), left=["norm"])
+
+
+@pytest.mark.parametrize("is_tensor", [torch.is_tensor, lambda x: isinstance(x, torch.Tensor)])
+def test_branch_on_tensors_is_taken(is_tensor):
+    def forward(net, x):
+        x = net.layer(x)
+        x = torch.relu(x) if is_tensor(x) else x
+        y = net.norm(x)
+        return torch.cat([y, y[:, :1]], 1).view(y.shape[0], -1)
+
+    net = Net(forward, layer=nn.Linear(3, 3), norm=nn.BatchNorm1d(3))
+    assert_folds(net, doubles(4, 3), left=["norm"])
+
+
+READS = {
+    "parameters": lambda net: sum(p.square().sum() for p in net.layer.parameters()),
+    "number": lambda net: net.layer.weight.sum().item(),
+    "norm": lambda net: net.norm.running_mean.mean(),
+    "operand": lambda net: net.layer.bias,
+    "slice": lambda net: net.layer.weight[0],
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_layer_whose_tensors_the_forward_pass_uses_itself_is_left_alone(read):
+    def forward(net, x):
+        return net.norm(net.layer(x)) * read(net)
+
+    net = Net(forward, layer=nn.Linear(3, 3), norm=nn.BatchNorm1d(3))
+    _, message = assert_folds(net, doubles(4, 3), left=["norm"])
+    assert "outside of its call" in message
+
+
+def test_dtype_and_shape_of_a_weight_may_be_asked():
+    def forward(net, x):
+        x = x.to(net.layer.weight.dtype)
+        return net.norm(net.layer(x)) if net.layer.weight.shape[0] == 3 else x
+
+    assert_folds(Net(forward, layer=nn.Linear(3, 3), norm=nn.BatchNorm1d(3)), doubles(4, 3))
+
+
+def test_following_the_forward_pass_draws_no_random_numbers():
+    net = Net(
+        lambda net, x: net.norm(net.layer(x)) + 0 * torch.rand(3),
+        layer=nn.Linear(3, 3),
+        norm=nn.BatchNorm1d(3),
+    )
+    state = torch.get_rng_state()
+    fold(net)
+    assert state.equal(torch.get_rng_state())
+
+
+ALTERED = {
+    "weight": lambda n, x: nn.functional.batch_norm(
+        x, n.running_mean, n.running_var, n.weight.abs(), n.bias, False, 0.1, n.eps
+    ),
+    "bias": lambda n, x: nn.functional.batch_norm(
+        x, n.running_mean, n.running_var, n.weight, n.bias.relu(), False, 0.1, n.eps
+    ),
+    "mean": lambda n, x: nn.functional.batch_norm(
+        x, n.running_mean.abs(), n.running_var, n.weight, n.bias, False, 0.1, n.eps
+    ),
+    "variance": lambda n, x: nn.functional.batch_norm(
+        x, n.running_mean, n.running_var.square(), n.weight, n.bias, False, 0.1, n.eps
+    ),
+}
+
+
+@pytest.mark.parametrize("features", [1, 3])
+@pytest.mark.parametrize("altered", ALTERED.values(), ids=ALTERED)
+def test_norm_that_alters_its_parameters_stays(altered, features):
+    class Altered(nn.BatchNorm1d):
+        def forward(self, x):
+            return altered(self, x)
+
+    model = nn.Sequential(nn.Linear(3, features), Altered(features))
+    _, message = assert_folds(model, doubles(4, 3), left=["1"])
+    assert "does more than normalize" in message
+
+
+def test_other_than_a_module_is_refused():
+    with pytest.raises(ArgumentTypeError, match=r"fold expects an nn\.Module, got str"):
+        fold("x")

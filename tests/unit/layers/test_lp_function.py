@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from tests.references.lp_norm import lp_norm
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
+from normscope.layers import lp_function
 from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm, scale, slope
 from normscope.layers.lp_function import LpNormalize, lp_normalize
 
@@ -62,7 +63,7 @@ def test_forward_mode_gradcheck(order, centred):
     sources = inputs((5, 2, 2), seed=2)
 
     def output(x, weight, bias):
-        return LpNormalize.apply(x, weight, bias, order, centred, 1e-2)[0]
+        return lp_normalize(x, weight, bias, order, centred, 1e-2)[0]
 
     assert gradcheck(output, sources, check_forward_ad=True, check_backward_ad=False)
 
@@ -113,7 +114,7 @@ def test_ties_of_the_maximum_share_the_gradient(centred):
     (theirs,) = torch.autograd.grad(plain, x, gradient)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(
-        slope(x, scale(x, math.inf, 0.0), math.inf, 0.0).flatten(),
+        slope(x, scale(x, math.inf, 0.0), math.inf).flatten(),
         torch.tensor([0.5, -0.5, 0.0, 0.0]),
     )
 
@@ -149,16 +150,93 @@ def test_no_power_overflows_or_vanishes_in_float32(order, centred, size):
         torch.testing.assert_close(ours * size, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_spread_far_below_the_mean_is_kept_when_centred(order):
-    """1e4 with a spread of 1e-2 in float32: the spread itself has three digits left."""
+@pytest.mark.parametrize(("order", "centred"), CASES)
+@pytest.mark.parametrize("function", [lp_normalize, plain_lp_norm])
+@pytest.mark.parametrize("layout", ["all", "one_channel", "images"])
+def test_spread_far_below_the_mean_is_kept(order, centred, function, layout):
+    """1e4 with a spread of 1e-2 in float32, against the same numbers in float64."""
     generator = torch.Generator().manual_seed(0)
-    x = (1e4 + torch.rand(64, 2, generator=generator) * 0.02).requires_grad_()
-    y = LpNormalize.apply(x, None, None, order, True, 0.0)[0]
-    mean = x.detach().mean(0)  # float32 holds a mean of 1e4 to 5e-4: part of the statement
-    deviation = (x.detach() - mean).double()
-    expected = deviation / scale(deviation, order, 0.0)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    shape = (16, 3, 8, 4) if layout == "images" else (512, 3)
+    x = 1e4 + 1e-2 * torch.randn(shape, generator=generator)
+    if layout == "one_channel":
+        x[:, 1:] = torch.randn(512, 2, generator=generator)
+    x.requires_grad_()
+    gradient = torch.randn(shape, generator=generator)
+    exact = x.detach().double().requires_grad_()
+    y, mean, size = function(x, None, None, order, centred, 1e-10)
+    expected, exact_mean, exact_size = plain_lp_norm(exact, None, None, order, centred, 1e-10)
+    dims = [0, *range(2, x.dim())]
+    spread = expected.detach().std(dims, keepdim=True)
+    assert ((y - expected).abs() < 1e-5 * spread).all()
+    torch.testing.assert_close(mean.double(), exact_mean, rtol=3e-7, atol=1e-7)
+    torch.testing.assert_close(size.double(), exact_size, rtol=1e-5, atol=0)
+    (ours,) = torch.autograd.grad(y, x, gradient)
+    (theirs,) = torch.autograd.grad(expected, exact, gradient.double())
+    largest = theirs.abs().amax(dims, keepdim=True)
+    assert ((ours - theirs).abs() < 1e-4 * largest).all()
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_only_input_with_a_lost_spread_leaves_the_kernel(centred, monkeypatch):
+    plain = []
+    monkeypatch.setattr(lp_function, "plain_lp_norm", lambda *_: plain.append(1) or (0, 0, 0))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 3, generator=generator)
+    late = torch.zeros(512, 3)
+    late[-1] = 1  # no spread among the first values
+    for ordinary in (x, x.relu(), x + 10, late):
+        lp_normalize(ordinary, None, None, 1, centred, 1e-5)
+    assert not plain
+    lp_normalize(1e4 + 1e-2 * x, None, None, 1, centred, 1e-5)
+    assert plain
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on first use
+@pytest.mark.parametrize(("order", "centred"), CASES)
+def test_gradient_of_a_forward_mode_tangent_is_the_hessian_product(order, centred):
+    x, weight, bias = inputs((5, 2, 2), seed=3)
+    direction = torch.randn(x.shape, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(
+        lp_norm(x, weight, bias, order, centred, 1e-2)[0].pow(3).sum(), x, create_graph=True
+    )
+    (expected,) = torch.autograd.grad((gradient * direction).sum(), x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, direction)
+        y = lp_normalize(dual, weight, bias, order, centred, 1e-2)[0]
+        tangent = forward_ad.unpack_dual(y.pow(3).sum()).tangent
+        (ours,) = torch.autograd.grad(tangent, x)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on first use
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize("centred", [False, True])
+def test_even_order_has_its_derivatives_at_zero(order, centred):
+    """At a value, or a deviation, of exactly zero the power is as smooth as anywhere."""
+    x = torch.tensor([[0.0], [1.0], [-2.0], [0.5], [0.5]], dtype=torch.float64)  # mean 0
+    offset = 0.25 if centred else 0.0  # exact in binary: the first deviation is zero
+    x = x + offset
+    cube = torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
+
+    def loss(x, power):
+        y = (x - x.mean()) if centred else x
+        size = (power(y).mean() + 1e-2) ** (1 / order)
+        return (cube * ((x - x.mean()) / size).pow(3)).sum()
+
+    def product(t):  # without the size of t
+        return math.prod([t] * order)
+
+    expected = torch.autograd.functional.hessian(lambda x: loss(x, product), x)
+
+    def ours(x):
+        return (cube * lp_normalize(x, None, None, order, centred, 1e-2)[0].pow(3)).sum()
+
+    for hessian in (
+        torch.func.hessian(ours),
+        torch.func.jacrev(torch.func.jacrev(ours)),
+        lambda x: torch.autograd.functional.hessian(ours, x),
+    ):
+        torch.testing.assert_close(hessian(x), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("order", "centred"), CASES)

@@ -4,10 +4,13 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from tests.references.lp_norm import lp_norm
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
@@ -134,6 +137,7 @@ def test_autocast_keeps_statistics_in_float32():
     assert linear.weight.grad.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on first use
 @pytest.mark.parametrize("p", [1, 2, 3, math.inf])
 @pytest.mark.parametrize("centred", [False, True])
 def test_func_transforms_agree_with_autograd(p, centred):
@@ -235,6 +239,9 @@ def test_wrong_options_are_refused():
     for p in ("1", None, True):
         with pytest.raises(ArgumentTypeError, match="number"):
             LpNorm1d(3, p=p)
+    for eps in ("a", None, True):
+        with pytest.raises(ArgumentTypeError, match="eps expects a finite number"):
+            LpNorm1d(3, eps=eps)
     for eps in (-1e-5, math.nan, math.inf):
         with pytest.raises(InputError, match="eps"):
             LpNorm1d(3, eps=eps)
@@ -243,3 +250,26 @@ def test_wrong_options_are_refused():
 def test_repr_shows_the_options():
     expected = "LpNorm2d(3, p=inf, centred=True, eps=1e-05, momentum=0.1, affine=True"
     assert repr(LpNorm2d(3, p=math.inf, centred=True)).startswith(expected)
+
+
+def test_numbers_of_numpy_are_numbers():
+    layer = LpNorm1d(3, p=np.int64(2), eps=np.float32(0.5))
+    assert (layer.p, layer.eps) == (2.0, 0.5)
+    assert type(layer.p) is type(layer.eps) is float
+
+
+def test_input_may_be_given_by_name():
+    x = torch.randn(8, 3)
+    assert torch.equal(LpNorm1d(3)(input=x), LpNorm1d(3)(x))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
+@pytest.mark.parametrize("training", [True, False])
+def test_tracing_and_fake_tensors_work(p, training):
+    x = torch.randn(8, 3)
+    layer = LpNorm1d(3, p=p).train(training)
+    graph = make_fx(copy.deepcopy(layer))(x)
+    other = torch.randn(8, 3)
+    torch.testing.assert_close(graph(other), layer(other))
+    with FakeTensorMode():
+        assert LpNorm1d(3, p=p).train(training)(torch.empty(8, 3)).shape == (8, 3)

@@ -10,7 +10,7 @@ from tests.references.noisy import noisy_batch_norm
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from normscope.errors import ArgumentTypeError
+from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.noise import Noise, draw
 from normscope.layers.noisy import (
@@ -192,6 +192,11 @@ def test_noisy_refuses_wrong_noise_and_generator():
     for generator in ("0", 1.5, True):
         with pytest.raises(ArgumentTypeError, match="generator"):
             NoisyBatchNorm1d(3, generator=generator)
+    for seed in (2**70, 2**64, -(2**63) - 1):
+        with pytest.raises(InputError, match="seed"):
+            NoisyBatchNorm1d(3, generator=seed)
+    NoisyBatchNorm1d(3, generator=2**64 - 1)
+    NoisyBatchNorm1d(3, generator=-(2**63))
 
 
 def test_noise_moments_through_the_layer():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normscope.layers.batch_norm import BatchNorm1d
 from normscope.layers.noise import Noise, draw
@@ -92,3 +93,21 @@ def test_compiled_noisy_has_noise_of_the_right_size(seed):
     assert (shift.abs() < 0.52).all()
     assert ((disturbed[::2] - disturbed[1::2]).mean(0) / 2 > 0.98).all()
     assert not torch.equal(disturbed, compiled(x))
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python")  # batch norm's look at sizes
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_traced_noisy_draws_anew_for_every_activation():
+    traced = torch.jit.trace(NoisyBatchNorm1d(3), torch.randn(64, 3), check_trace=False)
+    x = torch.randn(64, 3)
+    difference = traced(x) - traced(x)
+    jitter = difference - difference.mean(0)  # what is left without each unit's own shift
+    assert (jitter.std(0) > 0.05).all()
+    units = NoisyBatchNorm1d(3, noise=Noise(mean=0.0, std=1.0))
+    traced = torch.jit.trace(units, x, check_trace=False)
+    assert (traced(x) != traced(x)).all()  # nothing but the activations' own noise
+
+
+def test_noisy_works_with_fake_tensors():
+    with FakeTensorMode():
+        assert NoisyBatchNorm1d(3)(torch.empty(8, 3)).shape == (8, 3)

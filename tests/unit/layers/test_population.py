@@ -1,10 +1,11 @@
 import copy
+import random
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, ShapeError, StateError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
@@ -362,3 +363,36 @@ def test_unusable_data_is_refused_and_nothing_written(data, error, message):
 def test_sequential_refuses_an_iterator():
     with pytest.raises(InputError, match="only once"):
         population_statistics(mlp(), iter([torch.randn(4, 5)]), sequential=True)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_statistics_too_large_for_the_dtype_of_the_buffers_are_refused(sequential):
+    norm = nn.BatchNorm1d(3).half()
+    before = snapshot(norm)
+    with pytest.raises(StateError, match=r"not finite in torch\.float16"):
+        population_statistics(norm, (1000 * torch.randn(64, 3)).half(), sequential)
+    assert all(value.equal(before[name]) for name, value in norm.state_dict().items())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_generators_of_samplers_and_of_python_stay(batched):
+    class Jittered(TensorDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[0] + random.random()
+
+    data = Jittered(torch.randn(20, 3))
+    generator = torch.Generator().manual_seed(3)
+    sampler = RandomSampler(data, generator=generator)
+    if batched:
+        loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+    else:
+        loader = DataLoader(data, 4, sampler=sampler)
+    before, python = generator.get_state(), random.getstate()
+    population_statistics(nn.BatchNorm1d(3), loader)
+    assert generator.get_state().equal(before)
+    assert random.getstate() == python
+
+
+def test_other_than_a_module_is_refused():
+    with pytest.raises(ArgumentTypeError, match=r"population_statistics expects an nn\.Module"):
+        population_statistics([1], torch.zeros(4, 3))

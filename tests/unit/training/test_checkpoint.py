@@ -1,13 +1,15 @@
 import pickle
 import random
 import zipfile
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.problem import Problem
+from normscope.curvature.problem import Problem, whole_loss
 from normscope.errors import DataError, StateError
 from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.training import Outcome, fit, sgd
@@ -223,3 +225,127 @@ def test_loop_keeps_the_optimizer_state_to_the_bit(tmp_path):
     for name, expected in loop.optimizer.state_dict()["state"].items():
         for key, value in expected.items():
             assert torch.equal(states[1]["state"][name][key], value)
+
+
+def groups(first_rate: float, rate: float):
+    def made(parameters):
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first], "lr": first_rate}, {"params": rest}], lr=rate)
+
+    return made
+
+
+def smooth(output, target, amount=0.0):
+    return nn.functional.cross_entropy(output, target, label_smoothing=amount)
+
+
+def mean_output(model, batch):
+    return model(batch[0]).mean()
+
+
+def line(*layers: nn.Module, loss: object = "cross_entropy") -> Problem:
+    return Problem(nn.Sequential(nn.Linear(5, 3), *layers), loss, (X, Y))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (line(nn.ReLU()), line(nn.Tanh()), "model"),
+        (line(nn.Dropout(0.1)), line(nn.Dropout(0.2)), "model"),
+        (
+            line(loss=nn.CrossEntropyLoss()),
+            line(loss=nn.CrossEntropyLoss(label_smoothing=0.9)),
+            "label_smoothing=0.0.*label_smoothing=0.9",
+        ),
+        (
+            line(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 2.0]))),
+            line(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 3.0]))),
+            "loss",
+        ),
+        (line(loss=partial(smooth, amount=0.1)), line(loss=partial(smooth, amount=0.2)), "loss"),
+        (
+            line(loss=whole_loss(mean_output)),
+            line(loss=whole_loss(lambda m, b: m(b[0]).mean())),
+            "loss whole_loss mean_output",
+        ),
+    ],
+    ids=["activation", "dropout", "smoothing", "class weights", "partial", "whole loss"],
+)
+def test_resuming_another_model_or_loss_of_the_same_class_is_refused(
+    tmp_path, before, after, words
+):
+    path = tmp_path / "run.pt"
+    fit(before, sgd(0.2), steps=2, checkpoint=path)
+    assert fit(before, sgd(0.2), steps=3, checkpoint=path).steps == 3
+    with pytest.raises(StateError, match=words) as caught:
+        fit(after, sgd(0.2), steps=4, checkpoint=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_resuming_with_another_rate_of_one_group_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), groups(0.5, 0.1), steps=2, checkpoint=path)
+    with pytest.raises(StateError, match=r"'lr': 0\.5.*'lr': 0\.4"):
+        fit(problem_of(), groups(0.4, 0.1), steps=4, checkpoint=path)
+    assert fit(problem_of(), groups(0.5, 0.1), steps=4, checkpoint=path).steps == 4
+
+
+def test_resuming_an_optimizer_whose_scheduler_has_lowered_the_rate_goes_on(tmp_path):
+    path = tmp_path / "run.pt"
+    problem = problem_of()
+    optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    fit(problem, optimizer, steps=2, checkpoint=path)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert fit(problem, optimizer, steps=4, checkpoint=path).steps == 4
+
+
+def test_settings_do_not_depend_on_addresses(tmp_path):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.thing = object()
+
+        def extra_repr(self):
+            return repr(self.thing)
+
+        def forward(self, x):
+            return x
+
+    path = tmp_path / "run.pt"
+    first, second = line(Holder()), line(Holder())
+    fit(first, sgd(0.2), steps=2, checkpoint=path)
+    assert fit(second, sgd(0.2), steps=3, checkpoint=path).steps == 3
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        sgd(np.float64(0.03)),
+        lambda p: torch.optim.SGD(p, lr=np.float64(0.03), momentum=np.float32(0.5)),
+        lambda p: torch.optim.Adam(p, lr=np.float64(0.03), betas=(np.float64(0.9), 0.99)),
+    ],
+    ids=["sgd", "torch", "nested"],
+)
+def test_checkpoint_of_numbers_of_numpy_can_be_read_back(tmp_path, optimizer):
+    path = tmp_path / "run.pt"
+    expected = fit(problem_of(), optimizer, steps=5).losses.tolist()
+    fit(problem_of(), optimizer, steps=2, checkpoint=path)
+    assert fit(problem_of(), optimizer, steps=5, checkpoint=path).losses.tolist() == expected
+
+
+def test_checkpoint_that_could_not_be_read_back_is_not_written(tmp_path):
+    problem = problem_of()
+    optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["note"] = random.Random(0)
+    with pytest.raises(StateError, match=r"random\.Random.*only tensors and plain types") as caught:
+        fit(problem, optimizer, steps=2, checkpoint=tmp_path / "run.pt")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoint_that_cannot_be_opened_says_why(tmp_path):
+    with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)") as caught:
+        fit(problem_of(), sgd(0.2), steps=2, checkpoint=tmp_path)
+    assert "delete" not in str(caught.value)

@@ -1,4 +1,5 @@
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.curvature.problem import whole_loss
-from normscope.errors import InputError, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.layers.population import population_statistics
 from normscope.training import evaluate
@@ -79,10 +80,8 @@ def test_evaluate_changes_nothing_of_the_model(statistics, norm, fails):
     random_state = torch.get_rng_state()
     data = [(X, Y), (X[:, :3], Y)] if fails else (X, Y)
     train_data = TRAIN if statistics == "population" else None
-    try:
+    with pytest.raises(RuntimeError, match="shapes") if fails else nullcontext():
         evaluate(model, "cross_entropy", data, statistics, train_data=train_data)
-    except RuntimeError:
-        assert fails
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert [module.training for module in model.modules()] == flags
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -119,3 +118,10 @@ def test_evaluate_refuses_bad_arguments():
         evaluate(network(), "cross_entropy", (X, Y), train_data=TRAIN)
     with pytest.raises(InputError, match="batch_size"):
         evaluate(network(), "cross_entropy", (X, Y), batch_size=0)
+    with pytest.raises(ArgumentTypeError, match="batch_size must be a whole number"):
+        evaluate(network(), "cross_entropy", (X, Y), batch_size=2.5)
+
+
+def test_evaluate_by_batch_statistics_takes_an_odd_number_of_samples_in_pairs():
+    found = evaluate(network(), "cross_entropy", (X[:3], Y[:3]), "batch", batch_size=2)
+    assert found == evaluate(network(), "cross_entropy", (X[:3], Y[:3]), "batch")

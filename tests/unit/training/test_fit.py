@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normscope.curvature.problem import Problem
-from normscope.errors import InputError
+from normscope.errors import ArgumentTypeError, InputError
 from normscope.training import Outcome, fit, sgd, train
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -138,3 +138,24 @@ def test_fit_with_checkpoint_runs_outside_the_main_thread(tmp_path):
 def test_fit_refuses_an_interval_below_one(tmp_path):
     with pytest.raises(InputError, match="checkpoint_every"):
         fit(problem_of(), sgd(0.3), 3, checkpoint=tmp_path / "run.pt", checkpoint_every=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"batch_size": 12.5}, ArgumentTypeError, "batch_size must be a whole number, got 12.5"),
+        ({"seed": 0.5}, ArgumentTypeError, "seed must be a whole number, got 0.5"),
+        ({"seed": 2**70}, InputError, "seed must be from"),
+        ({"seed": -(2**64)}, InputError, "seed must be from"),
+        ({"steps": 2.5}, ArgumentTypeError, "steps must be a whole number, got 2.5"),
+        ({"steps": "2"}, ArgumentTypeError, "steps must be a whole number, got '2'"),
+    ],
+)
+def test_fit_refuses_numbers_it_cannot_count_with(arguments, error, words):
+    with pytest.raises(error, match=words):
+        fit(problem_of(), sgd(0.1), **({"steps": 2, "batch_size": 8} | arguments))
+
+
+def test_fit_takes_whole_numbers_of_numpy_and_the_largest_seed():
+    run = fit(problem_of(), sgd(0.1), np.int64(2), batch_size=np.int32(8), seed=2**64 - 1)
+    assert run.steps == 2

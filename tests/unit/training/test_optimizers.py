@@ -1,5 +1,6 @@
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -46,3 +47,19 @@ def test_bound_optimizer_refuses_what_cannot_train_the_model():
         bound_optimizer(torch.optim.LBFGS, model)
     with pytest.raises(InputError, match="requires_grad"):
         bound_optimizer(sgd(0.1), model.requires_grad_(False))
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, torch.tensor, np.array])
+def test_sgd_keeps_numbers_of_any_kind_as_plain_ones(kind):
+    factory = sgd(kind(0.25), momentum=kind(0.5), weight_decay=kind(0.125), nesterov=np.True_)
+    (group,) = factory(nn.Linear(2, 2).parameters()).param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.25, 0.5, 0.125)
+    assert {type(group[name]) for name in ("lr", "momentum", "weight_decay")} == {float}
+    assert group["nesterov"] is True
+
+
+@pytest.mark.parametrize("value", ["0.1", None, [0.1], np.array([0.1, 0.2]), 1j])
+@pytest.mark.parametrize("name", ["learning_rate", "momentum", "weight_decay"])
+def test_sgd_refuses_what_is_not_a_number(name, value):
+    with pytest.raises(ArgumentTypeError, match=f"{name} must be a number, got"):
+        sgd(**{"learning_rate": 0.1, name: value})

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from normscope.training import update
+from normscope.training import sgd, update
 from normscope.training.update import take_update
 
 OPTIONS = [
@@ -121,3 +121,32 @@ def test_update_calls_hooks_and_counts_for_schedulers(monkeypatch):
     scheduler.step()  # warns, which is an error here, if it saw no step of the optimizer
     assert called == ["hook"]
     assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_update_is_left_to_the_optimizer_if_torch_has_no_such_kernel(monkeypatch):
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    calls = []
+    monkeypatch.setattr(SGD, "step", lambda self: calls.append(self))
+    monkeypatch.delattr(torch, "_fused_sgd_")
+    set_gradients(model, 0)
+    take_update(optimizer)
+    assert calls == [optimizer]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_update_takes_sparse_gradients_as_plain_sgd_does(momentum):
+    models = [nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = sgd(0.1, momentum=momentum)(models[0].parameters())
+    theirs = SGD(models[1].parameters(), lr=0.1, momentum=momentum)
+    for step in range(4):
+        for model, optimizer, update_by in zip(
+            models, (ours, theirs), (take_update, SGD.step), strict=True
+        ):
+            optimizer.zero_grad()
+            model(torch.tensor([step, 2, 7])).square().sum().backward()
+            assert model[0].weight.grad.is_sparse
+            update_by(optimizer)
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(mine, other)
