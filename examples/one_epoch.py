@@ -17,7 +17,7 @@ CASES = {
     "fully_connected on mnist": {
         "data": "mnist",
         "model": ("fully_connected", {}),
-        "learning_rate": 0.05,
+        "learning_rate": 0.01,
         "momentum": 0.9,
     },
     "vgg, quarter width, on cifar10": {

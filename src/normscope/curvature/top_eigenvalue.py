@@ -74,7 +74,8 @@ def top_eigenvalue(
         stop: "residual": when the residual is within ``tol``, so that the vectors are known too;
             "value": when the estimated error of the value is, the square of the residual over the
             gap to the other eigenvalues found. That takes about half the products; the gap is an
-            estimate, and the residual must still be below 20 ``tol``.
+            estimate: among eigenvalues close together one that the start hardly touches may go
+            unseen. The residual must still be below 20 ``tol``.
         progress: called with a `Progress` after each product on all data.
 
     Returns:

@@ -6,6 +6,7 @@ from tests.unit.curvature.chains import ACTIVATIONS, CHAINS, chain, dense_jacobi
 from tests.unit.curvature.networks import randomized
 from torch import nn
 
+from normscope.curvature import operator, top_eigenvalue
 from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.modes import MODES
@@ -202,3 +203,49 @@ def test_chain_works_inside_inference_mode():
         assert_same(jacobian.output, output)
         found = jacobian.gram(random_like(output.shape)).clone()
     assert_same(found.reshape(-1), dense @ (dense.T @ random_like(output.shape).reshape(-1)))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+@pytest.mark.parametrize("mode", MODES)
+def test_operator_of_a_chain_is_that_of_the_graph(kind, mode, monkeypatch):
+    model, inputs = chain("two_convolutions", 6)
+    model = nn.Sequential(model, nn.Flatten())
+    batches = [(inputs[:4], torch.arange(4)), (inputs[4:], torch.arange(2))]
+    by_layers = operator(model, "cross_entropy", batches, kind, mode)
+    vector = random_like(by_layers.shape[0])
+    found = by_layers @ vector
+    monkeypatch.setattr(ChainJacobian, "read", lambda *_: None)
+    by_graph = operator(model, "cross_entropy", batches, kind, mode)
+    assert_same(found, by_graph @ vector)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+def test_top_eigenvalue_of_a_chain_is_that_of_the_graph(kind, monkeypatch):
+    layers = nn.Linear(5, 80), nn.BatchNorm1d(80), nn.ReLU(), nn.Linear(80, 3)
+    model = randomized(nn.Sequential(*layers))  # more parameters than outputs
+    data = (random_like((200, 5)), torch.arange(200) % 3)  # enough for a coarse start
+    own, meet = [], ChainJacobian.gram_with
+
+    def watched(jacobian, other, cotangent):
+        own.append(jacobian is other)
+        return meet(jacobian, other, cotangent)
+
+    monkeypatch.setattr(ChainJacobian, "gram_with", watched)
+    by_layers = top_eigenvalue(model, "cross_entropy", data, kind, tol=1e-8)
+    assert own.count(False) == 1  # from the part to the whole
+    assert own.count(True) > 1
+    monkeypatch.setattr(ChainJacobian, "read", lambda *_: None)
+    by_graph = top_eigenvalue(model, "cross_entropy", data, kind, tol=1e-8)
+    assert by_layers.value == pytest.approx(by_graph.value, rel=1e-7)
+    assert abs(by_layers.vectors[:, 0] @ by_graph.vectors[:, 0]) == pytest.approx(1, abs=1e-7)
+
+
+def test_chain_meets_a_jacobian_of_another_kind():
+    model, inputs = chain("batch_norm", 9)
+    whole, part = read(model, inputs), read(model, inputs[:4])
+
+    class Other:
+        pull_back = staticmethod(part.pull_back)
+
+    cotangent = random_like(part.output_shape)
+    assert_same(whole.gram_with(Other(), cotangent), whole.gram_with(part, cotangent))

@@ -108,3 +108,38 @@ def test_zero_matrix_has_zero_eigenvalues():
 def test_wanted_positions_refuses_unknown_ends():
     with pytest.raises(UnknownNameError, match="largest"):
         wanted_positions(torch.ones(2), "large", 1)
+
+
+def among_close_eigenvalues(width, share, seed):
+    """Ten eigenvalues close together far above the rest; the top one has a share of the start."""
+    top = 100 * (1 - width * torch.linspace(0, 1, 10, dtype=torch.float64))
+    values = torch.cat([torch.linspace(0, 4, 190, dtype=torch.float64), top.flip(0)])
+    generator = torch.Generator().manual_seed(seed)
+    start = 0.003 * torch.randn(200, generator=generator, dtype=torch.float64)
+    start[-10:] = torch.randn(10, generator=generator, dtype=torch.float64)
+    start[-1] = 0
+    start = start / start.norm() * (1 - share) ** 0.5
+    start[-1] = share**0.5
+    return Lanczos(lambda vector: values * vector, start.unsqueeze(1), 100, generator)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_of_many_close_eigenvalues_is_not_taken_for_an_isolated_one(seed):
+    lanczos = among_close_eigenvalues(0.01, 0.1, seed)
+    advance(lanczos, 2)
+    pairs = lanczos.ritz_pairs("largest", 2)
+    assert pairs.values[1] < 10  # none of the other nine is seen yet
+    assert float(pairs.errors[0]) == 2 * float(pairs.residuals[0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("width", [0.002, 0.03, 0.3])
+def test_estimated_errors_are_right_within_a_factor_from_a_fair_start(width, seed):
+    lanczos = among_close_eigenvalues(width, 0.7, seed)
+    sharper = 0
+    for _ in range(15):
+        lanczos.step()
+        pairs = lanczos.ritz_pairs("largest", 1)
+        assert 100 - float(pairs.values) <= 3 * float(pairs.errors) + 1e-10
+        sharper += float(pairs.errors) < 0.2 * float(pairs.residuals)
+    assert sharper > 0  # or the estimate would be of no use
