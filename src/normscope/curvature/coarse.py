@@ -11,14 +11,16 @@ from normscope.curvature.batch import rows
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.search import Request, search, started
-from normscope.curvature.spaces import SearchSpace, search_space
+from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
 
 __all__ = ["Guess", "coarse_guess"]
 
 _FEWEST_SAMPLES = 32  # in a part; fewer and batch statistics have little to do with the whole's
 _LARGEST_STRIDE = 16
 _SMALLEST_STRIDE = 4  # a larger part of the data would cost more than it saves
-_TOLERANCE = 0.005  # well below the distance between the part's vectors and the whole's
+# Below the distance between the part's vectors and the whole's; far below where vectors over the
+# outputs make products cheap, so that the part costs little anyway.
+_TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
 _PRODUCTS = 14
 
 
@@ -63,8 +65,9 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     if part is None:
         return None
     share = part.samples / operator.samples
-    rough = Request(request.count, request.which, _TOLERANCE, _PRODUCTS, request.seed)
-    space = search_space(part, rough.which, rough.count)
+    space = search_space(part, request.which, request.count)
+    tolerance = _TOLERANCES[type(space)]
+    rough = Request(request.count, request.which, tolerance, _PRODUCTS, request.seed)
     found = search(space, started(space, None, rough), rough)
     cost = share * (found.products + space.embedding_cost * found.vectors.shape[1])
     return Guess(space, found.vectors, request.which, cost)

@@ -132,7 +132,8 @@ def smoothed(
     """
     spacing = width / _POINTS_PER_WIDTH
     edges = np.append(positions - spacing / 2, positions[-1] + spacing / 2)
-    shares = np.diff(cumulative(rule, axis.value(edges), nonnegative))
+    # what does not grow may fall by a rounding error
+    shares = np.maximum(np.diff(cumulative(rule, axis.value(edges), nonnegative)), 0.0)
     reach = np.arange(-_WIDTHS_BEYOND * _POINTS_PER_WIDTH, _WIDTHS_BEYOND * _POINTS_PER_WIDTH + 1)
     kernel = np.exp(-((reach / _POINTS_PER_WIDTH) ** 2) / 2)
     return np.convolve(shares / spacing, kernel / kernel.sum(), mode="same")

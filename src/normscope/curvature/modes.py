@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from normscope.curvature.twice import differentiate_twice_fast
 from normscope.errors import InputError, StateError
 from normscope.layers.batch_norm import _ClosedFormBatchNorm
 from normscope.layers.detect import is_batch_norm, is_lp_norm
@@ -52,6 +53,7 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
         if isinstance(module, nn.SyncBatchNorm) and not _synchronizes(module):
             # its own forward refuses CPU tensors once torch.distributed is initialized
             _replace_forward(module, functools.partial(_BatchNorm.forward, module))
+    differentiate_twice_fast(model, batch_statistics=mode == "train")
     with ExitStack() as stack:
         if mode == "frozen":
             constants = _ConstantStatistics()

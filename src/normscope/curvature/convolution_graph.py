@@ -1,0 +1,188 @@
+r"""Convolution that is cheap to differentiate twice.
+
+The gradient of a convolution :math:`y = x * W` takes the gradient g of y to :math:`(d, D)`, those
+of x and W. It is linear in g, x and W, so that cotangents a, B of d, D have
+
+.. math::
+    \partial_g = a * W + x * B, \qquad
+    (\partial_x, \partial_W) = \text{the gradient of } a * B \text{ at } g:
+
+three convolutions' work in the kernels that training uses. PyTorch writes the last two as
+convolutions with samples and channels exchanged, whose kernels are as large as images; with a
+stride these are slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.failures import refuse_third_derivative
+
+__all__ = ["graph_convolution"]
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """How a kernel moves over its input."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The convolution itself."""
+        options = self.stride, self.padding, self.dilation, False, self.no_output_padding
+        return torch.convolution(x, weight, bias, *options, self.groups)
+
+    def gradient(
+        self, g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of input, weight and bias for that of the output; None where not wanted."""
+        found: tuple[Tensor | None, Tensor | None, Tensor | None]
+        found = torch.ops.aten.convolution_backward(
+            g,
+            x,
+            weight,
+            [weight.shape[0]],
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            self.no_output_padding,
+            self.groups,
+            wanted,
+        )
+        return found
+
+    @property
+    def no_output_padding(self) -> tuple[int, ...]:
+        """What only a transposed convolution has."""
+        return (0,) * len(self.stride)
+
+
+def graph_convolution(
+    dimensions: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """A convolution, twice differentiable.
+
+    Args:
+        dimensions: 1, 2 or 3.
+        input: as for ``torch.conv1d`` and its like, and so are the others.
+        weight: the kernels.
+        bias: one for each output channel, or None.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+        groups: of channels.
+
+    Returns:
+        The output; None for what only PyTorch's own function takes: a single sample, padding by
+        name, another device than a CPU.
+
+    >>> x, weight = torch.ones(1, 1, 3), torch.ones(1, 1, 2)
+    >>> graph_convolution(1, x, weight).tolist()
+    [[[2.0, 2.0]]]
+    """
+    batched = input.dim() == dimensions + 2
+    if isinstance(padding, str) or not batched or not input.is_cpu or input.dtype != weight.dtype:
+        return None
+    geometry = _Geometry(
+        _repeated(stride, dimensions),
+        _repeated(padding, dimensions),
+        _repeated(dilation, dimensions),
+        groups,
+    )
+    function: Any = _Convolve  # torch declares no types for ``apply``
+    output: Tensor = function.apply(input, weight, bias, geometry)
+    return output
+
+
+def _repeated(value: int | tuple[int, ...], times: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * times if len(values) == 1 else values
+
+
+class _Convolve(torch.autograd.Function):
+    """(x, weight, bias, geometry) -> output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry
+    ) -> Tensor:
+        """By PyTorch's kernel."""
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        return geometry.convolution(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """By PyTorch's kernel too, as a function that has its own derivative."""
+        function: Any = _Gradient
+        wanted = tuple(ctx.needs_input_grad[:3])
+        return *function.apply(gradients[0], *ctx.saved_tensors, ctx.geometry, wanted), None
+
+
+class _Gradient(torch.autograd.Function):
+    """(g, x, weight, geometry, wanted) -> gradients of the input, the weight and the bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        geometry: _Geometry,
+        wanted: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """All that are wanted in one call."""
+        ctx.save_for_backward(g, x, weight)
+        ctx.geometry = geometry
+        ctx.set_materialize_grads(False)
+        return geometry.gradient(g, x, weight, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The formulas of the module's docstring; a third derivative is an error."""
+        refuse_third_derivative()
+        g, x, weight = ctx.saved_tensors
+        geometry, (a, b, c) = ctx.geometry, cotangents
+        needs_gradient, needs_input, needs_weight, *_ = ctx.needs_input_grad
+        to_gradient = _tangent(geometry, g, x, weight, (a, b, c)) if needs_gradient else None
+        to_input = to_weight = None
+        wanted = (needs_input and b is not None, needs_weight and a is not None, False)
+        if any(wanted):
+            # what is not given is not asked for: only its shape is looked at
+            image, kernel = (x if a is None else a), (weight if b is None else b)
+            to_input, to_weight, _ = geometry.gradient(g, image, kernel, wanted)
+        return to_gradient, to_input, to_weight, None, None
+
+
+def _tangent(
+    geometry: _Geometry,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
+) -> Tensor:
+    """How the output moves when input, weight and bias move by the cotangents."""
+    a, b, c = cotangents
+    moved = None if a is None else geometry.convolution(a, weight, c)
+    if b is not None:
+        by_weight = geometry.convolution(x, b, c if moved is None else None)
+        moved = by_weight if moved is None else moved.add_(by_weight)
+    if moved is not None:
+        return moved
+    result = torch.zeros_like(g)
+    return result if c is None else result.add_(c.view(-1, *(1,) * (g.dim() - 2)))

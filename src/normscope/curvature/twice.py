@@ -1,0 +1,89 @@
+"""Layers whose second derivative is slow in PyTorch, replaced while a model is measured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from normscope.curvature.batch_norm_graph import graph_batch_norm, serves
+from normscope.curvature.convolution_graph import graph_convolution
+from normscope.layers.batch_norm import _ClosedFormBatchNorm
+from normscope.layers.standardize import LARGEST_RATIO
+from normscope.layers.transforms import forward_mode_active, transform_active
+
+__all__ = ["differentiate_twice_fast"]
+
+_CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
+    nn.Conv1d._conv_forward: 1,
+    nn.Conv2d._conv_forward: 2,
+    nn.Conv3d._conv_forward: 3,
+}
+_BATCH_NORM_FORWARDS = (_BatchNorm.forward, _ClosedFormBatchNorm.forward)
+
+
+def differentiate_twice_fast(model: nn.Module, *, batch_statistics: bool) -> None:
+    """Give convolutions and batch normalizations fast derivatives of their gradients.
+
+    To be used inside `undisturbed`, which puts the modules back. Modules are replaced, not
+    functions, so that a checkpointed part is recomputed the same way. Those that compute in their
+    own way, and calls that are no module's, stay PyTorch's, and slower.
+
+    Args:
+        model: whose modules are changed.
+        batch_statistics: also the batch normalizations, which all use the statistics of the batch.
+    """
+    for module in model.modules():
+        own = type(module)
+        if isinstance(module, _ConvNd):
+            dimensions = _CONVOLUTIONS.get(getattr(own, "_conv_forward", None))  # type: ignore[arg-type]  # None is no key
+            if dimensions is not None and module.padding_mode == "zeros":
+                _replace(module, "_conv_forward", functools.partial(_convolve, dimensions))
+        elif batch_statistics and own.forward in _BATCH_NORM_FORWARDS and _is_local(module):
+            _replace(module, "forward", _normalize)
+
+
+def _replace(module: nn.Module, name: str, function: Callable[..., Tensor]) -> None:
+    """Let an instance's function stand before the class's, unless it has another already."""
+    if name not in module.__dict__:
+        module.__dict__[name] = functools.partial(function, module, getattr(module, name))
+
+
+def _is_local(module: nn.Module) -> bool:
+    """Whether the layer leaves the choice of kernel open and talks to no other process."""
+    if isinstance(module, nn.SyncBatchNorm):
+        return False
+    if not isinstance(module, _ClosedFormBatchNorm):
+        return True
+    return module.process_group is None and module.fused is None
+
+
+def _convolve(
+    dimensions: int,
+    module: Any,
+    own: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    geometry = module.stride, module.padding, module.dilation, module.groups
+    if transform_active() or forward_mode_active():
+        return own(input, weight, bias)
+    output = graph_convolution(dimensions, input, weight, bias, *geometry)
+    return own(input, weight, bias) if output is None else output
+
+
+def _normalize(module: Any, own: Callable[..., Tensor], input: Tensor) -> Tensor:
+    """As the layer does, but for the running statistics, which nothing reads here."""
+    module._check_input_dim(input)
+    if transform_active() or forward_mode_active() or not serves(input):
+        return own(input)
+    output, mean, inverse = graph_batch_norm(
+        input, module.weight, module.bias, None, None, 0.0, module.eps
+    )
+    lost = (mean * inverse).abs().max() > LARGEST_RATIO[input.dtype]
+    return own(input) if lost else output  # our layers have a remedy, torch's are as they are
