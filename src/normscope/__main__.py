@@ -2,7 +2,7 @@
 
 import sys
 
-from normscope.cli.main import main
+from normscope.cli.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

@@ -1,0 +1,44 @@
+"""Ctrl-C gives the same exit code wherever in the start it comes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import normscope.cli.main
+from normscope.cli.start import start
+
+
+def test_start_returns_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normscope.cli.main, "main", lambda: 7)
+    assert start() == 7
+
+
+def test_start_answers_an_interrupt_that_escapes_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(normscope.cli.main, "main", interrupted)
+    assert start() == 130
+    assert capsys.readouterr().err == "normscope: interrupted\n"
+
+
+def test_process_exits_with_130_though_the_interrupt_left_an_exec() -> None:
+    """Python would otherwise end itself by the signal: the return code would be -2."""
+    program = """
+import sys
+import normscope.cli.main as module
+from normscope.cli.start import start
+
+def main():
+    exec("raise KeyboardInterrupt")
+
+module.main = main
+sys.exit(start())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"normscope: interrupted\n")
