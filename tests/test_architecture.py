@@ -1,10 +1,10 @@
 """The house's rules of design: who may import whom, what loads when, what a reference is."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -128,14 +128,15 @@ def test_torch_free_column_loads_without_torch(part):
 
 def test_help_answers_within_half_a_second():
     def seconds() -> float:
-        begin = time.perf_counter()
+        before = os.times()
         subprocess.run(
             [sys.executable, "-m", "normscope", "--help"], check=True, capture_output=True
         )
-        return time.perf_counter() - begin
+        after = os.times()
+        return sum(after[2:4]) - sum(before[2:4])  # of children, in user and system mode
 
-    # Processor time other work takes away is not ours: the best of several tries counts.
-    assert min(seconds() for _ in range(5)) < 0.5
+    # Time of the processor, not of the clock: the wait while others compute is not ours.
+    assert min(seconds() for _ in range(3)) < 0.5
 
 
 REFERENCE = re.compile(r"References?: ([a-z]+\d{4})")
