@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.layers.compiled.binding import compiled_output
 from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm, scale
 from normscope.layers.lp_kernels import fused_gradient, fused_output, spread_is_lost
 from normscope.layers.transforms import forward_mode_active, tracing_active, transform_active
@@ -41,8 +42,10 @@ def lp_normalize(
     if x.device.type != "cpu" or _must_be_plain():
         return plain_lp_norm(x, weight, bias, order, centred, eps)
     function: Any = LpNormalize  # torch declares no types for ``apply``
-    output, mean, size = function.apply(x, weight, bias, order, centred, eps)
-    if spread_is_lost(x, mean, size, centred):
+    ready = compiled_output(x, weight, bias, order, centred, eps)
+    output, mean, size = function.apply(x, weight, bias, order, centred, eps, ready)
+    # The compiled kernel has looked, and refuses what may have lost digits.
+    if ready is None and spread_is_lost(x, mean, size, centred):
         return plain_lp_norm(x, weight, bias, order, centred, eps)
     return output, mean, size
 
@@ -60,7 +63,8 @@ def _must_be_plain() -> bool:
 class LpNormalize(torch.autograd.Function):
     """l_p normalization of a batch: (x, weight, bias, order, centred, eps) -> (y, mean, scale).
 
-    The mean and the scale are for running statistics; no gradient flows through them.
+    A last argument may hold the results of ``fused_output``, ready. The mean and the scale are for
+    running statistics; no gradient flows through them.
     """
 
     @staticmethod
@@ -72,9 +76,11 @@ class LpNormalize(torch.autograd.Function):
         order: float,
         centred: bool,
         eps: float,
+        ready: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Statistics first, then the output, in the same memory."""
-        output, mean, size, largest = fused_output(x, weight, bias, order, centred, eps)
+        results = ready or fused_output(x, weight, bias, order, centred, eps)
+        output, mean, size, largest = results
         ctx.save_for_backward(x, weight, mean, size, largest)
         ctx.mark_non_differentiable(mean, size)
         ctx.set_materialize_grads(False)
@@ -86,7 +92,7 @@ class LpNormalize(torch.autograd.Function):
         """The closed form, by fast kernels, or differentiable when a graph of it is wanted."""
         gradient = gradients[0]
         if gradient is None:
-            return (None,) * 6
+            return (None,) * 7
         x, weight, *statistics = ctx.saved_tensors
         order, centred, eps = ctx.options
         to_input: Tensor | None
@@ -109,6 +115,7 @@ class LpNormalize(torch.autograd.Function):
             to_input,
             to_weight if weight_needed else None,
             to_bias if bias_needed else None,
+            None,
             None,
             None,
             None,

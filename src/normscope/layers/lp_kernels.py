@@ -1,7 +1,9 @@
 """The same mathematics as lp_formulas, arranged for speed: no graph and no large temporaries.
 
 Most of the time of plain tensor operations goes into fresh memory for their results. Here each
-pass allocates only the tensor it returns and works in that tensor's memory until then.
+pass allocates only the tensor it returns and works in that tensor's memory until then. A batch
+that fits the processor's cache costs more in calls than in arithmetic; compiled kernels serve
+there (see :mod:`normscope.layers.compiled.binding`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from normscope.layers.compiled.binding import LARGEST_UNCENTRED_RATIO, compiled_gradient
 from normscope.layers.standardize import LARGEST_RATIO, along_channels, channel_axes
 
 
@@ -69,7 +72,7 @@ def spread_is_lost(x: Tensor, mean: Tensor, size: Tensor, centred: bool) -> bool
     few of them first, since a spread among these is one among all.
     """
     largest = LARGEST_RATIO[x.dtype]
-    ratio, limit = mean / size, largest if centred else 0.99
+    ratio, limit = mean / size, largest if centred else LARGEST_UNCENTRED_RATIO
     # The sum of squares is the cheapest bound on the largest.
     if not torch.dot(ratio, ratio).item() > limit**2 or not ratio.abs().max().item() > limit:
         return False
@@ -139,6 +142,9 @@ def fused_gradient(
     The input's is put together as ``factor * g + offset + pull * direction``, where the direction
     is the slope h up to a factor of each channel.
     """
+    compiled = compiled_gradient(gradient, x, weight, statistics, order, centred, input_needed)
+    if compiled is not None:
+        return compiled
     x = _dense(x)
     gradient = _like(gradient, x)
     mean, size, largest = statistics

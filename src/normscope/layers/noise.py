@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import ArgumentTypeError, InputError
+from normscope.layers.compiled.binding import compiled_noise
 from normscope.layers.transforms import tracing_active
 
 # Elements drawn at a time: the working set of one chunk stays in the processor's cache.
@@ -89,7 +90,8 @@ def draw(
     Returns:
         The factors and the shifts, each of the given shape. Within one path the same generator
         state gives the same values bit for bit. Float32 on a CPU outside compilers, tracers and
-        ``vmap`` takes the fast path; everything else calls ``torch.rand`` and ``torch.randn``.
+        ``vmap`` takes the fast path, whose compiled kernel, where there is one, differs in the
+        last digit; everything else calls ``torch.rand`` and ``torch.randn``.
 
     >>> none = Noise(mean=0.0, std=1.0, mean_jitter=0.0, std_jitter=0.0)
     >>> factor, shift = draw(
@@ -145,7 +147,9 @@ def _stretched_draw(
 ) -> tuple[Tensor, Tensor]:
     """Factor and shift from the bits of a generator seeded by one number of torch's."""
     source = np.random.SFC64(seed)
-    factor, shift = torch.empty(shape), torch.empty(shape)
+    factor, shift = unit_factor.new_empty(shape), unit_factor.new_empty(shape)
+    if _filled_by_kernel(noise, source, unit_factor, unit_shift, factor, shift):
+        return factor, shift
     for factors, shifts in zip(_chunks(factor), _chunks(shift), strict=True):
         flat, scratch = factors.view(-1), shifts.view(-1)
         pairs = (len(flat) + 1) // 2
@@ -154,6 +158,26 @@ def _stretched_draw(
         scratch.copy_(_bits(source, len(scratch)))
         torch.add(unit_shift, shifts, alpha=noise.mean_jitter * 2.0**-31, out=shifts)
     return factor, shift
+
+
+def _filled_by_kernel(
+    noise: Noise,
+    source: np.random.SFC64,
+    unit_factor: Tensor,
+    unit_shift: Tensor,
+    factor: Tensor,
+    shift: Tensor,
+) -> bool:
+    """Whether compiled code made the same of the same bits, up to rounding."""
+    words = source.state["state"]["state"]  # moved on by the kernel
+    one_sample = factor.shape[1:]
+    unit_factor = unit_factor.expand(one_sample).contiguous()
+    unit_shift = unit_shift.expand(one_sample).contiguous()
+    jitters = noise.std_jitter, noise.mean_jitter * 2.0**-31
+    return all(
+        compiled_noise(words, unit_factor, unit_shift, jitters, factors, shifts)
+        for factors, shifts in zip(_chunks(factor), _chunks(shift), strict=True)
+    )
 
 
 def _bits(source: np.random.SFC64, count: int) -> Tensor:

@@ -1,0 +1,156 @@
+"""The compiled kernels called on tensors; None is the answer where the caller must do the work."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.layers.compiled.build import library
+from normscope.layers.standardize import LARGEST_RATIO
+from normscope.layers.transforms import tracing_active, transform_active
+
+# A megabyte: about what the cache of one core holds. The best border has not been measured.
+LARGEST = 1 << 18
+
+# Before centring the scale is at least the mean's size; near it, the spread may be small.
+LARGEST_UNCENTRED_RATIO = 0.99
+
+_ORDERS = {math.inf: 0, 1.0: 1, 2.0: 2}
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_pointer, _long, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_SHAPE = (_long, _long, _long, _int, _int)
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    """A function of the library with its types declared, or None."""
+    loaded = library()
+    if loaded is None:
+        return None
+    types: dict[str, tuple[Any, ...]] = {
+        "forward": (*(_pointer,) * 3, *_SHAPE, *(ctypes.c_double,) * 2, *(_pointer,) * 4),
+        "backward": (*(_pointer,) * 6, *_SHAPE, *(_pointer,) * 3),
+        "noise": (*(_pointer,) * 3, _long, _long, *(ctypes.c_float,) * 2, *(_pointer,) * 2),
+    }
+    function = getattr(loaded, f"normscope_{name}")
+    function.argtypes = types[name]
+    return function
+
+
+def compiled_output(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+    """The results of :func:`normscope.layers.lp_kernels.fused_output`, or None.
+
+    None also where rounding may have cost the output much of its spread, as spread_is_lost asks.
+    The caller makes sure that no transform, compiler or tracer is at work.
+    """
+    shape = _lp_shape(x, order, weight, bias)
+    if shape is None:
+        return None
+    output = torch.empty_like(x)
+    mean, size = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    largest = x.new_empty(x.shape[1]) if order == math.inf else None
+    inputs, results = (x, weight, bias), (output, mean, size, largest)
+    limit = LARGEST_RATIO[x.dtype] if centred else LARGEST_UNCENTRED_RATIO
+    refused = _kernel("forward")(
+        *map(_address, inputs), *shape, centred, eps, limit, *map(_address, results)
+    )
+    return None if refused else results
+
+
+def compiled_gradient(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    statistics: tuple[Tensor, Tensor, Tensor | None],
+    order: float,
+    centred: bool,
+    input_needed: bool,
+) -> tuple[Tensor | None, Tensor, Tensor] | None:
+    """The results of :func:`normscope.layers.lp_kernels.fused_gradient`, or None."""
+    if transform_active() or tracing_active():  # gradients in batches: nothing to point at
+        return None
+    shape = _lp_shape(x, order, weight, *statistics)
+    if shape is None or not _plain(gradient) or gradient.stride() != x.stride():
+        return None
+    result = torch.empty_like(x) if input_needed else None
+    to_weight, to_bias = x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    inputs = gradient, x, weight, *statistics
+    refused = _kernel("backward")(
+        *map(_address, inputs), *shape, centred, *map(_address, (result, to_weight, to_bias))
+    )
+    return None if refused else (result, to_weight, to_bias)
+
+
+def compiled_noise(
+    state: np.ndarray[Any, np.dtype[np.uint64]],
+    unit_factor: Tensor,
+    unit_shift: Tensor,
+    jitters: tuple[float, float],
+    factor: Tensor,
+    shift: Tensor,
+) -> bool:
+    """Fill factor and shift, (samples, units, ...), from the state and move that; or False.
+
+    Args:
+        state: the four numbers of SFC64.
+        unit_factor: (units, ...), one number per place of a sample.
+        unit_shift: likewise.
+        jitters: spread of the factors, and of the shifts per unit of a random int32.
+        factor: contiguous, where the factors go.
+        shift: contiguous, where the shifts go.
+
+    Returns:
+        Whether there is such a kernel, and it can reach the tensors.
+    """
+    kernel = None if transform_active() else _kernel("noise")
+    if kernel is None:
+        return False
+    units = unit_factor.data_ptr(), unit_shift.data_ptr()
+    shape = len(factor), unit_factor.numel()
+    kernel(state.ctypes.data, *units, *shape, *jitters, factor.data_ptr(), shift.data_ptr())
+    return True
+
+
+def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ...] | None:
+    """Rows, channels, inner positions and the order's number; None if x is not for the kernel."""
+    number, count = _ORDERS.get(order), x.numel()
+    if number is None or not 0 < count <= LARGEST or not _plain(x):
+        return None
+    samples, channels = x.shape[:2]
+    for vector in vectors:
+        if vector is not None and not (
+            _plain(vector) and vector.numel() == channels and vector.is_contiguous()
+        ):
+            return None
+    if _kernel("forward") is None:
+        return None
+    if x.is_contiguous():
+        return samples, channels, count // (samples * channels), number
+    last = _LAST.get(x.dim())
+    if last is not None and x.is_contiguous(memory_format=last):
+        return count // channels, channels, 1, number
+    return None
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether the tensor's numbers are float32 in this process's memory, as they stand."""
+    return (
+        tensor.dtype is torch.float32
+        and tensor.is_cpu
+        and type(tensor) in _PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and not tensor.is_neg()
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

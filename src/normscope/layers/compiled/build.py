@@ -1,0 +1,146 @@
+"""The compiled kernels: built once for a machine, kept in the user's cache, loaded once a process.
+
+Nothing here ever raises: without a compiler, a writable cache or the user's leave there are no
+kernels, and the layers compute with PyTorch alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import platformdirs
+
+from normscope.files import replacing
+
+SWITCH = "NORMSCOPE_COMPILED"
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("lp.c", "noise.c", "columns.h"))
+# Loops with a rounding or a root in them become vector loops only without errno and traps.
+# Not -ffast-math: sums must keep their order, and NaN must stay NaN.
+FLAGS = (
+    *("-std=c99", "-O3", "-march=native", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"),
+)
+_SECONDS = 60.0
+
+Outcome = tuple[ctypes.CDLL | None, str]
+_lock = threading.Lock()
+_outcome: Outcome | None = None
+
+
+class _UnavailableError(Exception):
+    """Why there are no kernels, in one sentence."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The library of kernels, or None where there is none; the first call may build it."""
+    return _once()[0]
+
+
+def state_of_library() -> str:
+    """Where the library is, or why there is none, in one sentence."""
+    return _once()[1]
+
+
+def _once() -> Outcome:
+    global _outcome
+    with _lock:
+        if _outcome is None:
+            _outcome = load_or_build()
+        return _outcome
+
+
+def load_or_build() -> Outcome:
+    """The library, from the cache if it is there, and where it is; or None and why.
+
+    Returns:
+        The library or None, and one sentence.
+    """
+    try:
+        if os.environ.get(SWITCH, "1").strip() == "0":
+            raise _UnavailableError(f"Switched off by {SWITCH}=0.")
+        compiler = _compiler()
+        path = _folder() / f"{_key(compiler)}.so"
+        loaded = _loaded(path)
+        if loaded is None:
+            _build(compiler, path)
+            loaded = _loaded(path)
+        if loaded is None:
+            raise _UnavailableError(f"{path} was built but cannot be loaded.")
+    except _UnavailableError as reason:
+        return None, str(reason)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return None, f"The kernels could not be built: {error}"
+    return loaded, f"Loaded from {path}."
+
+
+def _folder() -> Path:
+    return Path(platformdirs.user_cache_dir("normscope", appauthor=False)) / "kernels"
+
+
+def _compiler() -> list[str]:
+    """The command of the first C compiler found: $CC, cc, gcc or clang."""
+    commands = [shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]]
+    for command in commands:
+        if command and shutil.which(command[0]):
+            return command
+    raise _UnavailableError("No C compiler was found as $CC, cc, gcc or clang.")
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode != 0:
+        raise _UnavailableError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def _key(compiler: list[str]) -> str:
+    """A digest of everything the library depends on."""
+    parts = [*(source.read_text(encoding="utf-8") for source in SOURCES), *FLAGS]
+    parts += [*compiler, _run([*compiler, "--version"]), platform.machine(), _processor()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What tells processors apart that understand different instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _build(compiler: list[str], path: Path) -> None:
+    """Compile to the path; beside it goes a digest, since loading half a library may crash."""
+    with replacing(path) as unfinished:
+        files = [str(source) for source in SOURCES if source.suffix == ".c"]
+        _run([*compiler, *FLAGS, *files, "-lm", "-o", str(unfinished)])
+        digest = _digest(unfinished)
+    with replacing(_seal(path)) as unfinished:
+        unfinished.write_text(digest, encoding="utf-8")
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    """The library if it is there and whole."""
+    try:
+        if _digest(path) != _seal(path).read_text(encoding="utf-8"):
+            return None
+        return ctypes.CDLL(str(path))
+    except (OSError, ValueError):
+        return None
+
+
+def _seal(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

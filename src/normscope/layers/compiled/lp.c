@@ -1,0 +1,212 @@
+/* l_p normalization of a batch in float32 by one thread, plain C99.
+ *
+ * A batch is rows x (channels * inner) numbers: inner = 1 for vectors and for channels last, else
+ * the positions of a sample. Statistics are summed column by column, eight rows in float32 and
+ * these in double. Both functions return 0, or 1 where the caller must do the work: no memory,
+ * statistics that are not finite or lost digits, a mean above the limit in units of the scale.
+ * The formulas are those of lp_formulas.py.
+ */
+
+#include "columns.h"
+
+enum { MAXIMUM = 0, AVERAGE = 1, SQUARE = 2 }; /* p = inf, 1, 2 */
+#define LEAST 1.2e-28 /* average square below which the squares of float32 lose digits */
+
+#define VALUE(r, c) x[(r) * stride + (c)]
+#define CENTRED(r, c) (VALUE(r, c) - centre[c])
+#define SIZE(r, c) fabsf(CENTRED(r, c))
+#define POWER(r, c) (CENTRED(r, c) * CENTRED(r, c))
+#define GRADIENT(r, c) g[(r) * stride + (c)]
+#define PRODUCT(r, c) (GRADIENT(r, c) * CENTRED(r, c))
+#define DIRECTION(r, c, order) direction(CENTRED(r, c), inverse[c], largest[c], order)
+#define DIRECTION_AVERAGE(r, c) DIRECTION(r, c, AVERAGE)
+#define DIRECTION_SQUARE(r, c) DIRECTION(r, c, SQUARE)
+#define DIRECTION_MAXIMUM(r, c) DIRECTION(r, c, MAXIMUM)
+#define IS_TIE(r, c) (SIZE(r, c) == largest[c] ? 1.0f : 0.0f)
+
+/* ---- l_p normalization, forward ---- */
+
+static void sum_values(const float *x, int64_t rows, int64_t stride, int64_t width,
+                       double *restrict sums)
+{
+    clear(sums, width);
+    SUM_ROWS(sums, VALUE);
+}
+
+static void sum_sizes(const float *x, int64_t rows, int64_t stride, int64_t width, int order,
+                      const float *restrict centre, double *restrict sums)
+{
+    clear(sums, width);
+    if (order == AVERAGE)
+        SUM_ROWS(sums, SIZE);
+    else if (order == SQUARE)
+        SUM_ROWS(sums, POWER);
+    else
+        EACH_CELL(r, c) sums[c] = SIZE(r, c) > sums[c] ? SIZE(r, c) : sums[c];
+}
+
+static double scale(const double *sums, int64_t inner, double count, int order, double eps,
+                    float *largest)
+{
+    if (order == AVERAGE)
+        return total(sums, inner) / count + eps;
+    if (order == SQUARE) {
+        const double power = total(sums, inner) / count;
+        return eps < LEAST && power < LEAST ? NAN : sqrt(power + eps); /* squares vanished? */
+    }
+    double most = 0;
+    for (int64_t i = 0; i < inner; i++)
+        most = sums[i] > most ? sums[i] : most;
+    *largest = (float)most;
+    return most + eps;
+}
+
+int normscope_forward(const float *x, const float *weight, const float *bias, int64_t rows,
+                      int64_t channels, int64_t inner, int order, int centred, double eps,
+                      double limit, float *restrict output, float *mean, float *size,
+                      float *largest)
+{
+    tile t;
+    if (open_tile(&t, channels, inner))
+        return 1;
+    const int64_t stride = channels * inner, step = t.width / inner;
+    const double count = (double)(rows * inner);
+    int hard = 0;
+    for (int64_t first = 0; first < channels && !hard; first += step) {
+        const int64_t some = channels - first < step ? channels - first : step;
+        const int64_t width = some * inner;
+        const float *from = x + first * inner;
+        float *restrict to = output + first * inner;
+        const float *restrict centre = t.mean, *restrict factor = t.factor;
+        const float *restrict offset = t.offset;
+        sum_values(from, rows, stride, width, t.sums[0]);
+        for (int64_t k = 0; k < some; k++) {
+            mean[first + k] = (float)(total(t.sums[0] + k * inner, inner) / count);
+            spread(t.mean + k * inner, inner, centred ? mean[first + k] : 0);
+        }
+        sum_sizes(from, rows, stride, width, order, t.mean, t.sums[1]);
+        for (int64_t k = 0; k < some; k++) {
+            const int64_t j = first + k;
+            size[j] = (float)scale(t.sums[1] + k * inner, inner, count, order, eps,
+                                   largest ? largest + j : NULL);
+            const float unit = (weight ? weight[j] : 1) / size[j], start = bias ? bias[j] : 0;
+            hard |= !isfinite(mean[j]) || !isfinite(size[j]) || fabsf(mean[j] / size[j]) > limit;
+            spread(t.factor + k * inner, inner, unit);
+            spread(t.offset + k * inner, inner, centred ? start : start - mean[j] * unit);
+        }
+        EACH_CELL(r, c)
+        to[r * stride + c] = (from[r * stride + c] - centre[c]) * factor[c] + offset[c];
+    }
+    free(t.memory);
+    return hard;
+}
+
+/* ---- l_p normalization, backward ---- */
+
+/* N times the slope h of the scale; for p = inf the sign at the largest values. */
+static inline float direction(float value, float inverse, float largest, int order)
+{
+    if (order == SQUARE)
+        return value * inverse;
+    const float sign = (float)((value > 0) - (value < 0));
+    return order == AVERAGE || fabsf(value) == largest ? sign : 0;
+}
+
+static void sum_products(const float *x, const float *g, int64_t rows, int64_t stride,
+                         int64_t width, const float *restrict centre, double *restrict along,
+                         double *restrict plain)
+{
+    clear(along, width);
+    clear(plain, width);
+    EACH_COLUMN(along[c] += EIGHT(PRODUCT); plain[c] += EIGHT(GRADIENT),
+                along[c] += PRODUCT(r, c); plain[c] += GRADIENT(r, c));
+}
+
+static void sum_directions(const float *x, int64_t rows, int64_t stride, int64_t width, int order,
+                           const tile *t, double *restrict sums)
+{
+    const float *restrict centre = t->mean, *restrict inverse = t->inverse;
+    const float *restrict largest = t->largest;
+    clear(sums, width);
+    if (order == AVERAGE) /* a constant order each: the loops then vectorize */
+        SUM_ROWS(sums, DIRECTION_AVERAGE);
+    else if (order == SQUARE)
+        SUM_ROWS(sums, DIRECTION_SQUARE);
+    else
+        SUM_ROWS(sums, DIRECTION_MAXIMUM);
+}
+
+static void count_ties(const float *x, int64_t rows, int64_t stride, int64_t width, const tile *t,
+                       double *restrict sums)
+{
+    const float *restrict centre = t->mean, *restrict largest = t->largest;
+    clear(sums, width);
+    SUM_ROWS(sums, IS_TIE);
+}
+
+/* result = factor * g + offset + pull * direction */
+static void put_together(const float *x, const float *g, int64_t rows, int64_t stride,
+                         int64_t width, int order, const tile *t, float *restrict result)
+{
+    const float *restrict centre = t->mean, *restrict inverse = t->inverse;
+    const float *restrict largest = t->largest, *restrict factor = t->factor;
+    const float *restrict offset = t->offset, *restrict pull = t->pull;
+    EACH_CELL(r, c)
+    {
+        const float rest = offset[c] + pull[c] * DIRECTION(r, c, order);
+        result[r * stride + c] = factor[c] * GRADIENT(r, c) + rest;
+    }
+}
+
+/* The input's gradient goes to result unless that is null; largest is null unless p = inf. */
+int normscope_backward(const float *g, const float *x, const float *weight, const float *mean,
+                       const float *size, const float *largest, int64_t rows, int64_t channels,
+                       int64_t inner, int order, int centred, float *result, float *to_weight,
+                       float *to_bias)
+{
+    tile t;
+    if (open_tile(&t, channels, inner))
+        return 1;
+    const int64_t stride = channels * inner, step = t.width / inner;
+    const double count = (double)(rows * inner);
+    for (int64_t first = 0; first < channels; first += step) {
+        const int64_t some = channels - first < step ? channels - first : step;
+        const int64_t width = some * inner;
+        const float *values = x + first * inner, *gradients = g + first * inner;
+        for (int64_t k = 0; k < some; k++)
+            spread(t.mean + k * inner, inner, mean[first + k]);
+        sum_products(values, gradients, rows, stride, width, t.mean, t.sums[0], t.sums[1]);
+        for (int64_t k = 0; k < some; k++) {
+            const int64_t j = first + k, at = k * inner;
+            const float inverse = 1 / size[j];
+            to_weight[j] = (float)(total(t.sums[0] + at, inner) * inverse);
+            to_bias[j] = (float)total(t.sums[1] + at, inner);
+            spread(t.mean + at, inner, centred ? mean[j] : 0);
+            spread(t.inverse + at, inner, inverse);
+            spread(t.largest + at, inner, largest ? largest[j] : 0);
+        }
+        if (!result)
+            continue;
+        if (centred)
+            sum_directions(values, rows, stride, width, order, &t, t.sums[0]);
+        if (order == MAXIMUM)
+            count_ties(values, rows, stride, width, &t, t.sums[1]);
+        for (int64_t k = 0; k < some; k++) {
+            const int64_t j = first + k, at = k * inner;
+            const float factor = (weight ? weight[j] : 1) * t.inverse[at];
+            double shares = count; /* all zero: no direction is left */
+            if (order == MAXIMUM)
+                shares = largest[j] == 0 ? INFINITY : total(t.sums[1] + at, inner);
+            const double pull = -(double)factor * to_weight[j] / shares;
+            double offset = -(double)factor * to_bias[j] / count;
+            if (centred)
+                offset -= pull * (total(t.sums[0] + at, inner) / count);
+            spread(t.factor + at, inner, factor);
+            spread(t.pull + at, inner, (float)pull);
+            spread(t.offset + at, inner, (float)offset);
+        }
+        put_together(values, gradients, rows, stride, width, order, &t, result + first * inner);
+    }
+    free(t.memory);
+    return 0;
+}

@@ -1,0 +1,222 @@
+"""The compiled kernels against the formulas in float64, and against the path without them."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from normscope.layers import lp_kernels, noise
+from normscope.layers.compiled import binding
+from normscope.layers.compiled.build import library
+from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm
+from normscope.layers.lp_function import lp_normalize
+from normscope.layers.noise import Noise, draw
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels here")
+
+CASES = list(itertools.product([1.0, 2.0, math.inf], [False, True]))
+SHAPES = [(2, 1), (9, 5), (128, 33), (40, 1100), (7, 3, 5), (4, 3, 2, 3), (3, 2, 40, 41)]
+
+
+def tensors(shape, seed=0, affine=True):
+    """Input, weight, bias and output gradient in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    x, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
+    weight, bias = torch.randn(2, shape[1], generator=generator)
+    return 1.5 * x + 0.4, *((weight, bias) if affine else (None, None)), gradient
+
+
+def doubled(*given):
+    return (None if t is None else t.double() for t in given)
+
+
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(binding, "_kernel", lambda _: None)
+
+
+def close(ours, theirs, terms=None):
+    """Relative 1e-5, of the largest of the terms that were summed where these cancel."""
+    bound = 1e-5 * float((theirs if terms is None else terms).abs().max())
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=bound)
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("affine", [False, True])
+def test_kernels_equal_the_formulas_in_float64(order, centred, shape, affine):
+    x, weight, bias, gradient = tensors(shape, affine=affine)
+    ready = binding.compiled_output(x, weight, bias, order, centred, 1e-3)
+    exact_x, exact_weight, exact_bias, exact_gradient = doubled(x, weight, bias, gradient)
+    exact = plain_lp_norm(exact_x, exact_weight, exact_bias, order, centred, 1e-3)
+    for ours, theirs in zip(ready[:3], exact, strict=True):
+        close(ours, theirs)
+    found = binding.compiled_gradient(gradient, x, weight, ready[1:], order, centred, True)
+    options = order, centred, 1e-3
+    expected = closed_form_gradient(exact_gradient, exact_x, exact_weight, *options)
+    factor = (1 if weight is None else weight.abs().max()) / ready[2].min()
+    terms = factor * gradient, gradient, gradient
+    for ours, theirs, summed in zip(found, expected, terms, strict=True):
+        close(ours, theirs, summed)
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+def test_channels_last_is_read_as_it_lies(order, centred):
+    x, weight, bias, gradient = tensors((5, 4, 3, 7))
+    last, last_gradient = (t.to(memory_format=torch.channels_last) for t in (x, gradient))
+    expected = binding.compiled_output(x, weight, bias, order, centred, 1e-5)
+    ready = binding.compiled_output(last, weight, bias, order, centred, 1e-5)
+    assert ready[0].is_contiguous(memory_format=torch.channels_last)
+    close(ready[0], expected[0])
+    ours = binding.compiled_gradient(last_gradient, last, weight, ready[1:], order, centred, True)
+    theirs = binding.compiled_gradient(gradient, x, weight, expected[1:], order, centred, True)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(5, 8).t(),
+        torch.randn(8, 10)[:, ::2],
+        torch.randn(8, 5).double(),
+        torch.randn(8, 5).half(),
+        torch.empty(0, 5),
+        torch.empty(8, 5, device="meta"),
+        torch.randn(binding.LARGEST // 5 + 1, 5),
+    ],
+    ids=["transposed", "strided", "double", "half", "empty", "meta", "large"],
+)
+def test_other_tensors_are_left_to_torch(x):
+    assert binding.compiled_output(x, None, None, 1.0, False, 1e-5) is None
+    assert binding.compiled_output(torch.randn(8, 5), None, None, 1.5, False, 1e-5) is None
+
+
+def test_vectors_that_do_not_fit_are_left_to_torch():
+    x = torch.randn(8, 5)
+    for weight in (torch.ones(4), torch.ones(10)[::2], torch.ones(5).double()):
+        assert binding.compiled_output(x, weight, None, 1.0, False, 1e-5) is None
+
+
+def test_gradient_of_another_layout_is_left_to_torch():
+    x, weight, bias, gradient = tensors((8, 5))
+    ready = binding.compiled_output(x, weight, bias, 1.0, False, 1e-5)
+    turned = gradient.t().contiguous().t()
+    assert binding.compiled_gradient(turned, x, weight, ready[1:], 1.0, False, True) is None
+    ours = lp_kernels.fused_gradient(turned, x, weight, ready[1:], 1.0, False)
+    theirs = lp_kernels.fused_gradient(gradient, x, weight, ready[1:], 1.0, False)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b)
+
+
+def passes(x, weight, bias, gradient, order, centred, eps=1e-5):
+    """Output, mean, scale and the three gradients, by the public function."""
+    sources = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    results = lp_normalize(*sources, order, centred, eps)
+    return *(t.detach() for t in results), *torch.autograd.grad(results[0], sources, gradient)
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+def test_layer_calls_the_kernels_and_agrees_without_them(order, centred, monkeypatch):
+    given = tensors((64, 50))
+    called, kernel = [], binding._kernel
+    monkeypatch.setattr(binding, "_kernel", lambda name: called.append(name) or kernel(name))
+    ours = passes(*given, order, centred)
+    assert {"forward", "backward"} <= set(called)
+    without_kernels(monkeypatch)
+    for a, b in zip(ours, passes(*given, order, centred), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+def test_ties_and_zero_channels_as_without_kernels(order, centred, monkeypatch):
+    x = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])  # means 0
+    given = x, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.randn(4, 2)
+    ours = passes(*given, order, centred)
+    assert binding.compiled_output(*given[:3], order, centred, 1e-5) is not None
+    assert all(t.isfinite().all() for t in ours)
+    without_kernels(monkeypatch)
+    torch.testing.assert_close(ours, passes(*given, order, centred))
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+def test_small_spread_about_a_large_mean_keeps_its_digits(order, centred):
+    x, weight, bias, gradient = tensors((64, 6))
+    x, bias = 1e4 + 1e-2 * x, torch.zeros(6)  # a bias would swallow the digits looked at
+    assert binding.compiled_output(x, weight, bias, order, centred, 0.0) is None
+    ours = passes(x, weight, bias, gradient, order, centred, 0.0)[0]
+    close(ours, plain_lp_norm(*doubled(x, weight, bias), order, centred, 0.0)[0])
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30])
+def test_powers_that_vanish_or_overflow_are_still_right(order, centred, size):
+    x, weight, bias, gradient = tensors((32, 3))
+    ours = passes(size * x, weight, bias, gradient, order, centred, 0.0)[0]
+    exact = plain_lp_norm(*doubled(size * x, weight, bias), order, centred, 0.0)[0]
+    close(ours, exact)
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["input", "weight", "gradient"])
+def test_what_is_not_finite_spreads_as_without_kernels(order, centred, value, place, monkeypatch):
+    x, weight, bias, gradient = tensors((6, 3))
+    {"input": x, "weight": weight[None], "gradient": gradient}[place][0, 1] = value
+    ours = passes(x, weight, bias, gradient, order, centred)
+    without_kernels(monkeypatch)
+    theirs = passes(x, weight, bias, gradient, order, centred)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.isfinite(), b.isfinite())
+        if place != "gradient":  # there a rounding error's sign decides between inf and NaN
+            assert torch.equal(a.isnan(), b.isnan())
+
+
+def test_default_dtype_does_not_matter():
+    x, weight, bias, gradient = tensors((8, 5))
+    place = {"dtype": torch.float32, "device": torch.device("cpu")}
+
+    def everything():
+        generator = torch.Generator().manual_seed(0)
+        noises = draw(Noise(), x.shape, **place, generator=generator)
+        return *passes(x, weight, bias, gradient, math.inf, True), *noises
+
+    expected = everything()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = everything()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
+
+
+def test_input_gradient_is_left_out_when_not_wanted():
+    x, weight, bias, gradient = tensors((8, 5))
+    ready = binding.compiled_output(x, weight, bias, 2.0, True, 1e-5)
+    with_input = binding.compiled_gradient(gradient, x, weight, ready[1:], 2.0, True, True)
+    without = binding.compiled_gradient(gradient, x, weight, ready[1:], 2.0, True, False)
+    assert without[0] is None
+    assert torch.equal(without[1], with_input[1])
+    assert torch.equal(without[2], with_input[2])
+
+
+SHAPES_OF_NOISE = [(128, 1000), (300, 1001), (7, 5), (3, 4, 5), (5, 3, 7, 9), (1, 1), (0, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_NOISE)
+def test_noise_is_made_of_the_same_bits_as_without_kernels(shape, monkeypatch):
+    def drawn():
+        generator = torch.Generator().manual_seed(3)
+        place = {"dtype": torch.float32, "device": torch.device("cpu")}
+        return draw(Noise(), torch.Size(shape), **place, generator=generator)
+
+    called = []
+    kernel = binding.compiled_noise
+    monkeypatch.setattr(noise, "compiled_noise", lambda *a: called.append(kernel(*a)) or called[-1])
+    ours = drawn()
+    assert all(called)
+    assert called or 0 in shape
+    monkeypatch.setattr(noise, "compiled_noise", lambda *_: False)
+    torch.testing.assert_close(ours, drawn(), rtol=0, atol=1e-6)
