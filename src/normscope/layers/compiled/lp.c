@@ -45,6 +45,21 @@ static void sum_sizes(const float *x, int64_t rows, int64_t stride, int64_t widt
         EACH_CELL(r, c) sums[c] = SIZE(r, c) > sums[c] ? SIZE(r, c) : sums[c];
 }
 
+/* Both sums in one pass: before centring the sizes do not wait for the mean. */
+static void sum_values_and_sizes(const float *x, int64_t rows, int64_t stride, int64_t width,
+                                 int order, const float *restrict centre,
+                                 double *restrict values, double *restrict sizes)
+{
+    clear(values, width);
+    clear(sizes, width);
+    if (order == AVERAGE)
+        EACH_COLUMN(values[c] += EIGHT(VALUE); sizes[c] += EIGHT(SIZE),
+                    values[c] += VALUE(r, c); sizes[c] += SIZE(r, c));
+    else
+        EACH_COLUMN(values[c] += EIGHT(VALUE); sizes[c] += EIGHT(POWER),
+                    values[c] += VALUE(r, c); sizes[c] += POWER(r, c));
+}
+
 static double scale(const double *sums, int64_t inner, double count, int order, double eps,
                     float *largest)
 {
@@ -79,12 +94,19 @@ int normscope_forward(const float *x, const float *weight, const float *bias, in
         float *restrict to = output + first * inner;
         const float *restrict centre = t.mean, *restrict factor = t.factor;
         const float *restrict offset = t.offset;
-        sum_values(from, rows, stride, width, t.sums[0]);
+        const int together = !centred && order != MAXIMUM;
+        if (together) {
+            spread(t.mean, width, 0);
+            sum_values_and_sizes(from, rows, stride, width, order, t.mean, t.sums[0], t.sums[1]);
+        } else {
+            sum_values(from, rows, stride, width, t.sums[0]);
+        }
         for (int64_t k = 0; k < some; k++) {
             mean[first + k] = (float)(total(t.sums[0] + k * inner, inner) / count);
             spread(t.mean + k * inner, inner, centred ? mean[first + k] : 0);
         }
-        sum_sizes(from, rows, stride, width, order, t.mean, t.sums[1]);
+        if (!together)
+            sum_sizes(from, rows, stride, width, order, t.mean, t.sums[1]);
         for (int64_t k = 0; k < some; k++) {
             const int64_t j = first + k;
             size[j] = (float)scale(t.sums[1] + k * inner, inner, count, order, eps,
