@@ -82,6 +82,11 @@ def moved(batch: Batch, device: torch.device, dtype: torch.dtype | None) -> Batc
     return _mapped(batch, move)
 
 
+def copied(batch: Batch) -> Batch:
+    """The batch in memory of its own."""
+    return _mapped(batch, Tensor.clone)
+
+
 def rows(batch: Batch, index: Tensor) -> Batch:
     """The samples of a batch with these indices, as a new batch.
 

@@ -29,8 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.curvature.failures import refuse_third_derivative
-from normscope.layers.standardize import along_channels
+from normscope.layers.standardize import (
+    LocalBatch,
+    along_channels,
+    channel_axes,
+    standardize_by_definition,
+)
 
 __all__ = ["graph_batch_norm", "serves"]
 
@@ -42,13 +46,7 @@ def serves(x: Tensor) -> bool:
 
 
 def graph_batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Batch normalization by the batch's statistics, twice differentiable.
 
@@ -56,86 +54,107 @@ def graph_batch_norm(
         x: (batch, channels, ...), such that `serves` holds.
         weight: (channels,), or None for 1.
         bias: (channels,), or None for 0.
-        running_mean: (channels,), advanced in place, or None.
-        running_var: (channels,), advanced in place, or None.
-        momentum: weight of this batch in the running statistics.
         eps: added to the variance.
 
     Returns:
         Like x, and the mean and 1/s of each channel, which carry no gradient.
 
     >>> x = torch.tensor([[0.0], [2.0]], requires_grad=True)
-    >>> graph_batch_norm(x, None, None, None, None, 0.1, 3.0)[0].tolist()
+    >>> graph_batch_norm(x, None, None, 3.0)[0].tolist()
     [[-0.5], [0.5]]
     """
     function: Any = _Normalize  # torch declares no types for ``apply``
-    output, mean, inverse = function.apply(
-        x, weight, bias, running_mean, running_var, momentum, eps
-    )
+    output, mean, inverse = function.apply(x, weight, bias, eps)
     return output, mean, inverse
 
 
 class _Normalize(torch.autograd.Function):
-    """(x, weight, bias, running statistics, momentum, eps) -> (output, mean, 1/s)."""
+    """(x, weight, bias, eps) -> (output, mean, 1/s)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        momentum: float,
-        eps: float,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """By the native kernel, in the form that compares the vectors' sizes."""
         output, mean, inverse, _, _ = torch._batch_norm_impl_index(
-            x, weight, bias, running_mean, running_var, True, momentum, eps, False
+            x, weight, bias, None, None, True, 0.0, eps, False
         )
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.mark_non_differentiable(mean, inverse)
         ctx.set_materialize_grads(False)
+        ctx.eps = eps
         return output, mean, inverse
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """By the native kernel too, as a function that has its own derivative."""
         if gradients[0] is None:
-            return (None,) * 7
+            return (None,) * 4
         function: Any = _Gradient
-        made = function.apply(gradients[0], *ctx.saved_tensors)
+        made = function.apply(gradients[0], *ctx.saved_tensors, ctx.eps)
         needed = ctx.needs_input_grad[:3]
         asked = [value if need else None for value, need in zip(made, needed, strict=True)]
-        return *asked, *(None,) * 4
+        return *asked, None
 
 
 class _Gradient(torch.autograd.Function):
-    """(g, x, weight, mean, 1/s) -> gradients of the input, the weight and the bias."""
+    """(g, x, weight, mean, 1/s, eps) -> gradients of the input, the weight and the bias."""
 
     @staticmethod
     def forward(
-        ctx: Any, g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor
+        ctx: Any,
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        mean: Tensor,
+        inverse: Tensor,
+        eps: float,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """All three in one call."""
         to_input, along, total = _native_gradient(g, x, weight, mean, inverse)
         ctx.save_for_backward(g, x, weight, mean, inverse, along, total)
         ctx.set_materialize_grads(False)
+        ctx.eps = eps
         return to_input, along.clone(), total.clone()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The closed form of the module's docstring; a third derivative is an error."""
-        refuse_third_derivative()
+        """The closed form of the module's docstring; the definition if a graph is wanted."""
+        if torch.is_grad_enabled():
+            return _by_definition(ctx, cotangents)
         second = _SecondDerivative(ctx.saved_tensors, cotangents)
         needs_gradient, needs_input, needs_weight, *_ = ctx.needs_input_grad
         return (
             second.to_gradient() if needs_gradient else None,
             second.to_input() if needs_input else None,
             second.to_weight() if needs_weight else None,
-            None,
-            None,
+            *(None,) * 3,
         )
+
+
+def _by_definition(ctx: Any, cotangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The same three derivatives, themselves differentiable: for third derivatives, and slow."""
+    # aliases: g may itself depend on x, and the derivative in x is to be taken at fixed g
+    tensors: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors[:3]]
+    g, x, weight = tensors
+    x_hat, _, variance = standardize_by_definition(x, ctx.eps, LocalBatch.of(x))
+    axes, product = channel_axes(x.dim()), g * x_hat
+    centred = g - g.mean(axes, keepdim=True) - x_hat * product.mean(axes, keepdim=True)
+    scale = torch.rsqrt(variance + ctx.eps)
+    if weight is not None:
+        scale = scale * along_channels(weight, x)
+    made = scale * centred, product.sum(axes), g.sum(axes)
+    given = [(out, c) for out, c in zip(made, cotangents, strict=True) if c is not None]
+    needed = [place for place in range(3) if ctx.needs_input_grad[place]]
+    found = torch.autograd.grad(
+        [out for out, _ in given],
+        [tensors[place] for place in needed],
+        [cotangent for _, cotangent in given],
+        create_graph=True,
+        materialize_grads=True,
+    )
+    by_place = dict(zip(needed, found, strict=True))
+    return *(by_place.get(place) for place in range(3)), *(None,) * 3
 
 
 class _SecondDerivative:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -161,9 +162,13 @@ def _gradients(
     return [found.get(name) for name in sorted(scene.wanted)]
 
 
+# Links write into memory of their own: two threads must not use one chain at once.
+_ONE_AT_A_TIME = threading.RLock()
+
+
 @contextmanager
 def _without_graph() -> Iterator[None]:
-    with torch.inference_mode(False), torch.no_grad():
+    with _ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.search import Request, search, started
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
+from normscope.errors import NormscopeError
 
 __all__ = ["Guess", "coarse_guess"]
 
@@ -22,6 +24,8 @@ _SMALLEST_STRIDE = 4  # a larger part of the data would cost more than it saves
 # outputs make products cheap, so that the part costs little anyway.
 _TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
 _PRODUCTS = 14
+_FEWEST_PRODUCTS = 4  # fewer find nothing worth carrying
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,19 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     if part is None:
         return None
     share = part.samples / operator.samples
-    space = search_space(part, request.which, request.count)
-    tolerance = _TOLERANCES[type(space)]
-    rough = Request(request.count, request.which, tolerance, _PRODUCTS, request.seed)
-    found = search(space, started(space, None, rough), rough)
+    # one product on all data, and one to carry each vector there, must be left
+    allowed = min(_PRODUCTS, int((request.max_products - 1 - request.count) / share))
+    if allowed < _FEWEST_PRODUCTS:
+        return None
+    try:
+        space = search_space(part, request.which, request.count)
+        tolerance = _TOLERANCES[type(space)]
+        rough = Request(request.count, request.which, tolerance, allowed, request.seed)
+        found = search(space, started(space, None, rough), rough)
+    except (NormscopeError, RuntimeError) as reason:
+        # a model may take only batches of one size; the search on all data needs no guess
+        _LOGGER.debug("no guess from a part of the data: %s", reason)
+        return None
     cost = share * (found.products + space.embedding_cost * found.vectors.shape[1])
     return Guess(space, found.vectors, request.which, cost)
 

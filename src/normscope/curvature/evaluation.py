@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.curvature.batch import Batch, sample_count
+from normscope.curvature.batch import Batch, copied, sample_count
 from normscope.curvature.failures import check_finite, explained
 from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.modes import in_mode
@@ -134,7 +134,7 @@ class Evaluator:
         Raises:
             StateError: if a value is not finite, or the same batch gave another loss before.
         """
-        leaves = self._leaves()
+        leaves = self.leaves()
         with self.scene(leaves, number):
             output, loss = self._forward(batch)
         self._check_loss(loss, number)
@@ -148,16 +148,17 @@ class Evaluator:
             batch: as `batches` gives it.
             number: its number.
         """
-        with self.scene(self._leaves(), number), torch.no_grad():
+        with self.scene(self.leaves(), number), torch.no_grad():
             loss = self._loss(output, batch)
         self._check_loss(loss, number)
 
-    def _leaves(self) -> tuple[Tensor, ...]:
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The parameters to differentiate by, as the beginnings of a new graph."""
         return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
 
     def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
         if not self.problem.has_outputs:
-            return None, self.problem.loss_on(batch)
+            return None, self.problem.loss_on(copied(batch))  # a loss may overwrite it
         inputs, targets = batch
         output = self.problem.output_on((inputs.clone(), targets))  # a model may overwrite it
         return output, self._loss(output, batch)

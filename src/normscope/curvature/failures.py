@@ -81,16 +81,3 @@ def check_finite(tensor: Tensor, what: str) -> None:
             f"{what} is not finite (infinite or not a number); check the data, the weights and the "
             "loss before measuring curvature."
         )
-
-
-def refuse_third_derivative() -> None:
-    """Raise where the derivative of a gradient is to be differentiated again.
-
-    Raises:
-        StateError: if the running backward pass records a graph.
-    """
-    if torch.is_grad_enabled():
-        raise StateError(
-            "a product with the curvature has no derivative of its own here, and a third "
-            "derivative of the loss was asked for; call it without create_graph=True."
-        )

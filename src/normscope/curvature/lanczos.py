@@ -96,6 +96,7 @@ class Lanczos:
         self.held = 0
         self.done = 0
         self.products = 0
+        self.asymmetry = 0.0
         for column in range(self.block):
             self._append(start[:, column].clone())
 
@@ -113,6 +114,9 @@ class Lanczos:
         before = float(image.norm())
         coefficients = self._orthogonalize(image)
         row, after = self.done, float(image.norm())
+        # <q_i, A q_row>, just found, against <q_row, A q_i>, found when q_i was multiplied
+        difference = coefficients[:row] - self._projected[row, :row]
+        self.asymmetry = max(self.asymmetry, float(difference.abs().max()) if row else 0.0)
         self._projected[: self.held, row] = coefficients
         self._projected[row, : self.done] = self._projected[: self.done, row]
         self.done += 1

@@ -50,7 +50,8 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
         raise unknown_name("mode", mode, MODES)
     for module in model.modules():
         module.__dict__["training"] = mode != "eval"
-        if isinstance(module, nn.SyncBatchNorm) and not _synchronizes(module):
+        own_forward = type(module).forward is not nn.SyncBatchNorm.forward  # a subclass may
+        if isinstance(module, nn.SyncBatchNorm) and not (own_forward or _synchronizes(module)):
             # its own forward refuses CPU tensors once torch.distributed is initialized
             _replace_forward(module, functools.partial(_BatchNorm.forward, module))
     differentiate_twice_fast(model, batch_statistics=mode == "train")
@@ -87,8 +88,17 @@ class _ConstantStatistics(TorchFunctionMode):
         given = dict(zip(names, args, strict=False)) | (kwargs or {})
         if not given.get("training"):
             return func(**given)
-        mean, variance = _batch_statistics(given["input"])
+        x = given["input"]
+        mean, variance = _batch_statistics(x)
+        if x.dtype != mean.dtype:  # statistics in float32 need everything in it
+            given |= {name: _widened(given.get(name)) for name in ("input", "weight", "bias")}
         result = func(**given | {"running_mean": mean, "running_var": variance, "training": False})
+        if x.dtype != mean.dtype:
+            result = (
+                result.to(x.dtype)
+                if isinstance(result, Tensor)
+                else (result[0].to(x.dtype), *result[1:])
+            )
         if isinstance(result, Tensor):
             return result
         # the inner entry points return their batch's statistics too
@@ -106,6 +116,10 @@ _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
     torch._batch_norm_impl_index: (*_NATIVE, "cudnn_enabled"),
     torch.native_batch_norm: _NATIVE,
 }
+
+
+def _widened(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
 
 
 def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,7 +158,8 @@ def _watched(
 ) -> Tensor:
     """The layer's own forward, which must reach batch_norm, or its statistics were not frozen."""
     before = constants.calls
-    output = forward(*inputs, **options)
+    with constants:  # once more: a checkpointed part is recomputed where no mode reaches
+        output = forward(*inputs, **options)
     if constants.calls == before:
         raise StateError(
             f"mode='frozen' cannot hold the statistics of {name!r} ({type(module).__name__}): it "

@@ -200,7 +200,7 @@ class Problem:
                 "the data must be a batch (inputs, targets), a list of batches or a DataLoader, "
                 f"which can be read again, got {type(self.data).__name__}."
             )
-        if isinstance(self.data, Sized) and len(self.data) == 0:
+        if _known_length(self.data) == 0:
             raise InputError("the data is empty; give at least one batch.")
 
     def _check_batch(self, batch: Batch, with_values: bool) -> None:
@@ -232,6 +232,14 @@ class _Evaluation(nn.Module):
         if isinstance(loss, WholeLoss):
             raise _no_outputs()
         return loss(output, target)
+
+
+def _known_length(data: Any) -> int | None:
+    """How many batches there are, if that can be told: a stream of samples has no length."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except TypeError:
+        return None
 
 
 def _scalar(loss: Any) -> Tensor:

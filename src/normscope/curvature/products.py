@@ -136,7 +136,9 @@ def batch_product(
             "loss(output, target), or use kind='hessian'."
         )
     linearization = GraphLinearization(evaluator, evaluation, number)
-    return GaussNewtonProduct(linearization, _metric(kind, loss, output, target))
+    with evaluator.scene(evaluation.leaves, number):  # a loss may draw random numbers
+        metric = _metric(kind, loss, output, target)
+    return GaussNewtonProduct(linearization, metric)
 
 
 def chain_product(
@@ -164,7 +166,9 @@ def chain_product(
     if chain is None:
         return None
     evaluator.check(chain.output, batch, number)
-    return GaussNewtonProduct(chain, _metric(kind, loss, chain.output, target))
+    with evaluator.scene(evaluator.leaves(), number):  # a loss may draw random numbers
+        metric = _metric(kind, loss, chain.output, target)
+    return GaussNewtonProduct(chain, metric)
 
 
 def check_kind(kind: str) -> None:

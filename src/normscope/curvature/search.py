@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normscope.curvature.lanczos import Lanczos, RitzPairs
 from normscope.curvature.spaces import SearchSpace
+from normscope.errors import StateError
 
 __all__ = ["STOPS", "Found", "Progress", "Request", "search", "started"]
 
@@ -22,6 +23,7 @@ _RANDOM_SHARE = 0.05  # of a start that is not random
 # multiple of the residual. The search goes on to this part of the tolerance.
 _MARGIN = 0.5
 _ROUGHLY = 20.0
+_ASYMMETRY = 1e-3  # of the norm; rounding makes about 1e-6 in single precision
 STOPS = ("residual", "value")
 
 
@@ -137,6 +139,7 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
     while True:
         lanczos.step()
         pairs = lanczos.ritz_pairs(request.which, request.count)
+        _check_symmetric(lanczos.asymmetry, pairs.norm, space.dtype)
         residuals, errors = _relative(pairs, space, request.tolerance)
         converged = _complete(pairs, space, request) and _small(residuals, errors, request)
         _report(request, lanczos.products, pairs, residuals)
@@ -145,6 +148,16 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
             return Found(pairs.values, vectors, residuals, errors, converged, lanczos.products)
         if lanczos.full:
             lanczos.compress(request.which, max(request.count + 2, lanczos.done // 3))
+
+
+def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:
+    """A matrix of second derivatives is symmetric, unless one of them is wrong."""
+    if asymmetry > max(_ASYMMETRY, 64 * torch.finfo(dtype).eps) * norm:
+        raise StateError(
+            f"the products are not those of a symmetric matrix (by {asymmetry / norm:.1e} of its "
+            "norm): an operation of the model or loss has a wrong second derivative, as torch's "
+            "weight_norm has; use kind='ggn' or 'fisher', or write that operation out."
+        )
 
 
 def _small(residuals: Tensor, errors: Tensor, request: Request) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ __all__ = [
 ]
 
 
+# A model that is set up for one measurement must not be seen by another.
+_ONE_AT_A_TIME = threading.RLock()
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Put every attribute of every module back on exit, also after an error or Ctrl-C.
@@ -35,6 +40,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     Yields:
         Nothing.
     """
+    with _ONE_AT_A_TIME:
+        yield from _restored_after(model)
+
+
+def _restored_after(model: nn.Module) -> Iterator[None]:
     slots: list[dict[str, Any]] = []
     for module in model.modules():
         slots += [module.__dict__, module._parameters, module._buffers]

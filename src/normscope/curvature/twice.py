@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -70,20 +71,43 @@ def _convolve(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    geometry = module.stride, module.padding, module.dilation, module.groups
-    if transform_active() or forward_mode_active():
+    if _is_special(input):
         return own(input, weight, bias)
+    geometry = module.stride, module.padding, module.dilation, module.groups
     output = graph_convolution(dimensions, input, weight, bias, *geometry)
     return own(input, weight, bias) if output is None else output
 
 
 def _normalize(module: Any, own: Callable[..., Tensor], input: Tensor) -> Tensor:
-    """As the layer does, but for the running statistics, which nothing reads here."""
     module._check_input_dim(input)
-    if transform_active() or forward_mode_active() or not serves(input):
+    # a model may have put the layer into eval mode on its way
+    if not module.training or _is_special(input) or not serves(input):
         return own(input)
-    output, mean, inverse = graph_batch_norm(
-        input, module.weight, module.bias, None, None, 0.0, module.eps
+    output, mean, inverse = graph_batch_norm(input, module.weight, module.bias, module.eps)
+    if (mean * inverse).abs().max() > LARGEST_RATIO[input.dtype]:
+        return own(input)  # our layers have a remedy for lost digits
+    if module.track_running_stats and module.num_batches_tracked is not None:
+        _advance(module, mean, inverse, input.numel() // input.shape[1])
+    return output
+
+
+def _is_special(input: Tensor) -> bool:
+    """Whether someone looks at the operations one by one, or changes their precision."""
+    return (
+        torch.compiler.is_compiling()
+        or transform_active()
+        or forward_mode_active()
+        or torch.is_autocast_enabled(input.device.type)
     )
-    lost = (mean * inverse).abs().max() > LARGEST_RATIO[input.dtype]
-    return own(input) if lost else output  # our layers have a remedy, torch's are as they are
+
+
+@torch.no_grad()
+def _advance(module: Any, mean: Tensor, inverse: Tensor, count: int) -> None:
+    """Move the running statistics, which a model may read on its way, as the layer does."""
+    module.num_batches_tracked.add_(1)
+    share = module.momentum
+    if share is None:
+        share = 1.0 / float(module.num_batches_tracked)
+    variance = (inverse.pow(-2) - module.eps) * (count / (count - 1))
+    for running, seen in ((module.running_mean, mean), (module.running_var, variance)):
+        running.lerp_(seen.to(running.dtype), share)
