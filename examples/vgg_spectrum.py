@@ -46,7 +46,8 @@ def main() -> None:
         draw(found, axes, label=label, colour=colour_of(norm))
         largest = float(found["nodes"].max())
         print(f"{label}: largest {largest:.4g}, {found.attrs['seconds']:.0f} s", flush=True)
-    axes.set_title(f"{options.kind} of a VGG at initialization, CIFAR-10")
+    name = {"fisher": "Fisher matrix", "ggn": "Gauss-Newton matrix", "hessian": "Hessian"}
+    axes.set_title(f"{name[options.kind]} of a VGG at initialization, CIFAR-10")
     with replacing(options.out) as unfinished:
         figure.savefig(unfinished)
     print(f"Figure: {options.out}")

@@ -60,4 +60,5 @@ def _set_scales(axes: Axes, threshold: float) -> None:
             )
         return
     axes.set_xscale("symlog", linthresh=threshold, linscale=_LINEAR_SCALE)
+    axes.tick_params(axis="x", labelsize="x-small")  # two sides of many decades each
     axes.set_yscale("log")
