@@ -1,0 +1,1 @@
+"""Figures of wei2018, Mean-field Analysis of Batch Normalization."""

@@ -1,0 +1,152 @@
+"""What flows through a network in mean-field theory: order parameters forward, signals backward.
+
+Arrays have one leading axis for the settings of a sweep (values of gamma) and one or two trailing
+axes for positions. A vector has one position. A map whose positions are all alike is held by two
+representative ones, so that the entry (0, 0) stands for one position and (0, 1) for two different
+ones; a map that is resolved has them all. Kernels hold two planes: the same input at two positions
+(:data:`SAME`), and two different inputs (:data:`PAIR`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from normscope.meanfield.gaussian_integrals import Array
+
+__all__ = ["PAIR", "SAME", "Field", "Signal", "combined"]
+
+SAME, PAIR = 0, 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """Order parameters of one layer's output.
+
+    Args:
+        channels: units at one position.
+        positions: spatial sizes, () for a vector.
+        resolved: whether every position is held by itself.
+        mean: over units and inputs, (settings, held).
+        kernel: second moments over units, (settings, 2, held, held).
+        gathered: of a weighted layer, the mean product of what it takes in, of the kernel's shape.
+        gaussian: whether the units are normal, as after a wide weighted layer.
+    """
+
+    channels: int
+    positions: tuple[int, ...]
+    resolved: bool
+    mean: Array
+    kernel: Array
+    gathered: Array | None = None
+    gaussian: bool = True
+
+    @property
+    def count(self) -> int:
+        """Number of positions."""
+        return math.prod(self.positions)
+
+    @property
+    def variance(self) -> Array:
+        """Variance over units and inputs at each position held, (settings, held)."""
+        second = np.diagonal(self.kernel[:, SAME], axis1=-2, axis2=-1)
+        return np.asarray(np.maximum(second - np.square(self.mean), 0.0))
+
+    @property
+    def shares(self) -> Array:
+        """How much each position held counts in a mean over all, as another sees it."""
+        return position_shares(self.count, self.kernel.shape[-1])
+
+    def row_means(self, kernel: Array) -> Array:
+        """Mean of a kernel over its second position."""
+        return np.asarray((kernel * self.shares).sum(-1))
+
+    def expanded(self) -> Field:
+        """The same field with every position held by itself."""
+        if self.resolved:
+            return self
+        if self.count == 1:
+            gathered = None if self.gathered is None else self.gathered[..., :1, :1]
+            mean, kernel = self.mean[:, :1], self.kernel[..., :1, :1]
+            return replace(self, resolved=True, mean=mean, kernel=kernel, gathered=gathered)
+        kernel = _spread_out(self.kernel, self.count)
+        gathered = None if self.gathered is None else _spread_out(self.gathered, self.count)
+        mean = np.repeat(self.mean[:, :1], self.count, axis=1)
+        return replace(self, resolved=True, mean=mean, kernel=kernel, gathered=gathered)
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Gradients of one output that arrive at a field, as sums over positions.
+
+    Args:
+        kernel: sum over channels of the products of two gradients, (settings, 2, held, held); it
+            adds up to D, its diagonal to S.
+        path: what the gradients have passed, (settings, 4): the sum of 1 / channels over weighted
+            layers but the last one, the number of all of them, and over activations the sum of
+            the slope's kurtosis, and of that less one, over the number of units.
+        centred: whether their sum over the batch vanishes, unit by unit.
+        tilt: how much, squared and relative, they lean on the value of the unit that they come
+            through: (E[z phi'] / E[phi'])^2 of an activation just passed; 0 elsewhere.
+    """
+
+    kernel: Array
+    path: Array
+    centred: bool = False
+    tilt: float = 0.0
+
+    @property
+    def own(self) -> Array:
+        """Squared norm of the gradient of one sample, (settings,)."""
+        return np.asarray(np.trace(self.kernel[:, SAME], axis1=-2, axis2=-1))
+
+    @property
+    def diagonal(self) -> Array:
+        """S: the product of two samples' gradients, summed over positions, (settings,)."""
+        return np.asarray(np.trace(self.kernel[:, PAIR], axis1=-2, axis2=-1))
+
+    @property
+    def total(self) -> Array:
+        """D: the product of two samples' gradients over all pairs of positions, (settings,)."""
+        return np.asarray(self.kernel[:, PAIR].sum((-2, -1)))
+
+    def collapsed(self) -> Signal:
+        """The same sums, held for positions that are all alike."""
+        same = np.trace(self.kernel, axis1=-2, axis2=-1) / 2
+        different = self.kernel.sum((-2, -1)) / 2 - same
+        rows = [np.stack([same, different], -1), np.stack([different, same], -1)]
+        return replace(self, kernel=np.stack(rows, -2))
+
+
+def position_shares(count: int, held: int) -> Array:
+    """Weights, row by row, of the positions held in a mean over all positions.
+
+    >>> position_shares(4, 2)
+    array([[0.25, 0.75],
+           [0.75, 0.25]])
+    """
+    if held == count:
+        return np.full((held, held), 1 / held)
+    return np.array([[1 / count, 1 - 1 / count], [1 - 1 / count, 1 / count]])
+
+
+def _spread_out(kernel: Array, count: int) -> Array:
+    """A kernel of two representative positions, for all positions."""
+    own = np.eye(count, dtype=bool)
+    return np.where(own, kernel[..., :1, :1], kernel[..., :1, 1:])
+
+
+def combined(signals: list[Signal]) -> Signal:
+    """The sum of gradients that reach one field on several ways, whose products vanish."""
+    if len(signals) == 1:
+        return signals[0]
+    sizes = np.stack([each.own for each in signals])
+    total = sizes.sum(0)
+    weights = np.where(total > 0, sizes / np.where(total > 0, total, 1.0), 1 / len(signals))
+    path = sum(w[:, None] * each.path for w, each in zip(weights, signals, strict=True))
+    kernel = sum(each.kernel for each in signals)
+    tilt = float(sum(w.mean() * each.tilt for w, each in zip(weights, signals, strict=True)))
+    centred = all(each.centred for each in signals)
+    return Signal(np.asarray(kernel), np.asarray(path), centred, tilt)

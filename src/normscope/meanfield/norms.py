@@ -1,0 +1,166 @@
+r"""Normalization over the batch and over each sample.
+
+BatchNorm divides by the standard deviation over data and positions,
+:math:`s^2 = q - q_{xy}` (both averaged over positions), not by the root of q. With gradients
+through the statistics, the sum over batch and positions of what comes back vanishes, channel by
+channel.
+
+Reference: wei2018, Section 3.1; ioffe2015, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from normscope.errors import ShapeError
+from normscope.meanfield.field import PAIR, SAME, Field, Signal
+from normscope.meanfield.gaussian_integrals import Array
+from normscope.meanfield.operations import Operation, Setting
+
+__all__ = ["BatchNorm", "Norm", "SampleNorm"]
+
+
+@dataclass(frozen=True)
+class Norm(Operation):
+    """A normalization with a scale and a shift for each channel.
+
+    Args:
+        gamma: root mean square of the scale; a number, or one for each setting of a sweep.
+        beta: mean of the shift.
+        beta_variance: variance of the shift over channels.
+        eps: added to the variance.
+    """
+
+    gamma: float | Array = 1.0
+    beta: float = 0.0
+    beta_variance: float = 0.0
+    eps: float = 0.0
+
+    def _scale(self, variance: Array) -> Array:
+        """What centred values are multiplied by, (settings,)."""
+        return np.asarray(np.asarray(self.gamma) / np.sqrt(variance + self.eps))
+
+    def _affine(self, field: Field, mean: Array, kernel: Array, variance: Array) -> Field:
+        """Centred moments scaled and shifted."""
+        scale = self._scale(np.maximum(variance, 1e-300))
+        mean = mean * scale[:, None]
+        kernel = kernel * np.square(scale)[:, None, None, None]
+        if self.beta or self.beta_variance:
+            shifts = self.beta * (mean[:, None, :, None] + mean[:, None, None, :])
+            kernel = kernel + shifts + self.beta**2 + self.beta_variance
+            mean = mean + self.beta
+        return replace(field, mean=mean, kernel=kernel, gathered=None)
+
+
+@dataclass(frozen=True)
+class BatchNorm(Norm):
+    """Normalization by the mean and variance over the batch and all positions."""
+
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output."""
+        (field,) = fields
+        rows = field.row_means(field.kernel[:, PAIR])
+        centre = rows.mean(-1)
+        centring = rows[:, :, None] + rows[:, None, :] - centre[:, None, None]
+        mean = field.mean - field.mean.mean(-1, keepdims=True)
+        kernel = field.kernel - centring[:, None]
+        return self._affine(field, mean, kernel, batch_variance(field))
+
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its input."""
+        (field,) = fields
+        scale = np.square(self._scale(batch_variance(field)))
+        kernel = signal.kernel * scale[:, None, None, None]
+        if not setting.through_statistics:
+            return [replace(signal, kernel=kernel, centred=False)]
+        same = kernel[:, SAME] * small_batch_growth(setting.batch_size * field.count)
+        pair = _projected(kernel[:, PAIR], output, signal.tilt)
+        return [replace(signal, kernel=np.stack([same, pair], 1), centred=True, tilt=0.0)]
+
+
+@dataclass(frozen=True)
+class SampleNorm(Norm):
+    """Layer or group normalization of wide layers: each sample's own variance is its mean one.
+
+    Args:
+        gamma: root mean square of the scale; a number, or one for each setting of a sweep.
+        beta: mean of the shift.
+        beta_variance: variance of the shift over channels.
+        eps: added to the variance.
+        shape: of what it normalizes over, which must be the whole sample; None not to ask.
+    """
+
+    shape: tuple[int, ...] | None = None
+
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output."""
+        (field,) = fields
+        if self.shape is not None and self.shape != (field.channels, *field.positions):
+            raise ShapeError(
+                f"layer normalization over {self.shape} of something of shape "
+                f"{(field.channels, *field.positions)} has no closure, only over whole samples."
+            )
+        centre = field.mean.mean(-1)
+        shifts = field.mean[:, :, None] + field.mean[:, None, :] - centre[:, None, None]
+        kernel = field.kernel - (centre[:, None, None] * shifts)[:, None]
+        mean = field.mean - centre[:, None]
+        return self._affine(field, mean, kernel, _sample_variance(field))
+
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its input; it removes two of very many directions, which is nothing."""
+        scale = np.square(self._scale(_sample_variance(fields[0])))
+        kernel = signal.kernel * scale[:, None, None, None]
+        return [replace(signal, kernel=kernel, centred=False)]
+
+
+def batch_variance(field: Field) -> Array:
+    """Variance over data and positions that BatchNorm divides by, (settings,)."""
+    second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1).mean(-1)
+    return np.asarray(second - field.row_means(field.kernel[:, PAIR]).mean(-1))
+
+
+def small_batch_growth(values: float) -> float:
+    """How much more a squared gradient grows where few values make up the statistics.
+
+    It is exact for linear nets (the mean of the inverse variance of normal values less the two
+    directions that are removed) and was measured for ReLU nets, within 3 %.
+
+    Reference: yang2019.
+
+    Args:
+        values: samples times positions.
+
+    Returns:
+        (values - 2) / (values - 3), without bound below four.
+
+    >>> small_batch_growth(8), small_batch_growth(float("inf"))
+    (1.2, 1.0)
+    """
+    if np.isinf(values):
+        return 1.0
+    return float((values - 2) / (values - 3)) if values > 3 else float("inf")
+
+
+def _sample_variance(field: Field) -> Array:
+    second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1).mean(-1)
+    return np.asarray(second - np.square(field.mean.mean(-1)))
+
+
+def _projected(kernel: Array, output: Field, tilt: float) -> Array:
+    """Products of gradients without their mean and without their part along the unit's values.
+
+    The second matters where a unit's mean differs between positions: a gradient that leans on the
+    value (as through ReLU, which lets it pass where the value is large) follows those means.
+    """
+    rows = kernel.sum(-1)
+    taken = rows[:, :, None] + rows[:, None, :] - rows.mean(-1)[:, None, None]
+    centred = output.kernel - (output.mean[:, :, None] * output.mean[:, None, :])[:, None]
+    own = np.diagonal(centred[:, SAME], axis1=-2, axis2=-1).mean(-1)
+    means = centred[:, PAIR] / np.maximum(own, 1e-300)[:, None, None]
+    return np.asarray(kernel - output.shares * taken * (1 + tilt * means))

@@ -1,0 +1,201 @@
+"""The answer of mean-field theory, as table, dict, data set and plot."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normscope.errors import InputError
+from normscope.meanfield.gaussian_integrals import Array
+from normscope.meanfield.layer_row import LayerRow
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+__all__ = ["Prediction"]
+
+_COLUMNS = (
+    ("inputs", "N"),
+    ("second_moment", "q"),
+    ("second_moment_pair", "q_xy"),
+    ("gradient", "gradient²"),
+    ("growth", "growth"),
+    ("term", "f"),
+    ("share", "share"),
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """Largest eigenvalue of the Fisher matrix at initialization, by theory alone.
+
+    Over a sweep of gamma, numbers are arrays (not-a-number where undetermined) and the regime and
+    reason are tuples.
+
+    Args:
+        lambda_max: best estimate of the largest eigenvalue over all outputs; None if undetermined.
+        lower_bound: of the largest eigenvalue for one output (wei2018, Claim 3.1).
+        regime: head (the last layer decides), bound (mean gradients of all layers), explosive
+            (single samples, beyond the bound) or undetermined (the theory has no answer).
+        reason: of the regime, in words.
+        layers: the table, one row per weighted layer from the input on.
+        closure: train, frozen or printed.
+        batch_size: samples in a batch, which decides about the explosive branch.
+        gamma: the sweep's values; None without one.
+        notes: approximations made for this network.
+    """
+
+    lambda_max: float | Array | None
+    lower_bound: float | Array
+    regime: str | tuple[str, ...]
+    reason: str | tuple[str, ...]
+    layers: tuple[LayerRow, ...]
+    closure: str
+    batch_size: float
+    gamma: Array | None = None
+    notes: tuple[str, ...] = ()
+
+    def max_learning_rate(
+        self, momentum: float = 0.0, output_curvature: float = 1.0
+    ) -> float | Array | None:
+        r"""Learning rate above which gradient descent on the quadratic model diverges.
+
+        .. math:: \eta^* = 2 (1 + \mu) / \lambda_{\max}
+
+        Reference: wei2018, Eq. (7).
+
+        Args:
+            momentum: heavy-ball momentum.
+            output_curvature: largest second derivative of the loss by the outputs: 1 for half the
+                squared error, 1 / classes for the cross-entropy of a network that knows nothing.
+
+        Returns:
+            The rate; None if the eigenvalue is undetermined.
+
+        Raises:
+            InputError: if the momentum is not in [0, 1) or the curvature not above zero.
+        """
+        if not 0 <= momentum < 1:
+            raise InputError(f"momentum must be at least 0 and below 1, got {momentum!r}.")
+        if not output_curvature > 0:
+            raise InputError(f"output_curvature must be above 0, got {output_curvature!r}.")
+        if self.lambda_max is None:
+            return None
+        return 2 * (1 + momentum) / (self.lambda_max * output_curvature)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, texts and lists."""
+        return {
+            "closure": self.closure,
+            "batch_size": self.batch_size,
+            "gamma": _plain(self.gamma),
+            "lambda_max": _plain(self.lambda_max),
+            "lower_bound": _plain(self.lower_bound),
+            "max_learning_rate": _plain(self.max_learning_rate()),
+            "regime": _plain(self.regime),
+            "reason": _plain(self.reason),
+            "notes": list(self.notes),
+            "layers": [row.to_dict() for row in self.layers],
+        }
+
+    def to_xarray(self) -> xr.Dataset:
+        """The table with labels: ``layer``, and ``gamma`` for a sweep."""
+        import xarray as xr
+
+        sweep = () if self.gamma is None else ("gamma",)
+        shape = () if self.gamma is None else self.gamma.shape
+        columns = [row.to_dict() for row in self.layers]
+        names = [column.pop("name") for column in columns]
+        variables: dict[str, Any] = {
+            key: (
+                ("layer", *sweep),
+                np.stack(
+                    [np.broadcast_to(np.asarray(c[key], dtype=float), shape) for c in columns]
+                ),
+            )
+            for key in columns[0]
+        }
+        variables["lambda_max"] = (sweep, _number(self.lambda_max))
+        variables["lower_bound"] = (sweep, _number(self.lower_bound))
+        variables["regime"] = (sweep, np.asarray(self.regime))
+        coordinates: dict[str, Any] = {"layer": names}
+        if self.gamma is not None:
+            coordinates["gamma"] = self.gamma
+        attributes = {"closure": self.closure, "batch_size": self.batch_size}
+        return xr.Dataset(variables, coordinates, attributes)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Each layer's term and gradient; over a sweep, the eigenvalue against gamma.
+
+        Args:
+            ax: where to draw; None for a new figure.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.order_parameters import order_parameters
+
+        return order_parameters(self.to_xarray(), ax)
+
+    def __str__(self) -> str:
+        if self.gamma is not None:
+            return "\n".join([self._heading(), *self._sweep_lines()])
+        return "\n".join([self._heading(), *self._layer_lines(), *self._footing()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def _heading(self) -> str:
+        return f"Mean-field theory, closure {self.closure}, batch size {self.batch_size:g}"
+
+    def _layer_lines(self) -> list[str]:
+        width = max(len("layer"), *(len(row.name) for row in self.layers))
+        titles = "".join(f"{title:>11}" for _, title in _COLUMNS)
+        lines = [f"{'layer':<{width}}{titles}"]
+        for row in self.layers:
+            cells = "".join(f"{float(getattr(row, name)):>11.4g}" for name, _ in _COLUMNS)
+            lines.append(f"{row.name:<{width}}{cells}")
+        return lines
+
+    def _footing(self) -> list[str]:
+        if self.lambda_max is None:
+            largest = "lambda_max undetermined"
+        else:
+            rate = self.max_learning_rate()
+            largest = f"lambda_max {self.lambda_max:.4g}, learning rates below {rate:.4g}"
+        bound = f"lower bound per output {self.lower_bound:.4g}"
+        notes = [f"note: {note}." for note in self.notes]
+        return [f"{largest}; {bound}", f"regime {self.regime}: {self.reason}", *notes]
+
+    def _sweep_lines(self) -> list[str]:
+        assert self.gamma is not None
+        rates = np.asarray(self.max_learning_rate(), dtype=float)
+        columns = zip(
+            self.gamma,
+            _number(self.lambda_max),
+            _number(self.lower_bound),
+            rates,
+            self.regime,
+            strict=True,
+        )
+        head = f"{'gamma':>8}{'lambda_max':>12}{'lower bound':>13}{'max rate':>12}  regime"
+        return [
+            head,
+            *(f"{g:8.4g}{v:12.4g}{b:13.4g}{r:12.4g}  {name}" for g, v, b, r, name in columns),
+        ]
+
+
+def _number(value: float | Array | None) -> Array:
+    return np.asarray(np.nan if value is None else value, dtype=float)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,206 @@
+"""What torch's and normscope's modules mean to the theory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from normscope.layers.detect import is_batch_norm, kind_of
+from normscope.layers.tracing import is_plain_layer
+from normscope.meanfield.activations import ACTIVATIONS, Rectifier, Smooth
+from normscope.meanfield.max_pooling import MaxPool
+from normscope.meanfield.norms import BatchNorm, SampleNorm
+from normscope.meanfield.operations import Operation
+from normscope.meanfield.pointwise import Dropout, Nonlinearity
+from normscope.meanfield.pooling import AveragePool, Flatten
+from normscope.meanfield.weighted import Convolution, Linear
+from normscope.meanfield.windows import Window
+
+__all__ = ["SUPPORTED", "Made", "Unsupported", "operation_of", "tuples", "window_of"]
+
+SUPPORTED = (
+    "Linear, Conv1d/2d/3d, BatchNorm, LayerNorm over whole samples, GroupNorm with several "
+    "channels in a group, ReLU, LeakyReLU, "
+    "Tanh, GELU, SiLU, Sigmoid, erf, average and max pooling, Flatten, Dropout, Identity and "
+    "residual addition, and activations of your own by activations={Type: function}"
+)
+
+
+class Unsupported(Enum):
+    """Says that the theory has no closure for something."""
+
+    HERE = "no closure"
+
+
+Made = Operation | Unsupported | None  # None: hands its input on
+
+
+def operation_of(module: nn.Module, activations: dict[type, Any]) -> Made:
+    """The operation of a module.
+
+    Args:
+        module: any module.
+        activations: further activation modules by type, with their functions on arrays.
+
+    Returns:
+        The operation, None if it does nothing; Unsupported.HERE if there is no closure for it.
+    """
+    for kind, function in activations.items():
+        if isinstance(module, kind):
+            return Nonlinearity(Smooth(function, name=kind.__name__))
+    if is_batch_norm(module):
+        return _batch_norm(module) if kind_of(module) == "batch" else Unsupported.HERE
+    for kind, make in _RULES:
+        if isinstance(module, kind):
+            return make(module)
+    return Unsupported.HERE
+
+
+def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any, dimensions: int) -> Window:
+    """The geometry of torch's arguments, each a number or one for each dimension."""
+    sizes = tuples(kernel, dimensions)
+    return Window(
+        sizes,
+        sizes if stride is None or stride == () else tuples(stride, dimensions),
+        tuple((side, side) for side in tuples(padding, dimensions)),
+        tuples(dilation, dimensions),
+    )
+
+
+def tuples(value: Any, dimensions: int) -> tuple[int, ...]:
+    """One number for each dimension."""
+    return (value,) * dimensions if isinstance(value, int) else tuple(value)
+
+
+def _linear(module: nn.Linear) -> Made:
+    if not is_plain_layer(module):
+        return Unsupported.HERE
+    fan_in = module.in_features
+    weight, bias = _mean_square(module.weight) * fan_in, _mean_square(module.bias)
+    return Linear(fan_in, module.out_features, weight, bias, module.bias is not None)
+
+
+def _convolution(module: _ConvNd) -> Made:
+    if not is_plain_layer(module) or module.transposed or module.padding_mode != "zeros":
+        return Unsupported.HERE
+    weight = _mean_square(module.weight) * module.weight[0].numel()
+    window = Window(
+        tuple(module.kernel_size), tuple(module.stride), _padding(module), tuple(module.dilation)
+    )
+    sizes = (module.in_channels, module.out_channels, window, module.groups)
+    return Convolution(*sizes, weight, _mean_square(module.bias), module.bias is not None)
+
+
+def _padding(module: _ConvNd) -> tuple[tuple[int, int], ...]:
+    """Zeros before and after, also for padding given as a word."""
+    if not isinstance(module.padding, str):
+        return tuple((side, side) for side in module.padding)
+    if module.padding == "valid":
+        return ((0, 0),) * len(module.kernel_size)
+    totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    return tuple((total // 2, total - total // 2) for total in totals)
+
+
+def _batch_norm(module: nn.Module) -> Made:
+    inner = [child for child in module.modules() if child is not module]
+    return Unsupported.HERE if inner else BatchNorm(**_affine(module))
+
+
+def _layer_norm(module: nn.LayerNorm) -> Made:
+    return SampleNorm(**_affine(module), shape=tuple(module.normalized_shape))
+
+
+def _group_norm(module: nn.GroupNorm) -> Made:
+    # a group of one channel takes that channel's own mean away, as no wide layer does
+    single = module.num_channels == module.num_groups > 1
+    return Unsupported.HERE if single else SampleNorm(**_affine(module))
+
+
+def _affine(module: Any) -> dict[str, Any]:
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    shift = None if bias is None else bias.detach().double()
+    return {
+        "gamma": 1.0 if weight is None else _mean_square(weight) ** 0.5,
+        "beta": 0.0 if shift is None else float(shift.mean()),
+        "beta_variance": 0.0 if shift is None else float(shift.var(unbiased=False)),
+        "eps": float(module.eps),
+    }
+
+
+def _mean_square(tensor: Tensor | None) -> float:
+    return 0.0 if tensor is None else float(tensor.detach().double().square().mean())
+
+
+def _gelu(module: nn.GELU) -> Made:
+    if module.approximate == "none":
+        return Nonlinearity(ACTIVATIONS["gelu"])
+
+    def function(z: Any) -> Any:
+        return nn.functional.gelu(torch.from_numpy(np.asarray(z)), approximate="tanh").numpy()
+
+    return Nonlinearity(Smooth(function, name="gelu"))
+
+
+def _average(module: Any) -> Made:
+    dimensions = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}[type(module)]
+    if module.ceil_mode or getattr(module, "divisor_override", None) is not None:
+        return Unsupported.HERE
+    window = window_of(module.kernel_size, module.stride, module.padding, 1, dimensions)
+    return AveragePool(window, count_padding=module.count_include_pad)
+
+
+def _maximum(module: Any) -> Made:
+    dimensions = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}[type(module)]
+    shape = (module.kernel_size, module.stride, module.padding, module.dilation)
+    window = window_of(*shape, dimensions)
+    if window.stride != window.kernel or module.return_indices:
+        return Unsupported.HERE  # windows that share positions
+    parts = (window.kernel, window.stride, window.padding, window.dilation)
+    return MaxPool(Window(*parts, round_up=module.ceil_mode))
+
+
+def _adaptive(module: Any) -> Made:
+    kinds = {nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3}
+    sizes = tuples(module.output_size, kinds[type(module)])
+    return Unsupported.HERE if None in sizes else AveragePool(outputs=sizes)
+
+
+def _flatten(module: nn.Flatten) -> Made:
+    return Flatten() if (module.start_dim, module.end_dim) == (1, -1) else Unsupported.HERE
+
+
+def _dropout(module: Any) -> Made:
+    whole = isinstance(module, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
+    return (
+        Dropout(module.p, whole) if 0 < module.p < 1 else None if not module.p else Unsupported.HERE
+    )
+
+
+def _named(name: str) -> Callable[[Any], Made]:
+    return lambda module: Nonlinearity(ACTIVATIONS[name])
+
+
+_RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
+    (nn.Identity, lambda module: None),
+    (nn.Linear, _linear),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    (nn.GroupNorm, _group_norm),
+    (nn.LayerNorm, _layer_norm),
+    (nn.ReLU, _named("relu")),
+    (nn.LeakyReLU, lambda module: Nonlinearity(Rectifier(module.negative_slope, "leaky_relu"))),
+    (nn.Tanh, _named("tanh")),
+    (nn.GELU, _gelu),
+    (nn.SiLU, _named("silu")),
+    (nn.Sigmoid, _named("sigmoid")),
+    ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average),
+    ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), _maximum),
+    ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), _adaptive),
+    (nn.Flatten, _flatten),
+    ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _dropout),
+)

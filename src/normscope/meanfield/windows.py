@@ -1,0 +1,204 @@
+"""Which positions of a map a filter or a pooling window sees."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.errors import ShapeError
+from normscope.meanfield.gaussian_integrals import Array
+
+__all__ = ["Window", "adaptive_matrix", "average_matrix", "gathered", "scattered", "shared_places"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a convolution or pooling; one number per spatial dimension.
+
+    Args:
+        kernel: size of the window.
+        stride: step from one window to the next.
+        padding: zeros added before and after, per dimension.
+        dilation: step inside a window.
+        round_up: whether a last incomplete window counts.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    round_up: bool = False
+
+    @property
+    def size(self) -> int:
+        """Positions in one window."""
+        return math.prod(self.kernel)
+
+    @property
+    def padded(self) -> bool:
+        """Whether windows reach over the border."""
+        return self.round_up or any(side for sides in self.padding for side in sides)
+
+    def outputs(self, positions: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes of the map of windows.
+
+        Args:
+            positions: sizes of the map below.
+
+        Returns:
+            One size per dimension.
+
+        Raises:
+            ShapeError: if no window fits.
+        """
+        if len(positions) != len(self.kernel):
+            raise ShapeError(
+                f"a window of {len(self.kernel)} dimensions needs a map of as many, got a map of "
+                f"sizes {positions}; give the input_shape that the model takes."
+            )
+        sizes = tuple(self._output(axis, size) for axis, size in enumerate(positions))
+        if min(sizes) < 1:
+            raise ShapeError(f"a window of {self.kernel} does not fit into a map of {positions}.")
+        return sizes
+
+    def _output(self, axis: int, size: int) -> int:
+        before, after = self.padding[axis]
+        room = size + before + after - self.dilation[axis] * (self.kernel[axis] - 1) - 1
+        if not self.round_up:
+            return room // self.stride[axis] + 1
+        count = -(-room // self.stride[axis]) + 1
+        # the last window has to begin inside the map or its first padding
+        return count - ((count - 1) * self.stride[axis] >= size + before)
+
+
+@functools.lru_cache(maxsize=64)
+def seen_positions(window: Window, positions: tuple[int, ...]) -> NDArray[np.intp]:
+    """Flat index of the position that each place of each window sees.
+
+    Args:
+        window: the geometry.
+        positions: sizes of the map below.
+
+    Returns:
+        (places of the window, windows); the number of positions where it sees padding.
+
+    >>> seen_positions(Window((2,), (1,), ((1, 0),), (1,)), (3,))
+    array([[3, 0, 1],
+           [0, 1, 2]])
+    """
+    outside = math.prod(positions)
+    starts = [np.arange(n) for n in window.outputs(positions)]
+    rows = []
+    for place in itertools.product(*(range(k) for k in window.kernel)):
+        flat, inside = np.zeros((1,), dtype=np.intp), np.ones((1,), dtype=bool)
+        for axis, offset in enumerate(place):
+            at = starts[axis] * window.stride[axis] + offset * window.dilation[axis]
+            at = at - window.padding[axis][0]
+            valid = (at >= 0) & (at < positions[axis])
+            flat = (flat[:, None] * positions[axis] + np.clip(at, 0, None)).reshape(-1)
+            inside = (inside[:, None] & valid).reshape(-1)
+        rows.append(np.where(inside, flat, outside))
+    return np.stack(rows)
+
+
+def gathered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array:
+    """Sum over the places of a window of a kernel's entries at what two windows see there.
+
+    Args:
+        kernel: (..., positions, positions).
+        window: the geometry; padding counts as zero.
+        positions: sizes of the map below.
+
+    Returns:
+        (..., windows, windows).
+    """
+    plan = _Plan(window, positions)
+    lead = kernel.shape[:-2]
+    maps = kernel.reshape(*lead, *positions, *positions)
+    padded = np.pad(maps, [(0, 0)] * len(lead) + [*plan.margins] * 2)
+    total = np.zeros((*lead, *plan.outputs, *plan.outputs))
+    for place in plan.places:
+        total += padded[place]
+    count = math.prod(plan.outputs)
+    return total.reshape(*lead, count, count)
+
+
+def scattered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array:
+    """The transpose of :func:`gathered`: (..., windows, windows) to (..., positions, positions)."""
+    plan = _Plan(window, positions)
+    lead = kernel.shape[:-2]
+    maps = kernel.reshape(*lead, *plan.outputs, *plan.outputs)
+    sizes = [n + sum(margin) for n, margin in zip(positions, plan.margins, strict=True)]
+    total = np.zeros((*lead, *sizes, *sizes))
+    for place in plan.places:
+        total[place] += maps
+    count = math.prod(positions)
+    inner: Array = total[plan.inner]
+    return inner.reshape(*lead, count, count)
+
+
+class _Plan:
+    """Margins of a padded map, and the slice of it that each place of a window sees."""
+
+    def __init__(self, window: Window, positions: tuple[int, ...]) -> None:
+        self.outputs = window.outputs(positions)
+        self.margins: list[tuple[int, int]] = []
+        axes = []
+        for axis, (size, count) in enumerate(zip(positions, self.outputs, strict=True)):
+            step, gap = window.stride[axis], window.dilation[axis]
+            reach = (count - 1) * step + 1
+            before = window.padding[axis][0]
+            last = reach + (window.kernel[axis] - 1) * gap
+            self.margins.append((before, max(last - size - before, 0)))
+            offsets = (place * gap for place in range(window.kernel[axis]))
+            axes.append([slice(offset, offset + reach, step) for offset in offsets])
+        self.places: list[Any] = [(..., *place, *place) for place in itertools.product(*axes)]
+        inner = [slice(m[0], m[0] + n) for n, m in zip(positions, self.margins, strict=True)]
+        self.inner: Any = (..., *inner, *inner)
+
+
+def shared_places(window: Window, positions: tuple[int, ...]) -> Array:
+    """Places of a window at which two windows both see the map and not its padding.
+
+    >>> shared_places(Window((3,), (1,), ((1, 1),), (1,)), (3,))
+    array([[2., 2., 1.],
+           [2., 3., 2.],
+           [1., 2., 2.]])
+    """
+    inside = (seen_positions(window, positions) < math.prod(positions)).astype(float)
+    return np.asarray(inside.T @ inside)
+
+
+def average_matrix(window: Window, positions: tuple[int, ...], count_padding: bool) -> Array:
+    """The matrix of average pooling, (windows, positions)."""
+    seen = seen_positions(window, positions)
+    total = math.prod(positions)
+    matrix = np.zeros((seen.shape[1], total + 1))
+    for row in seen:
+        matrix[np.arange(seen.shape[1]), row] += 1
+    matrix = matrix[:, :total]
+    valid = matrix.sum(1, keepdims=True)
+    return np.asarray(matrix / (window.size if count_padding else np.maximum(valid, 1)))
+
+
+def adaptive_matrix(positions: tuple[int, ...], outputs: tuple[int, ...]) -> Array:
+    """The matrix of average pooling onto a map of given sizes, (windows, positions).
+
+    >>> adaptive_matrix((4,), (2,))
+    array([[0.5, 0.5, 0. , 0. ],
+           [0. , 0. , 0.5, 0.5]])
+    """
+    matrix: Array = np.ones((1, 1))
+    for size, count in zip(positions, outputs, strict=True):
+        axis = np.zeros((count, size))
+        for k in range(count):
+            begin, end = k * size // count, -(-(k + 1) * size // count)
+            axis[k, begin:end] = 1 / (end - begin)
+        matrix = np.asarray(np.kron(matrix, axis), dtype=float)
+    return matrix
