@@ -1,6 +1,7 @@
 """A model of one's own, for the commands that take one.
 
     normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
+    normscope lr examples/my_model.py:build --data examples/my_model.py:samples --batch-size 128
 
 A factory without arguments returns the model; a function without arguments returns the data, here
 one pair (inputs, targets) of all samples; a list of batches or a DataLoader serves as well.

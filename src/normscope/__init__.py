@@ -9,16 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normscope import curvature, data, layers, losses, models, training
+    from normscope import curvature, data, layers, losses, meanfield, models, training
     from normscope.curvature.problem import Problem, whole_loss
+    from normscope.learning_rate import compare, max_learning_rate
     from normscope.training import fit, sgd, train
 
 __version__ = "0.1.0"
 
-_MODULES = ("curvature", "data", "layers", "losses", "models", "training")
+_MODULES = ("curvature", "data", "layers", "losses", "meanfield", "models", "training")
 _HOMES = {
     "Problem": "normscope.curvature.problem",
+    "compare": "normscope.learning_rate",
     "fit": "normscope.training",
+    "max_learning_rate": "normscope.learning_rate",
     "sgd": "normscope.training",
     "train": "normscope.training",
     "whole_loss": "normscope.curvature.problem",
@@ -27,11 +30,14 @@ _HOMES = {
 __all__ = [
     "Problem",
     "__version__",
+    "compare",
     "curvature",
     "data",
     "fit",
     "layers",
     "losses",
+    "max_learning_rate",
+    "meanfield",
     "models",
     "sgd",
     "train",

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from normscope import __version__
-from normscope.cli import curvature, data, demo
+from normscope.cli import compare, curvature, data, demo, lr, theory
 from normscope.errors import NormscopeError
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("curvature")(curvature.curvature)
+app.command("lr")(lr.lr)
+app.command("compare")(compare.compare)
+app.command("theory")(theory.theory)
 app.add_typer(data.app, name="data")
 
 

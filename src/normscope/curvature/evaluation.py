@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -108,10 +108,9 @@ class Evaluator:
         # buffers are copied for each scene: a forward pass in train mode advances them
         trained = dict(zip(self.layout.names, leaves, strict=True))
         copies = {name: self.point[name].clone() for name, _ in model.named_buffers()}
-        generators = generators_of_model(model)
         with (
             undisturbed(model),
-            fixed_randomness(self.seed + number, self.problem.device, generators),
+            self.randomness(number),
             substituted(model, self.point | copies | trained),
             in_mode(model, self.mode),
             # the fused attention kernels have no second derivative
@@ -120,6 +119,11 @@ class Evaluator:
             explained(),
         ):
             yield
+
+    def randomness(self, number: int = 0) -> AbstractContextManager[None]:
+        """Every random draw of the model on one batch, fixed; afterwards all states as before."""
+        generators = generators_of_model(self.problem.model)
+        return fixed_randomness(self.seed + number, self.problem.device, generators)
 
     def __call__(self, batch: Batch, number: int = 0) -> Evaluation:
         """Output and loss on one batch.

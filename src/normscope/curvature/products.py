@@ -160,9 +160,10 @@ def chain_product(
     if kind == "hessian" or isinstance(loss, WholeLoss):
         return None
     inputs, target = batch
-    chain = ChainJacobian.read(
-        problem.model, inputs, evaluator.mode, evaluator.layout, evaluator.point
-    )
+    with evaluator.randomness(number):  # to read the model its forward pass is run
+        chain = ChainJacobian.read(
+            problem.model, inputs, evaluator.mode, evaluator.layout, evaluator.point
+        )
     if chain is None:
         return None
     evaluator.check(chain.output, batch, number)

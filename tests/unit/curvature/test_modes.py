@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -110,6 +112,18 @@ def test_random_loss_is_fixed_by_the_seed_and_draws_nothing_of_the_users() -> No
     vector = torch.ones(matrix.shape[0], dtype=torch.float64)
     assert torch.equal(matrix @ vector, matrix @ vector)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+def test_model_that_draws_from_numpy_and_python_leaves_their_states(kind: str) -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (1 + np.random.rand() + random.random())  # noqa: NPY002 - as models do
+
+    model = nn.Sequential(nn.Linear(3, 4), Drawing(), nn.Linear(4, 2)).double()
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    top_eigenvalue(model, "cross_entropy", data(), kind=kind)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
 
 
 def test_whole_loss_that_overwrites_its_batch_leaves_the_data_alone() -> None:

@@ -1,0 +1,190 @@
+"""Predicted over true learning-rate limits, case by case, the bad ones first.
+
+    python benchmarks/learning_rate_accuracy.py [--cases NAME ...] [--resume FILE] [--json FILE]
+
+The truth is found by a slow search of its own (``learning_rate_truth.py``): the smallest learning
+rate, to 5 %, the median over three orders of the data, at which within 100 steps at batch size 128
+the loss becomes non-finite or exceeds 3 times (squared error) or 1.5 times (cross-entropy) its
+first value. Every other number is divided by it: above 1 is too large. ``--resume`` keeps finished
+cases in a file and goes on from there. by_curvature was developed on the cases marked "dev" and
+judged on the others. "finder" is the range test of torch-lr-finder by its published procedure.
+
+Data: MNIST and CIFAR-10 where NORMSCOPE_DATA names them, the embedded digits otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from learning_rate_cases import BATCH_SIZE, CASES, Case
+from learning_rate_truth import STEPS, losses, one_batch, range_test, true_onset
+from rich.console import Console
+from rich.table import Table
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.by_curvature import predicted_onset
+from normscope.learning_rate.copies import Workbench
+from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.steepest import steepest_curvature
+from normscope.learning_rate.theory import by_theory
+from normscope.learning_rate.verification import verified_onset
+from normscope.training import sgd
+
+CLOSURES = ("train", "frozen", "printed")
+METHODS = ("safe", "by_curvature", "verified", *(f"theory {name}" for name in CLOSURES))
+PEERS = ("finder suggestion", "finder end")
+Row = dict[str, Any]
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    begin = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - begin
+
+
+def measured(case: Case, onsets: list[float] | None) -> Row:
+    """Every method's rate and seconds on one case."""
+    model = case.model()
+    if onsets is None:
+        onsets, truth_seconds = timed(lambda: true_onset(case, model))
+    else:
+        truth_seconds = math.nan
+    problem = Problem(model, case.loss, case.samples())
+    rule = UpdateRule("SGD", momentum=case.momentum)
+    bench = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0)
+    batches = bench.batches(4)
+    rates: Row = {}
+    seconds: Row = {"truth": truth_seconds}
+    curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3]))
+    rates["safe"] = rule.largest_stable_rate(curvature.binding)
+    start_only = rule.largest_stable_rate(max(curvature.values))
+    prediction, seconds["by_curvature"] = timed(
+        lambda: predicted_onset(problem, batches, rule, rates["safe"])
+    )
+    rates["by_curvature"] = prediction.rate
+    found, seconds["verified"] = timed(lambda: verified_onset(bench, prediction.rate))
+    rates["verified"] = found.onset
+    reasons = {}
+    for closure in CLOSURES:
+        theory = by_theory(problem, one_batch(case), rule, closure)
+        rates[f"theory {closure}"] = theory.rate
+        reasons[closure] = theory.reason
+    rates["finder suggestion"], rates["finder end"] = range_test(case, model)
+    _, seconds["range test"] = timed(lambda: list(losses(case, model, lambda step: 1e-7, 0, STEPS)))
+    return {
+        "onsets": onsets,
+        "rates": rates,
+        "start_only": start_only,
+        "standing": prediction.standing,
+        "verified_ends": [found.low, found.high],
+        "verification_steps": found.steps,
+        "products": curvature.products,
+        "theory": reasons,
+        "seconds": seconds,
+    }
+
+
+def ratio(row: Row, method: str) -> float | None:
+    rate = row["rates"].get(method)
+    return None if rate is None else rate / sorted(row["onsets"])[len(row["onsets"]) // 2]
+
+
+def factor(row: Row, method: str) -> float:
+    """How far off, in either direction; one if it gives no answer."""
+    value = ratio(row, method)
+    return 1.0 if value is None else max(value, 1 / value)
+
+
+def badness(row: Row) -> float:
+    """The worst promise: of the prediction, of the verified limit, or of a safe rate too large."""
+    safe = ratio(row, "safe") or 0.0
+    return max(factor(row, "by_curvature") / 4, factor(row, "verified") / 2, safe)
+
+
+def show(rows: dict[str, Row]) -> None:
+    table = Table(title="predicted / true onset, bad ones first; seconds in the last columns")
+    timings = ("safe", "by_curvature", "verified", "range test")
+    table.add_column("case")
+    for name in ("onset", *METHODS, *PEERS, *(f"{name} s" for name in timings)):
+        table.add_column(name, justify="right")
+    for name, row in sorted(rows.items(), key=lambda item: -badness(item[1])):
+        ratios = (ratio(row, method) for method in (*METHODS, *PEERS))
+        label = f"{name} (dev)" if CASES[name].developing else name
+        onset = sorted(row["onsets"])[len(row["onsets"]) // 2]
+        seconds = (f"{row['seconds'][each]:.2f}" for each in timings)
+        cells = ("-" if value is None else f"{value:.3g}" for value in ratios)
+        table.add_row(label, f"{onset:.3g}", *cells, *seconds)
+    Console(width=220).print(table)
+
+
+def summary(rows: dict[str, Row]) -> str:
+    lines = []
+    groups = {
+        "all": list(rows),
+        "dev": [name for name in rows if CASES[name].developing],
+        "judged": [name for name in rows if not CASES[name].developing],
+    }
+    for group, names in groups.items():
+        for method in (*METHODS, *PEERS):
+            chosen = [rows[name] for name in names if ratio(rows[name], method) is not None]
+            if not chosen:
+                continue
+            factors = sorted(factor(row, method) for row in chosen)
+            above = sum((ratio(row, method) or 0) > 1 for row in chosen)
+            lines.append(
+                f"{group:7} {method:18} {len(chosen):3} cases, factor {middle(factors):6.2f} "
+                f"median, {factors[-1]:8.2f} worst, above the onset in {above}"
+            )
+    costs = sorted(r["seconds"]["by_curvature"] / r["seconds"]["range test"] for r in rows.values())
+    lines.append(f"by_curvature takes {middle(costs):.2f} of a 100-step range test in the median")
+    return "\n".join(lines)
+
+
+def middle(values: list[float]) -> float:
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
+
+
+def saved(path: Path, rows: dict[str, Row]) -> None:
+    """Write all rows at once: a run that is cut off leaves the old file or the new one."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(rows, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="finished cases, kept here")
+    parser.add_argument("--renew", action="store_true", help="keep only the truth of FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows: dict[str, Row] = {}
+    if options.resume and options.resume.exists():
+        rows = json.loads(options.resume.read_text())
+    for name in options.cases:
+        kept = rows.get(name, {})
+        if "rates" in kept and not options.renew:
+            continue
+        rows[name] = measured(CASES[name], kept.get("onsets"))
+        print(name, {k: v and round(v, 4) for k, v in rows[name]["rates"].items()}, flush=True)
+        if options.resume:
+            saved(options.resume, rows)
+    finished = {name: rows[name] for name in options.cases if "rates" in rows.get(name, {})}
+    show(finished)
+    print(summary(finished))
+    if options.json:
+        saved(options.json, finished)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The true onset by a slow search of its own, and the learning-rate range test of other tools.
+
+Nothing here uses the advisor's code: plain torch loops on copies of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from learning_rate_cases import BATCH_SIZE, Batch, Case
+from torch import nn
+
+from normscope.losses import LOSSES
+
+STEPS = 100
+ORDERS = 3
+TOLERANCE = 1.05
+SKIPPED_START, SKIPPED_END = 10, 5
+LIMITS = {"squared_error": 3.0, "cross_entropy": 1.5}
+
+
+def losses(
+    case: Case, model: nn.Module, rate_at: Callable[[int], float], order: int, steps: int
+) -> Iterator[float]:
+    """Train a copy, giving the loss before every update."""
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=case.momentum)
+    x, y = case.samples()
+    generator = torch.Generator().manual_seed(1000 + order)
+    permutation = torch.randperm(len(x), generator=generator)
+    for step in range(steps):
+        start = step * BATCH_SIZE % (len(x) - BATCH_SIZE + 1)
+        chosen = permutation[start : start + BATCH_SIZE]
+        loss = LOSSES[case.loss](model(x[chosen]), y[chosen])
+        yield loss.item()
+        optimizer.param_groups[0]["lr"] = rate_at(step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def broke_at(values: Iterator[float], limit: float) -> int | None:
+    """The step at which a loss is non-finite or beyond the limit; None if it never is."""
+    first = None
+    for step, value in enumerate(values):
+        first = value if first is None else first
+        if not math.isfinite(value) or value > limit * first:
+            return step
+    return None
+
+
+def true_onset(case: Case, model: nn.Module) -> list[float]:
+    """The smallest unstable learning rate to 5 %, for each of three orders of the data.
+
+    The rate rises by half from a tenth of where a growing one breaks, so that no unstable rate
+    below is passed over by more; then in three smaller steps; then by bisection.
+    """
+    start = _scout(case, model) / 10
+    found: list[float] = []
+    for order in range(ORDERS):
+        found.append(_onset(case, model, order, start))
+        start = min(found) / 2
+    return found
+
+
+def _scout(case: Case, model: nn.Module) -> float:
+    rates = losses(case, model, lambda step: 1e-3 * 1.1**step, 0, 2 * STEPS)
+    broken = broke_at(rates, LIMITS[case.loss])
+    return 1e-3 * 1.1 ** (2 * STEPS if broken is None else broken)
+
+
+def _onset(case: Case, model: nn.Module, order: int, low: float) -> float:
+    def unstable(rate: float) -> bool:
+        values = losses(case, model, lambda step: rate, order, STEPS)
+        return broke_at(values, LIMITS[case.loss]) is not None
+
+    while unstable(low):
+        low /= 2
+    high = low * 1.5
+    while not unstable(high):
+        low, high = high, high * 1.5
+    third = (high / low) ** (1 / 3)
+    for _ in range(2):
+        if unstable(low * third):
+            high = low * third
+            break
+        low *= third
+    while high / low > TOLERANCE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if unstable(middle) else (middle, high)
+    return high
+
+
+def range_test(case: Case, model: nn.Module) -> tuple[float | None, float | None]:
+    """What torch-lr-finder's published procedure answers, written anew.
+
+    One hundred steps with the learning rate growing from 1e-7 to 10; losses smoothed by 0.05; the
+    end is where they exceed five times their best; the suggestion is where they fall most steeply
+    per step, the first ten and the last five left out: the defaults of that package.
+    """
+    smoothed: list[float] = []
+    rates = [1e-7 * (10 / 1e-7) ** (step / (STEPS - 1)) for step in range(STEPS)]
+    for value in losses(case, model, lambda step: rates[step], 0, STEPS):
+        smoothed.append(value if not smoothed else 0.05 * value + 0.95 * smoothed[-1])
+        if not math.isfinite(value) or smoothed[-1] > 5 * min(smoothed):
+            break
+    diverged = rates[len(smoothed) - 1] if len(smoothed) < STEPS else None
+    kept = slice(SKIPPED_START, len(smoothed) - SKIPPED_END)
+    slopes = np.gradient(np.array(smoothed[kept])) if len(smoothed[kept]) > 1 else None
+    if slopes is None or not np.isfinite(slopes).any():
+        return None, diverged
+    return rates[kept][int(np.nanargmin(slopes))], diverged
+
+
+def one_batch(case: Case) -> Batch:
+    """The first batch of the data."""
+    x, y = case.samples()
+    return x[:BATCH_SIZE], y[:BATCH_SIZE]

@@ -1,0 +1,224 @@
+"""The answer: how large a learning rate, how sure, and why."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from normscope.learning_rate.by_curvature import Prediction
+from normscope.learning_rate.explanation import explained
+from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.steepest import Curvature
+from normscope.learning_rate.theory import Theory
+from normscope.learning_rate.verification import Verification
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+__all__ = ["Advice"]
+
+# Without verification: nine of ten cases of benchmarks/learning_rate_accuracy.py are within.
+_UNVERIFIED_FACTOR = 2.0
+_SHOWN_LAYERS = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Advice:
+    """The largest learning rate of a model, loss and data.
+
+    Args:
+        rule: of the optimizer.
+        curvature: measured at the present weights.
+        prediction: of the onset, without training.
+        theory: from the architecture alone.
+        verification: short runs; None if they were not asked for.
+        invariant: names of the scale-invariant weights.
+        batch_size: samples per step.
+        seconds: wall-clock time of the whole.
+        norms: kinds of normalization in the model.
+    """
+
+    rule: UpdateRule
+    curvature: Curvature
+    prediction: Prediction
+    theory: Theory
+    verification: Verification | None
+    invariant: tuple[str, ...]
+    batch_size: int
+    seconds: float
+    norms: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> float:
+        """2 (1 + momentum) / lambda_max: what the measured curvature alone says."""
+        return self.rule.largest_stable_rate(self.curvature.binding)
+
+    @property
+    def safe(self) -> float:
+        """The bound; if a run was unstable below it, the largest stable rate below that run."""
+        found = self.verification
+        if found is None or found.high >= self.bound:
+            return self.bound
+        return found.low or found.high / 2
+
+    @property
+    def by_curvature(self) -> float:
+        """The predicted onset, without training."""
+        return self.prediction.rate
+
+    @property
+    def by_theory(self) -> float | None:
+        """The theory's bound; None if it has none: ``theory.reason`` says why."""
+        return self.theory.rate
+
+    @property
+    def verified(self) -> tuple[float, float] | None:
+        """The largest stable and the smallest unstable learning rate of the short runs."""
+        return (
+            None if self.verification is None else (self.verification.low, self.verification.high)
+        )
+
+    @property
+    def limit(self) -> float:
+        """The best estimate of the onset: verified, or else by curvature."""
+        return self.by_curvature if self.verification is None else self.verification.onset
+
+    @property
+    def recommended(self) -> float:
+        """Half the limit, where a quadratic's steepest direction is solved in one step."""
+        return self.limit / 2
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the onset may be, over batches and orders of the data."""
+        values = self.curvature.values
+        middle = sorted(values)[len(values) // 2]
+        below, above = middle / max(values), middle / min(values)
+        if self.verification is None:
+            return self.limit * below / _UNVERIFIED_FACTOR, self.limit * above * _UNVERIFIED_FACTOR
+        return self.verification.low * below, self.verification.high * above
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """How much of the steepest direction lies in each module."""
+        return self.curvature.shares
+
+    @property
+    def explanation(self) -> str:
+        """The number in words, and what would change it."""
+        return explained(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts."""
+        runs = () if self.verification is None else self.verification.trials
+        return {
+            "optimizer": self.rule.name,
+            "momentum": self.rule.momentum,
+            "nesterov": self.rule.nesterov,
+            "weight_decay": self.rule.weight_decay,
+            "exact": self.rule.is_exact,
+            "batch_size": self.batch_size,
+            "safe": self.safe,
+            "bound": self.bound,
+            "limit": self.limit,
+            "recommended": self.recommended,
+            "interval": list(self.interval),
+            "by_curvature": self.by_curvature,
+            "by_curvature_reason": self.prediction.reason,
+            "by_theory": self.by_theory,
+            "by_theory_reason": self.theory.reason,
+            "verified": None if self.verified is None else list(self.verified),
+            "verification_steps": None if self.verification is None else self.verification.steps,
+            "trials": [vars(each) for each in runs],
+            "lambda_max": list(self.curvature.values),
+            "lambda_max_ahead": self.curvature.ahead,
+            "curvature": self.curvature.kind,
+            "converged": self.curvature.converged,
+            "shares": self.shares,
+            "scale_invariant": list(self.invariant),
+            "explanation": self.explanation,
+            "seconds": self.seconds,
+        }
+
+    def to_xarray(self) -> xr.Dataset:
+        """The runs with their rates and outcomes, the rates of the advice as attributes."""
+        import xarray as xr
+
+        runs = () if self.verification is None else self.verification.trials
+        ramps = 0 if self.verification is None else self.verification.ramps
+        columns = {
+            name: ("run", [getattr(each, name) for each in runs])
+            for name in ("rate", "unstable", "steps", "worst", "order")
+        }
+        columns["is_ramp"] = ("run", [place < ramps for place in range(len(runs))])
+        rates = {"safe": self.safe, "limit": self.limit, "recommended": self.recommended}
+        rates |= {"by_curvature": self.by_curvature, "by_theory": self.by_theory or math.nan}
+        low, high = self.interval
+        return xr.Dataset(columns, attrs={**rates, "low": low, "high": high})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The learning rates on one logarithmic axis, with the runs that decided.
+
+        Args:
+            ax: where to draw; None for a new figure.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.learning_rate import learning_rates
+
+        return learning_rates(self.to_xarray(), ax)
+
+    def __str__(self) -> str:
+        lines = [self._heading(), *(f"{name:14} {value}" for name, value in self._rows())]
+        return "\n".join([*lines, "", self.explanation])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = ((html.escape(name), html.escape(value)) for name, value in self._rows())
+        body = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells)
+        return (
+            f"<table><caption>{html.escape(self._heading())}</caption>{body}</table>"
+            f"<p>{html.escape(self.explanation)}</p>"
+        )
+
+    def _heading(self) -> str:
+        momentum = f", momentum {self.rule.momentum:g}" if self.rule.momentum else ""
+        nesterov = " (Nesterov)" if self.rule.nesterov else ""
+        kind = "" if self.rule.is_exact else ", an estimate"
+        return (
+            f"Learning rate for {self.rule.name}{momentum}{nesterov}, batch size "
+            f"{self.batch_size}{kind}"
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        low, high = self.interval
+        above = f"{high:.3g}" if math.isfinite(high) else "no end found"
+        theory = (
+            f"none: {self.theory.reason}" if self.by_theory is None else f"{self.by_theory:.3g}"
+        )
+        rows = [
+            ("recommended", f"{self.recommended:.3g}"),
+            ("limit", f"{self.limit:.3g}   ({low:.3g} to {above})"),
+            ("safe", f"{self.safe:.3g}"),
+            ("by curvature", f"{self.by_curvature:.3g}   {self.prediction.reason}"),
+            ("by theory", theory),
+            ("verified", self._verified_text()),
+            ("lambda_max", ", ".join(f"{value:.4g}" for value in self.curvature.values)),
+        ]
+        largest = list(self.shares.items())[:_SHOWN_LAYERS]
+        parts = [f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005]
+        return [*rows, ("steepest in", ", ".join(parts))]
+
+    def _verified_text(self) -> str:
+        found = self.verification
+        if found is None:
+            return "not asked for"
+        runs = f"{len(found.trials)} runs, {found.steps} steps"
+        if math.isinf(found.high):
+            return f"no instability up to {found.low:.3g}   {runs}"
+        return f"{found.low:.3g} stable, {found.high:.3g} unstable   {runs}"

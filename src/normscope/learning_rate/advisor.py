@@ -1,0 +1,161 @@
+"""`max_learning_rate`: how large a learning rate a model, loss and data can take."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normscope.curvature.batch import Batch, sample_count
+from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.problem import Data, Problem, WholeLoss
+from normscope.errors import InputError, StateError
+from normscope.layers.detect import kind_of, norm_layers
+from normscope.learning_rate.advice import Advice
+from normscope.learning_rate.by_curvature import predicted_onset
+from normscope.learning_rate.copies import Workbench, checked_optimizer
+from normscope.learning_rate.invariance import scale_invariant_weights
+from normscope.learning_rate.preconditioner import Preconditioner, preconditioner_of
+from normscope.learning_rate.rules import UpdateRule, rule_of
+from normscope.learning_rate.steepest import Tell, gradient_on, steepest_curvature
+from normscope.learning_rate.theory import by_theory
+from normscope.learning_rate.verification import verified_onset
+from normscope.training.optimizers import sgd
+
+if TYPE_CHECKING:
+    from normscope.losses import Loss
+    from normscope.training.optimizers import OptimizerFactory
+
+__all__ = ["max_learning_rate"]
+
+_CURVATURE_BATCHES = 3
+_FEATURE_BATCHES = 4
+
+
+def max_learning_rate(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    momentum: float = 0.0,
+    verify: bool = True,
+    *,
+    optimizer: OptimizerFactory | Optimizer | None = None,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: Tell = lambda text: None,
+) -> Advice:
+    r"""How large a learning rate training can take from the present weights on.
+
+    .. math:: \eta_{\mathrm{safe}} = 2 (1 + \mu) / \lambda_{\max}
+
+    with the Gauss-Newton matrix of the loss in train mode, batch by batch. The model, its
+    gradients and running statistics, the optimizer and all random numbers stay as they are.
+
+    Reference: wei2018, Eq. (7).
+
+    Args:
+        model: any module whose parameters are on one device.
+        loss: ``loss(output, target)``, the mean over samples; a registered name; or a `whole_loss`.
+        data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
+        momentum: of SGD, from 0 up to 1.
+        verify: whether short runs on copies find the onset, at most 600 steps in all; without, the
+            answer takes a few forward passes and curvature products.
+        optimizer: in place of SGD: an optimizer of the model, whose state is taken into account,
+            or a factory ``parameters -> Optimizer``; SGD, Adam, AdamW or RMSprop. Its own learning
+            rate does not matter.
+        nesterov: whether SGD's momentum is Nesterov's.
+        weight_decay: of SGD.
+        batch_size: samples per step, drawn from data that is one batch; None: the batches as the
+            data has them.
+        seed: of the order of the data, dropout and noise.
+        progress: called with a text as each part begins.
+
+    Returns:
+        The advice; it prints as a table.
+
+    Raises:
+        InputError: if an argument does not fit.
+        StateError: if the loss is flat, so that no learning rate is too large.
+
+    >>> import torch
+    >>> line = nn.Linear(1, 1, bias=False)
+    >>> data = (torch.full((4, 1), 2.0), torch.full((4, 1), 20.0))
+    >>> advice = max_learning_rate(line, "squared_error", data)
+    >>> round(advice.safe, 3)  # 2 / 4
+    0.5
+    """
+    begin = time.perf_counter()
+    problem = Problem(model, loss, data)
+    recipe = _recipe(optimizer, momentum, nesterov, weight_decay)
+    own = checked_optimizer(recipe, model)
+    bench = Workbench(problem, recipe, batch_size, seed)
+    with bench.untouched():
+        parts = _answered(bench, own, rule_of(own), verify, progress)
+    return Advice(**parts, norms=_norms(model), seconds=time.perf_counter() - begin)
+
+
+def _answered(
+    bench: Workbench, optimizer: Optimizer, rule: UpdateRule, verify: bool, tell: Tell
+) -> dict[str, Any]:
+    """The parts of the advice, one after another."""
+    problem, seed = bench.problem, bench.seed
+    batches = bench.batches(_FEATURE_BATCHES)
+    preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
+    few = batches[:_CURVATURE_BATCHES]
+    curvature = steepest_curvature(problem, few, preconditioner, seed, tell)
+    safe = rule.largest_stable_rate(curvature.binding)
+    if not math.isfinite(safe):
+        raise StateError(
+            "the curvature is zero at these weights, so that no learning rate is too large; start "
+            "from weights at which the loss depends on the parameters."
+        )
+    tell("prediction")
+    prediction = predicted_onset(problem, batches, rule, safe, preconditioner, seed)
+    return {
+        "rule": rule,
+        "curvature": curvature,
+        "prediction": prediction,
+        "verification": verified_onset(bench, prediction.rate, tell) if verify else None,
+        "theory": by_theory(problem, batches[0], rule),
+        "invariant": scale_invariant_weights(problem, batches[0], seed),
+        "batch_size": max(map(sample_count, batches)),
+    }
+
+
+def _recipe(
+    optimizer: OptimizerFactory | Optimizer | None,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+) -> OptimizerFactory | Optimizer:
+    if optimizer is None:
+        return sgd(1.0, momentum, nesterov, weight_decay)
+    if momentum or nesterov or weight_decay:
+        raise InputError(
+            "momentum, nesterov and weight_decay belong to SGD without an optimizer; an optimizer "
+            "of your own carries its own: leave them out."
+        )
+    return optimizer
+
+
+def _preconditioner(
+    problem: Problem, batches: list[Batch], optimizer: Optimizer, rule: UpdateRule, seed: int
+) -> Preconditioner | None:
+    if rule.is_exact:
+        return None
+    layout = parameter_layout(problem.model)
+    evaluator = Evaluator(problem, layout, "train", seed)
+    gradients: list[Tensor] = [gradient_on(evaluator, batch)[1] for batch in batches]
+    parameters = dict(problem.model.named_parameters())
+    return preconditioner_of(optimizer, rule, parameters, layout, gradients)
+
+
+def _norms(model: nn.Module) -> tuple[str, ...]:
+    kinds = {kind_of(layer) or "other" for layer in norm_layers(model).values()}
+    return tuple(sorted(kinds))

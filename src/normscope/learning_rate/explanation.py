@@ -1,0 +1,119 @@
+"""The advice in words: where the number comes from, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normscope.learning_rate.advice import Advice
+
+__all__ = ["explained"]
+
+_LOOSE = 1.5  # a limit this far above the safe rate needs a reason
+_STEEPER = 1.1
+_OVER_THE_BATCH = {"batch", "noisy", "l1", "l2", "linf"}
+
+
+def explained(advice: Advice) -> str:
+    """One paragraph about an advice.
+
+    Args:
+        advice: the numbers.
+
+    Returns:
+        Full sentences.
+    """
+    sentences = [
+        _limit(advice),
+        _safe(advice),
+        _gap(advice),
+        _sharpening(advice),
+        _estimate(advice),
+        _changes(advice),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _limit(advice: Advice) -> str:
+    if advice.verification is None:
+        return (
+            f"Training is expected to become unstable near {advice.limit:.3g}, from "
+            f"{advice.prediction.reason}; no run has verified it."
+        )
+    if math.isinf(advice.verification.high):
+        return f"No learning rate up to {advice.verification.low:.3g} was unstable in short runs."
+    return (
+        f"In runs of 100 steps on copies training was stable at {advice.verification.low:.3g} and "
+        f"unstable at {advice.verification.high:.3g}; half the limit is recommended."
+    )
+
+
+def _safe(advice: Advice) -> str:
+    curvature = advice.curvature
+    name, share = next(iter(advice.shares.items()))
+    bound = advice.bound
+    text = (
+        f"The steepest curvature that a batch of {advice.batch_size} meets is "
+        f"{curvature.binding:.4g}, {share:.0%} of its direction in {name or 'the model itself'}; a "
+        f"quadratic that steep is trained stably below {bound:.3g}"
+    )
+    if advice.safe < bound:
+        return f"{text}, yet a run was unstable below that, and the safe rate is lowered to it."
+    return f"{text}, the safe rate."
+
+
+def _gap(advice: Advice) -> str:
+    factor = advice.limit / advice.safe
+    if factor < _LOOSE:
+        return ""
+    modules = {name.rpartition(".")[0] for name in advice.invariant}
+    share = sum(part for name, part in advice.shares.items() if name in modules)
+    if share > 0.2:
+        return (
+            f"The limit is {factor:.1f} times that: {share:.0%} of the steepest direction lies in "
+            "weights that feed a norm layer, whose length does not matter; a step too large "
+            "lengthens them and thereby shrinks the next."
+        )
+    return (
+        f"The limit is {factor:.1f} times that: beyond the safe rate the loss jumps at first, but "
+        "the net moves to where it is less steep."
+    )
+
+
+def _sharpening(advice: Advice) -> str:
+    if advice.curvature.sharpening < _STEEPER:
+        return ""
+    return (
+        f"The curvature is {advice.curvature.sharpening:.1f} times as large a little way along the "
+        "gradient as at the start: the first steps, not the start, bind."
+    )
+
+
+def _estimate(advice: Advice) -> str:
+    if advice.rule.is_exact:
+        return ""
+    return (
+        f"For {advice.rule.name} the safe rate is an estimate: its divisor changes with every "
+        "gradient, which the curvature at one moment does not know."
+    )
+
+
+def _changes(advice: Advice) -> str:
+    """What would move the numbers, as measured on the nets of docs/learning_rate.md."""
+    batches = "Small batches lower the limit, large ones hardly raise it."
+    if not advice.norms:
+        return (
+            "What would change it: normalization layers, whose gamma then sets the scale (compare "
+            "shows by how much); smaller weights; fewer layers, since depth usually makes a net "
+            f"steeper. {batches}"
+        )
+    depth = "Depth usually makes a net steeper and the safe rate lower"
+    if _OVER_THE_BATCH & set(advice.norms):
+        depth += ", but hardly moved the limit of the BatchNorm nets measured"
+        batches = "Small batches lower the limit and, by their noisy statistics, the safe rate."
+    return (
+        "What would change it: a smaller gamma of the last norm layer, since the curvature of the "
+        "last layer goes as its square; another normalization (compare shows which). "
+        f"{batches} {depth}."
+    )

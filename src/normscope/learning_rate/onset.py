@@ -1,0 +1,127 @@
+"""The onset of instability, defined once: what counts as unstable, and one run that finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from normscope.curvature.problem import Problem
+from normscope.losses import squared_error
+from normscope.training import train
+
+__all__ = ["ORDERS", "STEPS", "TOLERANCE", "Trial", "growth_limit", "is_unstable", "trial"]
+
+STEPS = 100  # an instability counts if it shows within so many
+TOLERANCE = 0.05  # relative, on the onset
+ORDERS = 3  # orders of the data, of whose onsets the median counts
+_SQUARED_LIMIT = 3.0
+_OTHER_LIMIT = 1.5
+_SQUARED_LOSSES = (squared_error, functional.mse_loss)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One short run at a learning rate.
+
+    Args:
+        rate: the learning rate; of a ramp the last one.
+        order: seed of the order of the data.
+        unstable: whether the loss became non-finite or passed the limit.
+        steps: gradients taken; an unstable run ends at once.
+        worst: the largest loss over the first one; 1 for a first loss that is not positive.
+    """
+
+    rate: float
+    order: int
+    unstable: bool
+    steps: int
+    worst: float
+
+
+def growth_limit(loss: object) -> float:
+    """The multiple of its first value above which a loss counts as unstable.
+
+    Args:
+        loss: as `Problem` holds it.
+
+    Returns:
+        3 for the squared error, 1.5 for the cross-entropy and all others: their gradient is
+        bounded, so that they grow more slowly.
+
+    >>> growth_limit(nn.MSELoss()), growth_limit(nn.CrossEntropyLoss())
+    (3.0, 1.5)
+    """
+    squared = isinstance(loss, nn.MSELoss) or loss in _SQUARED_LOSSES
+    return _SQUARED_LIMIT if squared else _OTHER_LIMIT
+
+
+def trial(
+    problem: Problem,
+    optimizer: Optimizer,
+    batch_size: int | None,
+    order: int,
+    steps: int = STEPS,
+    rate_at: Callable[[int], float] | None = None,
+) -> Trial:
+    """Train the problem's model itself, until it is unstable or the steps are over.
+
+    Args:
+        problem: a copy that may be trained, loss and data.
+        optimizer: of its parameters.
+        batch_size: samples per step; None: the batches as the data has them.
+        order: seed of the order of the data.
+        steps: how many gradients to take at most.
+        rate_at: learning rate by step, set on every parameter group; None: the optimizer's own.
+
+    Returns:
+        What became of it.
+    """
+    limit = growth_limit(problem.loss)
+    taken, first, worst, unstable, rate = 0, 0.0, 1.0, False, 0.0
+    running = train(problem, optimizer, steps, batch_size, order, divergence_factor=limit)
+    with closing(running):
+        for step in running:
+            taken += 1
+            first = step.loss if taken == 1 else first
+            worst = max(worst, step.loss / first) if first > 0 else 1.0
+            if rate_at is not None:
+                for group in step.optimizer.param_groups:
+                    group["lr"] = rate_at(step.index)
+            rate = float(step.optimizer.param_groups[0]["lr"])
+            unstable = step.diverged
+            if unstable or taken == steps:
+                break  # the last update would not be seen
+    return Trial(rate, order, unstable, taken, worst)
+
+
+def is_unstable(
+    problem: Problem, optimizer: Optimizer, batch_size: int | None = None, order: int = 0
+) -> bool:
+    """Whether training is unstable at the optimizer's learning rate; the model is trained.
+
+    The definition of the whole project: within the first 100 steps the loss becomes non-finite or
+    exceeds 3 times (squared error) or 1.5 times (other losses) its first value. The onset is the
+    smallest such learning rate, to 5 %, in the median over three orders of the data.
+
+    Args:
+        problem: a copy that may be trained, loss and data.
+        optimizer: of its parameters.
+        batch_size: samples per step; None: the batches as the data has them.
+        order: seed of the order of the data.
+
+    Returns:
+        True as soon as it is unstable; False after 100 steps.
+
+    >>> import torch
+    >>> from normscope.training import sgd
+    >>> line = nn.Linear(1, 1, bias=False)
+    >>> problem = Problem(line, "squared_error", (torch.ones(2, 1), torch.full((2, 1), 9.0)))
+    >>> is_unstable(problem, sgd(2.1)(line.parameters()))  # curvature 1, so the onset is near 2
+    True
+    """
+    return trial(problem, optimizer, batch_size, order).unstable

@@ -1,0 +1,134 @@
+"""Update rules of optimizers, and the largest learning rate at which each contracts a quadratic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from normscope.errors import ArgumentTypeError, InputError
+
+__all__ = ["UpdateRule", "rule_of"]
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """What an optimizer does with a gradient.
+
+    Args:
+        name: of the optimizer.
+        momentum: of the running sum (or mean) of the gradients.
+        nesterov: whether the step looks ahead by Nesterov's rule.
+        dampening: what is taken off a new gradient; the momentum itself for Adam's running mean.
+        weight_decay: added to the gradient as this multiple of the weights.
+        decoupled: whether the weight decay acts on the weights directly (AdamW).
+        second_moment: decay of the mean squared gradient that the step is divided by; None for
+            SGD, whose bound is exact.
+        epsilon: added to its root.
+    """
+
+    name: str
+    momentum: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    second_moment: float | None = None
+    epsilon: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bound is a theorem on quadratics, rather than an estimate."""
+        return self.second_moment is None
+
+    def largest_stable_rate(self, curvature: float) -> float:
+        r"""The learning rate above which a quadratic of this curvature is not contracted.
+
+        .. math:: \eta^* = \frac{2 (1 + \mu)}{(1 - \tau) (\lambda + w)}, \qquad
+            \eta^*_{\mathrm{Nesterov}} = \frac{2 (1 + \mu)}{(1 + 2 \mu) (\lambda + w)}
+
+        From the characteristic polynomial of two steps: both of its roots are inside the unit
+        circle exactly below this rate.
+
+        Reference: wei2018, Eq. (7), for heavy-ball momentum. Notation: lambda = curvature, mu =
+        momentum, tau = dampening, w = weight decay.
+
+        Args:
+            curvature: the largest eigenvalue, preconditioned where the rule divides.
+
+        Returns:
+            The rate; infinite if nothing is curved.
+
+        >>> UpdateRule("SGD", momentum=0.9).largest_stable_rate(3.8)
+        1.0
+        >>> UpdateRule("SGD", momentum=0.5, nesterov=True).largest_stable_rate(1.0)
+        1.5
+        """
+        whole = curvature + self.weight_decay
+        if whole <= 0:
+            return math.inf
+        gain = 1 + 2 * self.momentum if self.nesterov else 1 - self.dampening
+        return 2 * (1 + self.momentum) / (gain * whole)
+
+
+def rule_of(optimizer: Optimizer) -> UpdateRule:
+    """The update rule of a torch optimizer.
+
+    Args:
+        optimizer: SGD, Adam, AdamW or RMSprop.
+
+    Returns:
+        Its rule; of several weight decays the largest.
+
+    Raises:
+        ArgumentTypeError: if it is of another class.
+        InputError: if it maximizes, or its groups differ in what must be one.
+    """
+    readers = {SGD: _sgd, Adam: _adam, AdamW: _adam, RMSprop: _rmsprop}
+    reader = readers.get(type(optimizer))
+    if reader is None:
+        raise ArgumentTypeError(
+            "the curvature bound knows SGD, Adam, AdamW and RMSprop, got "
+            f"{type(optimizer).__name__}; use one of these."
+        )
+    groups = optimizer.param_groups
+    if any(group.get("maximize") for group in groups):
+        raise InputError("the optimizer has maximize=True; the advice is for minimizing a loss.")
+    for name in ("lr", "momentum", "betas", "nesterov", "dampening", "alpha", "eps"):
+        values = {str(group[name]) for group in groups if name in group}
+        if len(values) > 1:
+            raise InputError(
+                f"the optimizer's groups differ in {name!r} ({', '.join(sorted(values))}); the "
+                "advice is one learning rate for all: give groups that agree in it."
+            )
+    decay = max(float(group["weight_decay"]) for group in groups)
+    return UpdateRule(type(optimizer).__name__, weight_decay=decay, **reader(groups[0]))
+
+
+def _sgd(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "momentum": float(group["momentum"]),
+        "nesterov": bool(group["nesterov"]),
+        "dampening": float(group["dampening"]) if group["momentum"] else 0.0,
+    }
+
+
+def _adam(group: dict[str, Any]) -> dict[str, Any]:
+    first, second = map(float, group["betas"])
+    return {
+        "momentum": first,
+        "dampening": first,  # a running mean, not a sum
+        "second_moment": second,
+        "epsilon": float(group["eps"]),
+        "decoupled": bool(group.get("decoupled_weight_decay", False)),
+    }
+
+
+def _rmsprop(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "momentum": float(group["momentum"]),
+        "second_moment": float(group["alpha"]),
+        "epsilon": float(group["eps"]),
+    }

@@ -1,0 +1,149 @@
+"""The onset of instability found by short runs on copies: a ramp to bracket it, then bisection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from normscope.learning_rate.copies import Workbench
+from normscope.learning_rate.onset import ORDERS, STEPS, TOLERANCE, Trial, trial
+
+__all__ = ["BUDGET", "Verification", "verified_onset"]
+
+Tell = Callable[[str], None]
+BUDGET = 6 * STEPS  # gradients in all: six range tests of 100 steps
+_RAMP_START = 1 / 8  # of the guess
+_RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
+_LATE = 2.0  # a ramp shows an instability about this factor above the rate that makes it
+_WIDENING = 1.6  # between runs until the onset is enclosed
+_FAR_BELOW = 1.5  # a guess this far below the enclosed onset is tried itself
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the short runs showed.
+
+    Args:
+        low: the largest learning rate that was stable below the smallest unstable one.
+        high: the smallest unstable one; infinite if none was.
+        trials: every run, in order; the ramps first.
+        ramps: how many of them were ramps.
+    """
+
+    low: float
+    high: float
+    trials: tuple[Trial, ...]
+    ramps: int
+
+    @property
+    def onset(self) -> float:
+        """The best single value: the middle, on a logarithmic scale."""
+        if self.low == 0:
+            return self.high
+        return math.sqrt(self.low * self.high) if math.isfinite(self.high) else self.low
+
+    @property
+    def steps(self) -> int:
+        """Gradients taken in all runs."""
+        return sum(each.steps for each in self.trials)
+
+
+def verified_onset(
+    bench: Workbench, guess: float, tell: Tell = lambda text: None, budget: int = BUDGET
+) -> Verification:
+    """Find the onset by training copies for a short while.
+
+    Every run starts from the user's weights and optimizer state. First the learning rate grows by
+    8 % a step until the loss is unstable; then runs at fixed rates, each on one of three orders of
+    the data in turn, enclose the onset and halve the interval until it is within 5 % or the steps
+    are used up. An unstable run ends at once, so that only stable ones cost 100 steps.
+
+    Args:
+        bench: the problem with its optimizer and batch size.
+        guess: a learning rate near the onset.
+        tell: called with a text as each run begins.
+        budget: gradients to take at most.
+
+    Returns:
+        The enclosing rates and all runs.
+    """
+    search = _Search(bench, budget, tell)
+    end = search.ramp(guess * _RAMP_START)
+    search.enclose(end / _LATE)
+    search.look_below(guess)
+    search.halve()
+    low, high = search.ends()
+    return Verification(low, high, tuple(search.trials), search.ramps)
+
+
+@dataclass
+class _Search:
+    bench: Workbench
+    budget: int
+    tell: Tell
+    trials: list[Trial] = field(default_factory=list)
+    ramps: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.budget - sum(each.steps for each in self.trials)
+
+    def ramp(self, start: float) -> float:
+        """The learning rate at which a growing one became unstable, or the last one tried."""
+        self.tell(f"ramp from {start:.3g}")
+        with self.bench.rehearsal(start) as (problem, optimizer):
+            done = trial(
+                problem,
+                optimizer,
+                self.bench.batch_size,
+                self.bench.seed,
+                min(STEPS, self.left),
+                rate_at=lambda step: start * _RAMP_GROWTH**step,
+            )
+        self.trials.append(done)
+        self.ramps += 1
+        if done.unstable and done.steps <= 6 and self.ramps < 4:
+            return self.ramp(start / 64)  # it began too high to tell
+        return done.rate
+
+    def run(self, rate: float) -> bool:
+        """Whether a fixed rate is unstable, on the next order of the data."""
+        order = self.bench.seed + (len(self.trials) - self.ramps) % ORDERS
+        self.tell(f"learning rate {rate:.3g}")
+        with self.bench.rehearsal(rate) as (problem, optimizer):
+            done = trial(problem, optimizer, self.bench.batch_size, order)
+        self.trials.append(done)
+        return done.unstable
+
+    def enclose(self, rate: float, only_down: bool = False) -> None:
+        """Go down from an unstable rate to a stable one, or up from a stable to an unstable."""
+        went_down, went_up = only_down, False
+        while self.left >= STEPS and not (went_down and went_up):
+            if self.run(rate):
+                went_down, rate = True, rate / _WIDENING
+            else:
+                went_up, rate = True, rate * _WIDENING
+
+    def look_below(self, guess: float) -> None:
+        """Try a guess far below the stable end: instability need not grow with the rate.
+
+        A net without normalization may break at one rate and die, its loss constant, at a higher.
+        """
+        low, _ = self.ends()
+        if low > _FAR_BELOW * guess and self.left >= STEPS and self.run(guess):
+            self.enclose(guess / _WIDENING, only_down=True)
+
+    def halve(self) -> None:
+        while self.left >= STEPS:
+            low, high = self.ends()
+            if low == 0 or not math.isfinite(high) or high <= low * (1 + TOLERANCE):
+                return
+            self.run(math.sqrt(low * high))
+
+    def ends(self) -> tuple[float, float]:
+        """The smallest unstable rate of the runs, and the largest stable one below it."""
+        runs = self.trials[self.ramps :]
+        high = min((each.rate for each in runs if each.unstable), default=math.inf)
+        stable = (each.rate for each in runs if not each.unstable and each.rate < high)
+        return max(stable, default=0.0), high

@@ -1,0 +1,113 @@
+"""``normscope lr`` and ``normscope compare`` from their arguments to their exit codes."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.cli.main import main
+from normscope.cli.sources import load_data, load_model
+from normscope.learning_rate import max_learning_rate
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "my_model.py"
+SMALL = ["fully_connected", "--data", "digits", "--option", "width=6", "--batch-size", "32"]
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_json_is_the_advice_of_the_library(capsys):
+    assert main(["lr", *SMALL, "--momentum", "0.9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    data = load_data("digits")
+    model = load_model("fully_connected", data, options=["width=6"])
+    expected = max_learning_rate(model, "cross_entropy", data, 0.9, batch_size=32).to_dict()
+    for name in ("safe", "limit", "recommended", "by_curvature", "verified", "interval"):
+        assert found[name] == pytest.approx(expected[name])
+    assert (found["model"], found["data"], found["momentum"]) == ("fully_connected", "digits", 0.9)
+    assert found["verification_steps"] <= 600
+
+
+def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
+    arguments = ["--batch-size", "64", "--no-verify"]
+    assert main(["lr", f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Learning rate for SGD, batch size 64\nrecommended")
+    assert "not asked for" in out
+    monkeypatch.chdir(ROOT)
+    places = ["examples.my_model:build", "--data", "examples.my_model:samples"]
+    assert main(["lr", *places, *arguments]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_adam_is_said_to_be_an_estimate(capsys):
+    assert main(["lr", *SMALL, "--optimizer", "adam", "--no-verify"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "Learning rate for Adam, momentum 0.9, batch size 32, an"
+    )
+
+
+def test_figure_is_drawn(tmp_path, capsys):
+    figure = tmp_path / "rates.svg"
+    assert main(["lr", *SMALL, "--no-verify", "-o", str(figure)]) == 0
+    assert f"Figure: {figure}" in capsys.readouterr().out
+    assert figure.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
+    figure = tmp_path / "compared.svg"
+    options = ["--norms", "none, batch", "--steps", "20", "--no-verify", "-o", str(figure)]
+    assert main(["compare", *SMALL, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["norm", "none", "batch", "Figure:"]
+    assert figure.exists()
+    assert main(["compare", *SMALL, *options[:5], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["norm"] for row in found["norms"]] == ["none", "batch"]
+    assert len(found["norms"][0]["losses"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lr", "fully_conected", "--data", "digits"], "did you mean 'fully_connected'?"),
+        (["lr", f"{EXAMPLE}:biuld", "--data", "digits"], "did you mean 'build'?"),
+        (["lr", *SMALL, "--loss", "cross_entrpy"], "did you mean 'cross_entropy'?"),
+        (["lr", *SMALL, "--optimizer", "adm"], "did you mean 'adam'?"),
+        (["lr", *SMALL, "--momentum", "1.5"], "momentum must be from 0 up to 1"),
+        (["lr", *SMALL, "--nesterov"], "needs a momentum"),
+        (["lr", *SMALL[:-1], "5000"], "1438 samples"),
+        (["lr", *SMALL, "--out", "figure.svgg"], "did you mean '.svg'?"),
+        (["lr", "fully_connected"], "Missing option"),
+        (["compare", *SMALL, "--norms", "bach"], "did you mean 'batch'?"),
+        (["compare", *SMALL, "--norms", ","], "must be a list"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    home = importlib.import_module("normscope.learning_rate.advisor")
+    monkeypatch.setattr(home, "verified_onset", interrupted)
+    assert main(["lr", *SMALL, "--out", str(tmp_path / "rates.svg")]) == 130
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["lr", "compare"])
+def test_help_has_an_example(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert f"Example: normscope {command}" in capsys.readouterr().out

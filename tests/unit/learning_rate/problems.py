@@ -1,0 +1,34 @@
+"""Problems whose largest stable learning rate is known."""
+
+import torch
+from torch import nn
+
+from normscope.curvature.problem import Problem
+
+
+def quadratic(eigenvalues=(4.0, 0.01), shares=(0.01, 1.0)):
+    """Linear regression from zero weights whose Hessian is diagonal, with these eigenvalues.
+
+    ``shares`` are the squared distances to the minimum, each times its eigenvalue: what each
+    direction adds to the first loss. A steep direction with a small share keeps the harmless
+    first swings of momentum below the limit.
+    """
+    values = torch.tensor(eigenvalues, dtype=torch.float64)
+    size = len(values)
+    inputs = torch.diag((size * values).sqrt())
+    distance = (torch.tensor(shares, dtype=torch.float64) / values).sqrt()
+    model = nn.Linear(size, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    return Problem(model, "squared_error", (inputs, inputs @ distance.unsqueeze(1)))
+
+
+def small_network(norm=True, seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(5, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def labelled(samples=64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 5, generator=generator)
+    return inputs, torch.randint(3, (samples,), generator=generator)

@@ -1,0 +1,250 @@
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.curvature.test_state import random_states, snapshot
+from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from torch import nn
+from torch.optim import SGD, Adam, RMSprop
+from torch.utils.data import DataLoader, TensorDataset
+
+import normscope as ns
+from normscope.curvature import dense
+from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.learning_rate import max_learning_rate
+from normscope.learning_rate import onset as onset_module
+
+
+def advised(problem, *arguments, **options):
+    return max_learning_rate(problem.model, problem.loss, problem.data, *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({}, 2 / 4),
+        ({"momentum": 0.9}, 2 * 1.9 / 4),
+        ({"momentum": 0.9, "nesterov": True}, 2 * 1.9 / (2.8 * 4)),
+        ({"weight_decay": 1.0}, 2 / 5),
+    ],
+)
+def test_quadratic_is_answered_exactly_and_verified(options, bound):
+    found = advised(quadratic(), **options)
+    low, high = found.verified
+    assert low / 1.02 <= bound <= 1.1 * high
+    assert found.limit == pytest.approx(bound, rel=0.1)
+    assert found.bound == pytest.approx(bound, rel=1e-3)
+    assert found.safe == (found.bound if high >= found.bound else low)
+    assert found.by_curvature == pytest.approx(bound, rel=0.15)
+    assert found.recommended == found.limit / 2
+    assert found.interval[0] <= found.limit <= found.interval[1]
+
+
+def test_run_that_is_unstable_below_the_bound_lowers_the_safe_rate():
+    # all of the loss in one direction: the first swing of momentum alone makes it 3 times as large
+    found = advised(quadratic(eigenvalues=(4.0,), shares=(1.0,)), 0.9)
+    assert found.bound == pytest.approx(2 * 1.9 / 4)
+    assert found.limit == pytest.approx((1 + 3**0.5) / 4, rel=0.05)
+    assert found.safe == found.verified[0] < found.bound
+    assert "the safe rate is lowered to it" in found.explanation
+
+
+def test_safe_is_the_bound_of_the_dense_matrix():
+    model, data = small_network(), labelled()
+    found = ns.max_learning_rate(model, "cross_entropy", data, momentum=0.5, verify=False)
+    matrix = dense(model, "cross_entropy", data, kind="ggn", mode="train").double()
+    exact = float(torch.linalg.eigvalsh(matrix).amax())
+    assert found.curvature.values == pytest.approx([exact], rel=0.02)
+    assert found.safe == pytest.approx(3 / found.curvature.binding)
+    assert found.verified is None
+    assert found.limit == found.by_curvature
+    assert "no run has verified it" in found.explanation
+
+
+def test_scale_of_the_weights_before_a_norm_layer_hardly_moves_the_prediction():
+    model, data = small_network(), labelled()
+    before = max_learning_rate(model, "cross_entropy", data, verify=False)
+    with torch.no_grad():
+        model[0].weight.mul_(10)
+        model[0].bias.mul_(10)
+    after = max_learning_rate(model, "cross_entropy", data, verify=False)
+    assert before.invariant == after.invariant == ("0.weight",)
+    assert after.prediction.standing == pytest.approx(before.prediction.standing, rel=1e-3)
+
+
+def busy_model():
+    """Running statistics, dropout, gradients, uneven flags, and a layer that counts its calls."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x + 0 * np.random.rand() + 0 * random.random()  # noqa: NPY002 - as models may
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), Counting(), nn.Dropout(0.1), nn.Linear(8, 3)
+    )
+    model[1].eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model
+
+
+def state_of(model, optimizer):
+    tensors = {
+        place: {key: value.clone() for key, value in optimizer.state[parameter].items()}
+        for place, parameter in enumerate(model.parameters())
+    }
+    return tensors, [dict(group) for group in optimizer.param_groups]
+
+
+def assert_same(before, after):
+    for name, value in before.items():
+        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+            assert all(map(torch.equal, value, after[name])), name
+    for name in ("identities", "requires_grad", "attributes"):
+        assert before[name] == after[name], name
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("ending", "place"),
+    [
+        (None, ""),
+        (StoppedError, "curvature"),
+        (KeyboardInterrupt, "prediction"),
+        (StoppedError, "ramp"),
+        (KeyboardInterrupt, "learning rate"),
+    ],
+)
+def test_nothing_of_the_users_is_touched_however_it_ends(ending, place):
+    model, data = busy_model(), labelled()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    loader = DataLoader(TensorDataset(*data), batch_size=16, shuffle=True)
+    before, numbers = snapshot(model), random_states()
+    moments, groups = state_of(model, optimizer)
+
+    def interrupt(text):
+        if ending is not None and text.startswith(place):
+            raise ending
+
+    def ask():
+        max_learning_rate(model, "cross_entropy", loader, optimizer=optimizer, progress=interrupt)
+
+    if ending is None:
+        ask()
+    else:
+        with pytest.raises(ending):
+            ask()
+    assert_same(before, snapshot(model))
+    assert random_states() == numbers
+    after, groups_after = state_of(model, optimizer)
+    assert groups_after == groups
+    assert all(torch.equal(v, after[p][k]) for p, held in moments.items() for k, v in held.items())
+
+
+def test_interruption_in_the_middle_of_a_step_leaves_the_model_alone(monkeypatch):
+    model, data = busy_model(), labelled()
+    before, numbers = snapshot(model), random_states()
+    real = onset_module.train
+
+    def cut_off(*arguments, **options):
+        for step in real(*arguments, **options):
+            if step.index == 7:
+                raise KeyboardInterrupt
+            yield step
+
+    monkeypatch.setattr(onset_module, "train", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        max_learning_rate(model, "cross_entropy", data)
+    assert_same(before, snapshot(model))
+    assert random_states() == numbers
+
+
+@pytest.mark.parametrize("kind", [Adam, RMSprop])
+def test_adaptive_optimizers_get_an_estimate_and_the_same_verification(kind):
+    model, data = small_network(), labelled()
+    found = max_learning_rate(
+        model, "cross_entropy", data, optimizer=lambda parameters: kind(parameters, lr=1e-3)
+    )
+    assert not found.rule.is_exact
+    assert f"For {kind.__name__} the safe rate is an estimate" in found.explanation
+    assert "an estimate" in str(found)
+    assert 0 < found.verified[0] < found.verified[1]
+    assert found.safe > 0
+    assert found.theory.rate is None
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return max_learning_rate(small_network(), "cross_entropy", labelled(), batch_size=16, seed=3)
+
+
+def test_same_seed_gives_the_same_answer(answer):
+    again = max_learning_rate(small_network(), "cross_entropy", labelled(), batch_size=16, seed=3)
+    assert {**answer.to_dict(), "seconds": 0} == {**again.to_dict(), "seconds": 0}
+
+
+def test_answer_is_plain_data_and_a_table(answer):
+    plain = json.loads(json.dumps(answer.to_dict()))
+    assert plain["safe"] == answer.safe
+    assert plain["verification_steps"] == answer.verification.steps <= 600
+    assert sum(plain["shares"].values()) == pytest.approx(1.0)
+    text = str(answer)
+    for name in ("recommended", "limit", "safe", "by curvature", "by theory", "verified"):
+        assert f"\n{name}" in text
+    assert answer.explanation in text
+    for word in ("gamma", "batch", "normalization", "Depth"):
+        assert word in answer.explanation
+    assert "<table>" in answer._repr_html_()
+    assert len(answer.to_xarray()["rate"]) == len(answer.verification.trials)
+
+
+def test_plot_draws_every_run(answer, tmp_path):
+    axes = answer.plot()
+    labels = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert {"safe", "limit", "stable run", "unstable run"} <= labels
+    drawn = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x"))
+    assert drawn == len(answer.verification.trials) - answer.verification.ramps
+    axes.figure.savefig(tmp_path / "rates.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"momentum": 1.0}, InputError, "momentum must be from 0 up to 1"),
+        ({"nesterov": True}, InputError, "needs a momentum"),
+        ({"momentum": 0.9, "optimizer": lambda p: SGD(p, lr=1.0)}, InputError, "leave them out"),
+        ({"optimizer": 3}, ArgumentTypeError, "must be a torch Optimizer"),
+        ({"optimizer": torch.optim.Adagrad}, ArgumentTypeError, "got Adagrad"),
+        ({"batch_size": 1000}, InputError, "64 samples"),
+    ],
+)
+def test_errors_are_one_sentence(options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        max_learning_rate(small_network(), "cross_entropy", labelled(), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_flat_loss_is_refused():
+    with pytest.raises(StateError, match="the curvature is zero"):
+        max_learning_rate(small_network(), lambda f, y: 1 + 0 * f.sum(), labelled())
+
+
+def test_whole_loss_is_answered_by_its_hessian():
+    loss = ns.whole_loss(lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
+    found = max_learning_rate(small_network(), loss, labelled())
+    assert found.curvature.kind == "hessian"
+    assert found.prediction.layer is None
+    assert math.isfinite(found.limit)

@@ -1,0 +1,40 @@
+import torch
+from tests.unit.learning_rate.problems import labelled, small_network
+from torch import nn
+
+import normscope as ns
+from normscope.curvature.problem import Problem, whole_loss
+from normscope.learning_rate.invariance import scale_invariant_weights
+
+
+def found_in(model, data, loss="cross_entropy"):
+    return scale_invariant_weights(Problem(model, loss, data), data)
+
+
+def test_weights_before_a_norm_layer_are_found():
+    assert found_in(small_network(), labelled()) == ("0.weight",)
+
+
+def test_without_normalization_there_are_none():
+    assert found_in(small_network(norm=False), labelled()) == ()
+
+
+def test_residual_stream_is_not_invariant_layer_by_layer():
+    model = ns.models.build("preact_resnet18", width=0.05, input_shape=(1, 8, 8))
+    data = (torch.randn(16, 1, 8, 8), torch.zeros(16, dtype=torch.long))
+    found = found_in(model, data)
+    assert "stages.0.0.conv1.weight" in found  # feeds norm2 alone
+    assert "stages.0.0.conv2.weight" not in found  # adds to the stream
+    assert "head.weight" not in found
+
+
+def test_whole_loss_is_judged_by_its_value():
+    loss = whole_loss(lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
+    assert found_in(small_network(), labelled(), loss) == ("0.weight",)
+
+
+def test_model_is_left_as_it_is():
+    model = small_network()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found_in(model, labelled())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from tests.unit.curvature.test_state import snapshot
+from tests.unit.learning_rate.problems import labelled, small_network
+from torch import nn
+
+from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.problem import Problem, whole_loss
+from normscope.learning_rate.last_layer import last_layer
+
+
+def evaluator_of(model, data, loss="cross_entropy"):
+    return Evaluator(Problem(model, loss, data), parameter_layout(model), "train", 0)
+
+
+def test_features_are_what_the_last_layer_is_given_in_train_mode():
+    model, data = small_network(), labelled()
+    batches = [(data[0][:32], data[1][:32]), (data[0][32:], data[1][32:])]
+    before = snapshot(model)
+    found = last_layer(evaluator_of(model, batches))
+    after = snapshot(model)
+    assert before["identities"] == after["identities"]
+    assert found.name == "3"
+    for (inputs, targets), features, held in zip(
+        batches, found.features, found.targets, strict=True
+    ):
+        assert torch.equal(features, model[:3](inputs))
+        assert torch.equal(held, targets)
+    assert torch.equal(found.weight, model[3].weight)
+
+
+def test_moved_parameters_move_the_features():
+    model, data = small_network(), labelled()
+    moved = {"0.weight": model[0].weight.detach().flip(0)}
+    found = last_layer(evaluator_of(model, data), moved)
+    with torch.no_grad():
+        model[0].weight.copy_(moved["0.weight"])
+        assert torch.equal(found.features[0], model[:3](data[0]))
+
+
+def test_hooks_are_gone_also_after_an_error():
+    model = small_network()
+    with pytest.raises(Exception, match="shape"):
+        last_layer(evaluator_of(model, (torch.ones(4, 9), torch.zeros(4, dtype=torch.long))))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(dim=1)),
+        nn.Sequential(nn.Linear(5, 3), nn.Tanh()),
+        nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 3, 1), nn.Flatten()),
+    ],
+)
+def test_model_that_does_not_end_in_a_linear_layer_has_none(model):
+    assert last_layer(evaluator_of(model, labelled())) is None
+
+
+def test_frozen_last_layer_does_not_count():
+    model = small_network()
+    model[3].requires_grad_(False)
+    assert last_layer(evaluator_of(model, labelled())) is None
+
+
+def test_whole_loss_shows_no_last_layer():
+    model = small_network()
+    loss = whole_loss(lambda net, batch: net(batch[0]).square().mean())
+    assert last_layer(evaluator_of(model, labelled(), loss)) is None
+
+
+def test_layer_that_is_called_twice_counts_by_its_last_call():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.layer(torch.tanh(self.layer(x)))
+
+    model, (inputs, targets) = Twice(), labelled()
+    found = last_layer(evaluator_of(model, (inputs, targets)))
+    assert found.name == "layer"
+    assert torch.equal(found.features[0], torch.tanh(model.layer(inputs)))

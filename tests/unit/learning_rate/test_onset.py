@@ -1,0 +1,96 @@
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from torch import nn
+from torch.nn import functional
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.onset import STEPS, growth_limit, is_unstable, trial
+from normscope.losses import cross_entropy, squared_error
+from normscope.training import sgd
+
+
+@pytest.mark.parametrize(
+    ("loss", "limit"),
+    [
+        (squared_error, 3.0),
+        (functional.mse_loss, 3.0),
+        (nn.MSELoss(), 3.0),
+        (cross_entropy, 1.5),
+        (nn.CrossEntropyLoss(), 1.5),
+        (lambda output, target: output.sum(), 1.5),
+    ],
+)
+def test_limit_depends_on_the_kind_of_loss(loss, limit):
+    assert growth_limit(loss) == limit
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({}, 2 / 4),
+        ({"momentum": 0.9}, 2 * 1.9 / 4),
+        ({"momentum": 0.9, "nesterov": True}, 2 * 1.9 / (2.8 * 4)),
+        ({"weight_decay": 1.0}, 2 / 5),
+        ({"momentum": 0.5, "weight_decay": 1.0}, 2 * 1.5 / 5),
+    ],
+)
+@pytest.mark.parametrize(("factor", "expected"), [(0.9, False), (1.1, True)])
+def test_quadratic_is_unstable_only_above_its_bound(options, bound, factor, expected):
+    problem = quadratic()
+    optimizer = sgd(factor * bound, **options)(problem.model.parameters())
+    assert is_unstable(problem, optimizer) is expected
+
+
+def test_unstable_run_ends_at_once():
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    done = trial(problem, sgd(5.0)(problem.model.parameters()), None, 0)
+    assert done.unstable
+    assert done.steps == 2  # the first step makes the loss 16 times as large
+    assert done.worst == pytest.approx(16.0)
+
+
+def test_stable_run_takes_all_steps():
+    problem = quadratic()
+    done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    assert (done.unstable, done.steps, done.rate) == (False, STEPS, 0.1)
+    assert done.worst == 1.0
+
+
+def test_limit_is_crossed_exactly_at_three_times_the_first_loss():
+    # one step multiplies the loss by (1 - rate)^2: 3 at rate 1 + sqrt(3)
+    for rate, expected in ((1 + 3**0.5 - 1e-3, 2 + 1), (1 + 3**0.5 + 1e-3, 2)):
+        problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+        done = trial(problem, sgd(rate)(problem.model.parameters()), None, 0)
+        assert done.unstable
+        assert done.steps == expected
+
+
+def test_non_finite_loss_is_unstable_whatever_its_sign():
+    model = nn.Linear(1, 1)
+
+    def loss(output, target):
+        return -1 + 0 * output.sum() / (model.weight.detach().abs().sum() < 1e3)
+
+    problem = Problem(model, loss, (torch.ones(2, 1), torch.ones(2, 1)))
+    optimizer = sgd(0.0)(model.parameters())
+    assert not is_unstable(problem, optimizer)
+    nn.init.constant_(model.weight, 1e4)
+    assert is_unstable(problem, optimizer)
+
+
+def test_ramp_sets_the_rate_of_every_step():
+    problem = quadratic()
+    optimizer = sgd(9.0)(problem.model.parameters())
+    done = trial(problem, optimizer, None, 0, steps=5, rate_at=lambda step: 0.01 * 2**step)
+    assert not done.unstable
+    assert done.rate == pytest.approx(0.01 * 2**4)
+
+
+def test_order_of_the_data_follows_the_seed():
+    def worst(order):
+        problem = Problem(small_network(), "cross_entropy", labelled())
+        return trial(problem, sgd(0.5)(problem.model.parameters()), 8, order).worst
+
+    assert worst(1) == worst(1)
+    assert worst(1) != worst(2)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+
+from normscope.errors import ArgumentTypeError, InputError
+from normscope.learning_rate.rules import UpdateRule, rule_of
+
+
+def weights():
+    return [nn.Parameter(torch.zeros(2))]
+
+
+def spectral_radius(rate, curvature, momentum, nesterov, dampening):
+    """Of torch's own SGD on a one-dimensional quadratic, read off two unit vectors of its state."""
+    columns = []
+    for position, velocity in ((1.0, 0.0), (0.0, 1.0)):
+        weight = nn.Parameter(torch.tensor([position], dtype=torch.float64))
+        options = {"momentum": momentum, "nesterov": nesterov, "dampening": dampening}
+        optimizer = SGD([weight], lr=rate, **options)
+        optimizer.state[weight]["momentum_buffer"] = torch.tensor([velocity], dtype=torch.float64)
+        weight.grad = curvature * weight.detach().clone()
+        optimizer.step()
+        columns.append([weight.item(), optimizer.state[weight]["momentum_buffer"].item()])
+    return np.abs(np.linalg.eigvals(np.array(columns).T)).max()
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize(("nesterov", "dampening"), [(False, 0.0), (True, 0.0), (False, 0.5)])
+def test_bound_is_where_the_spectral_radius_of_sgd_passes_one(momentum, nesterov, dampening):
+    rule = UpdateRule("SGD", momentum, nesterov, dampening)
+    bound = rule.largest_stable_rate(3.0)
+    below, above = (
+        spectral_radius(factor * bound, 3.0, momentum, nesterov, dampening)
+        for factor in (1 - 1e-6, 1 + 1e-6)
+    )
+    assert below < 1 < above
+
+
+def test_weight_decay_adds_to_the_curvature():
+    assert UpdateRule("SGD", weight_decay=1.0).largest_stable_rate(3.0) == 0.5
+
+
+def test_flat_loss_has_no_bound():
+    assert UpdateRule("SGD").largest_stable_rate(0.0) == float("inf")
+
+
+def test_sgd_is_read_off_the_optimizer():
+    optimizer = SGD(weights(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    rule = rule_of(optimizer)
+    assert (rule.name, rule.momentum, rule.nesterov, rule.weight_decay) == ("SGD", 0.9, True, 1e-4)
+    assert rule.is_exact
+
+
+def test_adam_bound_is_that_of_a_running_mean():
+    rule = rule_of(Adam(weights(), betas=(0.9, 0.999)))
+    assert rule.largest_stable_rate(1.0) == pytest.approx(38.0)  # 2 (1 + 0.9) / (1 - 0.9)
+    assert not rule.is_exact
+    assert not rule.decoupled
+    assert rule_of(AdamW(weights())).decoupled
+    assert rule_of(RMSprop(weights(), alpha=0.9, momentum=0.5)).second_moment == 0.9
+
+
+def test_largest_weight_decay_of_the_groups_counts():
+    first, second = weights(), weights()
+    groups = [{"params": first, "weight_decay": 0.1}, {"params": second, "weight_decay": 0.0}]
+    assert rule_of(SGD(groups, lr=0.1)).weight_decay == 0.1
+
+
+def test_groups_with_several_learning_rates_are_refused():
+    groups = [{"params": weights(), "lr": 0.1}, {"params": weights(), "lr": 0.2}]
+    with pytest.raises(InputError, match=r"differ in 'lr' \(0.1, 0.2\)"):
+        rule_of(SGD(groups, lr=0.1))
+
+
+def test_unknown_and_maximizing_optimizers_are_refused():
+    with pytest.raises(ArgumentTypeError, match="got Adagrad"):
+        rule_of(Adagrad(weights()))
+    with pytest.raises(InputError, match="maximize=True"):
+        rule_of(SGD(weights(), lr=0.1, maximize=True))

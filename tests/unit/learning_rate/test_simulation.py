@@ -1,0 +1,150 @@
+"""The simulated last layer against torch's own optimizers on the same layer."""
+
+import itertools
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, RMSprop
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.last_layer import LastLayer
+from normscope.learning_rate.onset import STEPS, growth_limit
+from normscope.learning_rate.rules import rule_of
+from normscope.learning_rate.simulation import _Weights, last_layer_onset, stable_rates
+
+OPTIMIZERS = [
+    lambda parameters, rate: SGD(parameters, lr=rate),
+    lambda parameters, rate: SGD(parameters, lr=rate, momentum=0.9, dampening=0.3),
+    lambda parameters, rate: SGD(parameters, lr=rate, momentum=0.8, nesterov=True),
+    lambda parameters, rate: SGD(parameters, lr=rate, momentum=0.5, weight_decay=0.1),
+    lambda parameters, rate: Adam(parameters, lr=rate, weight_decay=0.1),
+    lambda parameters, rate: AdamW(parameters, lr=rate, weight_decay=0.1),
+    lambda parameters, rate: RMSprop(parameters, lr=rate, momentum=0.5),
+]
+
+
+def batches():
+    inputs, targets = labelled(24)
+    return [(inputs[:12].double(), targets[:12]), (inputs[12:].double(), targets[12:])]
+
+
+def linear(bias=True):
+    torch.manual_seed(0)
+    return nn.Linear(5, 3, bias=bias, dtype=torch.float64)
+
+
+def as_last_layer(layer, given):
+    bias = None if layer.bias is None else layer.bias.detach()
+    features, targets = zip(*given, strict=True)
+    return LastLayer("", layer.weight.detach(), bias, features, targets)
+
+
+def trained(make, rate, bias, steps, loss):
+    """Weights and losses by torch's own loop."""
+    layer, given, losses = linear(bias), batches(), []
+    optimizer = make(layer.parameters(), rate)
+    for step in range(steps):
+        inputs, targets = given[step % 2]
+        value = loss(layer(inputs), targets)
+        losses.append(value.item())
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    return layer, losses
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_updates_are_those_of_torch(make, bias):
+    layer, given = linear(bias), batches()
+    problem = Problem(layer, "cross_entropy", given)
+    weights = _Weights(
+        as_last_layer(layer, given), rule_of(make(layer.parameters(), 1.0)), [0.1, 0.02]
+    )
+    for step in range(7):
+        inputs, targets = given[step % 2]
+        outputs = weights.outputs(inputs).requires_grad_()
+        total = sum(problem.loss_of(output, targets) for output in outputs)
+        weights.update(inputs, torch.autograd.grad(total, outputs)[0])
+    for place, rate in enumerate((0.1, 0.02)):
+        expected, _ = trained(make, rate, bias, 7, problem.loss)
+        found = weights._value[place]
+        assert torch.allclose(found[:, :5], expected.weight, rtol=1e-10, atol=1e-12)
+        if bias:
+            assert torch.allclose(found[:, 5], expected.bias, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    list(zip(OPTIMIZERS, itertools.cycle(["squared_error", "cross_entropy"]), strict=False)),
+)
+def test_stable_rates_are_those_of_real_runs(make, loss):
+    layer, given = linear(), batches()
+    problem = Problem(layer, loss, given)
+    rule = rule_of(make(layer.parameters(), 1.0))
+    rates = [0.02 * 4**power for power in range(6)]
+    found = stable_rates(as_last_layer(layer, given), problem, rule, rates)
+    limit = growth_limit(problem.loss)
+    expected = []
+    for rate in rates:
+        _, losses = trained(make, rate, True, STEPS, problem.loss)
+        expected.append(all(value <= limit * losses[0] for value in losses))
+    assert found == expected
+    assert True in found
+    assert False in found
+
+
+def test_onset_is_that_of_the_quadratic():
+    layer, given = linear(), batches()[:1]
+    inputs = torch.cat([given[0][0], torch.ones(12, 1, dtype=torch.float64)], dim=1)
+    largest = float(torch.linalg.eigvalsh(inputs.T @ inputs / 12).amax())
+    problem = Problem(layer, "squared_error", given)
+    onset = last_layer_onset(
+        as_last_layer(layer, given), problem, rule_of(SGD(layer.parameters(), 1.0))
+    )
+    assert onset == pytest.approx(2 / largest, rel=0.1)
+
+
+def test_onset_is_found_whatever_the_scale_of_the_loss():
+    layer, given = linear(), batches()
+    rule = rule_of(SGD(layer.parameters(), 1.0))
+
+    def onset(scale):
+        def loss(output, target):
+            return scale * nn.functional.cross_entropy(output, target)
+
+        return last_layer_onset(as_last_layer(layer, given), Problem(layer, loss, given), rule)
+
+    reference = onset(1.0)
+    for scale in (1e-4, 1e5):
+        assert onset(scale) * scale == pytest.approx(reference, rel=0.2)
+
+
+def test_layer_that_is_always_stable_has_no_onset():
+    layer, given = linear(), batches()
+    problem = Problem(layer, lambda output, target: 1 + 0 * output.sum(), given)
+    assert (
+        last_layer_onset(
+            as_last_layer(layer, given), problem, rule_of(SGD(layer.parameters(), 1.0))
+        )
+        is None
+    )
+
+
+def test_outputs_with_positions_are_simulated_too():
+    torch.manual_seed(1)
+    layer = nn.Linear(4, 3, dtype=torch.float64)
+    features = torch.randn(6, 7, 4, dtype=torch.float64)
+    targets = torch.randint(3, (6, 7))
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    held = LastLayer("", layer.weight.detach(), layer.bias.detach(), (features,), (targets,))
+    rule = rule_of(SGD(layer.parameters(), 1.0))
+    outputs = _Weights(held, rule, [1.0, 2.0]).outputs(features)
+    assert outputs.shape == (2, 6, 7, 3)
+    assert torch.allclose(outputs[1], layer(features))
+    assert last_layer_onset(held, Problem(layer, loss, (features, targets)), rule) > 0

@@ -1,0 +1,71 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.learning_rate.problems import labelled, small_network
+from torch import nn
+
+from normscope.curvature.problem import Problem, whole_loss
+from normscope.errors import InputError
+from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.theory import by_theory
+
+SGD = UpdateRule("SGD", momentum=0.5)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """A stand-in that says what it is asked for."""
+    asked = SimpleNamespace(answer=SimpleNamespace(lambda_max=6.0, regime="head"), calls=[])
+
+    def predict(model, input_shape=None, closure="train", data=None):
+        asked.calls.append((input_shape, closure))
+        if isinstance(asked.answer, Exception):
+            raise asked.answer
+        return asked.answer
+
+    monkeypatch.setitem(sys.modules, "normscope.meanfield", SimpleNamespace(predict=predict))
+    return asked
+
+
+def found(loss, rule=SGD, **options):
+    return by_theory(Problem(small_network(), loss, labelled()), labelled(), rule, **options)
+
+
+def test_rate_is_the_bound_of_the_predicted_eigenvalue(engine):
+    theory = found("squared_error", closure="frozen")
+    assert theory.rate == pytest.approx(2 * 1.5 / 6)
+    assert theory.reason == "head"
+    assert engine.calls == [((5,), "frozen")]
+
+
+def test_cross_entropy_has_a_hessian_of_one_over_classes(engine):
+    assert found("cross_entropy").rate == pytest.approx(3 * 2 * 1.5 / 6)
+    assert found(nn.CrossEntropyLoss()).rate == pytest.approx(3 * 2 * 1.5 / 6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "rule", "reason"),
+    [
+        ("squared_error", UpdateRule("Adam", second_moment=0.9), "not Adam"),
+        (lambda f, y: f.sum(), SGD, "squared error and the cross-entropy only"),
+        (whole_loss(lambda net, batch: net(batch[0]).sum()), SGD, "loss(output, target)"),
+    ],
+)
+def test_what_the_theory_does_not_cover_has_a_reason(engine, loss, rule, reason):
+    theory = found(loss, rule)
+    assert theory.rate is None
+    assert reason in theory.reason
+    assert engine.calls == []
+
+
+def test_unreadable_model_keeps_the_engines_reason(engine):
+    engine.answer = InputError("cannot read 'encoder' (Attention).")
+    assert found("squared_error") == found("squared_error")
+    assert found("squared_error").reason == "cannot read 'encoder' (Attention)."
+
+
+def test_missing_eigenvalue_is_none_with_the_regime(engine):
+    engine.answer = SimpleNamespace(lambda_max=None, regime="undetermined")
+    assert found("squared_error").rate is None
+    assert "undetermined" in found("squared_error").reason

@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.copies import Workbench
+from normscope.learning_rate.verification import BUDGET, verified_onset
+from normscope.training import sgd
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("guess", [1.0, 0.03, 30.0, 1e4])
+def test_onset_of_a_quadratic_is_found_from_any_guess(momentum, guess):
+    bound = 2 * (1 + momentum) / 4
+    found = verified_onset(Workbench(quadratic(), sgd(1.0, momentum), None, 0), guess * bound)
+    assert found.steps <= BUDGET
+    assert found.low <= 1.1 * bound
+    assert found.high >= 0.95 * bound
+    assert found.onset == pytest.approx(bound, rel=0.15)
+
+
+def test_budget_holds_on_a_net_and_unstable_runs_end_at_once():
+    problem = Problem(small_network(), "cross_entropy", labelled())
+    found = verified_onset(Workbench(problem, sgd(1.0), 16, 0), 1.0)
+    runs = found.trials[found.ramps :]
+    assert found.steps == sum(each.steps for each in found.trials) <= BUDGET
+    assert all(each.steps == 100 for each in runs if not each.unstable)
+    assert any(each.unstable and each.steps < 100 for each in runs)
+    assert {each.order for each in runs[:3]} == {0, 1, 2}
+    assert found.low < found.onset < found.high
+
+
+def test_tight_budget_is_kept():
+    bench = Workbench(quadratic(), sgd(1.0), None, 0)
+    assert verified_onset(bench, 0.5, budget=250).steps <= 250
+
+
+def test_loss_that_is_never_unstable_has_no_end():
+    model = torch.nn.Linear(1, 1)
+    problem = Problem(model, lambda f, y: 1 + 1e-30 * f.sum(), (torch.ones(2, 1), torch.ones(2, 1)))
+    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.1)
+    assert math.isinf(found.high)
+    assert found.onset == found.low > 1
+    assert found.steps <= BUDGET
+
+
+def test_every_run_starts_from_the_same_weights():
+    problem = quadratic()
+    before = problem.model.weight.detach().clone()
+    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.5)
+    assert torch.equal(problem.model.weight, before)
+    again = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.5)
+    assert again.trials == found.trials
+
+
+def test_runs_are_told():
+    told = []
+    verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5, told.append)
+    assert told[0].startswith("ramp from 0.0625")
+    assert all(text.startswith("learning rate") for text in told[1:])
+
+
+def test_instability_below_a_stable_rate_is_found_from_the_guess():
+    """Rates from 1 to 2 break at once, those from 2 to 8 do not, those above 8 do again."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+
+    def loss(output, target):
+        moved = output.detach().abs().max()  # a multiple of the first step
+        broken = ((moved >= 1) & (moved < 2)) | (moved >= 8)
+        return 1 + 9 * broken + (output - output.detach()).mean() * (moved == 0)
+
+    problem = Problem(model, loss, (torch.ones(2, 1), torch.ones(2, 1)))
+    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 1.2)
+    assert found.low < 1 <= found.high < 1.2
+    assert found.steps <= BUDGET
