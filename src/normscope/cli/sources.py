@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -54,6 +55,14 @@ def found_at(place: str) -> Any:
     return getattr(module, name)
 
 
+def _refuse_bare_file(source: str, example: str) -> None:
+    if source.endswith(".py"):
+        raise InputError(
+            f"{source} names a file; say which function in it makes what is wanted, such as "
+            f"{source}:{example}."
+        )
+
+
 def load_data(source: str, seed: int = 0) -> Any:
     """Data by the name of a registered set (its training split) or by the place of a function.
 
@@ -64,6 +73,7 @@ def load_data(source: str, seed: int = 0) -> Any:
     Returns:
         A pair (inputs, targets), a list of batches or a DataLoader; whatever the function returns.
     """
+    _refuse_bare_file(source, "samples")
     if ":" not in source:
         from normscope.data import load
 
@@ -96,6 +106,7 @@ def load_model(
     """
     from torch import nn
 
+    _refuse_bare_file(source, "build")
     if ":" not in source:
         return _registered_model(source, data, norm, options, seed)
     if norm is not None or options:
@@ -206,8 +217,24 @@ def _made(place: str, seed: int) -> Any:
     target = found_at(place)
     if isinstance(target, nn.Module) or not callable(target):
         return target
+    needed = _needed_arguments(target)
+    if needed:
+        raise InputError(
+            f"{place} must be callable without arguments, and needs {', '.join(needed)}; write a "
+            "function that calls it with them."
+        )
     torch.manual_seed(seed)
     return blaming(place, target)
+
+
+def _needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C tells nothing
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def _from_path(name: str) -> ModuleType:

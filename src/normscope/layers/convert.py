@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from normscope.layers.detect import is_batch_norm, kind_of
 from normscope.layers.fold_weights import Layer, out_channels
 from normscope.layers.inference import modules_after
 from normscope.layers.insert import Gap, gaps, insert
-from normscope.layers.kinds import NORMS, NoNorm, normalization
+from normscope.layers.kinds import NORMS, NoNorm, group_count, normalization
 from normscope.layers.places import Place, layer_dimensions, norm_places
 from normscope.layers.tracing import require_module
 
@@ -165,7 +164,7 @@ def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
 def _is_already(place: Place, to: str) -> bool:
     module = place.module
     if isinstance(module, nn.GroupNorm) and to == "group":
-        return module.num_groups > 1 or math.gcd(32, module.num_channels) == 1
+        return module.num_groups > 1 or group_count(module.num_channels, place.dimensions) == 1
     if to == "batch" and kind_of(module) == "batch":
         return isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d | nn.SyncBatchNorm)
     return kind_of(module) == to

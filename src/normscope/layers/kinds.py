@@ -23,6 +23,8 @@ _BATCH_NORMS = (BatchNorm1d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
 _NOISY_NORMS = (NoisyBatchNorm1d, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d)
 _LP_NORMS = (LpNorm1d, LpNorm1d, LpNorm2d, LpNorm3d)
 
+_FEWEST_UNITS = 4  # in a group of a vector
+
 
 class NoNorm(nn.Identity):
     """The place of a norm layer where there is none: passes its input on.
@@ -167,9 +169,29 @@ def layer_norm(
 
 @NORMS.register(name="group")
 def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
-    """Group normalization with gcd(32, channels) groups, vectors and images alike.
+    """Group normalization with as many groups as `group_count` says.
 
     Reference: wu2018.
     """
-    del dimensions  # the layer takes any number of positions
-    return nn.GroupNorm(math.gcd(32, num_features), num_features, **options)
+    return nn.GroupNorm(group_count(num_features, dimensions), num_features, **options)
+
+
+def group_count(num_features: int, dimensions: int) -> int:
+    """Groups of the kind "group": gcd(32, channels); of vectors fewer, at least 4 units in each.
+
+    A group of one or two units that have no positions would normalize away all but their signs.
+
+    Args:
+        num_features: channels.
+        dimensions: spatial dimensions, 0 for vectors.
+
+    Returns:
+        The number of groups.
+
+    >>> group_count(64, 2), group_count(64, 0), group_count(1000, 0)
+    (32, 16, 8)
+    """
+    groups = math.gcd(32, num_features)
+    while dimensions == 0 and groups > 1 and num_features // groups < _FEWEST_UNITS:
+        groups //= 2
+    return groups

@@ -163,6 +163,19 @@ def test_batches_that_cannot_be_had_are_refused(data, size, count, error, messag
         chosen_batches(data, size, count)
 
 
+@pytest.mark.parametrize(("load", "function"), [(load_model, "build"), (load_data, "samples")])
+def test_bare_file_is_answered_with_what_to_write(load, function):
+    with pytest.raises(InputError, match=rf"such as net\.py:{function}"):
+        load("net.py")
+
+
+def test_factory_that_needs_arguments_is_named_with_them(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def build(depth, width=3): ...\n")
+    with pytest.raises(InputError, match=r"without arguments, and needs depth; write"):
+        load_model(f"{file}:build")
+
+
 def test_place_needs_a_colon():
     with pytest.raises(InputError, match=r"got 'math'"):
         found_at("math")

@@ -58,6 +58,16 @@ def test_group_norm_has_gcd_groups(channels, groups):
     assert normalization("group", channels, 2).num_groups == groups
 
 
+@pytest.mark.parametrize(
+    ("units", "groups"), [(1000, 8), (100, 4), (64, 16), (32, 8), (8, 2), (6, 1)]
+)
+def test_group_norm_of_vectors_has_at_least_four_units_in_a_group(units, groups):
+    layer = normalization("group", units, 0)
+    assert layer.num_groups == groups
+    x = torch.randn(8, units, generator=torch.Generator().manual_seed(0))
+    assert layer(x).std(0).min() > 0.1  # another input, another output
+
+
 @pytest.mark.parametrize("dimensions", [0, 2])
 def test_layer_kind_normalizes_each_sample_over_everything(dimensions):
     x = 3 + 5 * torch.randn(4, 6, *[3] * dimensions, dtype=torch.float64)
