@@ -183,6 +183,7 @@ def test_model_reads_the_running_statistics_that_its_layer_would_have_left() -> 
     torch.testing.assert_close(matrix @ vector, torch.cat([part.flatten() for part in expected]))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_hessian_of_a_compiled_model_is_that_of_the_model() -> None:
     model = small_net(BatchNorm2d(3))
     plain = operator(model, "cross_entropy", images(), kind="hessian")

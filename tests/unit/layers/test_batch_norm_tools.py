@@ -14,16 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 
 def _images(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # Loading inductor makes PyTorch script functions of its own.

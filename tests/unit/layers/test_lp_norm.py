@@ -179,6 +179,7 @@ def test_transform_leaves_captured_statistics_and_moves_given_ones():
 
 
 @pytest.mark.parametrize("p", [1, 3, math.inf])
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_layer_equals_eager(p):
     torch.manual_seed(0)
     layer, x = LpNorm1d(3, p=p), torch.randn(8, 3, requires_grad=True)

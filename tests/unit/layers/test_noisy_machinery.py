@@ -80,6 +80,7 @@ def test_forward_mode_derivative_is_the_factor():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own look
 @pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_noisy_has_noise_of_the_right_size(seed):
     layer = NoisyBatchNorm1d(3, generator=seed)
     # Only the default generator's draws can be traced.

@@ -123,6 +123,7 @@ def test_tracing_is_active_under_jit_trace():
     assert answers == [True]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_transform_active_is_a_constant_of_the_compiled_graph():
     def inside(x):
         return x.sum() * (2.0 if transform_active() else 1.0)
