@@ -88,7 +88,7 @@ def test_other_modules_are_no_norms(module):
 @pytest.mark.parametrize("kind", list(NORMS))
 @pytest.mark.parametrize("dimensions", [0, 2])
 def test_kind_of_inverts_normalization(kind, dimensions):
-    assert kind_of(normalization(kind, 6, dimensions)) == kind
+    assert kind_of(normalization(kind, 8, dimensions)) == kind
 
 
 @pytest.mark.parametrize(
