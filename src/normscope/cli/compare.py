@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.curvature import (
+from normscope.cli.figures import check_figure, save_figure
+from normscope.cli.options import (
     Data,
     Json,
     Loss,
     Model,
     ModelOptions,
+    Momentum,
+    NoVerify,
     Seed,
-    _check_figure,
+    StepBatchSize,
 )
-from normscope.cli.lr import BatchSize, Momentum, NoVerify
 
 Norms = Annotated[str, typer.Option("--norms", help="Kinds of normalization, separated by commas.")]
 Steps = Annotated[int, typer.Option(min=1, help="Of the training at half the limit.")]
@@ -35,7 +37,7 @@ def compare(
     loss: Loss = "cross_entropy",
     momentum: Momentum = 0.0,
     option: ModelOptions = None,
-    batch_size: BatchSize = None,
+    batch_size: StepBatchSize = None,
     steps: Steps = 200,
     no_verify: NoVerify = False,
     seed: Seed = 0,
@@ -47,40 +49,25 @@ def compare(
     Example: normscope compare fully_connected --data digits --norms none,batch,layer
     """
     from normscope.cli import sources
-    from normscope.cli.lr import chosen_batch_size
-    from normscope.cli.output import print_json, progress_over
+    from normscope.cli.output import print_answer, progress_over
     from normscope.learning_rate import compare as compared
 
-    _check_figure(out)
+    check_figure(out)
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, None, option or (), seed)
-    size = chosen_batch_size(samples, batch_size)
+    given: dict[str, Any] = {
+        "norms": kinds,
+        "momentum": momentum,
+        "verify": not no_verify,
+        "batch_size": sources.step_batch_size(samples, batch_size),
+        "steps": steps,
+        "seed": seed,
+    }
     with progress_over(_PARTS * max(len(kinds), 1), "compare") as begin:
-        ask = partial(
-            compared,
-            network,
-            sources.load_loss(loss),
-            samples,
-            norms=kinds,
-            momentum=momentum,
-            verify=not no_verify,
-            batch_size=size,
-            steps=steps,
-            seed=seed,
-            progress=begin,
-        )
+        problem = network, sources.load_loss(loss), samples
+        ask = partial(compared, *problem, progress=begin, **given)
         comparison = sources.blaming(f"{model} with {loss} on {data}", ask)
     if out is not None:
-        from normscope.files import replacing
-
-        with replacing(out) as unfinished:
-            comparison.plot().savefig(unfinished)
-    if as_json:
-        figure = None if out is None else str(out)
-        source = {"model": model, "data": data, "loss": loss}
-        print_json({**source, **comparison.to_dict(), "figure": figure})
-        return
-    typer.echo(str(comparison))
-    if out is not None:
-        typer.echo(f"Figure: {out}")
+        save_figure(comparison.plot(), out)
+    print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json)

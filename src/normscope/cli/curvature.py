@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from normscope.cli.figures import check_figure, draw_on
+from normscope.cli.options import Data, Json, Loss, Model, ModelOptions, Norm, Seed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,30 +22,10 @@ if TYPE_CHECKING:
 
 Subject = tuple[Any, Any, Any]  # model, loss, data
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="A registered model, package.module:factory or file.py:factory."
-    ),
-]
-Data = Annotated[
-    str,
-    typer.Option(
-        "--data", "-d", help="A registered data set, module:function or file.py:function."
-    ),
-]
-Loss = Annotated[str, typer.Option(help="A registered loss or module:function.")]
 Kind = Annotated[str, typer.Option(help="fisher, ggn or hessian.")]
 Mode = Annotated[
     str,
     typer.Option(help="train: batch statistics; frozen: the same as constants; eval: running."),
-]
-Norm = Annotated[
-    str | None, typer.Option(help="Normalization of a registered model.", show_default="batch")
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="Of a registered model: width=100."),
 ]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Samples in a batch.", show_default="256")
@@ -56,10 +40,6 @@ MaxProducts = Annotated[
 WholeSpectrum = Annotated[bool, typer.Option("--spectrum", help="Also the density of all.")]
 Probes = Annotated[int, typer.Option(min=2, help="Random directions of the spectrum.")]
 LanczosSteps = Annotated[int, typer.Option(min=1, help="Products for each direction.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=2**62, help="Of weights, choice of samples, dropout and start.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="FIGURE", help="Draw the spectrum, or the eigenvalues."),
@@ -95,7 +75,7 @@ def curvature(
     """
     from normscope.cli import sources
 
-    _check_figure(out)
+    check_figure(out)
     samples = sources.load_data(data, seed)
     chosen = sources.chosen_batches(samples, batch_size, batches, seed)
     network = sources.load_model(model, samples, norm, option or (), seed)
@@ -105,7 +85,7 @@ def curvature(
     place = f"{model} with {loss} on {data}"
     top = sources.blaming(place, lambda: _eigenvalues(problem, k, max_products, options))
     density = _density(problem, probes, lanczos_steps, common) if spectrum else None
-    _draw(top, density, out)
+    draw_on(out, partial(_draw, top, density))
     _print(top, density, out, {"model": model, "data": data, "loss": loss}, as_json)
     if not top.converged:
         raise typer.Exit(1)
@@ -144,36 +124,13 @@ def _density(problem: Subject, probes: int, steps: int, options: dict[str, Any])
         return spectrum(*problem, probes=probes, lanczos_steps=steps, progress=tell, **options)
 
 
-def _check_figure(out: Path | None) -> None:
-    """Refuse a figure that could not be written before the work, not after it."""
-    if out is None:
-        return
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    from normscope.registry import unknown_name
-
-    formats = FigureCanvasBase.get_supported_filetypes()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix.removeprefix(".").lower() not in formats:
-        raise unknown_name("figure format", out.suffix, [f".{name}" for name in formats])
-
-
-def _draw(top: TopEigenvalue, density: xr.Dataset | None, out: Path | None) -> None:
-    if out is None:
-        return
-    from normscope.files import replacing
-    from normscope.plots.style import new_figure
-
-    figure = new_figure()
-    axes: Axes = figure.subplots()
+def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
     if density is None:
         top.plot(axes)
-    else:
-        from normscope.plots.spectrum import spectrum
+        return
+    from normscope.plots.spectrum import spectrum
 
-        spectrum(density, axes)
-    with replacing(out) as unfinished:
-        figure.savefig(unfinished)
+    spectrum(density, axes)
 
 
 def _print(

@@ -7,6 +7,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 Row = dict[str, object]
 
@@ -35,6 +37,33 @@ def _cell(value: object) -> str:
 def print_json(value: object) -> None:
     """Print strict JSON: what is not a finite number becomes null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+class Answer(Protocol):
+    """A result that prints as a table and as plain values."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Its values by name."""
+
+
+def print_answer(
+    answer: Answer, source: dict[str, object], figure: Path | None, as_json: bool
+) -> None:
+    """Print a result, and where its figure is: as JSON beside what it was asked of, or as text.
+
+    Args:
+        answer: the result.
+        source: what it was asked of, by name.
+        figure: where its figure was written, if it was.
+        as_json: strict JSON instead of text.
+    """
+    if as_json:
+        path = None if figure is None else str(figure)
+        print_json({**source, **answer.to_dict(), "figure": path})
+        return
+    print(answer)
+    if figure is not None:
+        print(f"Figure: {figure}")
 
 
 def _finite(value: object) -> object:

@@ -162,6 +162,29 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     return pieces(rows(data, order), size)
 
 
+def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
+    """The batch size to train a source of data with.
+
+    Args:
+        samples: as `load_data` returns it.
+        batch_size: what the user asked for.
+
+    Returns:
+        That; or 256 for one pair of more samples; None for batches of their own.
+
+    Raises:
+        InputError: if the data has batches of its own and a size is asked for.
+    """
+    if isinstance(samples, tuple):
+        return min(DEFAULT_BATCH_SIZE, len(samples[0])) if batch_size is None else batch_size
+    if batch_size is not None:
+        raise InputError(
+            "the data comes in batches of its own; leave the batch size out, or return one pair "
+            "(inputs, targets) of all samples."
+        )
+    return None
+
+
 def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]:
     if not isinstance(data, Iterable) or isinstance(data, str):
         raise ArgumentTypeError(

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.cli.figures import check_figure, draw_on
+from normscope.cli.options import Json, Model, ModelOptions, Norm
+
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     from normscope.meanfield import Prediction
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="A registered model, package.module:factory or file.py:factory."
-    ),
-]
 Gamma = Annotated[
     str | None,
     typer.Option(
@@ -38,19 +37,11 @@ Data = Annotated[
 InputShape = Annotated[
     str | None, typer.Option(metavar="SIZES", help="Of one sample, such as 3,32,32.")
 ]
-Norm = Annotated[
-    str | None, typer.Option(help="Normalization of a registered model.", show_default="batch")
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="Of a registered model: width=100."),
-]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples in a batch.")]
 Momentum = Annotated[float, typer.Option(min=0.0, help="Heavy-ball momentum of the rate.")]
 Parameters = Annotated[str, typer.Option(help="weights, as in the paper, or all.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Of the weights.")]
 Plot = Annotated[bool, typer.Option("--plot", help="Draw a figure, by default theory.svg.")]
-Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FIGURE", help="Draw a figure there.")
 ]
@@ -79,10 +70,9 @@ def theory(
     Example: normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot
     """
     from normscope.cli import sources
-    from normscope.cli.curvature import _check_figure
 
     figure = Path("theory.svg") if plot and out is None else out
-    _check_figure(figure)
+    check_figure(figure)
     values = None if gamma is None else _values(gamma)
     samples = None if data is None else sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed)
@@ -94,7 +84,7 @@ def theory(
         "parameters": parameters,
     }
     found, refused = _predictions(network, closure, options)
-    _draw(found, figure)
+    draw_on(figure, partial(_draw, found))
     _print(found, refused, figure, {"model": model, "momentum": momentum}, as_json)
 
 
@@ -166,26 +156,17 @@ def _first_batch(samples: Any, batch_size: int, seed: int) -> Any:
     return chosen_batches(samples, size, 1, seed)[0]
 
 
-def _draw(found: list[Prediction], figure: Path | None) -> None:
-    if figure is None:
+def _draw(found: list[Prediction], axes: Axes) -> None:
+    if found[0].gamma is None or len(found) == 1:
+        found[0].plot(axes)
         return
     import xarray as xr
 
-    from normscope.files import replacing
-    from normscope.plots.style import new_figure
+    from normscope.plots.meanfield import closure_curves
 
-    canvas = new_figure()
-    axes = canvas.subplots()
-    if found[0].gamma is None or len(found) == 1:
-        found[0].plot(axes)
-    else:
-        from normscope.plots.meanfield import closure_curves
-
-        curves = [each.to_xarray()["lambda_max"] for each in found]
-        names = xr.Variable("closure", [each.closure for each in found])
-        closure_curves(xr.Dataset({"lambda_max": xr.concat(curves, names)}), axes)
-    with replacing(figure) as unfinished:
-        canvas.savefig(unfinished)
+    curves = [each.to_xarray()["lambda_max"] for each in found]
+    names = xr.Variable("closure", [each.closure for each in found])
+    closure_curves(xr.Dataset({"lambda_max": xr.concat(curves, names)}), axes)
 
 
 def _print(

@@ -39,12 +39,13 @@ def differentiate_twice_fast(model: nn.Module, *, batch_statistics: bool) -> Non
         batch_statistics: also the batch normalizations, which all use the statistics of the batch.
     """
     for module in model.modules():
-        own = type(module)
         if isinstance(module, _ConvNd):
-            dimensions = _CONVOLUTIONS.get(getattr(own, "_conv_forward", None))  # type: ignore[arg-type]  # None is no key
+            dimensions = _CONVOLUTIONS.get(type(module)._conv_forward)
             if dimensions is not None and module.padding_mode == "zeros":
                 _replace(module, "_conv_forward", functools.partial(_convolve, dimensions))
-        elif batch_statistics and own.forward in _BATCH_NORM_FORWARDS and _is_local(module):
+        elif (
+            batch_statistics and type(module).forward in _BATCH_NORM_FORWARDS and _is_local(module)
+        ):
             _replace(module, "forward", _normalize)
 
 

@@ -46,8 +46,7 @@ def product_edge(ratio: Array, layers: Array) -> Array:
     """
     ratio, layers = (np.asarray(v, dtype=float) for v in np.broadcast_arrays(ratio, layers))
     c, k = np.maximum(ratio, 1e-12), np.maximum(layers, 1.0)
-    # the derivative of the logarithm vanishes where c w^2 (1 - 1/k) ... : a quadratic in w
-    # c w (1 + w) = 1 + c w / k
+    # the logarithm is stationary where c w (1 + w) = 1 + c w / k, a quadratic in w
     linear = c * (1 - 1 / k)
     w = (-linear + np.sqrt(linear**2 + 4 * c)) / (2 * c)
     edge = (1 + 1 / w) * np.exp(k * np.log1p(c * w / k))
