@@ -33,7 +33,7 @@ def test_graph_batch_norm_has_both_derivatives(shape: tuple[int, ...], eps: floa
         return normalized(x, weight, bias, eps)
 
     assert torch.autograd.gradcheck(function, leaves(shape), rtol=1e-4)
-    assert torch.autograd.gradgradcheck(function, leaves(shape), rtol=1e-4, atol=1e-4)
+    assert torch.autograd.gradgradcheck(function, leaves(shape), rtol=1e-4)
 
 
 @pytest.mark.parametrize("given", ["x", "x, weight", "x, bias", "weight, bias", "weight"])
@@ -61,9 +61,9 @@ def test_graph_batch_norm_without_weight_or_bias_has_both_derivatives() -> None:
 
 
 def test_graph_batch_norm_keeps_its_digits_far_from_zero() -> None:
-    """Values of 1e4 with a spread of 1e-1 in float32, against the definition in float64."""
+    """At 200 spreads from zero, near the 250 to which it is used, against float64."""
     generator = torch.Generator().manual_seed(0)
-    far = (1e4 + 0.1 * torch.randn(64, 3, generator=generator)).requires_grad_()
+    far = (1e4 + 50 * torch.randn(64, 3, generator=generator)).requires_grad_()
     direction = torch.randn(64, 3, generator=generator)
     exact = far.detach().double().requires_grad_()
     products = []
@@ -75,8 +75,8 @@ def test_graph_batch_norm_keeps_its_digits_far_from_zero() -> None:
         (gradient,) = torch.autograd.grad(torch.sin(y).sum(), x, create_graph=True)
         (product,) = torch.autograd.grad(gradient, x, direction.to(x.dtype))
         products.append(product.double())
-    # the forward output itself is PyTorch's, good to about 1e-2 of the spread there
-    assert (products[0] - products[1]).norm() < 0.05 * products[1].norm()
+    # rounding of the output: about 200 times 6e-8
+    assert (products[0] - products[1]).norm() < 1e-4 * products[1].norm()
 
 
 def test_graph_batch_norm_returns_the_statistics_it_used() -> None:
