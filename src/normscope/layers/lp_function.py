@@ -41,13 +41,16 @@ def lp_normalize(
     """
     if x.device.type != "cpu" or _must_be_plain():
         return plain_lp_norm(x, weight, bias, order, centred, eps)
+    results = compiled_output(x, weight, bias, order, centred, eps)
+    if results is None:
+        with torch.no_grad():
+            results = fused_output(x, weight, bias, order, centred, eps)
+        # The compiled kernel has looked, and refuses what may have lost digits.
+        if spread_is_lost(x, results[1], results[2], centred):
+            return plain_lp_norm(x, weight, bias, order, centred, eps)
     function: Any = LpNormalize  # torch declares no types for ``apply``
-    ready = compiled_output(x, weight, bias, order, centred, eps)
-    output, mean, size = function.apply(x, weight, bias, order, centred, eps, ready)
-    # The compiled kernel has looked, and refuses what may have lost digits.
-    if ready is None and spread_is_lost(x, mean, size, centred):
-        return plain_lp_norm(x, weight, bias, order, centred, eps)
-    return output, mean, size
+    output = function.apply(x, weight, bias, (order, centred, eps), results)
+    return output, results[1], results[2]
 
 
 def _must_be_plain() -> bool:
@@ -61,10 +64,9 @@ def _must_be_plain() -> bool:
 
 
 class LpNormalize(torch.autograd.Function):
-    """l_p normalization of a batch: (x, weight, bias, order, centred, eps) -> (y, mean, scale).
+    """l_p normalization of a batch, computed already: ties the output to its closed gradient.
 
-    A last argument may hold the results of ``fused_output``, ready. The mean and the scale are for
-    running statistics; no gradient flows through them.
+    The arguments are x, weight, bias, (order, centred, eps) and the results of ``fused_output``.
     """
 
     @staticmethod
@@ -73,28 +75,22 @@ class LpNormalize(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        order: float,
-        centred: bool,
-        eps: float,
-        ready: tuple[Tensor, Tensor, Tensor, Tensor | None] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Statistics first, then the output, in the same memory."""
-        results = ready or fused_output(x, weight, bias, order, centred, eps)
-        output, mean, size, largest = results
-        ctx.save_for_backward(x, weight, mean, size, largest)
-        ctx.mark_non_differentiable(mean, size)
-        ctx.set_materialize_grads(False)
-        ctx.options = (order, centred, eps)
-        return output, mean, size
+        options: tuple[float, bool, float],
+        results: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    ) -> Tensor:
+        """Hand the output on."""
+        ctx.save_for_backward(x, weight)
+        ctx.options = options
+        output, *ctx.statistics = results
+        return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The closed form, by fast kernels, or differentiable when a graph of it is wanted."""
-        gradient = gradients[0]
-        if gradient is None:
-            return (None,) * 7
-        x, weight, *statistics = ctx.saved_tensors
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
         order, centred, eps = ctx.options
+        input_needed, weight_needed, bias_needed, *_ = ctx.needs_input_grad
         to_input: Tensor | None
         if torch.is_grad_enabled():
             to_input, to_weight, to_bias = closed_form_gradient(
@@ -102,21 +98,13 @@ class LpNormalize(torch.autograd.Function):
             )
         else:
             to_input, to_weight, to_bias = fused_gradient(
-                gradient,
-                x,
-                weight,
-                tuple(statistics),
-                order,
-                centred,
-                input_needed=ctx.needs_input_grad[0],
+                *(gradient, x, weight, tuple(ctx.statistics), order, centred),
+                input_needed=input_needed,
             )
-        _, weight_needed, bias_needed, *_ = ctx.needs_input_grad
         return (
             to_input,
             to_weight if weight_needed else None,
             to_bias if bias_needed else None,
-            None,
-            None,
             None,
             None,
         )

@@ -61,6 +61,23 @@ def test_kernels_equal_the_formulas_in_float64(order, centred, shape, affine):
 
 
 @pytest.mark.parametrize(("order", "centred"), CASES)
+@pytest.mark.parametrize("shape", [(128, 1000), (64, 7, 100), (300, 3, 10, 9)])
+def test_numbers_do_not_depend_on_the_threads(order, centred, shape, monkeypatch):
+    x, weight, bias, gradient = tensors(shape)
+
+    def results(threads):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        ready = binding.compiled_output(x, weight, bias, order, centred, 1e-5)
+        found = binding.compiled_gradient(gradient, x, weight, ready[1:], order, centred, True)
+        return [part for part in (*ready, *found) if part is not None]
+
+    alone = results(1)
+    for threads in (2, 3, 5):
+        for one, several in zip(alone, results(threads), strict=True):
+            assert torch.equal(one, several)
+
+
+@pytest.mark.parametrize(("order", "centred"), CASES)
 def test_channels_last_is_read_as_it_lies(order, centred):
     x, weight, bias, gradient = tensors((5, 4, 3, 7))
     last, last_gradient = (t.to(memory_format=torch.channels_last) for t in (x, gradient))

@@ -18,6 +18,8 @@ from normscope.layers.transforms import tracing_active, transform_active
 # A megabyte: about what the cache of one core holds. The best border has not been measured.
 LARGEST = 1 << 18
 
+_NUMBERS_PER_THREAD = 1 << 15  # as PyTorch: below it, waking a thread costs more than it does
+
 # Before centring the scale is at least the mean's size; near it, the spread may be small.
 LARGEST_UNCENTRED_RATIO = 0.99
 
@@ -25,7 +27,7 @@ _ORDERS = {math.inf: 0, 1.0: 1, 2.0: 2}
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _pointer, _long, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_SHAPE = (_long, _long, _long, _int, _int)
+_SHAPE = (_long, _long, _long, _int, _int, _int)
 
 
 @functools.cache
@@ -121,7 +123,7 @@ def compiled_noise(
 
 
 def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ...] | None:
-    """Rows, channels, inner positions and the order's number; None if x is not for the kernel."""
+    """Rows, channels, inner positions, the order's number, threads; None: not for the kernel."""
     number, count = _ORDERS.get(order), x.numel()
     if number is None or not 0 < count <= LARGEST or not _plain(x):
         return None
@@ -133,11 +135,12 @@ def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ..
             return None
     if _kernel("forward") is None:
         return None
+    threads = min(torch.get_num_threads(), 1 + count // _NUMBERS_PER_THREAD)
     if x.is_contiguous():
-        return samples, channels, count // (samples * channels), number
+        return samples, channels, count // (samples * channels), number, threads
     last = _LAST.get(x.dim())
     if last is not None and x.is_contiguous(memory_format=last):
-        return count // channels, channels, 1, number
+        return count // channels, channels, 1, number, threads
     return None
 
 

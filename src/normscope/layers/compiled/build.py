@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 import platformdirs
+import torch
 
 from normscope.files import replacing
 
@@ -81,6 +82,17 @@ def load_or_build() -> Outcome:
     return loaded, f"Loaded from {path}."
 
 
+def _threading() -> tuple[str, ...]:
+    """Flags for OpenMP with the very library that PyTorch computes with; none where it has none.
+
+    A second copy of that library would keep threads of its own, which wait for work by spinning
+    and would take the processors from PyTorch's.
+    """
+    beside_torch = Path(torch.__file__).parent / "lib"
+    found = sorted(beside_torch.glob("libgomp*.so*"))
+    return ("-fopenmp", "-Wl,--as-needed", str(found[0])) if found else ()
+
+
 def _folder() -> Path:
     return Path(platformdirs.user_cache_dir("normscope", appauthor=False)) / "kernels"
 
@@ -103,7 +115,7 @@ def _run(command: list[str]) -> str:
 
 def _key(compiler: list[str]) -> str:
     """A digest of everything the library depends on."""
-    parts = [*(source.read_text(encoding="utf-8") for source in SOURCES), *FLAGS]
+    parts = [*(source.read_text(encoding="utf-8") for source in SOURCES), *FLAGS, *_threading()]
     parts += [*compiler, _run([*compiler, "--version"]), platform.machine(), _processor()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
@@ -122,7 +134,11 @@ def _build(compiler: list[str], path: Path) -> None:
     """Compile to the path; beside it goes a digest, since loading half a library may crash."""
     with replacing(path) as unfinished:
         files = [str(source) for source in SOURCES if source.suffix == ".c"]
-        _run([*compiler, *FLAGS, *files, "-lm", "-o", str(unfinished)])
+        command = [*compiler, *FLAGS, *files, "-lm", "-o", str(unfinished)]
+        try:
+            _run([*command, *_threading()])
+        except _UnavailableError:  # a compiler without OpenMP: one thread
+            _run(command)
         digest = _digest(unfinished)
     with replacing(_seal(path)) as unfinished:
         unfinished.write_text(digest, encoding="utf-8")

@@ -40,11 +40,16 @@ typedef struct {
     void *memory;
 } tile;
 
+/* Channels of a tile: as many as fit, and no more than a thread's share. */
+static int64_t tile_channels(int64_t channels, int64_t inner, int threads)
+{
+    const int64_t fit = inner < TILE ? TILE / inner : 1, share = (channels + threads - 1) / threads;
+    return fit < share ? fit : share;
+}
+
 static int open_tile(tile *t, int64_t channels, int64_t inner)
 {
-    t->width = (inner < TILE ? TILE / inner : 1) * inner;
-    if (t->width > channels * inner)
-        t->width = channels * inner;
+    t->width = channels * inner;
     t->memory = malloc((size_t)t->width * (2 * sizeof(double) + 6 * sizeof(float)));
     if (!t->memory)
         return 1;
