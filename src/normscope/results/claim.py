@@ -1,0 +1,56 @@
+"""What a paper says, and what was measured of it here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Claim", "claims_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement with its source, the numbers that were measured, and the verdict.
+
+    Args:
+        text: the statement, in words.
+        source: where it is made, such as "santurkar2018, Figure 4".
+        measured: the numbers the verdict rests on, with their spread.
+        holds: the verdict; None: cannot be decided from this run.
+
+    Examples:
+        >>> Claim("water boils at 100 C", "a kettle", "99.97 C at sea level", True).verdict
+        'reproduced'
+    """
+
+    text: str
+    source: str
+    measured: str
+    holds: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        return {True: "reproduced", False: "not reproduced", None: "undecided"}[self.holds]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values by name, with the verdict in words."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def claims_table(claims: Sequence[Claim]) -> str:
+    """The claims as a Markdown table.
+
+    >>> print(claims_table([Claim("2 < 3", "arithmetic", "1 apart", True)]))
+    | claim | source | measured | verdict |
+    | --- | --- | --- | --- |
+    | 2 < 3 | arithmetic | 1 apart | reproduced |
+    """
+    rows = [(each.text, each.source, each.measured, each.verdict) for each in claims]
+    head = ["| claim | source | measured | verdict |", "| --- | --- | --- | --- |"]
+    return "\n".join(head + [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
