@@ -106,5 +106,7 @@ class Registry(Generic[T]):
         return len(self._items)
 
     def summary(self, name: str) -> str:
-        """The first line of the item's docstring."""
-        return (self[name].__doc__ or "").strip().partition("\n")[0]
+        """What the item says of itself in ``summary``, else the first line of its docstring."""
+        item = self[name]
+        text: str = getattr(item, "summary", None) or item.__doc__ or ""
+        return text.strip().partition("\n")[0]

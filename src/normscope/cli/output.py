@@ -108,3 +108,18 @@ def progress_over(total: int, label: str) -> Iterator[Callable[[str], None]]:
             begun += 1
 
         yield begin
+
+
+@contextmanager
+def working(label: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life on stderr for work of unknown length; yields a function to say what is on."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda text: bar.update(task, description=f"{label}: {text}")

@@ -6,7 +6,6 @@ until something is loaded.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from normscope.cli.values import named_values
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError
 from normscope.registry import unknown_name
 
@@ -215,21 +215,19 @@ def _registered_model(
         outputs = int(targets.max()) + 1 if labels else targets[0].numel()
         sizes = {"input_shape": tuple(inputs.shape[1:]), "outputs": outputs}
         fitting = {key: value for key, value in sizes.items() if key in known}
-    given = dict(_option(text) for text in options)
+    given = _model_options(options)
     return build(name, norm="batch" if norm is None else norm, seed=seed, **{**fitting, **given})
 
 
-def _option(text: str) -> tuple[str, Any]:
-    """A name and a value; the value is a Python literal or else a text."""
-    name, sign, value = text.partition("=")
-    if not (name and sign):
-        raise InputError(f"an option is name=value, got {text!r}.")
-    if name in ("norm", "seed"):
-        raise InputError(f"{name} is an option of the command itself: use --{name} {value}.")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+def _model_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Options of a registered model, without those that the command has itself."""
+    given = named_values(texts)
+    for name in ("norm", "seed"):
+        if name in given:
+            raise InputError(
+                f"{name} is an option of the command itself: use --{name} {given[name]}."
+            )
+    return given
 
 
 def _made(place: str, seed: int) -> Any:

@@ -11,11 +11,10 @@ import typer
 
 from normscope.cli.figures import check_figure, draw_on
 from normscope.cli.options import Json, Model, ModelOptions, Norm
+from normscope.cli.values import numbers
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
     from normscope.meanfield import Prediction
 
@@ -23,7 +22,8 @@ Gamma = Annotated[
     str | None,
     typer.Option(
         metavar="VALUES",
-        help="Scale of every norm layer: 1, 0.5,1,2 or 0.1:3:30 (30 values from 0.1 to 3).",
+        help="Scale of every norm layer: 1, 0.5,1,2, 0.1:3:30 (30 values from 0.1 to 3), or "
+        "0.1:3:30:log.",
         show_default="the model's own",
     ),
 ]
@@ -73,7 +73,7 @@ def theory(
 
     figure = Path("theory.svg") if plot and out is None else out
     check_figure(figure)
-    values = None if gamma is None else _values(gamma)
+    values = None if gamma is None else numbers(gamma, "gamma")
     samples = None if data is None else sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed)
     options: dict[str, Any] = {
@@ -106,24 +106,6 @@ def _predictions(
                 raise
             refused[name] = str(error)
     return found, refused
-
-
-def _values(text: str) -> float | NDArray[np.float64]:
-    """Values of gamma: one number, several with commas, or first:last:count."""
-    import numpy as np
-
-    from normscope.errors import InputError
-
-    try:
-        if ":" in text:
-            first, last, count = text.split(":")
-            return np.linspace(float(first), float(last), int(count))
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"gamma must be a number, numbers with commas, or first:last:count, got {text!r}."
-        ) from error
-    return values[0] if len(values) == 1 else np.array(values)
 
 
 def _shape(

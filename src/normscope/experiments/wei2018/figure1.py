@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import nn
 
 from normscope.curvature import top_eigenvalue
 from normscope.data import gaussian_inputs
-from normscope.files import replacing
+from normscope.experiments.recipe import Progress, experiment
 from normscope.meanfield import (
     Graph,
     convolutional_specification,
@@ -21,10 +21,10 @@ from normscope.meanfield import (
     predict,
 )
 from normscope.models import build
+from normscope.plots.meanfield import figure_one
+from normscope.results import Claim, Store
 
-__all__ = ["figure1", "write"]
-
-Progress = Callable[[str], None]
+__all__ = ["figure1"]
 
 CLOSURES = ("train", "frozen", "printed")
 MODES = ("train", "frozen")
@@ -34,8 +34,66 @@ INPUTS = {"fully_connected": (784,), "conv_net": (3, 32, 32)}
 DIMENSIONS = ("architecture", "mode", "measured_gamma", "seed")
 
 
+def _claims(results: xr.Dataset) -> list[Claim]:
+    """How far each closure is from the measured networks, and what gamma does."""
+    source = "wei2018, Figure 1"
+    rate = results["max_learning_rate_measured"].sel(mode="train")
+    falls = bool((rate.diff("measured_gamma") < 0).all())
+    smallest = float(rate["measured_gamma"][0])
+    gain = rate.sel(measured_gamma=smallest) / results["max_learning_rate_measured_without"]
+    gains = ", ".join(
+        f"{name} {float(each.min()):.3g} to {float(each.max()):.3g}"
+        for name, each in gain.groupby("architecture")
+    )
+    return [
+        *(_agreement(results, closure, source) for closure in CLOSURES),
+        Claim(
+            "the smaller gamma, the larger the critical learning rate",
+            source,
+            f"every measured network, {rate.sizes['seed']} seeds: {falls}",
+            falls,
+        ),
+        Claim(
+            "with a small gamma BatchNorm allows a larger learning rate than no normalization",
+            source,
+            f"critical rate at gamma {smallest:g} over that without: {gains}",
+            bool((gain > 1).all()),
+        ),
+    ]
+
+
+def _agreement(results: xr.Dataset, closure: str, source: str) -> Claim:
+    """The measured eigenvalue, in the mode that the closure speaks of, over the predicted one."""
+    mode = "frozen" if closure == "frozen" else "train"
+    measured = results["lambda_max_measured"].sel(mode=mode)
+    lines = results["lambda_max"].sel(closure=closure)
+    theory = lines.interp(gamma=results["measured_gamma"].values).rename(gamma="measured_gamma")
+    ratio = measured / theory
+    spans = ", ".join(
+        f"{name} {float(each.min()):.3g} to {float(each.max()):.3g}"
+        for name, each in ratio.groupby("architecture")
+    )
+    return Claim(
+        f"the {closure} closure predicts the largest eigenvalue ({mode} mode) within 20 %",
+        source,
+        f"measured / predicted: {spans}",
+        bool((abs(ratio - 1) < 0.2).all()),
+    )
+
+
+@experiment(
+    "wei2018/figure1",
+    claims=_claims,
+    figure=figure_one,
+    scales={
+        "quick": {"width": 100, "channels": (6, 8, 10), "samples": (200, 60), "seeds": 1},
+        "small": {},
+        "paper": {},
+    },
+)
 def figure1(
-    gammas: Sequence[float] = tuple(np.linspace(0.05, 3.0, 60)),
+    *,
+    gammas: Sequence[float] = tuple(np.linspace(0.05, 3.0, 60).tolist()),
     measured_gammas: Sequence[float] = (0.1, 0.5, 1.0, 2.0, 3.0),
     seeds: int = 3,
     width: int = 1000,
@@ -43,9 +101,10 @@ def figure1(
     samples: Sequence[int] = (1000, 256),
     momentum: float = 0.9,
     seed: int = 0,
-    progress: Progress = lambda label: None,
+    store: Store,
+    progress: Progress,
 ) -> xr.Dataset:
-    """The four panels' curves, and the same networks measured at initialization.
+    """Largest eigenvalue and critical learning rate over gamma, by every closure and measured.
 
     Only the weights of linear layers and convolutions count, as in the paper.
 
@@ -60,6 +119,7 @@ def figure1(
         samples: in the batch, for the fully connected and the convolutional network.
         momentum: of the critical learning rate.
         seed: first seed; the others follow it.
+        store: keeps each network's measurement.
         progress: called with a label before each measurement.
 
     Returns:
@@ -70,21 +130,28 @@ def figure1(
     graphs = {norm: _graphs(width, channels, norm) for norm in ("batch", "none")}
     theory = [_curves(graphs["batch"][name], gammas, sizes[name]) for name in ARCHITECTURES]
     alone = [_vanilla(graphs["none"][name], sizes[name]) for name in ARCHITECTURES]
-    own_seeds = range(seed, seed + seeds)
     options: dict[str, dict[str, Any]] = {
         "fully_connected": {"width": width},
-        "conv_net": {"channels": tuple(channels)},
+        "conv_net": {"channels": list(channels)},
     }
     found = np.full((2, len(MODES), len(measured_gammas), seeds), np.nan)
     found_alone = np.full((2, seeds), np.nan)
-    for (a, name), (s, own_seed) in _pairs(ARCHITECTURES, own_seeds):
-        progress(f"{name}, seed {own_seed}")
-        settings = {"seed": own_seed, "input_shape": INPUTS[name], **options[name]}
-        inputs = gaussian_inputs(INPUTS[name], sizes[name], own_seed)
-        for g, gamma in enumerate(measured_gammas):
-            model = build(name, gamma=gamma, **settings)
-            found[a, :, g, s] = [_measured(model, inputs, mode) for mode in MODES]
-        found_alone[a, s] = _measured(build(name, norm="none", **settings), inputs, "train")
+    for (a, name), s in _pairs(ARCHITECTURES, range(seeds)):
+        progress(f"{name}, seed {seed + s}")
+        parameters: dict[str, Any] = {
+            "architecture": name,
+            "samples": sizes[name],
+            "gammas": list(measured_gammas),
+            "options": options[name],
+        }
+        measured = store.compute(
+            "wei2018/figure1 network",
+            parameters,
+            seed + s,
+            partial(_network, **parameters, seed=seed + s),
+        )
+        found[a, :, :, s] = measured["lambda_max"]
+        found_alone[a, s] = measured["lambda_max_without"]
     arrays = {
         "": (("architecture", "closure", "gamma"), np.stack(theory)),
         "_without": (("architecture", "closure_without"), np.array(alone)),
@@ -94,9 +161,24 @@ def figure1(
     coordinates: dict[str, list[Any]] = {
         "gamma": list(gammas),
         "measured_gamma": list(measured_gammas),
-        "seed": list(own_seeds),
+        "seed": list(range(seed, seed + seeds)),
     }
     return _dataset(arrays, coordinates, momentum).assign_attrs(width=width)
+
+
+def _network(
+    architecture: str, samples: int, gammas: Sequence[float], options: dict[str, Any], seed: int
+) -> xr.Dataset:
+    """Measured eigenvalues of one network's weights with and without normalization."""
+    shape = INPUTS[architecture]
+    settings = {"seed": seed, "input_shape": shape, **options}
+    inputs = gaussian_inputs(shape, samples, seed)
+    found = np.empty((len(MODES), len(gammas)))
+    for g, gamma in enumerate(gammas):
+        model = build(architecture, gamma=gamma, **settings)
+        found[:, g] = [_measured(model, inputs, mode) for mode in MODES]
+    alone = _measured(build(architecture, norm="none", **settings), inputs, "train")
+    return xr.Dataset({"lambda_max": (("mode", "gamma"), found), "lambda_max_without": alone})
 
 
 def _dataset(
@@ -113,27 +195,6 @@ def _dataset(
         "mode": list(MODES),
     }
     return xr.Dataset(variables, {**names, **coordinates}, {"momentum": momentum})
-
-
-def write(results: xr.Dataset, folder: Path) -> tuple[Path, Path]:
-    """Write the data set and the figure.
-
-    Args:
-        results: as :func:`figure1` returns it.
-        folder: made if it is not there.
-
-    Returns:
-        The paths of both.
-    """
-    from normscope.plots.meanfield import figure_one
-
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, picture = folder / "wei2018_figure1.nc", folder / "wei2018_figure1.svg"
-    with replacing(numbers) as unfinished:
-        results.to_netcdf(unfinished)
-    with replacing(picture) as unfinished:
-        figure_one(results).savefig(unfinished)
-    return numbers, picture
 
 
 def _graphs(width: int, channels: Sequence[int], norm: str) -> dict[str, Graph]:
@@ -161,5 +222,5 @@ def _measured(model: nn.Module, inputs: torch.Tensor, mode: str) -> float:
     return top_eigenvalue(model, "squared_error", batch, "fisher", mode, params=weights).value
 
 
-def _pairs(names: Sequence[str], seeds: range) -> list[tuple[tuple[int, str], tuple[int, int]]]:
-    return [(a, s) for a in enumerate(names) for s in enumerate(seeds)]
+def _pairs(names: Sequence[str], seeds: range) -> list[tuple[tuple[int, str], int]]:
+    return [(named, seed) for named in enumerate(names) for seed in seeds]

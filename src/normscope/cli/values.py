@@ -1,0 +1,146 @@
+"""Values of options: ``name=value``, lists ``a,b,c``, ranges ``0.1:3:12`` and ``1e-3:1:16:log``."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from normscope.errors import InputError
+
+__all__ = ["named_lists", "named_value", "named_values", "number_range", "numbers", "value_list"]
+
+_RANGE = "first:last:count or first:last:count:log"
+
+
+def named_value(text: str) -> tuple[str, Any]:
+    """A name and a value; the value is a Python literal or else a text.
+
+    >>> named_value("width=100"), named_value("data=mnist")
+    (('width', 100), ('data', 'mnist'))
+
+    Raises:
+        InputError: if there is no name or no sign of equality.
+    """
+    name, value = _halves(text)
+    return name, _literal(value)
+
+
+def named_values(texts: Iterable[str]) -> dict[str, Any]:
+    """The values by name; the last of a name that is given twice."""
+    return dict(named_value(text) for text in texts)
+
+
+def named_lists(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Names, each with one value or several.
+
+    >>> named_lists(["gamma=0.5:1.5:3", "data=mnist", "norm=batch,none"])
+    {'gamma': [0.5, 1.0, 1.5], 'data': ['mnist'], 'norm': ['batch', 'none']}
+
+    Args:
+        texts: each ``name=values``; the last of a name that is given twice counts.
+    """
+    return {name: value_list(values) for name, values in map(_halves, texts)}
+
+
+def value_list(text: str) -> list[Any]:
+    """One value, several with commas, or a range; what stands in brackets is one value.
+
+    >>> value_list("1e-2:1:3:log"), value_list("batch,none"), value_list("(1, 8, 8)")
+    ([0.01, 0.1, 1.0], ['batch', 'none'], [(1, 8, 8)])
+    """
+    if text[:1] in ("(", "[", "{"):
+        parsed = _literal(text)
+        # "(1,2),(3,4)" reads as a tuple of its parts, "(1, 2)" as itself
+        several = isinstance(parsed, tuple) and _literal(f"[{text}]") == list(parsed)
+        return list(parsed) if several else [parsed]
+    if "," in text:
+        return [_literal(part) for part in text.split(",") if part]
+    if ":" in text and all(_is_number(part) for part in text.split(":")[:2]):
+        return number_range(text)
+    return [_literal(text)]
+
+
+def numbers(text: str, name: str) -> float | list[float]:
+    """A number, or several: with commas, or as a range.
+
+    >>> numbers("2", "gamma"), numbers("1,2", "gamma")
+    (2.0, [1.0, 2.0])
+
+    Args:
+        text: what was given.
+        name: of the option, for the error.
+
+    Returns:
+        One number as itself, several as a list.
+
+    Raises:
+        InputError: if it is none of these.
+    """
+    if ":" in text:
+        return number_range(text)
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"{name} must be a number, numbers with commas, {_RANGE}, got {text!r}."
+        ) from error
+    return found[0] if len(found) == 1 else found
+
+
+def number_range(text: str) -> list[float]:
+    """Evenly spaced numbers, both ends included; with ``:log`` evenly by ratio.
+
+    >>> number_range("0:1:3")
+    [0.0, 0.5, 1.0]
+
+    Raises:
+        InputError: if the text is no range, or a logarithmic one does not lie above zero.
+    """
+    first, last, count, is_logarithmic = _range_parts(text)
+    if count == 1:
+        return [first]
+    if not is_logarithmic:
+        return [first + (last - first) * i / (count - 1) for i in range(count - 1)] + [last]
+    if not (first > 0 and last > 0):
+        raise InputError(f"a logarithmic range lies above 0, got {text!r}.")
+    low, high = math.log10(first), math.log10(last)
+    inner = (10 ** (low + (high - low) * i / (count - 1)) for i in range(1, count - 1))
+    # rounded: 0.1 and not 0.10000000000000002, whatever the power function makes of it
+    return [first, *(float(f"{value:.12g}") for value in inner), last]
+
+
+def _range_parts(text: str) -> tuple[float, float, int, bool]:
+    parts = text.split(":")
+    try:
+        if len(parts) == 4 and parts.pop() != "log":
+            raise ValueError(text)
+        first, last, count = float(parts[0]), float(parts[1]), int(parts[2])
+        if len(parts) != 3 or count < 1 or not (math.isfinite(first) and math.isfinite(last)):
+            raise ValueError(text)
+    except (ValueError, IndexError) as error:
+        raise InputError(f"a range is {_RANGE}, got {text!r}.") from error
+    return first, last, count, text.count(":") == 3
+
+
+def _halves(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise InputError(f"an option is name=value, got {text!r}.")
+    return name, value
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

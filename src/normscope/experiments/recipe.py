@@ -1,0 +1,192 @@
+"""What an experiment is: settings by scale, a measurement, claims and a figure under one name.
+
+A file in ``experiments/<paper>/`` that decorates its measurement with `experiment` is found by the
+command line, the listing, the documentation and the tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xarray as xr
+
+from normscope.errors import ArgumentTypeError, InputError
+from normscope.experiments.result import Result
+from normscope.registry import Registry, unknown_name
+from normscope.results import Claim, Store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENTS", "SCALES", "Progress", "Recipe", "experiment", "run"]
+
+SCALES = ("quick", "small", "paper")
+GIVEN = ("store", "progress")  # arguments of a measurement that are no settings
+
+Progress = Callable[[str], None]
+Measurement = Callable[..., xr.Dataset]  # its settings, ``store`` and ``progress`` by keyword
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An experiment: all that is needed to run it, judge it and draw it.
+
+    Args:
+        name: ``paper/figure``.
+        measure: takes settings, ``store`` and ``progress``; returns the labelled numbers.
+        claims: the paper's statements, judged by these numbers.
+        figure: draws them in the paper's layout.
+        scales: settings of each scale that differ from the measurement's own defaults.
+        revision: to be raised when a change of the code changes the numbers.
+    """
+
+    name: str
+    measure: Measurement
+    claims: Callable[[xr.Dataset], list[Claim]]
+    figure: Callable[[xr.Dataset], Figure]
+    scales: Mapping[str, Mapping[str, Any]]
+    revision: int = 1
+
+    def __call__(self, store: Store, progress: Progress, **settings: Any) -> xr.Dataset:
+        """Measure with these settings."""
+        return self.measure(store=store, progress=progress, **settings)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the measurement's docstring."""
+        return (inspect.getdoc(self.measure) or "").partition("\n")[0]
+
+    def defaults(self) -> dict[str, Any]:
+        """The measurement's settings with their own defaults."""
+        parameters = inspect.signature(self.measure).parameters.values()
+        return {each.name: each.default for each in parameters if each.name not in GIVEN}
+
+    def settings(self, scale: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings at a scale.
+
+        Args:
+            scale: quick, small or paper.
+            overrides: settings that go before the scale's.
+
+        Returns:
+            The settings by name.
+
+        Raises:
+            UnknownNameError: if there is no such scale or setting.
+            ArgumentTypeError: if a setting is of another kind than its default.
+        """
+        if scale not in SCALES:
+            raise unknown_name("scale", scale, SCALES)
+        known = self.defaults()
+        for name, value in overrides.items():
+            if name not in known:
+                raise unknown_name(f"setting of {self.name}", name, known)
+            _check_kind(f"setting {name} of {self.name}", value, known[name])
+        return {**known, **self.scales[scale], **overrides}
+
+
+def _check_kind(what: str, value: Any, default: Any) -> None:
+    """Refuse a text for a number, one value for several, and the like; None allows anything."""
+    if default is None or value is None:
+        return
+    whole = isinstance(default, int) and not isinstance(default, bool)
+    kind = next((each for each in (bool, str, int, float) if isinstance(default, each)), Sequence)
+    allowed = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (whole and isinstance(value, bool)):
+        raise ArgumentTypeError(f"{what} must be like {default!r}, got {value!r}.")
+    if kind is Sequence and isinstance(value, str):
+        raise ArgumentTypeError(f"{what} must be several values like {default!r}, got {value!r}.")
+
+
+def _modules() -> Iterator[str]:
+    """Every module of every paper's folder, not imported yet."""
+    home = Path(__file__).parent
+    for paper in pkgutil.iter_modules([str(home)]):
+        if paper.ispkg:
+            folder = f"normscope.experiments.{paper.name}"
+            for module in pkgutil.iter_modules([str(home / paper.name)]):
+                yield f"{folder}.{module.name}"
+
+
+EXPERIMENTS: Registry[Recipe] = Registry("experiment", _modules())
+
+
+def experiment(
+    name: str,
+    *,
+    claims: Callable[[xr.Dataset], list[Claim]],
+    figure: Callable[[xr.Dataset], Figure],
+    scales: Mapping[str, Mapping[str, Any]],
+    revision: int = 1,
+) -> Callable[[Measurement], Measurement]:
+    """Decorator: register a measurement as an experiment.
+
+    Args:
+        name: ``paper/figure``.
+        claims: the paper's statements, judged by the measured numbers.
+        figure: draws them.
+        scales: for each of quick, small and paper the settings that differ from the defaults.
+        revision: to be raised when a change of the code changes the numbers.
+
+    Returns:
+        The decorator; it leaves the function as it is.
+
+    Raises:
+        InputError: if a scale is missing.
+    """
+    missing = [scale for scale in SCALES if scale not in scales]
+    if missing:
+        raise InputError(f"experiment {name} has no settings for {', '.join(missing)}.")
+
+    def register(measure: Measurement) -> Measurement:
+        EXPERIMENTS.register(name=name)(Recipe(name, measure, claims, figure, scales, revision))
+        return measure
+
+    return register
+
+
+def run(
+    name: str,
+    scale: str = "quick",
+    *,
+    store: Store | None = None,
+    progress: Progress = lambda label: None,
+    **overrides: Any,
+) -> Result:
+    """Run an experiment: measure, judge the paper's claims, be ready to draw.
+
+    Args:
+        name: such as ``santurkar2018/figure4``; ``normscope list`` shows all.
+        scale: quick (seconds, embedded data), small (minutes, real data) or paper.
+        store: keeps finished trainings: a run that was cut off goes on, and experiments that need
+            the same trainings share them. None: kept in memory for this call.
+        progress: called with a label before each part.
+        **overrides: settings that differ from the scale's.
+
+    Returns:
+        The numbers, the claims with their verdicts, and the figure.
+
+    Examples:
+        >>> run("wei2018/figure1", seeds=1, sed=3)
+        Traceback (most recent call last):
+        ...
+        normscope.errors.UnknownNameError: unknown setting of wei2018/figure1 'sed'; did you mean \
+'seed'? Choices: channels, gammas, measured_gammas, momentum, samples, seed, seeds, width.
+    """
+    recipe = EXPERIMENTS[name]
+    settings = recipe.settings(scale, overrides)
+    begun = time.perf_counter()
+    if store is None:
+        with Store(":memory:") as own:
+            dataset = recipe(own, progress, **settings)
+    else:
+        dataset = recipe(store, progress, **settings)
+    seconds = time.perf_counter() - begun
+    claims = tuple(recipe.claims(dataset))
+    return Result(name, scale, dataset, claims, settings, dict(overrides), seconds, recipe.figure)

@@ -1,0 +1,142 @@
+"""What a run of an experiment gives: numbers, verdicts, a figure, and the files of all three."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from normscope import __version__
+from normscope.files import replacing
+from normscope.results import Claim, claims_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run of an experiment.
+
+    Args:
+        name: of the experiment.
+        scale: quick, small or paper.
+        dataset: the labelled numbers.
+        claims: the paper's statements with their verdicts.
+        settings: all settings of the run.
+        overrides: those of them that differ from the scale's.
+        seconds: of the run; less than it took in all if trainings were found in a store.
+        draw: makes the figure from the numbers.
+        label: a name of the user's own for this run.
+    """
+
+    name: str
+    scale: str
+    dataset: xr.Dataset
+    claims: tuple[Claim, ...]
+    settings: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    seconds: float
+    draw: Callable[[xr.Dataset], Figure] = field(repr=False)
+    label: str | None = None
+
+    def figure(self) -> Figure:
+        """The figure, in the paper's layout."""
+        return self.draw(self.dataset)
+
+    @property
+    def command(self) -> str:
+        """The command that gives this result."""
+        given = [f"--set {key}={_value(value)}" for key, value in self.overrides.items()]
+        return " ".join(["normscope run", self.name, f"--scale {self.scale}", *given])
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What it ran on."""
+        return {
+            "normscope": __version__,
+            "torch": torch.__version__.partition("+")[0],
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the numbers, as plain values."""
+        return {
+            "name": self.name,
+            "label": self.label,
+            "scale": self.scale,
+            "command": self.command,
+            "settings": {key: _plain(value) for key, value in self.settings.items()},
+            "seconds": self.seconds,
+            "versions": self.versions,
+            "claims": [claim.to_dict() for claim in self.claims],
+        }
+
+    def write(self, folder: str | Path) -> dict[str, Path]:
+        """Write numbers (.nc), figure (.svg), claims as text (.md) and as values (.json).
+
+        Args:
+            folder: gets a folder for the paper, with the four files named after the figure.
+
+        Returns:
+            Their paths, by what they hold.
+        """
+        stem = Path(folder) / self.name
+        paths = {
+            "numbers": stem.with_suffix(".nc"),
+            "figure": stem.with_suffix(".svg"),
+            "claims": stem.with_suffix(".md"),
+            "record": stem.with_suffix(".json"),
+        }
+        with replacing(paths["numbers"]) as unfinished:
+            self.dataset.to_netcdf(unfinished, engine="scipy")
+        with replacing(paths["figure"]) as unfinished:
+            self.figure().savefig(unfinished, metadata={"Date": None})
+        with replacing(paths["claims"]) as unfinished:
+            unfinished.write_text(self.to_markdown(), encoding="utf-8")
+        with replacing(paths["record"]) as unfinished:
+            text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
+            unfinished.write_text(text + "\n", encoding="utf-8")
+        return paths
+
+    def to_markdown(self) -> str:
+        """A page: the command, the figure and the claims with their verdicts."""
+        settings = ", ".join(f"{key}={_value(value)}" for key, value in self.settings.items())
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        picture = f"{self.name.rpartition('/')[2]}.svg"
+        parts = [
+            f"# {self.label or self.name}, {self.scale} scale",
+            f"`{self.command}`, {self.seconds:.0f} s.",
+            f"![Figure of {self.name}]({picture})",
+            claims_table(self.claims) if self.claims else "No claim is judged by this experiment.",
+            f"Settings: `{settings}`. Versions: {versions}.",
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def __str__(self) -> str:
+        """The verdicts, one line each."""
+        lines = [f"{self.name} at {self.scale} scale, {self.seconds:.1f} s"]
+        lines += [f"  {each.verdict}: {each.text} ({each.measured})" for each in self.claims]
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON holds it."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _value(value: Any) -> str:
+    """A setting as the command line takes it, without blanks."""
+    return value if isinstance(value, str) else json.dumps(_plain(value), separators=(",", ":"))
