@@ -1,0 +1,145 @@
+"""The statements on a norm layer of a real network, with its real data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.curvature.problem import Data, Problem, WholeLoss
+from normscope.errors import InputError
+from normscope.layers.detect import is_batch_norm, is_norm, kind_of, norm_layers
+from normscope.losses import Loss
+from normscope.registry import unknown_name
+from normscope.theorems.observation import Observation, observed
+from normscope.theorems.statement import THEOREMS, TOLERANCE, Statement, total, verdict
+from normscope.theorems.verdict import Verdict, Verdicts
+
+__all__ = ["DENSE_LIMIT", "UNITS", "check_layer"]
+
+UNITS = 8  # looked at one by one unless told otherwise
+DENSE_LIMIT = 128  # values per unit up to which Theorem C.1 makes a matrix of products
+
+
+def check_layer(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    layer: str,
+    *,
+    form: str = "exact",
+    units: Sequence[int] | None = None,
+    bound: float = 1.0,
+    dense_limit: int = DENSE_LIMIT,
+    dtype: torch.dtype | None = torch.float64,
+    seed: int = 0,
+) -> Verdicts:
+    """The statements on one batch normalization of a network, unit by unit and in total.
+
+    The left sides are derivatives that autograd takes of the network itself, in train mode, by the
+    layer's inputs; the right sides are closed forms of the layer's inputs, and of gradient and
+    Hessian by its outputs. A unit of a convolution is a channel, its batch all samples at all
+    positions. The Hessian by the outputs couples the units: unit by unit, its diagonal block
+    counts, since the layer's other inputs are held fixed; in total (``unit`` None) the whole of
+    it, along the gradient by all inputs. Theorem C.1 has no total: each unit's maximum has an X of
+    its own. Lemma 4.5 is about weights and is not among these.
+
+    Nothing of the model is changed. Only the first batch of the data is used.
+
+    Args:
+        model: any module; what the layer's input feeds besides the layer is left aside.
+        loss: as everywhere: ``loss(output, target)``, a name, or a `whole_loss`.
+        data: one batch, a list of batches or a DataLoader.
+        layer: name of the layer, as in ``model.named_modules()``.
+        form: "exact", "printed" or "article".
+        units: those to look at one by one; None for 8 of them, evenly spread.
+        bound: of the spectral norm of the layer's input matrix, for Theorems 4.4 and C.1.
+        dense_limit: values per unit up to which Theorem C.1 is checked, which takes as many
+            products for each unit; every other statement takes one or two and forms no matrix.
+        dtype: to compute in; None for the model's own, with a tolerance to match.
+        seed: of dropout and noise.
+
+    Returns:
+        The verdicts; they print as a table.
+
+    Raises:
+        UnknownNameError: if there is no such layer or form.
+        InputError: if it is not a batch normalization, or has no such unit.
+
+    >>> network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    >>> found = check_layer(network, "squared_error", (torch.randn(9, 3), torch.randn(9, 2)), "1")
+    >>> len(found.refuted)
+    0
+    """
+    problem = Problem(model, loss, data)
+    module = _batch_norm(model, layer)
+    precision = dtype or problem.dtype or torch.float64
+    coarser = torch.finfo(precision).eps / torch.finfo(torch.float64).eps
+    place = {"layer": layer, "tolerance": TOLERANCE * coarser**0.5}
+    with observed(problem, layer, module, dtype, seed) as seen:
+        chosen = _chosen(units, seen.y.shape[1])
+        made = _verdicts(seen, chosen, form, bound, dense_limit, place, seed)
+        return Verdicts(made)
+
+
+def _verdicts(
+    seen: Observation,
+    chosen: list[int],
+    form: str,
+    bound: float,
+    dense_limit: int,
+    place: dict[str, Any],
+    seed: int,
+) -> Iterator[Verdict]:
+    whole, apart = seen.whole(bound, seed), seen.apart(chosen, bound, seed, dense_limit)
+    for theorem, variant in _parts(form):
+        if not theorem.sums and apart.units.batch_size > dense_limit:
+            continue
+        sides = theorem(apart, form, variant)
+        for index, unit in enumerate(chosen):
+            if theorem.__name__ == "fact_c2" and not apart.units.gamma[index]:
+                continue  # a scale of zero hides the normalized outputs
+            yield verdict(theorem, form, variant, sides, index, unit=unit, **place)
+        if theorem.sums and not variant and theorem.__name__ != "fact_c2":
+            yield verdict(theorem, form, variant, total(theorem(whole, form, variant)), **place)
+
+
+def _parts(form: str) -> list[tuple[Statement, str]]:
+    """The statements about a layer that have this form, with their variants."""
+    about = [THEOREMS[name] for name in THEOREMS if "y" in THEOREMS[name].needs]
+    found = [(each, variant) for each in about for own, variant in each.parts if own == form]
+    if not found:
+        raise unknown_name("form", form, {own for each in about for own in each.forms})
+    return found
+
+
+def _batch_norm(model: nn.Module, name: str) -> nn.Module:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if name not in modules:
+        raise unknown_name("norm layer", name, norm_layers(model))
+    module: nn.Module = modules[name]
+    if is_batch_norm(module) and kind_of(module) != "noisy":
+        return module
+    kind = type(module).__name__
+    if kind_of(module) == "noisy":
+        reason = "adds noise, which these statements do not cover"
+    elif is_norm(module):
+        reason = "these statements are about batch normalization alone, and it is none"
+    elif hasattr(module, "running_mean"):
+        reason = "normalizes by fixed statistics, and these statements are about those of the batch"
+    else:
+        reason = "is no norm layer"
+    names = ", ".join(norm_layers(model)) or "none"
+    raise InputError(f"{name!r} ({kind}) {reason}; norm layers of the model: {names}.")
+
+
+def _chosen(units: Sequence[int] | None, count: int) -> list[int]:
+    if units is None:
+        few = min(UNITS, count)
+        return [index * count // few for index in range(few)]
+    wrong = [unit for unit in units if not 0 <= unit < count]
+    if wrong or not len(units):
+        raise InputError(f"units must be numbers from 0 to {count - 1}, got {list(units)}.")
+    return list(units)

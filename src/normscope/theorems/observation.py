@@ -1,0 +1,222 @@
+"""A norm layer of a running network: its inputs and outputs, and derivatives by both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.curvature.batch import moved
+from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.problem import Problem
+from normscope.errors import StateError
+from normscope.theorems.situation import Situation
+from normscope.theorems.unit import Product, Units
+
+__all__ = ["Observation", "observed"]
+
+_PROBES = 4
+_AGREEMENT = 1e-3  # of outputs with the formula: far above rounding, far below another layer
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A layer's inputs y and outputs z on one batch, with the graph from y over z to the loss.
+
+    Valid while the network is set up for it, inside `observed`.
+
+    Args:
+        layer: the batch normalization.
+        y: its inputs, a leaf of the graph that only the layer reads, (batch, channels, ...).
+        z: its outputs.
+        g: the gradient of the loss by z, with its graph.
+        d: the gradient of the loss by y, with its graph.
+    """
+
+    layer: nn.Module
+    y: Tensor
+    z: Tensor
+    g: Tensor
+    d: Tensor
+
+    def whole(self, bound: float, seed: int) -> Situation:
+        """All units, with the Hessians of the whole layer, which couple them."""
+        return self._situation(None, bound, seed, 0)
+
+    def apart(self, chosen: Sequence[int], bound: float, seed: int, dense_limit: int) -> Situation:
+        """Some units, each with its own diagonal block of the Hessians."""
+        return self._situation(list(chosen), bound, seed, dense_limit)
+
+    def _situation(
+        self, chosen: list[int] | None, bound: float, seed: int, dense_limit: int
+    ) -> Situation:
+        generator = torch.Generator().manual_seed(seed)
+        y, g, d = (self._by_unit(each.detach()) for each in (self.y, self.g, self.d))
+        gamma = self._gamma(len(y))
+        index = torch.arange(len(y)) if chosen is None else torch.tensor(chosen)
+        probes = torch.randn(
+            (len(index), _PROBES, y.shape[1]), generator=generator, dtype=torch.float64
+        )
+
+        def jacobian(vectors: Tensor) -> Tensor:
+            everywhere = torch.zeros(_PROBES, *y.shape, dtype=torch.float64)
+            everywhere[:, index] = vectors.transpose(0, 1)
+            pushed = [self._backward(self.z, self.y, each)[index] for each in everywhere]
+            return torch.stack(pushed, 1) / gamma[index][:, None, None]
+
+        return Situation(
+            Units(y, g, gamma, float(self.eps)).select(index),
+            d[index],
+            jacobian,
+            self._product(self.g, self.z, chosen),
+            self._product(self.d, self.y, chosen),
+            bound,
+            probes,
+            dense_limit,
+        )
+
+    @property
+    def eps(self) -> float:
+        """What the layer adds to the variance."""
+        eps: float = getattr(self.layer, "eps")  # noqa: B009 - a module's attribute has no type
+        return eps
+
+    def _gamma(self, units: int) -> Tensor:
+        weight = getattr(self.layer, "weight", None)
+        if weight is None:
+            return torch.ones(units, dtype=torch.float64)
+        return torch.as_tensor(weight.detach(), dtype=torch.float64, device="cpu")
+
+    def check_formula(self) -> None:
+        """Refuse a layer that does not compute what the theorems are about.
+
+        Raises:
+            StateError: if its outputs are not the normalized inputs, scaled and shifted.
+        """
+        y, z = self._by_unit(self.y.detach()), self._by_unit(self.z.detach())
+        shift = getattr(self.layer, "bias", None)
+        units = Units(y, torch.zeros_like(y), self._gamma(len(y)), self.eps)
+        expected = units.gamma.unsqueeze(-1) * units.y_hat
+        if shift is not None:
+            expected = expected + shift.detach().cpu().double().unsqueeze(-1)
+        if not (z - expected).norm() <= _AGREEMENT * expected.norm().clamp(min=1e-30):
+            raise StateError(
+                f"the layer ({type(self.layer).__name__}) does not normalize by the statistics of "
+                "its batch: it computes in its own way, or the model puts it into evaluation mode."
+            )
+
+    def _product(self, gradient: Tensor, by: Tensor, chosen: list[int] | None) -> Product:
+        if chosen is None:
+            return lambda vectors: self._backward(gradient, by, vectors)
+
+        def blocks(vectors: Tensor) -> Tensor:
+            rows = []
+            for row, unit in enumerate(chosen):
+                alone = torch.zeros(by.shape[1], vectors.shape[1], dtype=vectors.dtype)
+                alone[unit] = vectors[row]
+                rows.append(self._backward(gradient, by, alone)[unit])
+            return torch.stack(rows)
+
+        return blocks
+
+    def _backward(self, of: Tensor, by: Tensor, vectors: Tensor) -> Tensor:
+        """Vectors, in rows of units, times the derivative of one tensor by another."""
+        if not of.requires_grad:
+            return torch.zeros_like(vectors)
+        (found,) = torch.autograd.grad(
+            of, by, self._by_sample(vectors), retain_graph=True, allow_unused=True
+        )
+        return torch.zeros_like(vectors) if found is None else self._by_unit(found)
+
+    def _by_unit(self, tensor: Tensor) -> Tensor:
+        """(batch, channels, ...) -> (channels, batch * positions), float64 on the CPU."""
+        return tensor.transpose(0, 1).reshape(tensor.shape[1], -1).to("cpu", torch.float64)
+
+    def _by_sample(self, rows: Tensor) -> Tensor:
+        """(channels, batch * positions) -> (batch, channels, ...), as the layer has it."""
+        y = self.y
+        shaped = rows.reshape(y.shape[1], y.shape[0], *y.shape[2:]).transpose(0, 1)
+        return shaped.to(y.device, y.dtype)
+
+
+@contextmanager
+def observed(
+    problem: Problem, name: str, layer: nn.Module, dtype: torch.dtype | None, seed: int
+) -> Iterator[Observation]:
+    """Run the network on its first batch in train mode and watch one layer; nothing is changed.
+
+    Args:
+        problem: model, loss and data.
+        name: of the layer.
+        layer: it.
+        dtype: to compute in; None for the model's own.
+        seed: of dropout and noise.
+
+    Yields:
+        What was seen.
+
+    Raises:
+        StateError: if the layer is not run exactly once, or the loss does not depend on it.
+    """
+    evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
+    batch = next(problem.batches())
+    if dtype is not None:
+        batch = moved(batch, problem.device, dtype)
+        for key, tensor in evaluator.point.items():
+            evaluator.point[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    calls: list[tuple[Tensor, Tensor]] = []
+    with evaluator.scene(evaluator.leaves()):
+        if not isinstance(layer, nn.SyncBatchNorm):
+            layer.__dict__.pop("forward", None)  # its own derivatives are what is tested
+        with _watched(layer, calls):
+            loss = problem.loss_on(batch)
+        if len(calls) != 1:
+            how = "does not run" if not calls else f"runs {len(calls)} times"
+            raise StateError(
+                f"the layer {name!r} {how} in one forward pass; the statements are about one run."
+            )
+        y, z = calls[0]
+        seen = _differentiated(loss, y, z, layer, name)
+        seen.check_formula()
+        yield seen
+
+
+def _differentiated(loss: Tensor, y: Tensor, z: Tensor, layer: nn.Module, name: str) -> Observation:
+    found: Callable[..., tuple[Any, ...]] = torch.autograd.grad
+    g, d = found(loss, (z, y), create_graph=True, allow_unused=True)
+    if g is None or d is None:
+        raise StateError(f"the loss does not depend on the layer {name!r}.")
+    return Observation(layer, y, z, g, d)
+
+
+@contextmanager
+def _watched(layer: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Give the layer an input of its own, and note it with the output."""
+    inputs: list[Tensor] = []
+
+    def enter(
+        module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = arguments or tuple(options.values())  # a norm layer takes nothing but its input
+        # a leaf: what else reads the same values, such as a shortcut, is not the layer's doing
+        inputs.append(given[0].detach().requires_grad_())
+        return (inputs[-1], *given[1:]), {}
+
+    def leave(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        calls.append((inputs[-1], output))
+        return output.clone()  # the next module may overwrite it in place
+
+    handles = [
+        layer.register_forward_pre_hook(enter, with_kwargs=True),
+        layer.register_forward_hook(leave, prepend=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

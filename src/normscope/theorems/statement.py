@@ -1,0 +1,201 @@
+"""A statement that runs: its forms, what it needs, and the sides it compares."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.errors import InputError
+from normscope.registry import Registry, unknown_name
+from normscope.theorems.situation import situation_of
+from normscope.theorems.verdict import Verdict
+
+__all__ = ["FORMS", "THEOREMS", "Sides", "Statement", "statement", "total", "verdict"]
+
+FORMS = ("exact", "printed", "article")
+TOLERANCE = 1e-8  # in float64, relative to the size of the terms
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Both sides of a statement for some units.
+
+    Args:
+        kind: "identity" or "bound".
+        lhs: (units,) or (units, ...).
+        rhs: as ``lhs``.
+        size: of the terms that the sides are made of, (units,).
+        premise: what is supposed, in words.
+        premise_met: by which units, (units,); None where nothing is supposed.
+    """
+
+    kind: str
+    lhs: Tensor
+    rhs: Tensor
+    size: Tensor
+    premise: str = ""
+    premise_met: Tensor | None = None
+
+
+class Statement:
+    """A theorem under its name: called with a subject and a form it gives both sides.
+
+    Args:
+        function: the statement; its docstring holds the formulas.
+        forms: those it has.
+        variants: its parts, "" for the first.
+        subject: makes what it is about from tensors; its arguments are the tensors' names.
+        needs: names of the tensors that must be given.
+        sums: whether its sides may be summed over the units of a layer.
+    """
+
+    __name__: str
+
+    def __init__(
+        self,
+        function: Callable[..., Sides],
+        forms: tuple[str, ...],
+        variants: tuple[str, ...],
+        subject: Callable[..., Any],
+        needs: tuple[str, ...],
+        sums: bool,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.forms = forms
+        self.variants = variants
+        self.subject = subject
+        self.needs = needs
+        self.sums = sums
+
+    def __call__(self, subject: Any, form: str = "exact", variant: str = "") -> Sides:
+        """Both sides for a subject.
+
+        Args:
+            subject: as ``self.subject`` makes it.
+            form: one of ``self.forms``.
+            variant: one of ``self.variants``.
+
+        Returns:
+            The sides.
+
+        Raises:
+            InputError: if the article does not have this statement or variant.
+            UnknownNameError: if there is no such form or variant.
+        """
+        if form not in FORMS:
+            raise unknown_name("form", form, FORMS)
+        if form not in self.forms:
+            raise InputError(
+                f"{self.__name__} has no form {form!r}: choose among {', '.join(self.forms)}."
+            )
+        if variant not in self.variants:
+            raise unknown_name(f"variant of {self.__name__}", variant, self.variants)
+        if (form, variant) not in self.parts:
+            raise InputError(f"the article does not have {self.__name__} in its {variant} variant.")
+        options = {"variant": variant} if len(self.variants) > 1 else {}
+        return self.function(subject, form, **options)
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Every form with every variant it has; the article has none but the first."""
+        pairs = [(form, variant) for form in self.forms for variant in self.variants]
+        return [pair for pair in pairs if pair[0] != "article" or pair[1] == ""]
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors it takes."""
+        return tuple(inspect.signature(self.subject).parameters)
+
+
+THEOREMS: Registry[Statement] = Registry(
+    "theorem",
+    modules=[
+        f"normscope.theorems.{name}"
+        for name in (
+            "fact_c1",
+            "fact_c2",
+            "theorem_4_1",
+            "theorem_4_2",
+            "theorem_4_4",
+            "theorem_c1",
+            "lemma_4_5",
+        )
+    ],
+)
+
+
+def statement(
+    forms: tuple[str, ...] = FORMS,
+    variants: tuple[str, ...] = ("",),
+    subject: Callable[..., Any] = situation_of,
+    needs: tuple[str, ...] = ("y", "g"),
+    sums: bool = True,
+) -> Callable[[Callable[..., Sides]], Statement]:
+    """Decorator: register a statement under its function's name; arguments as of `Statement`."""
+
+    def register(function: Callable[..., Sides]) -> Statement:
+        return THEOREMS.register(Statement(function, forms, variants, subject, needs, sums))
+
+    return register
+
+
+def verdict(
+    theorem: Statement, form: str, variant: str, sides: Sides, index: int = 0, **place: Any
+) -> Verdict:
+    """The verdict on one unit.
+
+    Args:
+        theorem: the statement.
+        form: its form.
+        variant: its variant.
+        sides: of some units.
+        index: which of them.
+        **place: further fields of `Verdict`: unit, layer, tolerance.
+
+    Returns:
+        The verdict.
+    """
+    lhs, rhs = sides.lhs[index], sides.rhs[index]
+    slack = _slack(lhs, rhs, float(sides.size[index]))
+    tolerance = place.get("tolerance", TOLERANCE)
+    holds = abs(slack) <= tolerance if sides.kind == "identity" else slack >= -tolerance
+    met = None if sides.premise_met is None else bool(sides.premise_met[index])
+    left, right = (float(side) if side.dim() == 0 else side.detach() for side in (lhs, rhs))
+    return Verdict(
+        theorem.__name__,
+        sides.kind,
+        form,
+        left,
+        right,
+        holds,
+        slack,
+        variant=variant,
+        premise=sides.premise,
+        premise_met=met,
+        **place,
+    )
+
+
+def total(sides: Sides) -> Sides:
+    """The sides of a whole layer: sums of numbers, and tensors side by side."""
+    if sides.lhs.dim() > 1:
+        parts = [side.reshape(1, -1) for side in (sides.lhs, sides.rhs)]
+        return Sides(sides.kind, parts[0], parts[1], sides.size.amax(0, keepdim=True))
+    sums = [side.sum(0, keepdim=True) for side in (sides.lhs, sides.rhs, sides.size)]
+    met = None if sides.premise_met is None else sides.premise_met.all(0, keepdim=True)
+    return Sides(sides.kind, sums[0], sums[1], sums[2], sides.premise, met)
+
+
+def _slack(lhs: Tensor, rhs: Tensor, size: float) -> float:
+    difference = (rhs - lhs).reshape(-1)
+    if not torch.isfinite(difference).all():
+        return float("nan")
+    largest = float(difference[difference.abs().argmax()])
+    return largest / size if largest else 0.0

@@ -1,0 +1,85 @@
+"""Theorem 4.2: how curved the loss is along its gradient, through batch normalization."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from normscope.theorems.situation import Situation
+from normscope.theorems.statement import Sides, statement
+from normscope.theorems.unit import Units, inner
+
+__all__ = ["theorem_4_2"]
+
+PRINTED_PREMISE = "H preserves the relative norms of g and d"
+EXACT_PREMISE = PRINTED_PREMISE + ", d is no longer than g, and g'Hg >= 0"
+
+
+@statement(variants=("", "norm_preserving"), needs=("y", "g", "H"))
+def theorem_4_2(subject: Situation, form: str, variant: str = "") -> Sides:
+    r"""The curvature along the gradient is that of the outputs, scaled, less a term of alignment.
+
+    .. math:: d^\top \hat H d = \gamma^2 (Jd)^\top H (Jd) - \frac{\gamma}{s m}\left(
+        2\langle\hat y,d\rangle\langle g,Jd\rangle + \langle g,\hat y\rangle\langle d,Jd\rangle
+        \right), \qquad d = \nabla_y \hat L
+
+    with J of Fact C.2: an identity for any eps. For eps = 0 it is
+
+    .. math:: d^\top \hat H d = \frac{\gamma^2}{s^2} d^\top H d - \frac{\gamma}{m s^2}
+        \langle g,\hat y\rangle |d|^2,
+
+    which paper and article print as "at most".
+
+    Variant ``norm_preserving``: the paper goes on to put g for d in the first term,
+
+    .. math:: d^\top \hat H d \le \frac{\gamma^2}{s^2}\left(g^\top H g - \frac{1}{m\gamma}
+        \langle g,\hat y\rangle |d|^2\right),
+
+    if "H preserves the relative norms" of both, tested here as
+    :math:`d^\top H d / |d|^2 \le g^\top H g / |g|^2`. That is not enough: it needs :math:`|d| \le
+    |g|` too (and :math:`g^\top H g \ge 0`); with H = I it fails where gamma/s stretches d beyond
+    g. The exact form has these in its premise, with s J d for d there and the terms of eps kept.
+
+    Reference: santurkar2018, Theorem 4.2, Eqs. (50) and (51).
+
+    Args:
+        subject: left the quadratic form by autograd, along the gradient by autograd.
+        form: "exact", "printed" or "article".
+        variant: "" or "norm_preserving".
+
+    Returns:
+        The sides.
+    """
+    d = subject.direction
+    lhs = inner(d, subject.curvature(d))
+    if form == "exact":
+        units = subject.units
+        first, second, size = units.curvature_terms(d, subject.hessian)
+    else:
+        units = subject.units.without_eps()
+        first = (units.gamma / units.scale).square() * inner(d, subject.hessian(d))
+        second = -units.gamma / (units.batch_size * units.scale.square())
+        second = second * units.along * inner(d, d)
+        size = first.abs() + second.abs()
+    if variant:
+        moved = d if form != "exact" else units.scale.unsqueeze(-1) * units.jacobian_times(d)
+        return _norm_preserving(subject, form, units, moved, Sides("", lhs, second, size))
+    kind = "identity" if form == "exact" else "bound"
+    return Sides(kind, lhs, first + second, lhs.abs() + size)
+
+
+def _norm_preserving(
+    subject: Situation, form: str, units: Units, moved: Tensor, kept: Sides
+) -> Sides:
+    """The second form: what is kept of the first, and the term of g for that of d."""
+    g = units.g
+    curved_g, curved_d = inner(g, subject.hessian(g)), inner(moved, subject.hessian(moved))
+    first = (units.gamma / units.scale).square() * curved_g
+    long_g, long_d = inner(g, g), inner(moved, moved)
+    preserved, allowed = curved_d * long_g, curved_g * long_d
+    # equality, as for H = I, must not be lost to rounding
+    met = preserved <= allowed + 1e-12 * (preserved.abs() + allowed.abs())
+    if form == "exact":
+        met = met & (long_d <= long_g) & (curved_g >= 0)
+    premise = EXACT_PREMISE if form == "exact" else PRINTED_PREMISE
+    size = kept.lhs.abs() + first.abs() + kept.size
+    return Sides("bound", kept.lhs, first + kept.rhs, size, premise, met)

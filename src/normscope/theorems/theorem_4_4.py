@@ -1,0 +1,44 @@
+"""Theorem 4.4: how steep the loss can be in the weights, through batch normalization."""
+
+from __future__ import annotations
+
+from normscope.theorems.situation import Situation
+from normscope.theorems.statement import Sides, statement
+from normscope.theorems.unit import inner
+
+__all__ = ["theorem_4_4"]
+
+
+@statement()
+def theorem_4_4(subject: Situation, form: str) -> Sides:
+    r"""The largest squared weight gradient over bounded inputs, against that without the layer.
+
+    .. math:: \hat g_j = \max_{\|X\| \le \lambda} |X^\top d|^2 \le \frac{\gamma^2}{s^2}\left(g_j
+        - \lambda^2 m \mu_g^2 - \frac{\lambda^2 (2 - r)}{m} \langle g,\hat y\rangle^2\right),
+        \qquad g_j = \max_{\|X\| \le \lambda} |X^\top g|^2
+
+    with the gradients g and d held fixed while the input matrix X varies; it is attained, by
+    :math:`X = \lambda d d^\top / |d|^2`. Printed, in paper and article: :math:`g_j^2 - m \mu_g^2 -
+    \lambda^2 \langle g,\hat y\rangle^2` in the brackets, whose terms are not even of one unit of
+    measure; it does not follow from (17) and (18).
+
+    Reference: santurkar2018, Theorem 4.4. Notation: lambda = bound, mu_g = mean of g.
+
+    Args:
+        subject: left the maximum, at the X that attains it, with the gradient by autograd.
+        form: "exact", "printed" or "article".
+
+    Returns:
+        The sides.
+    """
+    units = subject.units if form == "exact" else subject.units.without_eps()
+    m, bound = units.batch_size, subject.bound**2
+    lhs = bound * inner(subject.gradient, subject.gradient)
+    steepest, mean = bound * inner(units.g, units.g), m * units.g.mean(-1).square()
+    if form == "exact":
+        parts = (steepest, bound * mean, bound * (2 - units.ratio) / m * units.along.square())
+    else:
+        parts = (steepest.square(), mean, bound * units.along.square())
+    front = (units.gamma / units.scale).square()
+    rhs = front * (parts[0] - parts[1] - parts[2])
+    return Sides("bound", lhs, rhs, lhs + front * (parts[0] + parts[1] + parts[2]))

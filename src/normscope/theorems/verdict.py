@@ -1,0 +1,201 @@
+"""What a check found: the two sides of a statement, and whether it holds."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Verdict", "Verdicts", "worst"]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """One statement on one case, or the worst of many cases.
+
+    Args:
+        name: of the statement, such as "theorem_4_1".
+        kind: "identity": both sides are equal; "bound": the left is at most the right.
+        form: "exact", or as the paper ("printed") or the encyclopaedia article ("article") has it.
+        lhs: the left side, taken by autograd where it is a derivative; a number, or a tensor.
+        rhs: the right side, in closed form.
+        holds: whether the relation between the sides holds within the tolerance.
+        slack: rhs - lhs relative to the size of the terms; of tensors the largest by magnitude.
+        tolerance: the slack that rounding may take.
+        variant: which part of the statement: "" or "norm_preserving".
+        premise: what the statement supposes, in words; "" for nothing.
+        premise_met: whether the case meets the premise; None where there is none.
+        unit: number of the unit in its layer; None for one unit alone, or for a whole layer.
+        layer: name of the layer; None for plain tensors.
+        cases: how many cases were tried.
+        failures: in how many the relation failed although the premise, if any, was met.
+        unmet: in how many the premise was not met.
+
+    Examples:
+        >>> Verdict("theorem_4_1", "bound", "printed", 2.0, 1.0, False, -0.5).refuted
+        True
+    """
+
+    name: str
+    kind: str
+    form: str
+    lhs: float | Tensor
+    rhs: float | Tensor
+    holds: bool
+    slack: float
+    tolerance: float = 1e-8
+    variant: str = ""
+    premise: str = ""
+    premise_met: bool | None = None
+    unit: int | None = None
+    layer: str | None = None
+    cases: int = 1
+    failures: int | None = None
+    unmet: int = 0
+
+    def __post_init__(self) -> None:
+        if self.failures is None:
+            object.__setattr__(
+                self, "failures", int(not self.holds and self.premise_met is not False)
+            )
+            object.__setattr__(self, "unmet", int(self.premise_met is False))
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the statement is false here: its premise is met and its relation fails."""
+        return bool(self.failures)
+
+    @property
+    def label(self) -> str:
+        """The statement's name with its variant."""
+        return f"{self.name} ({self.variant})" if self.variant else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts; of tensors the norm."""
+        return {
+            "name": self.name,
+            "variant": self.variant,
+            "kind": self.kind,
+            "form": self.form,
+            "layer": self.layer,
+            "unit": self.unit,
+            "lhs": _number(self.lhs),
+            "rhs": _number(self.rhs),
+            "slack": self.slack,
+            "holds": self.holds,
+            "tolerance": self.tolerance,
+            "premise": self.premise,
+            "premise_met": self.premise_met,
+            "cases": self.cases,
+            "failures": self.failures,
+            "unmet": self.unmet,
+        }
+
+    def __repr__(self) -> str:
+        sign = {"identity": "=", "bound": "<="}[self.kind]
+        state = "holds" if self.holds else "fails"
+        where = "" if self.layer is None else f" at {self.layer!r}, {_unit(self)}"
+        many = f", {self.failures} of {self.cases} cases fail" if self.cases > 1 else ""
+        unmet = ", premise not met" if self.premise_met is False else ""
+        return (
+            f"{self.label}, {self.form}{where}: {_number(self.lhs):.6g} {sign} "
+            f"{_number(self.rhs):.6g} {state} (slack {self.slack:.1e}){many}{unmet}"
+        )
+
+
+class Verdicts(list[Verdict]):
+    """A list of verdicts that prints as a table."""
+
+    @property
+    def refuted(self) -> list[Verdict]:
+        """Those that are false."""
+        return [verdict for verdict in self if verdict.refuted]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdicts as plain values, and the number of those that are false."""
+        return {"verdicts": [each.to_dict() for each in self], "refuted": len(self.refuted)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per verdict."""
+        import pandas as pd
+
+        return pd.DataFrame([verdict.to_dict() for verdict in self])
+
+    def __str__(self) -> str:
+        head = f"{'statement':<31} {'form':<8} {'unit':<6} {'kind':<9}"
+        lines = [f"{head} {'left':>12} {'right':>12} {'slack':>9}  verdict"]
+        return "\n".join(lines + [_line(each) for each in self])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        names = ("statement", "form", "unit", "kind", "left", "right", "slack", "verdict")
+        rows = "".join(f"<tr>{''.join(f'<td>{c}</td>' for c in _cells(v))}</tr>" for v in self)
+        return f"<table><tr>{''.join(f'<th>{n}</th>' for n in names)}</tr>{rows}</table>"
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The case with the least slack (of identities the largest by magnitude), with the counts.
+
+    Args:
+        verdicts: of one statement in one form, at least one.
+
+    Returns:
+        The verdict of that case; it holds if no case failed.
+    """
+    every = list(verdicts)
+    counted = [each for each in every if each.premise_met is not False] or every
+    chosen = min(counted, key=_strain)
+    failures = sum(each.failures or 0 for each in every)
+    changes = {
+        "holds": failures == 0,
+        "cases": sum(each.cases for each in every),
+        "failures": failures,
+        "unmet": sum(each.unmet for each in every),
+    }
+    return Verdict(**{**chosen.__dict__, **changes})
+
+
+def _strain(verdict: Verdict) -> float:
+    slack = verdict.slack
+    if slack != slack:  # not a number: nothing is worse
+        return -torch.inf
+    return -abs(slack) if verdict.kind == "identity" else slack
+
+
+def _number(side: float | Tensor) -> float:
+    return float(side.norm()) if isinstance(side, Tensor) else side
+
+
+def _unit(verdict: Verdict) -> str:
+    if verdict.layer is None:
+        return "-"
+    return "total" if verdict.unit is None else str(verdict.unit)
+
+
+def _state(verdict: Verdict) -> str:
+    state = "holds" if verdict.holds else "FAILS"
+    if verdict.premise_met is False:
+        return f"{state}, premise not met"
+    return f"{state}, {verdict.failures}/{verdict.cases} fail" if verdict.cases > 1 else state
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    texts = [verdict.label, verdict.form, _unit(verdict), verdict.kind]
+    texts += [f"{_number(verdict.lhs):.5g}", f"{_number(verdict.rhs):.5g}"]
+    return [html.escape(text) for text in [*texts, f"{verdict.slack:.1e}", _state(verdict)]]
+
+
+def _line(verdict: Verdict) -> str:
+    return (
+        f"{verdict.label:<31} {verdict.form:<8} {_unit(verdict):<6} {verdict.kind:<9} "
+        f"{_number(verdict.lhs):>12.5g} {_number(verdict.rhs):>12.5g} {verdict.slack:>9.1e}  "
+        f"{_state(verdict)}"
+    )

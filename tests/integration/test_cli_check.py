@@ -1,0 +1,121 @@
+"""``normscope check`` from its arguments to its exit code."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.cli.main import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
+DIGITS = ["--model", "fully_connected", "--data", "digits"]
+PLACES = ["--model", f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples"]
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What the command says of each form, once."""
+    return {}
+
+
+def answered(capsys, answers, form):
+    if form not in answers:
+        code = main(["check", "--cases", "20", "--form", form, "--json"])
+        answers[form] = code, json.loads(capsys.readouterr().out)
+    return answers[form]
+
+
+def test_exact_forms_hold_everywhere(capsys, answers):
+    code, found = answered(capsys, answers, "exact")
+    assert code == 0
+    assert found["refuted"] == 0
+    subjects = {row["subject"].split()[0] for row in found["verdicts"]}
+    assert subjects == {
+        "random",
+        "fully_connected",
+        "deep_linear",
+        "conv_net",
+        "vgg",
+        "preact_resnet18",
+    }
+    random = [row for row in found["verdicts"] if row["subject"] == "random cases"]
+    assert {row["name"] for row in random} == {
+        "fact_c1",
+        "fact_c2",
+        "lemma_4_5",
+        "theorem_4_1",
+        "theorem_4_2",
+        "theorem_4_4",
+        "theorem_c1",
+    }
+    assert all(row["cases"] == 20 for row in random)
+
+
+def test_printed_forms_that_fail_are_counted_and_exit_with_one(capsys, answers):
+    code, found = answered(capsys, answers, "printed")
+    assert code == 1
+    random = {
+        (row["name"], row["variant"]): row
+        for row in found["verdicts"]
+        if row["subject"] == "random cases"
+    }
+    assert random["theorem_4_1", ""]["failures"] == 20
+    assert random["theorem_4_2", ""]["failures"] == 0
+    assert random["fact_c1", ""]["failures"] == 0
+    assert random["theorem_c1", ""]["failures"] > 0
+
+
+def test_table_for_people(capsys):
+    assert main(["check", *PLACES, "--batch-size", "16", "--form", "printed"]) == 1
+    out = capsys.readouterr().out
+    assert "theorem_4_1" in out
+    assert "false" in out
+    assert "eps = 0" in out
+    assert max(len(line) for line in out.splitlines()) <= 120
+
+
+def test_layer_of_a_users_model_unit_by_unit(capsys):
+    assert main(["check", *PLACES, "--batch-size", "16", "--json"]) == 0
+    layers = {row["layer"] for row in json.loads(capsys.readouterr().out)["verdicts"]}
+    layer = sorted(layers)[0]
+    assert main(["check", *PLACES, "--layer", layer, "--batch-size", "16", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["verdicts"]
+    assert {row["layer"] for row in rows} == {layer}
+    assert None in {row["unit"] for row in rows}
+    assert len({row["unit"] for row in rows}) > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--form", "exat"], "did you mean 'exact'"),
+        (["--layer", "1"], "give it by --model"),
+        (["--model", "fully_connected"], "give --data"),
+        (["--model", "fully_conected", "--data", "digits"], "did you mean 'fully_connected'"),
+        (
+            [*DIGITS, "--layer", "features.11"],
+            "did you mean 'features.1'",
+        ),
+        (
+            [*DIGITS, "--norm", "layer", "--layer", "features.1"],
+            "batch normalization alone",
+        ),
+        ([*DIGITS, "--norm", "none"], "no batch normalization"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(capsys, arguments, said):
+    assert main(["check", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_help_has_an_example(capsys):
+    assert main(["check", "--help"]) == 0
+    assert "Example: normscope check" in capsys.readouterr().out
