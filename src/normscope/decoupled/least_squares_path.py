@@ -1,0 +1,107 @@
+"""The path of a method on least squares, as table, frame and plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["LeastSquaresPath"]
+
+Array = NDArray[np.float64]
+
+_CLAIMED = {
+    "gdnp": "the bound is proved for the gap of this method",
+    "gd": "the bound's factor is proved for the excess of this method",
+    "cg": "the bound's factor is proved for the excess of this method",
+    "agd": "no bound is claimed for this method",
+    "bn_gd": "no bound is claimed for this method",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LeastSquaresPath:
+    """The points before each step, and the result after the last.
+
+    Args:
+        method: which one it was.
+        rho: rho(w_t), the objective at the best length (steps,).
+        gap: rho(w_t) - rho*, to full relative accuracy.
+        bound: (1 - mu/L)^(2t) times the first gap.
+        excess: the objective at the point's own length, above its least value.
+        w: the points (steps, features), with their lengths.
+        coef: the weights after the last step (features,).
+        best: rho*.
+        smallest: mu, the least eigenvalue of S that is not zero.
+        largest: L.
+    """
+
+    method: str
+    rho: Array
+    gap: Array
+    bound: Array
+    excess: Array
+    w: Array
+    coef: Array
+    best: float
+    smallest: float
+    largest: float
+
+    @property
+    def steps(self) -> int:
+        """How many were taken."""
+        return len(self.gap)
+
+    @property
+    def claimed(self) -> str:
+        """What the bound says of this method."""
+        return _CLAIMED[self.method]
+
+    @property
+    def rate(self) -> float:
+        """Factor of the gap per step, by the slope of its logarithm over the second half.
+
+        Points whose gap has fallen to nothing are left out; nan if fewer than two remain.
+        """
+        late = self.gap[self.steps // 2 :]
+        used = np.flatnonzero((late > 1e-290) & np.isfinite(late)) + self.steps // 2
+        if len(used) < 2:
+            return float("nan")
+        return float(np.exp(np.polyfit(used, np.log(self.gap[used]), 1)[0]))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per step."""
+        import pandas as pd
+
+        columns = {"rho": self.rho, "gap": self.gap, "bound": self.bound, "excess": self.excess}
+        return pd.DataFrame(columns, index=pd.RangeIndex(self.steps, name="step"))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The gap and its bound over the steps.
+
+        Args:
+            ax: where to draw, also over another path; None for a new figure.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.convergence import draw_gap
+
+        return draw_gap(self.gap, self.bound, self.method, ax)
+
+    def __str__(self) -> str:
+        condition = self.largest / self.smallest
+        shown = np.unique(np.linspace(0, self.steps - 1, 6).astype(int))
+        head = f"least squares by {self.method}, condition {condition:.3g}: {self.claimed}"
+        rows = [
+            f"{t:6d}  {self.rho[t]:12.6g}  {self.gap[t]:9.3g}  {self.bound[t]:9.3g}" for t in shown
+        ]
+        return "\n".join([head, f"{'step':>6}  {'rho':>12}  {'gap':>9}  {'bound':>9}", *rows])
+
+    __repr__ = __str__

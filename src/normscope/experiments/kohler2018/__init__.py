@@ -1,0 +1,1 @@
+"""Length-direction decoupling, as the encyclopaedia article on batch normalization tells it."""

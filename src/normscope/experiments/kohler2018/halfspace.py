@@ -1,0 +1,198 @@
+"""Halfspaces: both inequalities of GDNP, the minimum it reaches, and the line it lies on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from normscope.decoupled import (
+    GaussianObjective,
+    Objective,
+    Options,
+    SampleObjective,
+    SignedDesign,
+    gdnp,
+    inequalities,
+    margin_loss,
+)
+from normscope.experiments.kohler2018.halfspace_claims import halfspace_claims
+from normscope.experiments.kohler2018.problems import Moments, moments, stacked
+from normscope.experiments.recipe import Progress, experiment
+from normscope.plots.convergence import halfspace_figure
+from normscope.results import Store
+
+__all__ = ["best_by_lbfgs", "halfspace"]
+
+Array = NDArray[np.float64]
+
+LOSSES = ("logistic", "sigmoid")
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "square": np.square,
+}
+FORMS = ("exact", "printed")
+BISECTIONS = 20  # few enough for the second inequality to be seen
+
+
+@experiment(
+    "kohler2018/halfspace",
+    claims=halfspace_claims,
+    figure=halfspace_figure,
+    scales={
+        "quick": {"dimensions": 8, "samples": 500, "steps": 60},
+        "small": {},
+        "paper": {"samples": 10_000, "seeds": 5},
+    },
+)
+def halfspace(
+    *,
+    dimensions: int = 37,
+    condition: float = 20.0,
+    quotient: float = 0.3,
+    samples: int = 4000,
+    scales: Sequence[float] = (1e-3, 1.0, 1e3),
+    steps: int = 200,
+    most_steps: int = 2000,
+    seeds: int = 3,
+    seed: int = 0,
+    store: Store,
+    progress: Progress,
+) -> xr.Dataset:
+    """GDNP on Gaussian halfspaces: inequalities, minimum, critical points, decoupling identity.
+
+    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+
+    Args:
+        dimensions: of the inputs.
+        condition: of S.
+        quotient: u'S^{-1}u, how far the classes are apart; below one.
+        samples: where averages over samples are minimized.
+        scales: of the inputs, for the minimum.
+        steps: of the path along which the inequalities are followed.
+        most_steps: on the way to the minimum.
+        seeds: problems.
+        seed: first seed; the others follow it.
+        store: not needed: it takes seconds.
+        progress: called with a label before each problem.
+
+    Returns:
+        Both sides of the three inequalities (seed, loss, step); ``excess`` over the minimum of
+        L-BFGS by form of h and scale (seed, form, scale); ``off_line`` of critical points found by
+        BFGS (seed, start); ``identity`` errors (seed, activation).
+    """
+    del store
+    own_seeds = list(range(seed, seed + seeds))
+    found = []
+    for own in own_seeds:
+        progress(f"seed {own}")
+        random = np.random.default_rng(own)
+        given = moments(dimensions, condition, quotient, random)
+        sides = [_sides(given, loss, steps) for loss in LOSSES]
+        sampled = given.sampled(samples, random)
+        excess = [[_excess(sampled, s, form, most_steps) for s in scales] for form in FORMS]
+        found.append(
+            stacked(sides, "loss", LOSSES).assign(
+                excess=(("form", "scale"), excess),
+                off_line=("start", _critical_points(given, random)),
+                identity=("activation", _identity_errors(sampled, random)),
+            )
+        )
+    names = {"form": list(FORMS), "scale": list(scales), "activation": list(ACTIVATIONS)}
+    return stacked(found, "seed", own_seeds).assign_coords(names)
+
+
+def _sides(given: Moments, loss: str, steps: int) -> xr.Dataset:
+    """Both sides of the inequalities for Gaussian z with these moments."""
+    design = given.matched()
+    objective = GaussianObjective(design, margin_loss(loss))
+    # a fixed number of halvings and no safeguard: the algorithm as it is analysed
+    options = Options(BISECTIONS, safeguard=False)
+    path = list(itertools.islice(gdnp(objective, -design.mean, options), steps))
+    sides = asdict(inequalities(objective, design, path))
+    return xr.Dataset({name: ("step", values) for name, values in sides.items()})
+
+
+def _scaled(design: SignedDesign, scale: float) -> SampleObjective:
+    inputs = SignedDesign(design.inputs * scale, design.signs, constant=False)
+    return SampleObjective(inputs, margin_loss("logistic"))
+
+
+def _excess(design: SignedDesign, scale: float, form: str, most_steps: int) -> float:
+    """What GDNP's last value has above that of L-BFGS; infinite where it broke."""
+    objective = _scaled(design, scale)
+    options = Options(form=form, safeguard=form == "exact", length_tolerance=1e-10)
+    value = np.inf
+    with np.errstate(all="ignore"):
+        for point in gdnp(objective, -objective.mean, options):
+            value = point.value
+            if point.residual < 1e-9 or point.step >= most_steps or not np.isfinite(value):
+                break
+    return value - best_by_lbfgs(_scaled(design, 1.0)) if np.isfinite(value) else 1e300
+
+
+def best_by_lbfgs(objective: Objective) -> float:
+    """The least value that L-BFGS finds for the same objective.
+
+    Args:
+        objective: over samples or a Gaussian.
+
+    Returns:
+        The value.
+    """
+    options = {"maxiter": 10_000, "maxfun": 100_000, "ftol": 0.0, "gtol": 1e-10}
+    start = -objective.mean
+    found = minimize(
+        _value_and_gradient(objective), start, jac=True, method="L-BFGS-B", options=options
+    )
+    return float(found.fun)
+
+
+def _value_and_gradient(objective: Objective) -> Callable[[Array], tuple[float, Array]]:
+    def evaluate(w: Array) -> tuple[float, Array]:
+        direction = objective.direction(w)
+        length = float(np.linalg.norm(w) / np.linalg.norm(direction.w))
+        return objective.value(direction, length), objective.gradient(direction, length)
+
+    return evaluate
+
+
+def _critical_points(given: Moments, random: np.random.Generator, starts: int = 3) -> list[float]:
+    """1 - cos to the line of S^{-1}u of critical points that BFGS finds from random starts."""
+    objective = GaussianObjective(given.matched(), margin_loss("logistic"))
+    off = []
+    for _ in range(starts):
+        start = random.standard_normal(len(given.mean))
+        options = {"gtol": 1e-10, "maxiter": 5000}
+        w = minimize(
+            _value_and_gradient(objective), start, jac=True, method="BFGS", options=options
+        ).x
+        unit = objective.direction(w).w
+        beside = unit - float(unit @ given.second @ given.line) * given.line
+        off.append(float(beside @ given.second @ beside) / 2)  # 1 - cos without cancellation
+    return off
+
+
+def _identity_errors(design: SignedDesign, random: np.random.Generator) -> list[float]:
+    """Largest difference of a normalized unit's mean output and that of w_tilde, relative.
+
+    The unit is computed as batch normalization is written: minus mean, over standard deviation.
+    """
+    centred = design.inputs - design.inputs.mean(axis=0)
+    second = centred.T @ centred / len(centred)
+    errors = np.zeros(len(ACTIVATIONS))
+    for _ in range(20):
+        w, gamma = random.standard_normal(centred.shape[1]), random.standard_normal()
+        projected = centred @ w
+        normalized = gamma * (projected - projected.mean()) / projected.std()
+        weights = gamma * w / np.sqrt(w @ second @ w)
+        for k, activation in enumerate(ACTIVATIONS.values()):
+            left, right = activation(normalized).mean(), activation(centred @ weights).mean()
+            errors[k] = max(errors[k], abs(left - right) / np.abs(activation(normalized)).mean())
+    return [float(error) for error in errors]

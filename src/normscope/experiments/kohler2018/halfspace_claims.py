@@ -1,0 +1,92 @@
+"""What the article says of halfspaces, in the corrected forms."""
+
+from __future__ import annotations
+
+import xarray as xr
+
+from normscope.results import Claim
+
+__all__ = ["halfspace_claims"]
+
+ARTICLE = "article on batch normalization (kohler2018), learning halfspaces; errata"
+ROUNDING = 1e-26  # of a squared gradient
+
+
+def halfspace_claims(results: xr.Dataset) -> list[Claim]:
+    """The article's statements on halfspaces, as corrected.
+
+    Args:
+        results: as the experiment returns them.
+
+    Returns:
+        The claims.
+    """
+    parts = {
+        "direction": "direction: |w|_S^2 |grad_w f|^2 <= (1 - mu/L)^(2t) Phi^2 gamma^2 gap_0",
+        "length": "length: (df/dgamma)^2 <= (2^-T zeta |b - a| / mu)^2 after T bisections",
+        "whole": "both: |grad f|^2 in the norm of S^-1 is within the sum of the two bounds",
+    }
+    claims = [_inequality(results, part, text) for part, text in parts.items()]
+    return [*claims, _minimum(results), _printed(results), _line(results), _identity(results)]
+
+
+def _inequality(results: xr.Dataset, part: str, text: str) -> Claim:
+    left, right = results[f"{part}_left"], results[f"{part}_right"]
+    share = (left / right).where(left > ROUNDING)
+    worst = float(share.max())
+    counted = int(share.notnull().sum())
+    return Claim(
+        text,
+        ARTICLE,
+        f"largest left / right {worst:.3g} over {counted} points of {results.sizes['seed']} seeds "
+        f"and {results.sizes['loss']} losses",
+        worst <= 1,
+    )
+
+
+def _minimum(results: xr.Dataset) -> Claim:
+    excess = results["excess"].sel(form="exact")
+    return Claim(
+        "GDNP reaches the minimum of L-BFGS on Gaussian samples, at any scale of the inputs",
+        ARTICLE,
+        f"largest difference {float(abs(excess).max()):.1e} over scales "
+        f"{', '.join(f'{float(s):g}' for s in results['scale'])}",
+        bool((abs(excess) < 1e-8).all()),
+    )
+
+
+def _printed(results: xr.Dataset) -> Claim:
+    excess = results["excess"].sel(form="printed").max("seed")
+    pairs = zip(results["scale"].values, excess.values, strict=True)
+    return Claim(
+        "the same with h as printed, (u'w)^2 in its last term",
+        "article on batch normalization (kohler2018), stopping criterion of GDNP",
+        "worst difference by scale: " + ", ".join(f"{s:g}: {_shown(e)}" for s, e in pairs),
+        bool((excess < 1e-8).all()),
+    )
+
+
+def _shown(excess: float) -> str:
+    return "diverged" if excess > 1e299 else f"{excess:.1e}"
+
+
+def _line(results: xr.Dataset) -> Claim:
+    worst = float(results["off_line"].max())
+    return Claim(
+        "for Gaussian z all critical points lie on the line of S^-1 u",
+        ARTICLE,
+        f"largest 1 - cos {worst:.1e} of {results['off_line'].size} points found by BFGS from "
+        "random starts",
+        worst < 1e-10,
+    )
+
+
+def _identity(results: xr.Dataset) -> Claim:
+    worst = float(results["identity"].max())
+    return Claim(
+        "decoupling: f_BN(w, gamma) = E phi(x'w_tilde), w_tilde = gamma w / |w|_S, for E[x] = 0",
+        "article on batch normalization (kohler2018), decoupling",
+        f"largest relative difference {worst:.1e} over 20 random (w, gamma), "
+        f"{', '.join(str(a) for a in results['activation'].values)}, {results.sizes['seed']} seeds",
+        worst < 1e-12,
+    )

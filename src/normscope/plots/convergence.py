@@ -1,0 +1,115 @@
+"""Paths of optimizers on a logarithmic axis, with the bounds they should keep to."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from normscope.plots.style import new_figure
+
+Array = NDArray[np.float64]
+
+_FLOOR = 1e-40  # below it there is nothing to be seen
+
+
+def draw_gap(gap: Array, bound: Array | None, label: str, axes: Axes | None = None) -> Axes:
+    """Draw the gap of a path over its steps, and the bound in the same colour, dashed.
+
+    Args:
+        gap: at every step.
+        bound: at every step, or None.
+        label: of the path, for the legend.
+        axes: where to draw; None for a new figure.
+
+    Returns:
+        The axes drawn on.
+    """
+    axes = new_figure().subplots() if axes is None else axes
+    steps = np.arange(len(gap))
+    (line,) = axes.plot(steps, np.where(gap > _FLOOR, gap, np.nan), label=label)
+    if bound is not None:
+        shown = np.where(bound > _FLOOR, bound, np.nan)
+        axes.plot(steps, shown, "--", color=line.get_color(), label=f"{label}, bound", lw=1)
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("gap")
+    axes.legend(frameon=False)
+    return axes
+
+
+def least_squares_figure(results: xr.Dataset) -> Figure:
+    """Gap by method for each condition, with the bound; and the fall by learning rate.
+
+    Args:
+        results: as the experiment kohler2018/ols returns them.
+
+    Returns:
+        The figure.
+    """
+    count = results.sizes["condition"]
+    figure = new_figure(3.2 * (count + 1), 3.4)
+    panels = figure.subplots(1, count + 1)
+    for panel, condition in zip(panels, results["condition"].values, strict=False):
+        here = results.sel(condition=condition).isel(seed=0)
+        for method in results["optimizer"].values:
+            bound = here["bound"].values if method == "gdnp" else None
+            draw_gap(here["gap"].sel(optimizer=method).values, bound, str(method), panel)
+        panel.set_title(f"condition {condition:g}")
+        panel.get_legend().set_visible(condition == results["condition"].values[0])
+    last = panels[-1]
+    for method in ("gd", "bn_gd"):
+        fall = results["fall"].sel(tried=method).isel(condition=0).max("seed")
+        last.plot(results["factor"], np.clip(fall, 1e-20, 1e20), "o-", label=method)
+    last.axhline(1, color="grey", lw=0.8)
+    last.set(xscale="log", yscale="log", xlabel="learning rate x 2L", ylabel="last / first excess")
+    last.set_title(f"condition {results['condition'].values[0]:g}")
+    last.legend(frameon=False)
+    return figure
+
+
+def halfspace_figure(results: xr.Dataset) -> Figure:
+    """The three inequalities of the halfspace problem for each loss.
+
+    Args:
+        results: as the experiment kohler2018/halfspace returns them.
+
+    Returns:
+        The figure.
+    """
+    figure = new_figure(9.6, 3.2 * results.sizes["loss"])
+    panels = figure.subplots(results.sizes["loss"], 3, squeeze=False)
+    for row, loss in zip(panels, results["loss"].values, strict=True):
+        here = results.sel(loss=loss).isel(seed=0)
+        for panel, part in zip(row, ("direction", "length", "whole"), strict=True):
+            draw_gap(here[f"{part}_left"].values, here[f"{part}_right"].values, part, panel)
+            panel.set_title(f"{loss}: {part}")
+            panel.set_ylabel("squared gradient")
+    return figure
+
+
+def units_figure(results: xr.Dataset) -> Figure:
+    """Each hidden unit's squared gradient with its bound, and how far units are off the line.
+
+    Args:
+        results: as the experiment kohler2018/mlp returns them.
+
+    Returns:
+        The figure.
+    """
+    figure = new_figure(9.0, 3.6)
+    left, right = figure.subplots(1, 2)
+    first = results.isel(seed=0)
+    for unit in results["unit"].values:
+        here = first.sel(unit=unit)
+        draw_gap(here["gradient"].values, here["bound"].values, f"unit {unit}", left)
+    left.set_ylabel("squared gradient in the norm of S^-1")
+    for number, name in enumerate(("from_zero", "joint")):
+        off = results[f"off_line_{name}"].values.ravel()
+        label = name.replace("_", " ")
+        right.plot(np.full(off.shape, number), np.maximum(off, 1e-16), "o", label=label, alpha=0.6)
+    right.set(yscale="log", ylabel="1 - cos to the line of S^-1 u", xlim=(-0.5, 1.5))
+    right.set_xticks([0, 1], ["unit by unit from zero", "joint minimum"])
+    return figure

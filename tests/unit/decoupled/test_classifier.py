@@ -1,0 +1,214 @@
+"""The halfspace estimator: scikit-learn's own checks, the minimum of L-BFGS, degenerate input."""
+
+import warnings
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.optimize import minimize
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+from tests.references.decoupled import logistic_sum
+
+import normscope as ns
+from normscope.decoupled import GDNPClassifier
+from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
+
+
+def gaussian(scale=1.0, size=9, samples=600, seed=0):
+    """Inputs with Gaussian z = -yx that cannot be separated, and labels."""
+    random = np.random.default_rng(seed)
+    z = random.standard_normal((samples, size)) * np.geomspace(1, 4, size)
+    z += 0.3 * random.standard_normal(size)
+    z = z @ np.linalg.qr(random.standard_normal((size, size)))[0]
+    signs = np.where(np.arange(samples) % 2 == 0, 1.0, -1.0)
+    return -signs[:, None] * z * scale, signs
+
+
+def best_value(inputs, signs, intercept):
+    """The least logistic loss by L-BFGS on inputs scaled to one."""
+    scaled = inputs / inputs.std()
+    if intercept:
+        scaled = np.column_stack([scaled, np.ones(len(scaled))])
+
+    def evaluate(w):
+        margins = -signs * (scaled @ w)
+        slopes = 1 / (1 + np.exp(-margins))
+        return np.logaddexp(0, margins).mean(), scaled.T @ (-signs * slopes) / len(scaled)
+
+    options = {"ftol": 0.0, "gtol": 1e-11, "maxiter": 10_000}
+    start = np.zeros(scaled.shape[1])
+    return minimize(evaluate, start, jac=True, method="L-BFGS-B", options=options).fun
+
+
+def test_estimator_passes_the_checks_of_scikit_learn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        check_estimator(GDNPClassifier(), on_skip=None)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_minimum_is_that_of_lbfgs_at_any_scale(scale, intercept):
+    inputs, signs = gaussian(scale)
+    model = GDNPClassifier(fit_intercept=intercept).fit(inputs, signs)
+    assert model.converged_
+    value = logistic_sum(inputs, signs, model.coef_[0], model.intercept_[0])
+    assert value == pytest.approx(model.objective_[0], abs=1e-13)
+    assert abs(value - best_value(inputs, signs, intercept)) < 1e-8
+
+
+def test_gaussian_expectation_gives_the_line_of_least_squares():
+    inputs, signs = gaussian()
+    model = GDNPClassifier(expectation="gaussian", fit_intercept=False, tol=1e-9)
+    coefficients = model.fit(inputs, signs).coef_[0]
+    line = np.linalg.solve(inputs.T @ inputs, inputs.T @ signs)
+    ratio = coefficients / line
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-5)
+    assert ratio[0] > 0
+
+
+def test_safeguard_is_idle_for_gaussian_expectations():
+    inputs, signs = gaussian()
+    with_it, without = (
+        GDNPClassifier(expectation="gaussian", safeguard=safeguard).fit(inputs, signs)
+        for safeguard in (True, False)
+    )
+    assert with_it.n_iter_ == without.n_iter_
+    np.testing.assert_array_equal(with_it.coef_, without.coef_)
+
+
+def test_function_as_loss_agrees_with_its_name():
+    inputs, signs = gaussian(samples=200)
+    named = GDNPClassifier("logistic").fit(inputs, signs)
+    given = GDNPClassifier(lambda m: np.logaddexp(0, m)).fit(inputs, signs)
+    np.testing.assert_allclose(given.coef_, named.coef_, rtol=1e-4, atol=1e-6)
+    assert hasattr(named, "predict_proba")
+    assert not hasattr(given, "predict_proba")
+
+
+def test_sigmoid_separates_and_stops_at_its_length():
+    inputs, signs = gaussian()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = GDNPClassifier("sigmoid", max_iter=300).fit(inputs, signs)
+    assert (
+        model.score(inputs, signs)
+        >= GDNPClassifier().fit(inputs, signs).score(inputs, signs) - 0.02
+    )
+    assert np.sqrt((model.decision_function(inputs) ** 2).mean()) <= 10 * (1 + 1e-9)
+
+
+def test_sparse_input_gives_the_weights_of_dense_input():
+    random = np.random.default_rng(1)
+    inputs = sparse.random_array((200, 30), density=0.2, rng=random, format="csr")
+    labels = (inputs @ random.standard_normal(30) + random.standard_normal(200) > 0).astype(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        thin = GDNPClassifier(max_iter=50).fit(inputs, labels)
+        dense = GDNPClassifier(max_iter=50).fit(inputs.toarray(), labels)
+    np.testing.assert_allclose(thin.coef_, dense.coef_, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(thin.predict_proba(inputs), dense.predict_proba(inputs.toarray()))
+
+
+def test_many_features_are_fitted_without_a_matrix(monkeypatch):
+    from normscope.decoupled.signed_design import SignedDesign
+
+    def refuse(self):
+        raise AssertionError("S was formed")
+
+    monkeypatch.setattr(SignedDesign, "moment", property(refuse))
+    random = np.random.default_rng(2)
+    inputs = random.standard_normal((800, 600))
+    labels = inputs[:, 0] + 3 * random.standard_normal(800) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = GDNPClassifier(max_iter=5).fit(inputs, labels)
+    assert model.score(inputs, labels) > 0.8
+
+
+def test_real_data_is_learned():
+    inputs, labels = load_breast_cancer(return_X_y=True)
+    inputs = StandardScaler().fit_transform(inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = GDNPClassifier(max_iter=200).fit(inputs, labels)
+    assert model.score(inputs, labels) > 0.98
+
+
+def test_digits_are_told_apart_one_against_the_rest():
+    inputs, labels = load_digits(n_class=4, return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = GDNPClassifier(max_iter=30).fit(inputs / 16, labels)
+    assert model.coef_.shape == (4, 64)
+    assert model.score(inputs / 16, labels) > 0.97
+    np.testing.assert_allclose(model.predict_proba(inputs / 16).sum(axis=1), 1)
+
+
+def test_one_class_is_refused():
+    with pytest.raises(InputError, match="one class"):
+        GDNPClassifier().fit(np.eye(3), [1, 1, 1])
+
+
+def test_constant_columns_get_no_weight():
+    inputs, signs = gaussian(samples=200)
+    wider = np.column_stack([inputs, np.full(len(inputs), 7.0), np.zeros(len(inputs))])
+    model = GDNPClassifier().fit(wider, signs)
+    alone = GDNPClassifier().fit(inputs, signs)
+    np.testing.assert_allclose(model.coef_[0, -2:], 0, atol=1e-9)
+    assert model.objective_[0] == pytest.approx(alone.objective_[0], abs=1e-10)
+
+
+def test_fewer_samples_than_features_stay_in_the_span():
+    random = np.random.default_rng(5)
+    inputs, labels = random.standard_normal((6, 20)), np.array([0, 1, 0, 1, 0, 1])
+    model = GDNPClassifier(fit_intercept=False).fit(inputs, labels)
+    assert model.score(inputs, labels) == 1
+    assert model.at_bound_
+    beside = model.coef_[0] - np.linalg.pinv(inputs) @ (inputs @ model.coef_[0])
+    assert np.linalg.norm(beside) < 1e-8 * np.linalg.norm(model.coef_)
+
+
+def test_no_mean_gives_zero_weights():
+    inputs = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]])
+    model = GDNPClassifier(fit_intercept=False).fit(inputs, [1, 1, 0, 0])
+    np.testing.assert_array_equal(model.coef_, 0)
+    assert model.converged_
+    assert model.objective_[0] == pytest.approx(np.log(2))
+
+
+def test_all_zero_inputs_give_zero_weights():
+    model = GDNPClassifier().fit(np.zeros((4, 2)), [0, 1, 0, 1])
+    np.testing.assert_array_equal(model.coef_, 0)
+
+
+def test_too_few_steps_are_said():
+    inputs, signs = gaussian()
+    with pytest.warns(ConvergenceWarning, match="raise max_iter"):
+        model = GDNPClassifier(max_iter=2).fit(inputs, signs)
+    assert not model.converged_
+    assert model.n_iter_ == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"loss": "logistik"}, UnknownNameError),
+        ({"loss": 3}, ArgumentTypeError),
+        ({"expectation": "gauss"}, UnknownNameError),
+        ({"max_iter": 0}, InputError),
+        ({"tol": -1.0}, InputError),
+        ({"bisections": 0}, InputError),
+        ({"max_length": -1.0}, InputError),
+    ],
+)
+def test_bad_options_are_refused(options, error):
+    with pytest.raises(error):
+        GDNPClassifier(**options).fit(*gaussian(samples=20))
+
+
+def test_estimator_is_reached_from_the_package():
+    assert ns.decoupled.GDNPClassifier is GDNPClassifier

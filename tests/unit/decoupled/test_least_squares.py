@@ -1,0 +1,151 @@
+"""Least squares: every method against its plain form, the bound, and input that cannot work."""
+
+import numpy as np
+import pytest
+from scipy.sparse.linalg import cg
+from tests.references import decoupled as plain
+
+from normscope.decoupled import ordinary_least_squares
+from normscope.errors import InputError, ShapeError, UnknownNameError
+
+METHODS = ("gd", "bn_gd", "gdnp", "agd", "cg")
+
+
+def problem(condition, size=12, seed=0):
+    random = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(random.standard_normal((size, size)))
+    second = basis @ np.diag(np.geomspace(1 / condition, 1, size)) @ basis.T
+    mean, start = random.standard_normal((2, size))
+    return (second + second.T) / 2, mean, start
+
+
+def test_gdnp_is_the_articles_recursion():
+    second, mean, start = problem(50.0)
+    path = ordinary_least_squares(S=second, u=mean, steps=100, start=start)
+    expected = plain.gdnp_least_squares(second, mean, start, 100)
+    np.testing.assert_allclose(path.rho, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("method", "reference"),
+    [
+        ("gd", plain.descent),
+        ("bn_gd", plain.normalized_descent),
+        ("agd", plain.accelerated),
+    ],
+)
+def test_method_is_its_plain_recursion(method, reference):
+    second, mean, start = problem(50.0)
+    rate = 0.3
+    path = ordinary_least_squares(
+        S=second, u=mean, method=method, steps=60, start=start, learning_rate=rate
+    )
+    points = reference(second, mean, start, 60, rate)
+    np.testing.assert_allclose(path.w, points, rtol=1e-9, atol=1e-9)
+    objective = 2 * points @ mean + np.einsum("ti,ij,tj->t", points, second, points)
+    np.testing.assert_allclose(path.excess, objective - path.best, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_normalized_descent_starts_on_either_side(sign):
+    second, mean, start = problem(10.0)
+    path = ordinary_least_squares(S=second, u=mean, method="bn_gd", steps=300, start=sign * start)
+    assert path.gap[-1] < 1e-3 * path.gap[0]
+
+
+def test_conjugate_gradients_agree_with_scipy():
+    second, mean, start = problem(50.0)
+    points = []
+    cg(second, -mean, x0=start, maxiter=5, rtol=0.0, callback=lambda w: points.append(w.copy()))
+    path = ordinary_least_squares(S=second, u=mean, method="cg", steps=6, start=start)
+    np.testing.assert_allclose(path.w[1:6], points, rtol=1e-8)
+
+
+@pytest.mark.parametrize("condition", [1.5, 10.0, 1e3, 1e6])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_gdnp_keeps_to_its_bound_at_every_step(condition, seed):
+    second, mean, start = problem(condition, seed=seed)
+    path = ordinary_least_squares(S=second, u=mean, steps=500, start=start)
+    assert path.gap[0] > 0
+    assert (path.gap <= path.bound * (1 + 1e-9)).all()
+    smallest, largest = np.linalg.eigvalsh(second)[[0, -1]]
+    expected = (1 - smallest / largest) ** (2.0 * np.arange(500)) * path.gap[0]
+    np.testing.assert_allclose(path.bound, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_reaches_the_solution(method):
+    second, mean, start = problem(10.0)
+    path = ordinary_least_squares(S=second, u=mean, method=method, steps=2000, start=start)
+    np.testing.assert_allclose(path.coef, -np.linalg.solve(second, mean), rtol=1e-9)
+    assert path.best == pytest.approx(-mean @ np.linalg.solve(second, mean), rel=1e-12)
+    assert path.w.shape == (2000, 12)
+    assert path.claimed
+
+
+def test_samples_give_the_regression_of_numpy():
+    random = np.random.default_rng(3)
+    inputs, targets = random.standard_normal((40, 5)), random.standard_normal(40)
+    path = ordinary_least_squares(inputs, targets, steps=400)
+    expected = np.linalg.lstsq(inputs, targets, rcond=None)[0]
+    np.testing.assert_allclose(path.coef, expected, rtol=1e-10)
+
+
+def test_fewer_samples_than_features_gives_the_shortest_solution():
+    random = np.random.default_rng(4)
+    inputs, targets = random.standard_normal((5, 12)), random.standard_normal(5)
+    path = ordinary_least_squares(inputs, targets, method="cg", steps=30)
+    np.testing.assert_allclose(path.coef, np.linalg.pinv(inputs) @ targets, rtol=1e-8)
+
+
+def test_gap_keeps_its_digits_below_the_rounding_of_the_objective():
+    second, mean, start = problem(2.0)
+    path = ordinary_least_squares(S=second, u=mean, steps=300, start=start)
+    assert 0 < path.gap[-1] < 1e-100
+    assert path.rate == pytest.approx(0.25, rel=0.1)
+
+
+def test_diverging_path_is_an_outcome():
+    second, mean, start = problem(10.0)
+    path = ordinary_least_squares(
+        S=second, u=mean, method="gd", steps=3000, start=start, learning_rate=2.0
+    )
+    assert path.excess[-1] > 1e300
+    assert np.isnan(path.rate) or path.rate >= 0
+
+
+def test_path_prints_as_a_table_and_becomes_a_frame(tmp_path):
+    second, mean, _ = problem(10.0)
+    path = ordinary_least_squares(S=second, u=mean, steps=20)
+    assert str(path).splitlines()[1].split() == ["step", "rho", "gap", "bound"]
+    assert len(str(path).splitlines()) <= 9
+    frame = path.to_dataframe()
+    assert list(frame.columns) == ["rho", "gap", "bound", "excess"]
+    assert len(frame) == 20
+    axes = path.plot()
+    assert axes.get_yscale() == "log"
+    assert path.plot(ax=axes) is axes
+    assert len(axes.lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({}, InputError, "give either"),
+        ({"X": np.eye(2)}, InputError, "X with y"),
+        ({"S": np.eye(2), "u": [1, 2], "X": np.eye(2), "y": [1, 2]}, InputError, "either"),
+        ({"S": np.eye(2), "u": [0, 0]}, InputError, "zero"),
+        ({"S": np.diag([1.0, 0.0]), "u": [1, 1]}, InputError, "range"),
+        ({"S": np.diag([1.0, -1.0]), "u": [1, 1]}, InputError, "negative"),
+        ({"S": np.array([[1.0, 2.0], [0.0, 1.0]]), "u": [1, 1]}, ShapeError, "symmetric"),
+        ({"S": np.eye(2), "u": [1, 1, 1]}, ShapeError, "u must be 2"),
+        ({"S": np.eye(2), "u": [1, 0], "start": [0, 1]}, InputError, "u'w = 0"),
+        ({"S": np.eye(2), "u": [1, 0], "method": "gnp"}, UnknownNameError, "gdnp"),
+        ({"S": np.eye(2), "u": [1, 0], "steps": 0}, InputError, "steps"),
+        ({"S": np.eye(2), "u": [1, 0], "learning_rate": -1.0}, InputError, "learning_rate"),
+        ({"S": np.full((2, 2), np.nan), "u": [1, 0]}, ShapeError, "finite"),
+    ],
+)
+def test_bad_input_is_refused_in_words(arguments, error, text):
+    with pytest.raises(error, match=text):
+        ordinary_least_squares(**arguments)

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import xarray as xr
+
+from normscope.errors import StateError
+from normscope.plots.probe_layers import layer_lines
+from normscope.plots.scope import scope_figure
+
+
+def values(layers=3):
+    names = [f"layer{number}" for number in range(layers)]
+    numbers = np.arange(1.0, 2 * layers + 1).reshape(2, layers)
+    return xr.DataArray(
+        numbers, dims=("step", "layer"), coords={"step": [0, 5], "layer": names}, name="norm"
+    )
+
+
+def test_every_layer_has_a_line():
+    axes = layer_lines(values(), logarithmic=True)
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[1, 4], [2, 5], [3, 6]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "layer0",
+        "layer1",
+        "layer2",
+    ]
+    assert axes.get_yscale() == "log"
+    assert len({line.get_color() for line in axes.lines}) == 3
+
+
+def test_layer_without_values_is_left_out():
+    some = values()
+    some[:, 1] = np.nan
+    assert len(layer_lines(some).lines) == 2
+
+
+def test_other_dimensions_are_averaged():
+    units = xr.concat([values(), values() + 2], "unit")
+    drawn = [line.get_ydata().tolist() for line in layer_lines(units).lines]
+    assert drawn == [[2, 5], [3, 6], [4, 7]]
+
+
+def test_legend_of_many_layers_names_some():
+    texts = layer_lines(values(40)).get_legend().get_texts()
+    assert len(texts) <= 10
+    assert texts[-1].get_text() == "layer39"
+
+
+def test_no_value_above_zero_keeps_the_axis_linear():
+    assert layer_lines(-values(), logarithmic=True).get_yscale() == "linear"
+
+
+def test_scope_figure_has_a_panel_for_each_quantity(tmp_path):
+    results = xr.Dataset(
+        {
+            "loss": ("step", [2.0, 1.0]),
+            "top_eigenvalue": ("step", [np.nan, np.nan]),
+            "ray_loss": (("step", "distance"), [[1.0, 2.0], [1.0, 3.0]]),
+            "gradient_norm": values().rename(None),
+        }
+    )
+    figure = scope_figure(results)
+    assert [axes.get_title() for axes in figure.axes] == [
+        "loss",
+        "loss along the gradient",
+        "gradient norm",
+    ]
+    figure.savefig(tmp_path / "scope.svg")
+    assert (tmp_path / "scope.svg").stat().st_size > 5000
+
+
+def test_nothing_measured_is_told():
+    with pytest.raises(StateError, match="no step was measured"):
+        scope_figure(xr.Dataset())
