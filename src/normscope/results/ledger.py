@@ -116,9 +116,8 @@ class Ledger:
             self._forget(key)
 
     def release(self, key: str) -> None:
-        """Give a running record up without a verdict: pending again, its chunks dropped."""
+        """Give a running record up without a verdict: pending again, with the chunks so far."""
         with self._record(key, (State.RUNNING,), "released") as (connection, row):
-            tables.drop_contents(connection, row)
             tables.set_state(connection, row, State.PENDING)
             self._forget(key)
 
@@ -193,7 +192,6 @@ class Ledger:
         """What a writer that died left running is pending again."""
         with self._writing() as connection:
             for row in list(tables.rows(connection, self._database.name, state=State.RUNNING)):
-                tables.drop_contents(connection, row)
                 tables.set_state(connection, row, State.PENDING)
 
     def _forms_of(self, connection: Connection, row: Row) -> dict[str, Form]:

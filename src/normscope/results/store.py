@@ -23,9 +23,9 @@ the chunks by the whole result and sets the state at once. `transaction` makes s
 
 **What a crash leaves.** All that was reported, and nothing half done: at most the call under way is
 lost. Records that were running are pending again when the next writer opens the file, their
-attempts kept, the chunks of the attempt that died dropped; readers see them as running until then.
-Ctrl-C inside `compute` does the same at once. A failed record keeps its error and its chunks until
-it is started again.
+attempts and chunks kept; readers see them as running until then. Ctrl-C inside `compute` does the
+same at once. What an attempt left behind, after a crash or a failure, is there to be read until the
+record is started again.
 
 **Who may read.** Any number of processes with ``read_only=True``, while the writer writes. Each
 call sees the last committed state; the dataset of a running record is its chunks so far. Reading

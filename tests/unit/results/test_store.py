@@ -98,12 +98,14 @@ def test_failure_keeps_its_text_and_may_be_tried_again(store: Store) -> None:
     assert (record.state, record.attempts, record.error) == (State.RUNNING, 2, None)
 
 
-def test_released_record_is_pending_without_its_chunks(store: Store) -> None:
+def test_released_record_is_pending_with_its_chunks_until_it_is_started(store: Store) -> None:
     key = started(store)
     store.append(key, chunk(0))
     store.release(key)
     assert (store.get(key).state, store.get(key).attempts) == (State.PENDING, 1)
-    with pytest.raises(StateError, match="pending and has no data yet"):
+    assert store.get(key).dataset.identical(chunk(0))
+    store.start(key)
+    with pytest.raises(StateError, match="running and has no data yet"):
         _ = store.get(key).dataset
 
 
@@ -422,6 +424,7 @@ def test_running_records_are_pending_for_the_next_writer(path: Path) -> None:
         assert reader.get(key).dataset.identical(chunk(0))
     with Store(path) as store:
         assert (store.get(key).state, store.get(key).attempts) == (State.PENDING, 1)
+        assert store.get(key).dataset.identical(chunk(0))
         store.start(key)
         store.append(key, chunk(5))
         store.finish(key)

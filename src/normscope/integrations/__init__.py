@@ -1,0 +1,1 @@
+"""normscope inside other tools; each module needs the package it is named after."""

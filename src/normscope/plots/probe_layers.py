@@ -1,0 +1,56 @@
+"""A quantity of each layer over training steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+
+from normscope.plots.style import new_figure
+
+__all__ = ["layer_lines"]
+
+_MOST_NAMED = 8  # more names than that are not read
+
+
+def layer_lines(
+    values: xr.DataArray,
+    axes: Axes | None = None,
+    dimension: str = "layer",
+    logarithmic: bool = False,
+) -> Axes:
+    """Draw a line for each layer, from dark to bright in their order; layers without values not.
+
+    Args:
+        values: over ``step`` and layers; over any further dimension the mean is drawn.
+        axes: where to draw; None for a new figure.
+        dimension: the name of the dimension of layers.
+        logarithmic: whether the values' axis is.
+
+    Returns:
+        The axes drawn on.
+    """
+    axes = new_figure().subplots() if axes is None else axes
+    others = [name for name in values.dims if name not in ("step", dimension)]
+    values = values.mean(others, skipna=True) if others else values
+    names = [str(n) for n in values[dimension].values]
+    shown = [n for n in names if np.isfinite(values.sel({dimension: n}).values).any()]
+    for place, name in enumerate(shown):
+        colour = colormaps["viridis"](0.9 * place / max(len(shown) - 1, 1))
+        line = values.sel({dimension: name}).values
+        marker = "." if len(line) == 1 else ""
+        label = name if _is_named(place, len(shown)) else None
+        axes.plot(values["step"].values, line, color=colour, lw=1, marker=marker, label=label)
+    if logarithmic and bool((values > 0).any()):
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    if shown:
+        axes.legend(frameon=False, fontsize="x-small")
+    return axes
+
+
+def _is_named(place: int, count: int) -> bool:
+    """Whether the legend names a line: all of a few, else some of them evenly and the last."""
+    gap = -(-count // _MOST_NAMED)
+    return place % gap == 0 or place == count - 1

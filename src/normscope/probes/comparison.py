@@ -1,0 +1,138 @@
+"""Two gradients compared: l2 distance and cosine, parameter by parameter as they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Comparison", "Start", "difference_and_cosine", "squared_norms"]
+
+_SMALL = 2**14  # entries; smaller tensors are joined: their number would cost more than their size
+
+
+class Start:
+    """The gradient that others are compared with.
+
+    Args:
+        gradient: by name of the parameter.
+        sizes: the squared norm of each; None: to be worked out.
+    """
+
+    def __init__(
+        self, gradient: Mapping[str, Tensor], sizes: Mapping[str, float] | None = None
+    ) -> None:
+        self.gradient = gradient
+        self.sizes = squared_norms(gradient) if sizes is None else sizes
+        self.norm = math.sqrt(sum(self.sizes.values()))
+        self.is_small = {name: tensor.numel() < _SMALL for name, tensor in gradient.items()}
+
+
+class Comparison:
+    """One gradient against the start, seen parameter by parameter.
+
+    Args:
+        start: what it is compared with.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._small: dict[str, Tensor] = {}
+        self._seen: set[str] = set()
+
+    def see(self, name: str, gradient: Tensor) -> None:
+        """Add one parameter's part; the gradient is overwritten."""
+        self._seen.add(name)
+        if self._start.is_small[name]:
+            self._small[name] = gradient
+        else:
+            self._add(*_aligned(gradient, self._start.gradient[name]))
+
+    def add(self, name: str, products: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Add one parameter's part by what its gradient gave already.
+
+        Args:
+            name: of the parameter.
+            products: inner product with the start, squared norm, squared norm of the difference.
+        """
+        self._seen.add(name)
+        self._sums.append(products)
+
+    def _add(self, here: Tensor, start: Tensor) -> None:
+        inner, norm = torch.dot(here, start), torch.dot(here, here)
+        # the difference itself: from the inner products it would be lost in their rounding
+        here -= start
+        self._sums.append((inner, norm, torch.dot(here, here)))
+
+    def result(self) -> tuple[float, float]:
+        """l2 distance and cosine of the whole gradients; NaN where one of them is zero."""
+        if self._small:
+            pairs = [_aligned(g, self._start.gradient[n]) for n, g in self._small.items()]
+            self._add(torch.cat([here for here, _ in pairs]), torch.cat([to for _, to in pairs]))
+        sums = [0.0, 0.0, sum(s for n, s in self._start.sizes.items() if n not in self._seen)]
+        for column in range(3 if self._sums else 0):
+            sums[column] += _total([each[column] for each in self._sums])
+        inner, norm, difference = sums
+        product = _root(norm) * self._start.norm
+        cosine = inner / product if product > 0 else math.nan
+        difference = max(difference, 0.0) if math.isfinite(difference) else difference
+        return _root(difference), min(max(cosine, -1.0), 1.0) if math.isfinite(cosine) else math.nan
+
+
+def difference_and_cosine(
+    start: Mapping[str, Tensor], other: Mapping[str, Tensor]
+) -> tuple[float, float]:
+    """l2 distance and cosine of two gradients; the second is overwritten unless it is the first.
+
+    Args:
+        start: a gradient, by name of the parameter.
+        other: another one, of the same parameters.
+
+    Returns:
+        The distance, and the cosine, NaN if one of the gradients is zero.
+
+    >>> ones, other = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, -1.0])}
+    >>> difference_and_cosine(ones, other)
+    (2.0, 0.0)
+    """
+    comparison = Comparison(Start(start))
+    for name, gradient in other.items():
+        comparison.see(name, gradient.clone() if gradient is start[name] else gradient)
+    return comparison.result()
+
+
+def squared_norms(gradient: Mapping[str, Tensor]) -> dict[str, float]:
+    """The sum of squares of each tensor.
+
+    >>> squared_norms({"w": torch.tensor([3.0, 4.0])})
+    {'w': 25.0}
+    """
+    if not gradient:
+        return {}
+    flat = [_aligned(tensor, tensor)[0] for tensor in gradient.values()]
+    found = torch.stack([torch.dot(tensor, tensor).double() for tensor in flat])
+    return dict(zip(gradient, found.tolist(), strict=True))
+
+
+def _aligned(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as flat tensors whose entries correspond; without a copy where memory allows it.
+
+    In float32 at least: a sum of many squares is more than half precision can hold.
+    """
+    if one.stride() == other.stride() and not one.is_contiguous():
+        order = sorted(range(one.dim()), key=one.stride, reverse=True)  # such as channels_last
+        one, other = one.permute(order), other.permute(order)
+    if one.dtype in (torch.float16, torch.bfloat16):
+        one, other = one.float(), other.float()
+    return one.reshape(-1), other.reshape(-1)
+
+
+def _total(numbers: Sequence[Tensor]) -> float:
+    return float(torch.stack([number.double() for number in numbers]).sum())
+
+
+def _root(number: float) -> float:
+    return math.sqrt(number) if number >= 0 else math.nan

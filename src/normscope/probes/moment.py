@@ -1,0 +1,148 @@
+"""The model at one step of its training: what all probes of that step share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.curvature.problem import Problem
+from normscope.probes.execution import Layer, Order, Watch
+from normscope.probes.factored import FactoredGradients
+from normscope.probes.passes import Passes, differentiated
+from normscope.probes.ray import Ray, RayValues
+
+if TYPE_CHECKING:
+    from normscope.probes.probe import Probe
+    from normscope.probes.subject import Subject
+
+__all__ = ["Moment", "Room"]
+
+
+class Room:
+    """Tensors like the model's parameters, kept from step to step to be overwritten."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def like(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of these parameters' names, shapes, dtypes and memory formats."""
+        if not _alike(self._tensors, parameters):
+            with torch.inference_mode(False):
+                self._tensors = {n: torch.empty_like(p.detach()) for n, p in parameters.items()}
+        return self._tensors
+
+
+def _alike(room: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> bool:
+    return room.keys() == parameters.keys() and all(
+        (tensor.shape, tensor.dtype, tensor.device, tensor.stride())
+        == (room[name].shape, room[name].dtype, room[name].device, room[name].stride())
+        for name, tensor in parameters.items()
+    )
+
+
+class Moment:
+    """One step of a training, between its gradient and its update.
+
+    The gradient is taken here, on the given batch: the one in ``.grad`` may be summed over several
+    batches, scaled, clipped or not there yet.
+
+    Args:
+        subject: the model with its loss and optimizer.
+        problem: the same with this step's batch.
+        step: the number of the step.
+        distances: of the ray's points.
+        room: for one point of the ray.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        problem: Problem,
+        step: int,
+        distances: Sequence[float],
+        room: Room,
+    ) -> None:
+        self.subject = subject
+        self.step = step
+        self.distances = tuple(distances)
+        self.seed = int(np.random.SeedSequence([subject.seed, step]).generate_state(1)[0])
+        self.passes = Passes(problem, self.seed)
+        self.order = Order(subject.model)
+        self.loss = math.nan
+        self.gradient: dict[str, Tensor] = {}
+        self.ray_gradients = False
+        self.layer_names: tuple[str, ...] | None = None
+        self._factored = FactoredGradients()
+        self._room = room.like(self.parameters)
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's own parameters, by name, a tied one once; not to be written."""
+        return {name: p.detach() for name, p in self.subject.model.named_parameters()}
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The learning rate of each parameter that is trained."""
+        return self.subject.rates()
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first trained parameter, which stands for all."""
+        return abs(next(iter(self.rates.values()), math.nan))
+
+    def look(self, probes: Iterable[Probe], with_gradient: bool) -> None:
+        """Run the model at its parameters, each probe watching: the pass that all of them share.
+
+        Args:
+            probes: those that may watch.
+            with_gradient: whether to run backward too.
+        """
+        trained = self.subject.trained()
+        leaves = self._copies(trained if with_gradient else ())
+        with self.passes.scene(leaves):
+            watch = Watch(self.subject.model)
+            self.order.watch(watch)
+            for probe in probes:
+                probe.watch(watch)
+            if self.ray_gradients:
+                self._factored.record(self.subject.model, trained)
+            with torch.set_grad_enabled(with_gradient):
+                loss = self.passes.forward()
+            watch.close()
+            self.loss, self.gradient = differentiated(loss, leaves)
+        self._factored.settle(self.gradient)
+
+    def _copies(self, trained: Iterable[str]) -> dict[str, Tensor]:
+        """The parameters in the room: a pass may write to its own, and those are the model's."""
+        wanted = set(trained)
+        with torch.no_grad():
+            for name, tensor in self.parameters.items():
+                self._room[name].copy_(tensor)
+        return {n: t.detach().requires_grad_(n in wanted) for n, t in self._room.items()}
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """The layers in the order of the first measured step, as this step's pass found them."""
+        found = {layer.name: layer for layer in self.order.layers()}
+        if self.layer_names is None:
+            return list(found.values())
+        return [found.get(name, Layer(name, -1, ())) for name in self.layer_names]
+
+    @cached_property
+    def ray(self) -> RayValues:
+        """The values at the points of the ray, with gradients if any probe asks for them."""
+        ray = Ray(self.parameters, self.gradient, self.rates, self._room, self._factored)
+        return ray.values(self.passes, self.distances, self.ray_gradients)
+
+    def at_parameters(self, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters to work with in a pass: the changed ones, and copies of the others."""
+        with torch.no_grad():
+            for name, tensor in self.parameters.items():
+                self._room[name].copy_(changed.get(name, tensor))
+        return {name: tensor.detach() for name, tensor in self._room.items()}

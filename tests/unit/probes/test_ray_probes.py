@@ -1,0 +1,259 @@
+"""The three probes along the gradient's ray, against copies of the model run one by one."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tests.references.probes import gradient_at, own_values, ray
+from torch import nn
+
+import normscope as ns
+from normscope.errors import InputError
+from normscope.losses import cross_entropy
+from normscope.probes import EffectiveSmoothness, Scope
+
+RAY = ["loss_variation", "gradient_predictiveness", "effective_smoothness"]
+DISTANCES = [0.01, 0.5, 1.0, 4.0]
+
+
+def net(name="conv_net", **options):
+    sizes = {"conv_net": {"channels": (4, 5)}, "fully_connected": {"width": 12, "depth": 3}}
+    options = {"input_shape": (1, 8, 8), **sizes.get(name, {}), **options}
+    return ns.models.build(name, **options).double()
+
+
+def batch(samples=6, shape=(1, 8, 8)):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(samples, *shape, generator=generator, dtype=torch.double)
+    return x, torch.randint(0, 10, (samples,), generator=generator)
+
+
+def measured(model, optimizer, probes=RAY, loss="cross_entropy", data=None, **options):
+    options = {"distances": DISTANCES, "every": 1, **options}
+    with Scope(model, loss, optimizer, probes, **options) as scope:
+        scope.step(*(batch() if data is None else data))
+    return scope.results.isel(step=0)
+
+
+def check_against_copies(model, rates, results, data, loss=cross_entropy):
+    expected = ray(model, loss, *data, DISTANCES, rates)
+    columns = {key: np.array([point[key] for point in expected]) for key in expected[0]}
+    slopes = columns["distance"] / columns["length"]
+    near = {"rtol": 1e-10, "atol": 1e-12}
+    np.testing.assert_allclose(results["ray_loss"], columns["loss"], **near)
+    np.testing.assert_allclose(results["gradient_distance"], columns["distance"], **near)
+    np.testing.assert_allclose(results["gradient_cosine"], columns["cosine"], **near)
+    np.testing.assert_allclose(results["smoothness"], slopes, rtol=1e-9)
+    np.testing.assert_allclose(results["effective_smoothness"], slopes.max(), rtol=1e-9)
+    for name, key in {"gradient_distance": "distance", "gradient_cosine": "cosine"}.items():
+        assert results[f"{name}_low"].item() == pytest.approx(columns[key].min(), rel=1e-10)
+        assert results[f"{name}_high"].item() == pytest.approx(columns[key].max(), rel=1e-10)
+    assert results["loss_low"].item() == pytest.approx(columns["loss"].min(), rel=1e-10)
+    assert results["loss_high"].item() == pytest.approx(columns["loss"].max(), rel=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["batch", "none", "l1", "layer"])
+@pytest.mark.parametrize("name", ["conv_net", "fully_connected"])
+def test_ray_agrees_with_copies_of_the_model(name, norm):
+    model = net(name, norm=norm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=0.1)
+    results = measured(model, optimizer)
+    rates = {parameter: 0.3 for parameter, _ in model.named_parameters()}
+    check_against_copies(model, rates, results, batch())
+    assert results["learning_rate"].item() == 0.3
+    value, _ = gradient_at(model, own_values(model), cross_entropy, *batch())
+    assert results["loss"].item() == pytest.approx(value, rel=1e-12)
+
+
+def test_ray_goes_by_each_groups_own_rate():
+    model = net("fully_connected")
+    first, *rest = model.parameters()
+    groups = [{"params": [first], "lr": 0.7}, {"params": rest[:3], "lr": 0.05}]
+    optimizer = torch.optim.Adam(groups, lr=1.0)
+    names = [name for name, _ in model.named_parameters()]
+    rates = {names[0]: 0.7, **dict.fromkeys(names[1:4], 0.05)}
+    for parameter in rest[3:]:
+        parameter.requires_grad_(False)
+    check_against_copies(model, rates, measured(model, optimizer), batch())
+
+
+def test_frozen_and_unknown_parameters_stay():
+    model = net("fully_connected")
+    *trained, last = model.parameters()
+    trained[2].requires_grad_(False)
+    optimizer = torch.optim.SGD(trained, lr=0.2)  # the last one is not in it
+    results = measured(model, optimizer)
+    twin = copy.deepcopy(model)
+    list(twin.parameters())[-1].requires_grad_(False)
+    moving = {n: 0.2 for n, p in twin.named_parameters() if p.requires_grad}
+    check_against_copies(twin, moving, results, batch())
+    assert last.requires_grad
+
+
+def test_maximizing_optimizer_goes_up():
+    model = net("fully_connected")
+    up = measured(model, torch.optim.SGD(model.parameters(), 0.2, maximize=True))
+    rates = {name: -0.2 for name, _ in model.named_parameters()}
+    check_against_copies(model, rates, up, batch())
+
+
+def test_given_learning_rate_needs_no_optimizer():
+    model = net()
+    with_optimizer = measured(model, torch.optim.SGD(model.parameters(), 0.2))
+    without = measured(model, None, learning_rate=0.2)
+    assert with_optimizer.drop_vars("seed").identical(without.drop_vars("seed"))
+
+
+@pytest.mark.parametrize("probe", RAY)
+def test_ray_probe_needs_a_learning_rate(probe):
+    with pytest.raises(InputError, match=f"{probe} need a learning rate; give optimizer= or"):
+        Scope(net(), "cross_entropy", probes=[probe])
+
+
+def test_probe_alone_measures_the_same():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    together = measured(model, optimizer)
+    for probe in RAY:
+        alone = measured(model, optimizer, [probe])
+        for name in set(alone.data_vars):
+            np.testing.assert_allclose(alone[name], together[name], rtol=1e-12, err_msg=name)
+
+
+def test_dropout_masks_are_the_same_along_the_ray():
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    small = measured(model, optimizer, distances=[1e-9, 1e-8, 1e-7, 1e-6])
+    # other masks would change the loss by far more than these steps do
+    np.testing.assert_allclose(small["ray_loss"], small["loss"].item(), rtol=1e-4)
+    np.testing.assert_allclose(small["gradient_cosine"], 1.0, rtol=1e-6)
+
+
+def test_noise_differs_between_steps():
+    model = net("fully_connected", norm="noisy")
+    scope = Scope(model, "cross_entropy", torch.optim.SGD(model.parameters(), 0.1), RAY, every=1)
+    for _ in range(2):
+        scope.step(*batch())
+    first, second = scope.results["loss"].values
+    assert first != second
+
+
+def test_local_smoothness_is_the_hessians_along_the_gradient():
+    model = net("fully_connected", activation="tanh")
+    results = measured(
+        model, torch.optim.SGD(model.parameters(), 0.1), [EffectiveSmoothness(local=True)]
+    )
+    parameters = list(model.parameters())
+    twin_loss = cross_entropy(model(batch()[0]), batch()[1])
+    gradient = torch.autograd.grad(twin_loss, parameters, create_graph=True)
+    fixed = [g.detach() for g in gradient]
+    inner = sum((g * f).sum() for g, f in zip(gradient, fixed, strict=True))
+    product = torch.autograd.grad(inner, parameters)
+    size = sum(f.square().sum() for f in fixed).sqrt()
+    expected = sum(p.square().sum() for p in product).sqrt() / size
+    assert results["local_smoothness"].item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_smoothness_tends_to_the_local_value_for_short_steps():
+    model = net("fully_connected", activation="tanh")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    results = measured(model, optimizer, [EffectiveSmoothness(local=True)], distances=[1e-5])
+    local = results["local_smoothness"].item()
+    assert results["effective_smoothness"].item() == pytest.approx(local, rel=1e-3)
+
+
+def test_learning_rate_of_zero_gives_no_slope():
+    model = net()
+    results = measured(model, torch.optim.SGD(model.parameters(), 0.0))
+    assert np.isnan(results["effective_smoothness"])
+    assert (results["ray_loss"] == results["loss"]).all()
+    assert (results["gradient_distance"] == 0).all()
+
+
+def test_diverging_ray_is_a_result():
+    model = net("fully_connected", norm="none", activation="linear").float()
+    x, y = batch()
+    optimizer = torch.optim.SGD(model.parameters(), 1e30)
+    results = measured(model, optimizer, data=(x.float(), y))
+    assert not np.isfinite(results["gradient_distance"]).any()
+    assert np.isfinite(results["loss"])
+
+
+def test_channels_last_changes_nothing():
+    model = net()
+    plain = measured(model, torch.optim.SGD(model.parameters(), 0.2))
+    model = model.to(memory_format=torch.channels_last)
+    x, y = batch()
+    data = (x.to(memory_format=torch.channels_last), y)
+    other = measured(model, torch.optim.SGD(model.parameters(), 0.2), data=data)
+    for name in plain.data_vars:
+        np.testing.assert_allclose(other[name], plain[name], rtol=1e-9, err_msg=name)
+
+
+def test_whole_loss_takes_a_batch_of_any_form():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    x, y = batch()
+    whole = ns.whole_loss(lambda model, batch: cross_entropy(model(batch["x"]), batch["y"]))
+    one = measured(model, optimizer, loss=whole, data=({"x": x, "y": y},))
+    other = measured(model, optimizer)
+    for name in other.data_vars:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("distances", [[], [0.0, 1.0], [2.0, 1.0], [1.0, 1.0], [1.0, np.inf]])
+def test_distances_must_increase_from_above_zero(distances):
+    model = net()
+    with pytest.raises(InputError, match="distances must be positive, finite and increasing"):
+        measured(model, torch.optim.SGD(model.parameters(), 0.2), distances=distances)
+
+
+class _Counted(torch.autograd.Function):
+    """Counts passes by what it sees, not by the model's own attributes, which are put back."""
+
+    @staticmethod
+    def forward(ctx, x, counts):
+        counts["forward"] += 1
+        ctx.counts = counts
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.counts["backward"] += 1
+        return gradient, None
+
+
+@pytest.mark.parametrize(
+    ("probes", "forward", "backward"),
+    [
+        (["loss_variation"], 5, 1),
+        (["gradient_predictiveness"], 5, 5),
+        (["effective_smoothness"], 5, 5),
+        (["loss_variation", "effective_smoothness"], 5, 5),
+        (RAY, 5, 5),
+        ([*RAY, "gradient_norms", "statistics_gap"], 5, 5),
+        (["gradient_norms"], 1, 1),
+        (["statistics_gap"], 1, 0),
+        (["covariate_shift"], 3, 3),  # three layers: two have something before them
+        ([*RAY, "covariate_shift"], 7, 7),
+    ],
+)
+def test_passes_are_as_few_as_stated(probes, forward, backward):
+    counts = {"forward": 0, "backward": 0}
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            return _Counted.apply(x, counts)
+
+    model = nn.Sequential(net("fully_connected"), Counting())
+    scope = Scope(
+        model,
+        "cross_entropy",
+        torch.optim.SGD(model.parameters(), 0.2),
+        probes,
+        distances=DISTANCES,
+    )
+    scope.step(*batch())
+    assert counts == {"forward": forward, "backward": backward}
+    assert scope.cost.passes >= forward / 3 + backward * 2 / 3 - 1e-9

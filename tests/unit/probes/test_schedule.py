@@ -1,0 +1,72 @@
+from itertools import pairwise
+
+import pytest
+
+from normscope.errors import InputError
+from normscope.probes.schedule import Schedule
+
+
+class Clock:
+    def __init__(self):
+        self.time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
+def steps_measured(schedule, clock, count, cost, pace):
+    measured = []
+    for step in range(count):
+        clock.time += pace
+        if schedule.due(step):
+            measured.append(step)
+            with schedule.measuring():
+                clock.time += cost
+    return measured
+
+
+def test_every_so_many_steps():
+    assert steps_measured(Schedule(4), Clock(), 10, 1, 1) == [0, 4, 8]
+
+
+def test_given_steps_replace_every():
+    assert steps_measured(Schedule(steps=[7, 2, 2]), Clock(), 10, 1, 1) == [2, 7]
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.1, 0.5])
+def test_budget_holds_the_overhead(budget):
+    clock = Clock()
+    schedule = Schedule(budget=budget, clock=clock)
+    measured = steps_measured(schedule, clock, 4000, cost=2.0, pace=1.0)
+    assert measured[0] == 0
+    assert schedule.overhead == pytest.approx(budget, rel=0.05)
+    gaps = {after - before for before, after in pairwise(measured)}
+    assert gaps == {round(2.0 / budget)} == {schedule.every}
+
+
+def test_budget_adapts_to_a_slower_training():
+    clock = Clock()
+    schedule = Schedule(budget=0.1, clock=clock)
+    steps_measured(schedule, clock, 200, cost=2.0, pace=1.0)
+    fast = schedule.every
+    for step in range(200, 300):
+        clock.time += 10.0
+        if schedule.due(step):
+            with schedule.measuring():
+                clock.time += 2.0
+    assert (fast, schedule.every) == (20, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+        ({"every": 2.5}, "got 2.5"),
+        ({"budget": 0}, "budget is a share of the training time above 0, got 0"),
+        ({"steps": [-1]}, "steps must be whole numbers from 0 on"),
+        ({"steps": [1], "budget": 0.1}, "give steps or a budget, not both"),
+    ],
+)
+def test_senseless_schedules_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        Schedule(**options)

@@ -1,0 +1,395 @@
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import normscope as ns
+from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError, UnknownNameError
+from normscope.losses import cross_entropy
+from normscope.probes import PRESETS, PROBES, Curvature, LossVariation, Probe, Scope
+from normscope.results import Store
+
+
+def net(**options):
+    return ns.models.build("fully_connected", input_shape=(1, 8, 8), width=9, **options)
+
+
+def batch(seed=0, samples=8):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 1, 8, 8, generator=generator)
+    return x, torch.randint(0, 10, (samples,), generator=generator)
+
+
+def sgd(model, rate=0.1):
+    return torch.optim.SGD(model.parameters(), rate)
+
+
+def test_public_name_is_the_class():
+    assert ns.Scope is Scope
+    assert ns.probes.PROBES is PROBES
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_probe_measures_what_it_declares(name):
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), [name], every=1)
+    for seed in range(2):
+        scope.step(*batch(seed))
+    probe = PROBES[name]()
+    results = scope.results
+    for variable, dimensions in probe.variables.items():
+        assert results[variable].dims == ("step", *dimensions)
+        assert np.isfinite(results[variable].isel(step=0)).any(), variable
+    assert set(results.data_vars) == {*probe.variables, "loss", "learning_rate"}
+    assert results["seed"].item() == 0
+    assert PROBES.summary(name)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_same_seed_gives_the_same_values(name):
+    def run(seed):
+        model = net(norm="noisy")
+        scope = Scope(model, "cross_entropy", sgd(model), [name], every=1, seed=seed)
+        for number in range(3):
+            scope.step(*batch(number))
+        return scope.results
+
+    assert run(3).identical(run(3))
+
+
+def test_results_are_written_as_netcdf(tmp_path):
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), "full")
+    scope.step(*batch())
+    scope.results.to_netcdf(tmp_path / "scope.nc", engine="scipy")
+    with xr.open_dataset(tmp_path / "scope.nc", engine="scipy") as read:
+        assert read["ray_loss"].values.tolist() == scope.results["ray_loss"].values.tolist()
+        assert read["layer"].values.tolist() == scope.results["layer"].values.tolist()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_run_and_cost_what_they_say(preset):
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), preset, every=10)
+    scope.step(*batch())
+    assert scope.results.sizes["step"] == 1
+    text = str(scope.cost)
+    assert f"about {scope.cost.passes:.3g} forward+backward passes" in text
+    assert f"measured every 10 steps: {scope.cost.passes / 10:.1%}" in text
+
+
+def test_costs_rise_with_the_presets():
+    model = net()
+    passes = [
+        Scope(model, "cross_entropy", sgd(model), preset).cost.passes
+        for preset in ("economy", "standard", "full")
+    ]
+    assert passes == sorted(passes)
+    assert passes[0] == pytest.approx(1 + 8 / 3)
+    assert passes[1] == pytest.approx(1 + 8 + 1 / 3)
+
+
+def test_covariate_shift_says_what_it_adds():
+    model = net()
+    text = str(Scope(model, "cross_entropy", sgd(model), "covariate_shift").cost)
+    assert "about 3  covariate_shift: at most one for each layer after the first" in text
+
+
+def test_results_are_empty_before_the_first_step():
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model))
+    assert dict(scope.results.sizes) == {}
+    with pytest.raises(StateError, match="nothing to draw"):
+        scope.plot()
+
+
+def test_steps_name_what_is_measured():
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), "gradient_norms", steps=[1, 3])
+    assert [scope.step(*batch()) for _ in range(5)] == [False, True, False, True, False]
+    assert scope.results["step"].values.tolist() == [1, 3]
+    assert "2 measured, at step 5" in repr(scope)
+
+
+def test_budget_limits_the_time_spent():
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), "economy", budget=1e-9)
+    measured = [scope.step(*batch()) for _ in range(5)]
+    assert measured == [True, False, False, False, False]
+    assert scope.overhead > 1e-9
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (
+            "los_variation",
+            "unknown probe or preset 'los_variation'; did you mean 'loss_variation'?",
+        ),
+        (["curvatur"], "unknown probe 'curvatur'; did you mean 'curvature'?"),
+    ],
+)
+def test_unknown_probe_names_the_closest(choice, message):
+    model = net()
+    with pytest.raises(UnknownNameError) as caught:
+        Scope(model, "cross_entropy", sgd(model), choice)
+    assert message in str(caught.value)
+
+
+def test_wrong_probes_are_refused():
+    model = net()
+    with pytest.raises(InputError, match="'curvature' is asked for twice"):
+        Scope(model, "cross_entropy", probes=["curvature", Curvature()])
+    with pytest.raises(ArgumentTypeError, match="names and probes such as CovariateShift"):
+        Scope(model, "cross_entropy", probes=[3])
+    with pytest.raises(InputError, match="no probe is asked for"):
+        Scope(model, "cross_entropy", probes=[])
+
+
+def test_optimizer_of_another_model_is_refused():
+    with pytest.raises(InputError, match="holds parameters that are not the model's"):
+        Scope(net(), "cross_entropy", sgd(net()))
+    with pytest.raises(ArgumentTypeError, match="the torch Optimizer that trains the model"):
+        Scope(net(), "cross_entropy", ns.sgd(0.1))
+
+
+def test_model_must_be_a_module():
+    with pytest.raises(ArgumentTypeError, match=r"must be a torch\.nn\.Module, got function"):
+        Scope(lambda x: x, "cross_entropy")
+
+
+@pytest.mark.parametrize("rate", [-0.1, float("inf"), float("nan")])
+def test_senseless_learning_rate_is_refused(rate):
+    with pytest.raises(InputError, match="learning_rate must be finite and not negative"):
+        Scope(net(), "cross_entropy", learning_rate=rate)
+
+
+def test_batch_that_does_not_fit_is_refused():
+    scope = Scope(net(), "cross_entropy", probes="gradient_norms", every=1)
+    x, y = batch()
+    with pytest.raises(ShapeError, match="given to step does not fit together"):
+        scope.step(x, y[:-1])
+    with pytest.raises(ArgumentTypeError, match=r"step takes inputs and targets, step\(x, y\)"):
+        scope.step(x)
+
+
+def test_closed_scope_measures_no_more():
+    scope = Scope(net(), "cross_entropy", probes="gradient_norms")
+    scope.step(*batch())
+    scope.close()
+    scope.close()
+    with pytest.raises(StateError, match="the scope is closed; make a new one"):
+        scope.step(*batch())
+    assert scope.results.sizes["step"] == 1
+    assert "closed" in repr(scope)
+
+
+def test_configured_probe_serves_several_scopes():
+    probe = Curvature()
+    model = net()
+    scopes = [Scope(model, "cross_entropy", probes=[probe]) for _ in range(2)]
+    for scope in scopes:
+        scope.step(*batch())
+    assert scopes[0].results.identical(scopes[1].results)
+    assert probe._start is None
+    assert repr(probe) == (
+        "Curvature(kind='hessian', mode='train', tolerance=0.01, max_products=60)"
+    )
+
+
+def test_store_holds_every_measured_step_at_once(tmp_path):
+    model = net()
+    with (
+        Store(tmp_path / "runs.db") as store,
+        Scope(
+            model,
+            "cross_entropy",
+            sgd(model),
+            "all",
+            every=2,
+            store=store,
+            seed=4,
+            labels={"norm": "batch"},
+        ) as scope,
+    ):
+        for step in range(5):
+            scope.step(*batch(step))
+            kept = store.get(scope.key)
+            assert kept.state == "running"
+            # the row of step 4 waits for the step after it
+            rows = 0 if step == 0 else step // 2 + step % 2
+            if rows:
+                assert kept.dataset["step"].values.tolist() == list(range(0, 2 * rows, 2))
+        scope.close()
+        record = store.get(scope.key)
+        assert record.state == "finished"
+        assert (record.experiment, record.seed) == ("scope", 4)
+        assert record.parameters == {"norm": "batch"}
+        for name, values in scope.results.drop_vars("seed").items():
+            np.testing.assert_array_equal(record.dataset[name], values, err_msg=str(name))
+        assert store.to_xarray("scope")["ray_loss"].sizes["step"] == 3
+
+
+def test_store_refuses_the_same_training_twice(tmp_path):
+    with Store(tmp_path / "runs.db") as store:
+        for attempt in range(2):
+            if attempt == 0:
+                with Scope(net(), "cross_entropy", probes="gradient_norms", store=store) as scope:
+                    scope.step(*batch())
+            else:
+                with pytest.raises(StateError, match="finished record of 'scope' with seed 0"):
+                    Scope(net(), "cross_entropy", probes="gradient_norms", store=store)
+
+
+def test_store_says_that_the_training_broke_off(tmp_path):
+    with Store(tmp_path / "runs.db") as store:
+        scope = Scope(net(), "cross_entropy", probes=["gradient_norms"], every=1, store=store)
+
+        def training():
+            with scope:
+                scope.step(*batch())
+                raise ZeroDivisionError("by hand")
+
+        with pytest.raises(ZeroDivisionError):
+            training()
+        record = store.get(scope.key)
+        assert (record.state, record.error) == ("failed", "ZeroDivisionError: by hand")
+        assert record.dataset.sizes["step"] == 1
+
+
+def test_store_keeps_no_record_of_nothing(tmp_path):
+    with Store(tmp_path / "runs.db") as store:
+        with Scope(net(), "cross_entropy", probes="gradient_norms", store=store) as scope:
+            pass
+        assert store.get(scope.key).state == "pending"
+
+
+class Failing(Probe):
+    """Breaks off in the middle of a pass."""
+
+    name = "failing"
+    error: BaseException = ZeroDivisionError("in the probe")
+
+    @property
+    def variables(self):
+        return {"nothing": ()}
+
+    def measure(self, moment):
+        with moment.passes.scene(moment.at_parameters({})):
+            torch.rand(3)
+            np.random.rand()  # noqa: NPY002 - it must be put back too
+            moment.subject.model.features[0].weight.data.fill_(3.0)
+            moment.passes.forward()
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_failing_probe_leaves_everything_as_it_was(error):
+    model = net(norm="noisy")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    x, y = batch()
+    for _ in range(2):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    def everything():
+        slots = [model.state_dict(), optimizer.state_dict()["state"]]
+        gradients = [p.grad.clone() for p in model.parameters()]
+        own = [(id(p), p.clone()) for p in model.parameters()]
+        flags = [module.training for module in model.modules()]
+        random = torch.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
+        return [repr(part) for part in (*slots, gradients, own, flags, *random)]
+
+    before = everything()
+    probe = Failing()
+    probe.error = error("in the probe")
+    scope = Scope(model, "cross_entropy", optimizer, ["gradient_norms", probe], every=1)
+    with pytest.raises(error, match="in the probe"):
+        scope.step(x, y)
+    assert everything() == before
+    assert scope.results.sizes.get("step", 0) == 0
+
+
+def test_gradients_of_the_training_are_neither_read_nor_changed():
+    model = net()
+    optimizer = sgd(model)
+    clean = Scope(model, "cross_entropy", optimizer, "all")
+    clean.step(*batch())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e6)  # accumulated, scaled, clipped ...
+    other = Scope(model, "cross_entropy", optimizer, "all")
+    other.step(*batch())
+    assert clean.results.identical(other.results)
+    assert all(bool((p.grad == 1e6).all()) for p in model.parameters())
+
+
+def test_flags_are_taken_as_they_are():
+    model = net()
+    x, y = batch()
+    for training in (True, False):
+        model.train(training)
+        scope = Scope(model, "cross_entropy", sgd(model), "loss_variation")
+        scope.step(x, y)
+        buffers = [b.clone() for b in model.buffers()]
+        expected = cross_entropy(model(x), y).item()
+        for old, new in zip(buffers, model.buffers(), strict=True):
+            new.copy_(old)
+        assert scope.results["loss"].item() == pytest.approx(expected, rel=1e-6)
+        assert {module.training for module in model.modules()} == {training}
+
+
+def test_works_without_gradient_mode():
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), ["gradient_predictiveness"], every=1)
+    scope.step(*batch())
+    with torch.no_grad():
+        scope.step(*batch())
+    with torch.inference_mode():
+        scope.step(*batch())
+    distances = scope.results["gradient_distance"].values
+    assert np.array_equal(distances[0], distances[1])
+    assert np.array_equal(distances[0], distances[2])
+
+
+def test_training_under_autocast_is_measured_under_it():
+    model = net(norm="layer")
+    x, y = batch()
+    scope = Scope(model, "cross_entropy", sgd(model), ["loss_variation"], every=1)
+    scope.step(x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = cross_entropy(model(x), y)  # fills autocast's memory of cast weights
+        scope.step(x, y)
+        assert cross_entropy(model(x), y).item() == inside.item()
+    plain, cast = scope.results["ray_loss"].values
+    assert scope.results["loss"].values[1] == pytest.approx(inside.item(), rel=1e-6)
+    assert not np.array_equal(plain, cast)
+    np.testing.assert_allclose(plain, cast, rtol=0.05)
+    assert len(set(cast)) > 1  # the moved weights were used, not the remembered ones
+
+
+def test_probe_base_class_cannot_be_made():
+    with pytest.raises(TypeError, match="abstract"):
+        Probe()
+    assert isinstance(LossVariation(), Probe)
+
+
+def test_model_may_write_to_its_parameters_and_inputs():
+    class Clamping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+
+        def forward(self, x):
+            self.linear.weight.data.mul_(0.5)
+            x.mul_(0.0)
+            return self.linear(x.flatten(1))
+
+    model = Clamping()
+    x, y = batch()
+    kept, weight = x.clone(), model.linear.weight.detach().clone()
+    scope = Scope(model, "cross_entropy", sgd(model), "all")
+    scope.step(x, y)
+    assert torch.equal(x, kept)
+    assert torch.equal(model.linear.weight, weight)
