@@ -23,7 +23,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting other than the scale's."),
 ]
-FirstSeed = Annotated[int | None, typer.Option(min=0, max=2**62, help="First of the seeds.")]
+FirstSeed = Annotated[int | None, typer.Option(min=0, help="First of the seeds.")]
 Label = Annotated[str | None, typer.Option("--name", help="Your own name for this result.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a claim does not hold.")]
 
@@ -47,11 +47,16 @@ def run(
     """
     from normscope.cli.output import print_json, working
     from normscope.cli.values import named_values
+    from normscope.errors import InputError
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.results import Store
 
-    overrides = named_values(settings or ()) | ({} if seed is None else {"seed": seed})
+    overrides = named_values(settings or ())
+    if seed is not None:
+        if "seed" in overrides:
+            raise InputError("the seed is given twice; leave out --seed or --set seed=.")
+        overrides["seed"] = seed
     EXPERIMENTS[experiment].settings(scale, overrides)  # refuse before anything is written
     out.mkdir(parents=True, exist_ok=True)
     with Store(out / "runs.sqlite") as store, working(experiment) as progress:

@@ -24,9 +24,10 @@ from normscope.results import Claim, Store
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENTS", "SCALES", "Progress", "Recipe", "experiment", "run"]
+__all__ = ["EXPERIMENTS", "LARGEST_SEED", "SCALES", "Progress", "Recipe", "experiment", "run"]
 
 SCALES = ("quick", "small", "paper")
+LARGEST_SEED = 2**31 - 2**20  # the numbers' files hold 32 bits, and further seeds follow it
 GIVEN = ("store", "progress")  # arguments of a measurement that are no settings
 
 Progress = Callable[[str], None]
@@ -54,8 +55,9 @@ class Recipe:
     revision: int = 1
 
     def __call__(self, store: Store, progress: Progress, **settings: Any) -> xr.Dataset:
-        """Measure with these settings."""
-        return self.measure(store=store, progress=progress, **settings)
+        """Measure with these settings; what the store computes is of this revision."""
+        with store.revised(self.revision):
+            return self.measure(store=store, progress=progress, **settings)
 
     @property
     def summary(self) -> str:
@@ -88,20 +90,34 @@ class Recipe:
             if name not in known:
                 raise unknown_name(f"setting of {self.name}", name, known)
             _check_kind(f"setting {name} of {self.name}", value, known[name])
+        _check_seed(overrides.get("seed"))
         return {**known, **self.scales[scale], **overrides}
 
 
 def _check_kind(what: str, value: Any, default: Any) -> None:
-    """Refuse a text for a number, one value for several, and the like; None allows anything."""
+    """Refuse a text for a number, one value for several, none for some, and the like.
+
+    A whole number that is positive by default must be positive; where the default is None anything
+    goes.
+    """
     if default is None or value is None:
         return
-    whole = isinstance(default, int) and not isinstance(default, bool)
     kind = next((each for each in (bool, str, int, float) if isinstance(default, each)), Sequence)
-    allowed = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or (whole and isinstance(value, bool)):
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
         raise ArgumentTypeError(f"{what} must be like {default!r}, got {value!r}.")
-    if kind is Sequence and isinstance(value, str):
-        raise ArgumentTypeError(f"{what} must be several values like {default!r}, got {value!r}.")
+    if kind is int and default >= 1 > value:
+        raise InputError(f"{what} must be at least 1, got {value!r}.")
+    if kind is Sequence:
+        if isinstance(value, str) or not value:
+            raise ArgumentTypeError(f"{what} must be values like {default!r}, got {value!r}.")
+        for item in value if default else ():
+            _check_kind(f"each of {what}", item, default[0])
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, int) and not 0 <= seed <= LARGEST_SEED:
+        raise InputError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}.")
 
 
 def _modules() -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,10 @@ class Result:
     @property
     def command(self) -> str:
         """The command that gives this result."""
-        given = [f"--set {key}={_value(value)}" for key, value in self.overrides.items()]
+        given = [
+            f"--set {shlex.quote(f'{key}={_value(value)}')}"
+            for key, value in self.overrides.items()
+        ]
         return " ".join(["normscope run", self.name, f"--scale {self.scale}", *given])
 
     @property
@@ -138,5 +142,5 @@ def _plain(value: Any) -> Any:
 
 
 def _value(value: Any) -> str:
-    """A setting as the command line takes it, without blanks."""
-    return value if isinstance(value, str) else json.dumps(_plain(value), separators=(",", ":"))
+    """A setting as the command line takes it: a Python literal without blanks, or a text."""
+    return value if isinstance(value, str) else repr(_plain(value)).replace(", ", ",")

@@ -44,7 +44,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception_only
 from types import TracebackType
@@ -95,6 +96,23 @@ class Store(Ledger):
         self.read_only = read_only
         super().__init__(self.path, read_only)
         self._turns: dict[str, threading.RLock] = {}  # one computation of a key at a time
+        self._revision = 1
+
+    @contextmanager
+    def revised(self, revision: int) -> Iterator[None]:
+        """Let `compute` take this revision where it is given none.
+
+        Args:
+            revision: of the code of the experiment that runs meanwhile.
+
+        Yields:
+            Nothing.
+        """
+        before, self._revision = self._revision, revision
+        try:
+            yield
+        finally:
+            self._revision = before
 
     def compute(
         self,
@@ -102,7 +120,7 @@ class Store(Ledger):
         parameters: Mapping[str, Any],
         seed: int,
         function: Callable[[], xr.Dataset],
-        revision: int = 1,
+        revision: int | None = None,
         *,
         diverged: Callable[[xr.Dataset], bool] | None = None,
     ) -> xr.Dataset:
@@ -116,7 +134,7 @@ class Store(Ledger):
             parameters: by name.
             seed: of its random numbers.
             function: computes the result.
-            revision: of the experiment's code.
+            revision: of the experiment's code; None: that of `revised`, or 1.
             diverged: says whether a result is one of divergence; None: it never is.
 
         Returns:
@@ -125,6 +143,7 @@ class Store(Ledger):
         Raises:
             StateError: inside a transaction.
         """
+        revision = self._revision if revision is None else revision
         if self.read_only:
             return self._known(record_key(experiment, parameters, seed, revision))
         if self._database.in_transaction:  # others would wait for all of the computation

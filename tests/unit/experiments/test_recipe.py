@@ -1,13 +1,16 @@
 """The machinery of experiments: settings, registration, files, and the run itself."""
 
 import json
+import shlex
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import xarray as xr
 
 from normscope import __version__
+from normscope.cli.values import named_value
 from normscope.errors import ArgumentTypeError, DuplicateNameError, InputError, UnknownNameError
 from normscope.experiments import EXPERIMENTS, SCALES, experiment, run
 from normscope.plots.style import new_figure
@@ -82,6 +85,8 @@ def test_override_goes_before_the_scale():
         {"rates": 3.0},
         {"rates": "12"},
         {"kind": 3},
+        {"rates": []},
+        {"rates": ["a", "b"]},
     ],
     ids=str,
 )
@@ -89,6 +94,31 @@ def test_setting_of_another_kind_is_refused(overrides):
     with pytest.raises(ArgumentTypeError, match=f"setting {next(iter(overrides))} of {NAME}"):
         run(NAME, **overrides)
     assert CALLS == []
+
+
+@pytest.mark.parametrize("overrides", [{"steps": 0}, {"seed": -1}, {"seed": 2**40}], ids=str)
+def test_number_out_of_range_is_refused_before_the_work(overrides):
+    with pytest.raises(InputError, match=r"must be (at least 1|from 0 to)"):
+        run(NAME, **overrides)
+    assert CALLS == []
+
+
+def test_revision_makes_a_new_record():
+    with Store(":memory:") as store:
+        run(NAME, store=store)
+        recipe = EXPERIMENTS._items[NAME]
+        EXPERIMENTS._items[NAME] = replace(recipe, revision=2)
+        run(NAME, store=store)
+        assert [record.revision for record in store.select(NAME)] == [1, 2]
+    assert CALLS == [3, 3]
+
+
+def test_command_can_be_pasted_into_a_shell():
+    result = run(NAME, rates=[1.5, 2.0], kind="it's")
+    words = shlex.split(result.command)
+    assert words[:3] == ["normscope", "run", NAME]
+    given = dict(named_value(word) for word in words if "=" in word)
+    assert given == {"rates": [1.5, 2.0], "kind": "it's"}
 
 
 def test_whole_number_serves_as_a_fraction_and_list_as_tuple():
