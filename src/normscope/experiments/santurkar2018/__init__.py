@@ -1,0 +1,1 @@
+"""Figures of santurkar2018, How Does Batch Normalization Help Optimization?"""

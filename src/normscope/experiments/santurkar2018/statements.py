@@ -1,0 +1,232 @@
+"""The paper's statements as claims; `judge` has the rules by which they are decided."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from normscope.experiments.santurkar2018.judge import compared, spread
+from normscope.results import Claim
+
+__all__ = [
+    "NAMES",
+    "changes_moments_more",
+    "drifts_more",
+    "is_smoother",
+    "predicts_better",
+    "shifts_no_less",
+    "trains_as_well",
+    "trains_better",
+]
+
+NAMES = {
+    "none": "standard",
+    "batch": "BatchNorm",
+    "noisy": "noisy BatchNorm",
+    "l1": "l1 norm",
+    "l2": "l2 norm",
+    "linf": "l-infinity norm",
+}
+_LANDSCAPE = {
+    "loss_width": "variation of the loss along the gradient",
+    "gradient_distance_high": "change of the gradient along the gradient",
+    "effective_smoothness": "effective beta",
+}
+_SIMILAR_COSINE, _SIMILAR_DISTANCE, _AS_WELL = 0.05, 0.1, 0.1
+
+
+def trains_better(
+    results: xr.Dataset, norm: str, source: str, network: str, over: str = "none"
+) -> Claim:
+    """A normalization's training loss is below another network's.
+
+    Args:
+        results: ``training_loss`` over (norm, seed, step).
+        norm: that should be better.
+        source: of the statement.
+        network: its name, for the text.
+        over: the one that should be worse.
+
+    Returns:
+        The claim.
+    """
+    text = f"{network} trains better with {NAMES[norm]} than {_with(over)}"
+    late = {name: _late_loss(results, name) for name in (norm, over)}
+    return compared(text, source, late[norm], late[over], (NAMES[norm], NAMES[over]))
+
+
+def trains_as_well(results: xr.Dataset, norm: str, source: str, network: str) -> Claim:
+    """A normalization's training loss is not above BatchNorm's by more than a tenth of its fall.
+
+    Args:
+        results: ``training_loss`` over (norm, seed, step).
+        norm: that should do as well as BatchNorm.
+        source: of the statement.
+        network: its name, for the text.
+
+    Returns:
+        The claim.
+    """
+    text = f"{network} trains with the {NAMES[norm]} as well as with BatchNorm or better"
+    late = {name: _late_loss(results, name) for name in (norm, "batch")}
+    start = results["training_loss"].sel(norm="batch").isel(step=0)
+    room = _AS_WELL * (start - late["batch"]).clip(min=0)
+    names = (NAMES[norm], NAMES["batch"])
+    return compared(text, source, late[norm], late["batch"], names, allowance=room)
+
+
+def is_smoother(
+    results: xr.Dataset, norm: str, source: str, network: str, second_half: bool
+) -> list[Claim]:
+    """Loss band, change of the gradient and beta are smaller than the standard network's.
+
+    Args:
+        results: the ray probes' variables over (norm, seed, step).
+        norm: that should be smoother.
+        source: of the statement.
+        network: its name, for the text.
+        second_half: whether to judge by the second half of the measured steps.
+
+    Returns:
+        A claim for each of the three.
+    """
+    widths = results.assign(loss_width=results["loss_high"] - results["loss_low"])
+    start = results.sizes["step"] // 2 if second_half else 0
+    claims = []
+    for variable, what in _LANDSCAPE.items():
+        curves = _or_infinite(widths[variable])
+        judged = curves.isel(step=slice(start, None)).median("step")
+        whole = curves.median("step")
+        values = (spread(np.atleast_1d(whole.sel(norm=name).values)) for name in (norm, "none"))
+        note = f" (over all steps: {' against '.join(values)})" if second_half else ""
+        text = f"{network}: the {what} is smaller with {NAMES[norm]}"
+        left, right = judged.sel(norm=norm), judged.sel(norm="none")
+        names = (NAMES[norm], NAMES["none"])
+        claims.append(compared(text, source, left, right, names, note=note))
+    return claims
+
+
+def predicts_better(
+    results: xr.Dataset, norm: str, source: str, network: str, second_half: bool
+) -> Claim:
+    """The gradients met along the gradient differ less from it than in the standard network.
+
+    Args:
+        results: ``gradient_distance`` over (norm, seed, step, distance).
+        norm: whose gradients should be more predictive.
+        source: of the statement.
+        network: its name, for the text.
+        second_half: whether to judge by the second half of the measured steps.
+
+    Returns:
+        The claim, about the mean over distances of the median over steps.
+    """
+    start = results.sizes["step"] // 2 if second_half else 0
+    curves = _or_infinite(results["gradient_distance"].isel(step=slice(start, None)))
+    typical = curves.median("step").mean("distance")
+    text = f"{network}: gradients are more predictive with {NAMES[norm]} (l2 error smaller)"
+    left, right = typical.sel(norm=norm), typical.sel(norm="none")
+    return compared(text, source, left, right, (NAMES[norm], NAMES["none"]))
+
+
+def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim]:
+    """BatchNorm's covariate shift is similar or worse: cosine not higher, l2 not lower.
+
+    Args:
+        results: ``shift_cosine`` and ``shift_distance`` over (norm, seed, step, layer).
+        source: of the statement.
+        network: its name, for the text.
+
+    Returns:
+        A claim for the cosine and one for the l2 difference.
+    """
+    later = results.isel(layer=slice(1, None))
+    cosine = later["shift_cosine"].mean(("step", "layer"))
+    distance = _geometric_mean(later["shift_distance"])
+    room = _SIMILAR_DISTANCE * distance.sel(norm="none")
+    stem = f"{network}: with BatchNorm the covariate shift is similar or worse"
+    names = (NAMES["batch"], NAMES["none"])
+    return [
+        compared(
+            f"{stem} (cosine not higher)",
+            source,
+            cosine.sel(norm="batch"),
+            cosine.sel(norm="none"),
+            names,
+            allowance=_SIMILAR_COSINE,
+        ),
+        compared(
+            f"{stem} (l2 difference not lower)",
+            source,
+            distance.sel(norm="none"),
+            distance.sel(norm="batch"),
+            names[::-1],
+            allowance=room,
+        ),
+    ]
+
+
+def changes_moments_more(results: xr.Dataset, norm: str, source: str) -> list[Claim]:
+    """Mean and variance of activations change more from step to step than the standard network's.
+
+    Args:
+        results: the moments' changes over (norm, seed, step, layer, unit).
+        norm: that should change more.
+        source: of the statement.
+
+    Returns:
+        A claim for the mean and one for the variance.
+    """
+    claims = []
+    for moment in ("mean", "variance"):
+        change = results[f"activation_{moment}_change"].median(("step", "layer", "unit"))
+        text = f"the {moment} of activations changes more between steps with {NAMES[norm]}"
+        left, right = change.sel(norm="none"), change.sel(norm=norm)
+        claims.append(compared(text, source, left, right, (NAMES["none"], NAMES[norm])))
+    return claims
+
+
+def drifts_more(results: xr.Dataset, norm: str, source: str) -> Claim:
+    r"""Activations move further from their first distribution than the standard network's.
+
+    .. math:: \sqrt{(\mu_t - \mu_0)^2 + (\sigma_t - \sigma_0)^2}
+
+    the 2-Wasserstein distance of normal distributions with these moments.
+
+    Args:
+        results: ``activation_mean`` and ``activation_variance``, as in `changes_moments_more`.
+        norm: that should move further.
+        source: of the statement.
+
+    Returns:
+        The claim.
+    """
+    mean, deviation = results["activation_mean"], results["activation_variance"] ** 0.5
+    squares = (mean - mean.isel(step=0)) ** 2 + (deviation - deviation.isel(step=0)) ** 2
+    moved = squares**0.5
+    drift = moved.isel(step=slice(1, None)).median(("step", "layer", "unit"))
+    text = f"the distribution of activations shifts more over training with the {NAMES[norm]}"
+    left, right = drift.sel(norm="none"), drift.sel(norm=norm)
+    return compared(text, source, left, right, (NAMES["none"], NAMES[norm]))
+
+
+def _geometric_mean(distances: xr.DataArray) -> xr.DataArray:
+    with np.errstate(divide="ignore"):
+        logarithms = distances.copy(data=np.log(distances.values))
+    mean = logarithms.mean(("step", "layer"))
+    return mean.copy(data=np.exp(mean.values))
+
+
+def _with(norm: str) -> str:
+    return "without normalization" if norm == "none" else f"with {NAMES[norm]}"
+
+
+def _late_loss(results: xr.Dataset, norm: str) -> xr.DataArray:
+    """Over the last quarter; not a number if the run did not get there."""
+    losses = results["training_loss"].sel(norm=norm)
+    late = losses.isel(step=slice(-max(1, losses.sizes["step"] // 4), None))
+    return late.mean("step", skipna=False)
+
+
+def _or_infinite(values: xr.DataArray) -> xr.DataArray:
+    return values.where(np.isfinite(values), np.inf)
