@@ -7,22 +7,26 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real test-slow lint format docs bench figures clean
+.PHONY: help demo test test-real test-slow test-extras lint format docs bench figures clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.base ## Install, run the main job on embedded data, say where the result is
 	@$(BIN)/normscope demo --out normscope-out
 
 test: lint ## Install what the tests need, then lint and run every quick test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real_data and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real_data and not slow and not extras"
 
 test-real: $(VENV)/.test ## Tests on the real MNIST and CIFAR-10 (NORMSCOPE_DATA=folder)
 	$(BIN)/python -m pytest -m real_data
 
 test-slow: $(VENV)/.test ## Tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-extras: $(VENV)/.test ## Install Ray and Dask, and test the sweeps on them
+	$(PIP) -e '.[test,ray,dask]'
+	$(BIN)/python -m pytest -m extras
 
 lint: $(VENV)/.test ## Style (ruff) and types (mypy --strict)
 	$(BIN)/ruff check
@@ -40,6 +44,10 @@ docs: $(VENV)/.docs ## Build the documentation, strictly, into site/
 bench: $(VENV)/.base ## Benchmarks against torch and the textbook loop, one after the other
 	$(BIN)/python benchmarks/layers.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/probes.py
+	$(BIN)/python benchmarks/decoupled.py
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/sweep.py
 
 figures: $(VENV)/.base ## Draw the pictures of README and documentation anew
 	$(BIN)/normscope demo --out docs/images

@@ -9,16 +9,48 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normscope import curvature, data, layers, losses, meanfield, models, training
+    from normscope import (
+        curvature,
+        data,
+        decoupled,
+        experiments,
+        layers,
+        losses,
+        meanfield,
+        models,
+        plots,
+        probes,
+        results,
+        sweeps,
+        theorems,
+        training,
+    )
     from normscope.curvature.problem import Problem, whole_loss
     from normscope.learning_rate import compare, max_learning_rate
+    from normscope.probes import Scope
     from normscope.training import fit, sgd, train
 
 __version__ = "0.1.0"
 
-_MODULES = ("curvature", "data", "layers", "losses", "meanfield", "models", "training")
+_MODULES = (
+    "curvature",
+    "data",
+    "decoupled",
+    "experiments",
+    "layers",
+    "losses",
+    "meanfield",
+    "models",
+    "plots",
+    "probes",
+    "results",
+    "sweeps",
+    "theorems",
+    "training",
+)
 _HOMES = {
     "Problem": "normscope.curvature.problem",
+    "Scope": "normscope.probes",
     "compare": "normscope.learning_rate",
     "fit": "normscope.training",
     "max_learning_rate": "normscope.learning_rate",
@@ -29,17 +61,25 @@ _HOMES = {
 
 __all__ = [
     "Problem",
+    "Scope",
     "__version__",
     "compare",
     "curvature",
     "data",
+    "decoupled",
+    "experiments",
     "fit",
     "layers",
     "losses",
     "max_learning_rate",
     "meanfield",
     "models",
+    "plots",
+    "probes",
+    "results",
     "sgd",
+    "sweeps",
+    "theorems",
     "train",
     "training",
     "whole_loss",

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from normscope import __version__
-from normscope.cli import compare, curvature, data, demo, lr, theory
+from normscope.cli import check, compare, curvature, data, demo, listing, lr, run, sweep, theory
 from normscope.errors import NormscopeError
 
 app = typer.Typer(
@@ -28,6 +28,10 @@ app.command("curvature")(curvature.curvature)
 app.command("lr")(lr.lr)
 app.command("compare")(compare.compare)
 app.command("theory")(theory.theory)
+app.command("check")(check.check)
+app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
+app.command("list")(listing.list_names)
 app.add_typer(data.app, name="data")
 
 

@@ -1,0 +1,95 @@
+"""What ``normscope sweep`` prints: reports, estimates, states, failures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from normscope.sweeps.estimate import Estimate
+    from normscope.sweeps.status import Status
+    from normscope.sweeps.work import Report
+
+__all__ = ["print_estimate", "print_report", "print_status"]
+
+
+def print_report(report: Report, files: dict[str, str], as_json: bool) -> None:
+    """Print what a sweep did; exits with 1 if cells failed."""
+    from normscope.cli.output import print_json
+
+    failures = [
+        {"parameters": dict(each.cell.parameters), "seed": each.cell.seed, "error": each.error}
+        for each in report.failures
+    ]
+    if as_json:
+        counts = {name: getattr(report, name) for name in ("cells", "found", "diverged", "seconds")}
+        print_json({**counts, "failures": failures, "files": files})
+    else:
+        print(report)
+        for each in failures:
+            print(f"failed: {each['error']} {_words(each)}")
+        print("   ".join(f"{what.capitalize()}: {path}" for what, path in files.items()))
+    if failures:
+        raise typer.Exit(1)
+
+
+def print_estimate(found: Estimate, out: Path, as_json: bool) -> None:
+    """Print the number of cells and the time."""
+    from normscope.cli.output import print_json
+
+    if as_json:
+        print_json(vars(found))
+        return
+    print(f"{found.cells} cells, {found.cells - found.open_cells} of them in {out} already")
+    if found.seconds is None:
+        print("Time: not known before the first cells have ended; see status then.")
+        return
+    assert found.seconds_per_step is not None
+    step = f"{found.steps} steps of {1e3 * found.seconds_per_step:.3g} ms each"
+    print(f"Time: at most {_duration(found.seconds)} ({step}); cells that diverge take less")
+
+
+def print_status(found: list[Status]) -> None:
+    """Print a table of the states, and the failures."""
+    from normscope.cli.output import print_table
+
+    if not found:
+        print("The file holds no cells yet.")
+        return
+    rows: list[dict[str, object]] = [
+        {
+            "experiment": each.experiment,
+            "cells": each.cells,
+            **{str(state): number for state, number in each.counts.items()},
+            "per cell": None if each.seconds is None else _duration(each.seconds),
+            "left": None if each.seconds_left is None else _duration(each.seconds_left),
+        }
+        for each in found
+    ]
+    print_table("Sweeps", rows)
+    for each in found:
+        for parameters, seed, error in each.failures:
+            print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")
+
+
+def _words(failure: dict[str, Any]) -> str:
+    """The cell of a failure in short."""
+    parameters = failure["parameters"]
+    named = {key: parameters[key] for key in ("gamma", "learning_rate") if key in parameters}
+    chosen = {**(named or parameters), "seed": failure["seed"]}
+    return "(" + ", ".join(f"{key}={value}" for key, value in chosen.items()) + ")"
+
+
+def _duration(seconds: float) -> str:
+    """A duration in the unit that suits it.
+
+    >>> _duration(0.0123), _duration(90), _duration(7200)
+    ('0.012 s', '1.5 min', '2 h')
+    """
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.2g} s"

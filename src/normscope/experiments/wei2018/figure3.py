@@ -1,0 +1,125 @@
+"""Figure 3: the baseline without normalization, over learning rate and weight variance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.wei2018.phase_diagram import (
+    agreement,
+    both_losses,
+    grid_boundary,
+    nearest_half,
+)
+from normscope.plots.phase_diagram import phase_diagrams
+from normscope.results import Claim, Store
+
+__all__ = ["figure3"]
+
+
+def _claims(results: xr.Dataset) -> list[Claim]:
+    source = "wei2018, Figure 3"
+    claims = [*agreement(results, source), *nearest_half(results, source)]
+    for loss in map(str, results["loss"].values):
+        limits = grid_boundary(results.sel(loss=loss)).dropna("sigma_w")
+        text = f"the larger the initial weights, the smaller the critical learning rate ({loss})"
+        ends = (
+            ", ".join(
+                f"{float(limit):.3g} at {float(limit['sigma_w']):.3g}" for limit in limits[[0, -1]]
+            )
+            if limits.size > 1
+            else f"{limits.size} rows have a boundary"
+        )
+        holds = bool((limits.diff("sigma_w") <= 0).all()) if limits.size > 1 else None
+        claims.append(Claim(text, source, ends, holds))
+    return claims
+
+
+@experiment(
+    "wei2018/figure3",
+    claims=_claims,
+    figure=phase_diagrams,
+    scales={
+        "quick": {
+            "data": "digits",
+            "deviations": (0.8, 1.4, 2.2),
+            "learning_rates": tuple(np.geomspace(1e-4, 1, 7).tolist()),
+            "width": 48,
+            "samples": None,
+            "test_samples": None,
+            "seeds": 1,
+            "workers": 1,
+        },
+        "small": {},
+        "paper": {
+            "deviations": tuple(np.linspace(0.5, 3, 30).tolist()),
+            "learning_rates": tuple(np.geomspace(1e-5, 1, 40).tolist()),
+            "samples": None,
+            "test_samples": None,
+            "epochs": 5.0,
+            "seeds": 5,
+        },
+    },
+)
+def figure3(
+    *,
+    data: str = "mnist",
+    deviations: Sequence[float] = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.5, 3.0),
+    learning_rates: Sequence[float] = tuple(np.geomspace(1e-5, 1, 14).tolist()),
+    losses: Sequence[str] = ("squared_error", "cross_entropy"),
+    width: int = 1000,
+    epochs: float = 2.0,
+    samples: int | None = 12800,
+    test_samples: int | None = 2000,
+    batch_size: int = 128,
+    momentum: float = 0.9,
+    seeds: int = 2,
+    workers: int = 2,
+    seed: int = 0,
+    store: Store,
+    progress: Progress,
+) -> xr.Dataset:
+    """Test loss over initial weights and learning rate: the fully connected net without a norm.
+
+    The vertical axis is the standard deviation of the weights; the caption's gamma is a misprint.
+    Reference: wei2018, Figure 3 and Section 6.4.
+
+    Args:
+        data: a registered data set.
+        deviations: of a weight, times the square root of the number of inputs.
+        learning_rates: of SGD.
+        losses: to train with.
+        width: of the hidden layers.
+        epochs: passes over the training data.
+        samples: of the training data; None: all.
+        test_samples: of the test data; None: all.
+        batch_size: samples per step.
+        momentum: heavy-ball momentum.
+        seeds: trainings of each cell.
+        workers: trainings at the same time, one thread each.
+        seed: first seed; the others follow it.
+        store: keeps each training.
+        progress: called with a label as trainings end.
+
+    Returns:
+        As Figure 2, with ``sigma_w`` in place of gamma.
+    """
+    settings = {
+        "model": "fully_connected",
+        "norm": "none",
+        "data": data,
+        "width": width,
+        "epochs": epochs,
+        "samples": samples,
+        "test_samples": test_samples,
+        "batch_size": batch_size,
+        "momentum": momentum,
+    }
+    variances = [float(f"{deviation**2:.12g}") for deviation in deviations]
+    axes = {"sigma_w2": variances, "learning_rate": list(learning_rates)}
+    running = {"workers": workers, "progress": progress}
+    found = both_losses(axes, settings, losses, seeds, seed, store, **running)
+    return found.rename(sigma_w2="sigma_w").assign_coords(sigma_w=list(deviations))

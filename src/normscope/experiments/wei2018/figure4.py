@@ -1,0 +1,155 @@
+"""Figure 4: learning curves of VGG16 and PreAct-ResNet18 for several initial gammas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.stats import spearmanr
+
+from normscope.experiments.recipe import Progress, experiment
+from normscope.plots.gamma_curves import gamma_curves
+from normscope.results import Claim, Store, record_key
+from normscope.sweeps.cells import Cell, Unit, grid_cells
+from normscope.sweeps.phase_diagram import TRAININGS, complete, seed_list
+from normscope.sweeps.sweep import sweep
+
+__all__ = ["figure4"]
+
+CURVES = ("loss", "test_loss_by_epoch", "test_accuracy_by_epoch", "train_loss", "test_accuracy")
+
+
+def _claims(results: xr.Dataset) -> list[Claim]:
+    claims = []
+    for model in map(str, results["model"].values):
+        loss = results["train_loss"].sel(model=model).mean("seed").dropna("gamma")
+        text = f"a smaller initial gamma converges faster ({model})"
+        if loss.size < 2:
+            measured = f"{loss.size} of {results.sizes['gamma']} gammas did not diverge"
+            claims.append(Claim(text, "wei2018, Figure 4", measured, None))
+            continue
+        rank = float(spearmanr(loss["gamma"].values, loss.values).statistic)
+        each = ", ".join(f"{float(x['gamma']):g}: {float(x):.3g}" for x in loss)
+        measured = f"training loss at the end by gamma {each}; rank correlation {rank:.2f}"
+        claims.append(Claim(text, "wei2018, Figure 4", measured, bool(rank > 0.5)))
+    return claims
+
+
+@experiment(
+    "wei2018/figure4",
+    claims=_claims,
+    figure=gamma_curves,
+    scales={
+        "quick": {
+            "data": "digits",
+            "gammas": (0.1, 1.0),
+            "width": 0.05,
+            "samples": 128,
+            "test_samples": 64,
+            "batch_size": 32,
+            "epochs": 2,
+            "threads": 1,
+        },
+        "small": {},
+        "paper": {
+            "gammas": (0.1, 0.25, 0.5, 0.75, 1.0, 2.0),
+            "width": 1.0,
+            "samples": None,
+            "test_samples": None,
+            "epochs": 100,
+            "seeds": 5,
+        },
+    },
+)
+def figure4(
+    *,
+    data: str = "cifar10",
+    models: Sequence[str] = ("vgg16", "preact_resnet18"),
+    gammas: Sequence[float] = (0.1, 0.25, 0.5, 1.0),
+    width: float = 0.25,
+    learning_rate: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    batch_size: int = 128,
+    epochs: int = 3,
+    samples: int | None = 10000,
+    test_samples: int | None = 2000,
+    seeds: int = 1,
+    threads: int = 2,
+    seed: int = 0,
+    store: Store,
+    progress: Progress,
+) -> xr.Dataset:
+    """Learning curves of VGG16 and PreAct-ResNet18 for several initial gammas, all else equal.
+
+    Reference: wei2018, Figure 4 and Section 6.5.
+
+    Args:
+        data: a registered data set.
+        models: registered models.
+        gammas: initial scales of the normalization.
+        width: multiplier of the channels.
+        learning_rate: of SGD.
+        momentum: heavy-ball momentum.
+        weight_decay: factor of the parameters in the gradient.
+        batch_size: samples per step.
+        epochs: passes over the training data.
+        samples: of the training data; None: all.
+        test_samples: of the test data; None: all.
+        seeds: trainings of each curve.
+        threads: of a training.
+        seed: first seed; the others follow it.
+        store: keeps each training.
+        progress: called with a label as trainings end.
+
+    Returns:
+        ``loss`` (model, gamma, seed, step), ``test_loss_by_epoch`` and ``test_accuracy_by_epoch``
+        (model, gamma, seed, epoch), ``train_loss`` and ``test_accuracy`` (model, gamma, seed).
+    """
+    settings = {
+        "data": data,
+        "width": width,
+        "loss": "cross_entropy",
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "samples": samples,
+        "test_samples": test_samples,
+        "every_epoch": True,
+    }
+    axes: dict[str, list[Any]] = {"model": list(models), "gamma": list(gammas)}
+    cells = grid_cells(axes, complete(settings), seed_list(seeds, seed))
+    units = [Unit((cell,)) for cell in cells]
+    report = sweep(TRAININGS, units, store, threads=threads, progress=progress)
+    found = _curves(cells, store)
+    words = f"{data}, width {width:g}, {epochs} epochs, learning rate {learning_rate:g}, "
+    words += f"momentum {momentum:g}, weight decay {weight_decay:g}, {seeds} seeds"
+    labels: dict[str, list[Any]] = {**axes, "seed": seed_list(seeds, seed)}
+    return _gridded(found, labels).assign_attrs(settings=words, failures=len(report.failures))
+
+
+def _curves(cells: Sequence[Cell], store: Store) -> dict[tuple[Any, ...], xr.Dataset]:
+    """What is drawn of every training that has a result."""
+    found = {}
+    for cell in cells:
+        key = record_key(TRAININGS.experiment, cell.parameters, cell.seed, TRAININGS.revision)
+        record = store.get(key)
+        if record.state.has_result:
+            place = (cell.parameters["model"], cell.parameters["gamma"], cell.seed)
+            found[place] = record.dataset[list(CURVES)]
+    return found
+
+
+def _gridded(found: dict[tuple[Any, ...], xr.Dataset], labels: dict[str, list[Any]]) -> xr.Dataset:
+    """The curves on their grid; not-a-number after a divergence."""
+    each = [
+        dataset.expand_dims({name: [label] for name, label in zip(labels, place, strict=True)})
+        for place, dataset in found.items()
+    ]
+    together = xr.combine_by_coords(each, join="outer")
+    assert isinstance(together, xr.Dataset)
+    return together.reindex(labels, fill_value=np.nan)

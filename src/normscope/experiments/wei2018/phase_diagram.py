@@ -1,0 +1,145 @@
+"""What Figures 2 and 3 share: diagrams for both losses, and the claims judged by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.stats import spearmanr
+
+from normscope.results import Claim, Store
+from normscope.sweeps.phase_diagram import diagram, seed_list
+
+__all__ = ["agreement", "best_rates", "both_losses", "grid_boundary", "nearest_half", "smaller_is"]
+
+NEAR = np.log10(2)  # "near" is within a factor of two
+
+
+def both_losses(
+    axes: Mapping[str, Sequence[Any]],
+    settings: Mapping[str, Any],
+    losses: Sequence[str],
+    seeds: int,
+    seed: int,
+    store: Store,
+    **running: Any,
+) -> xr.Dataset:
+    """The diagram for each loss, side by side.
+
+    The paper does not say which loss it trained with: its theory is about the squared error.
+
+    Args:
+        axes: the values of the setting and of the learning rate.
+        settings: of the trainings.
+        losses: registered losses.
+        seeds: repetitions.
+        seed: the first.
+        store: keeps the trainings.
+        **running: workers, threads and progress.
+
+    Returns:
+        As `normscope.sweeps.phase_diagram`, with the dimension ``loss`` before the others.
+    """
+    found = [
+        diagram(axes, {**settings, "loss": loss}, seed_list(seeds, seed), store, **running)[0]
+        for loss in losses
+    ]
+    together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop_conflicts")
+    words = found[0].attrs["settings"].replace(f'"loss": "{losses[0]}", ', "")
+    return together.assign_attrs(settings=words)
+
+
+def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
+    """The measured critical rate of each row: between the last stable and the first exploded one.
+
+    Args:
+        panel: one loss's diagram.
+
+    Returns:
+        The geometric mean of the two; not-a-number where the grid does not hold both.
+    """
+    exploded = panel["diverged"].any("seed").transpose(..., "learning_rate")
+    rates = panel["learning_rate"].values
+    found = np.full(exploded.shape[0], np.nan)
+    for row, each in enumerate(exploded.values):
+        first = int(np.argmax(each)) if each.any() else 0
+        if first:
+            found[row] = np.sqrt(rates[first - 1] * rates[first])
+    return xr.DataArray(
+        found, dims=exploded.dims[:1], coords={exploded.dims[0]: exploded[exploded.dims[0]]}
+    )
+
+
+def agreement(results: xr.Dataset, source: str) -> list[Claim]:
+    """Distance between each closure's line and the measured boundary, for each loss."""
+    claims = []
+    for loss in map(str, results["loss"].values):
+        panel = results.sel(loss=loss)
+        measured = grid_boundary(panel)
+        for closure in map(str, results["closure"].values):
+            line = panel["critical_learning_rate"].sel(closure=closure)
+            distance = np.abs(np.log10(line.values / measured.values))
+            claims.append(_distance_claim(distance, f"{closure} closure, {loss}", source))
+    return claims
+
+
+def _distance_claim(distance: np.ndarray, what: str, source: str) -> Claim:
+    known = distance[np.isfinite(distance)]
+    text = f"the theory's line is within a factor of 2 of the measured boundary ({what})"
+    if not len(known):
+        return Claim(text, source, f"0 of {len(distance)} rows have both", None)
+    median, worst = float(np.median(known)), float(known.max())
+    measured = (
+        f"median {median:.2f}, worst {worst:.2f} decades in {len(known)} of {len(distance)} rows"
+    )
+    return Claim(text, source, measured, bool(worst <= NEAR))
+
+
+def best_rates(panel: xr.Dataset) -> xr.DataArray:
+    """The learning rate with the lowest mean test loss of each row, rows without one left out."""
+    loss = panel["test_loss"].mean("seed").where(~panel["diverged"].any("seed"))
+    loss = loss.dropna(_row(panel), how="all")
+    return loss.idxmin("learning_rate")
+
+
+def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
+    """Whether the best learning rate sits near half the critical one."""
+    claims = []
+    for loss in map(str, results["loss"].values):
+        panel = results.sel(loss=loss)
+        best = best_rates(panel)
+        half = panel["critical_learning_rate"].sel(closure="train") / 2
+        ratio = np.log10((best / half.sel({_row(panel): best[_row(panel)]})).values)
+        ratio = ratio[np.isfinite(ratio)]
+        text = f"the best learning rate is within a factor of 2 of half the critical one ({loss})"
+        if not len(ratio):
+            claims.append(Claim(text, source, "0 rows have both", None))
+            continue
+        median, worst = float(np.median(ratio)), float(np.abs(ratio).max())
+        measured = f"best / half: median {10**median:.2g}, worst distance {worst:.2f} decades"
+        claims.append(Claim(text, source, measured, bool(abs(median) <= NEAR)))
+    return claims
+
+
+def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
+    """Whether the best test loss of a row grows with the row's setting, by rank correlation."""
+    claims = []
+    for loss in map(str, results["loss"].values):
+        panel = results.sel(loss=loss)
+        values = panel["test_loss"].mean("seed").where(~panel["diverged"].any("seed"))
+        lowest = values.min("learning_rate").dropna(_row(panel))
+        if lowest.size < 3:
+            claims.append(Claim(f"{text} ({loss})", source, f"{lowest.size} rows", None))
+            continue
+        rank = float(spearmanr(lowest[_row(panel)].values, lowest.values).statistic)
+        ends = f"{float(lowest[0]):.3g} at the smallest, {float(lowest[-1]):.3g} at the largest"
+        measured = f"lowest test loss {ends}, rank correlation {rank:.2f}"
+        claims.append(Claim(f"{text} ({loss})", source, measured, bool(rank > 0.5)))
+    return claims
+
+
+def _row(panel: xr.Dataset) -> str:
+    """The name of the setting on the vertical axis."""
+    return str(panel["critical_learning_rate"].transpose("closure", ...).dims[1])

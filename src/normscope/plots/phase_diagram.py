@@ -1,0 +1,135 @@
+"""Heat maps of test loss over a setting and the learning rate, with the theory's lines."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from normscope.plots.style import new_figure
+
+__all__ = ["phase_diagram", "phase_diagrams"]
+
+_DASHES = {"train": "-", "frozen": "--", "printed": ":"}
+_LABELS = {"gamma": r"$\gamma$", "sigma_w": r"$\sigma_w$", "learning_rate": r"$\eta$"}
+_LINE = "#D62728"
+_SPAN = 100.0  # of the colours, from the lowest loss on
+_WORDS = ("model", "data", "loss", "norm", "epochs", "batch_size", "momentum", "samples")
+
+
+def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
+    """Draw one heat map: mean test loss over the seeds, white where any run exploded.
+
+    Grey: not computed yet, or failed. Red: the theory's critical rate by every closure, and half
+    of the train closure's. Reference: wei2018, Figure 2.
+
+    Args:
+        results: as ``normscope.sweeps.phase_diagram`` returns it: ``test_loss`` and ``diverged``
+            (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting).
+        axes: where to draw; None: a new figure, with the settings written on it.
+
+    Returns:
+        The axes drawn on.
+    """
+    alone = axes is None
+    if axes is None:
+        figure = new_figure(width=6.4, height=4.8)
+        axes = figure.subplots()
+        _write_settings(figure, results)
+    setting = _setting(results)
+    exploded = results["diverged"].any("seed").transpose(setting, "learning_rate").values
+    loss = results["test_loss"].mean("seed").transpose(setting, "learning_rate").values
+    shown = np.ma.masked_invalid(np.where(exploded, np.nan, loss))
+    rates, values = results["learning_rate"].values, results[setting].values
+    axes.set_facecolor("#BBBBBB")
+    logarithmic = _is_logarithmic(values)
+    x, y = _edges(rates, logarithmic=True), _edges(values, logarithmic)
+    axes.pcolormesh(x, y, np.where(exploded, 1.0, np.nan), cmap="Greys", vmin=1, vmax=2)
+    scale = None
+    if shown.count() and shown.min() > 0:
+        # a run about to explode must not take the colours from all others
+        scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
+    mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
+    axes.figure.colorbar(mesh, ax=axes, label="test loss")
+    _draw_theory(axes, results, setting)
+    axes.set_xscale("log")
+    axes.set_yscale("log" if logarithmic else "linear")
+    axes.set_xlim(x[0], x[-1])
+    axes.set_ylim(y[0], y[-1])
+    axes.set_xlabel(f"learning rate {_LABELS['learning_rate']}")
+    axes.set_ylabel(_LABELS.get(setting, setting))
+    if alone and axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, frameon=False)
+    return axes
+
+
+def phase_diagrams(results: xr.Dataset) -> Figure:
+    """Draw one heat map for each loss, side by side, with the settings below.
+
+    Args:
+        results: the same with a dimension ``loss``.
+
+    Returns:
+        The figure.
+    """
+    losses = [str(name) for name in results["loss"].values]
+    figure = new_figure(width=5.4 * len(losses), height=4.6)
+    panels = figure.subplots(1, len(losses), squeeze=False)[0]
+    for axes, loss in zip(panels, losses, strict=True):
+        phase_diagram(results.sel(loss=loss), axes)
+        axes.set_title(loss.replace("_", " "), loc="left")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    _write_settings(figure, results)
+    return figure
+
+
+def _draw_theory(axes: Axes, results: xr.Dataset, setting: str) -> None:
+    if "critical_learning_rate" not in results:
+        return
+    lines = results["critical_learning_rate"]
+    for closure in map(str, lines["closure"].values):
+        line = lines.sel(closure=closure)
+        style = _DASHES.get(closure, "-.")
+        axes.plot(line, line[setting], style, color=_LINE, label=rf"$\eta_*$, {closure}")
+    half = lines.sel(closure="train") / 2
+    axes.plot(half, half[setting], "-", color=_LINE, lw=0.7, label=r"$\eta_*/2$, train")
+
+
+def _setting(results: xr.Dataset) -> str:
+    """The name of the vertical axis."""
+    others = [dim for dim in results["test_loss"].dims if dim not in ("learning_rate", "seed")]
+    return str(others[0])
+
+
+def _is_logarithmic(values: Sequence[float] | NDArray[np.float64]) -> bool:
+    """Whether values are spaced by ratios rather than by differences."""
+    array = np.asarray(values, dtype=float)
+    if len(array) < 3 or not (array > 0).all():
+        return False
+    return bool(np.ptp(np.diff(np.log(array))) < np.ptp(np.diff(array)) / array.mean())
+
+
+def _edges(values: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
+    """Borders between neighbouring values, in the middle of each pair on their own scale."""
+    array = np.asarray(values, dtype=float)
+    inner = np.log(array) if logarithmic else array
+    gaps = np.diff(inner) if len(inner) > 1 else np.array([1.0])
+    middles = inner[:-1] + gaps[: len(inner) - 1] / 2
+    edges = np.concatenate([[inner[0] - gaps[0] / 2], middles, [inner[-1] + gaps[-1] / 2]])
+    return np.exp(edges) if logarithmic else edges
+
+
+def _write_settings(figure: Figure, results: xr.Dataset) -> None:
+    settings = json.loads(results.attrs.get("settings", "{}"))
+    first = [f"{name} {settings.pop(name)}" for name in _WORDS if settings.get(name) is not None]
+    rest = [f"{name} {value}" for name, value in settings.items() if value not in (None, False)]
+    text = ", ".join([*first, *rest, f"{results.sizes['seed']} seeds"])
+    figure.supxlabel("\n".join(textwrap.wrap(text, 110)), fontsize=7, color="#555555")

@@ -1,0 +1,219 @@
+"""One cell of a phase diagram: a short training, as a function of its parameters alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from torch import nn
+
+from normscope.curvature.problem import Problem
+from normscope.data import Dataset, load
+from normscope.errors import InputError
+from normscope.models import build
+from normscope.training import Evaluation, Outcome, evaluate, sgd
+from normscope.training.loop import Loop
+
+__all__ = ["Training", "has_diverged", "split_of", "summary", "tested", "training_cell"]
+
+_POINTS = 100  # of the loss curve that is kept, at most
+_BATCH = 1024  # of the evaluation
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of one training.
+
+    Args:
+        model: a registered model.
+        data: a registered data set.
+        gamma: initial scale of the normalization.
+        learning_rate: of SGD.
+        loss: a registered loss.
+        epochs: passes over the training data; need not be whole.
+        batch_size: samples per step.
+        momentum: heavy-ball momentum.
+        weight_decay: factor of the parameters in the gradient.
+        norm: the normalization.
+        samples: how many of the training samples are used, the first ones; None: all.
+        test_samples: how many of the test samples; None: all.
+        divergence_factor: multiple of the first loss that ends the training at once.
+        every_epoch: evaluate after every epoch, not only at the end.
+        options: of the model, such as its width.
+    """
+
+    model: str = "fully_connected"
+    data: str = "digits"
+    gamma: float = 1.0
+    learning_rate: float = 0.1
+    loss: str = "squared_error"
+    epochs: float = 5
+    batch_size: int = 128
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    norm: str = "batch"
+    samples: int | None = None
+    test_samples: int | None = None
+    divergence_factor: float = 1e3
+    every_epoch: bool = False
+    options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Training:
+        """From parameters by name; those that are none of the settings are the model's options."""
+        own = {field.name for field in fields(cls)} - {"options"}
+        options = {name: value for name, value in parameters.items() if name not in own}
+        given = {name: value for name, value in parameters.items() if name in own}
+        return cls(**given, options=options)
+
+    @property
+    def data_set(self) -> Dataset:
+        """The samples that are used; loaded once in each process."""
+        return split_of(self.data, self.samples, self.test_samples)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in the training data."""
+        samples = len(self.data_set.train.x)
+        if not 1 <= self.batch_size <= samples:
+            raise InputError(
+                f"batch_size must be from 1 to the {samples} samples, got {self.batch_size}."
+            )
+        return samples // self.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole training."""
+        if not 0 < self.epochs < math.inf:
+            raise InputError(f"epochs must be above 0, got {self.epochs}.")
+        return max(1, round(self.epochs * self.steps_per_epoch))
+
+    def network(self, seed: int) -> nn.Module:
+        """The network before training."""
+        train = self.data_set.train
+        outputs = len(self.data_set.classes) or train.y.shape[1]
+        sizes = {"input_shape": tuple(train.x.shape[1:]), "outputs": outputs}
+        options = {**sizes, **(self.options or {})}
+        return build(self.model, norm=self.norm, seed=seed, gamma=self.gamma, **options)
+
+
+@functools.lru_cache(maxsize=4)
+def split_of(data: str, samples: int | None, test_samples: int | None) -> Dataset:
+    """The first samples of a data set; large ones are mapped into memory and not copied."""
+    whole = load(data)
+    for name, wanted, split in (
+        ("samples", samples, whole.train),
+        ("test_samples", test_samples, whole.test),
+    ):
+        if wanted is not None and not 1 <= wanted <= len(split.x):
+            raise InputError(f"{name} must be from 1 to {len(split.x)} of {data}, got {wanted}.")
+    train = type(whole.train)(*(each[:samples] for each in whole.train))
+    test = type(whole.test)(*(each[:test_samples] for each in whole.test))
+    return Dataset(whole.name, train, test, whole.classes)
+
+
+def training_cell(*, seed: int, **parameters: Any) -> xr.Dataset:
+    """Train one network and test it; divergence ends it at once.
+
+    Args:
+        seed: of the weights and of the order of the data.
+        **parameters: the settings of `Training`, and options of the model.
+
+    Returns:
+        ``loss`` (step), thinned; ``train_loss``, ``loss_growth``, ``test_loss``, ``test_accuracy``,
+        ``steps_done`` and ``outcome``; with ``every_epoch`` also ``test_loss_by_epoch`` and
+        ``test_accuracy_by_epoch`` (epoch).
+
+    >>> cell = training_cell(learning_rate=0.01, epochs=1, width=20, samples=256, seed=0)
+    >>> str(cell["outcome"].values), int(cell["steps_done"])
+    ('finished', 2)
+    """
+    training = Training.of(parameters)
+    network = training.network(seed)
+    problem = Problem(network, training.loss, tuple(training.data_set.train))
+    optimizer = sgd(training.learning_rate, training.momentum, weight_decay=training.weight_decay)
+    loop = Loop(problem, optimizer, training.batch_size, seed, True, training.divergence_factor)
+    by_epoch: list[Evaluation] = []
+
+    def look() -> None:
+        if training.every_epoch and loop.taken % training.steps_per_epoch == 0:
+            by_epoch.append(tested(network, training))
+
+    for _ in loop.run(training.steps, after_update=look):
+        pass
+    diverged = loop.outcome is Outcome.DIVERGED
+    score = Evaluation(math.nan, math.nan) if diverged else tested(network, training)
+    losses = np.array(loop.losses, dtype=np.float64)
+    found = summary(losses, loop.taken, diverged, score, training.steps)
+    return _with_epochs(found, by_epoch, score, training) if training.every_epoch else found
+
+
+def has_diverged(dataset: xr.Dataset) -> bool:
+    """Whether a cell's training exploded."""
+    return str(dataset["outcome"].values) == "diverged"
+
+
+def summary(
+    losses: NDArray[np.float64], taken: int, diverged: bool, score: Evaluation, steps: int
+) -> xr.Dataset:
+    """What is kept of a training.
+
+    Args:
+        losses: of every step.
+        taken: number of updates.
+        diverged: whether the training exploded.
+        score: on the test split.
+        steps: updates that were planned; decides at which steps the loss is kept.
+
+    Returns:
+        The dataset of the cell. A test loss that is not finite is a divergence too.
+    """
+    exploded = diverged or not math.isfinite(score.loss)
+    stride = math.ceil(steps / _POINTS)
+    kept = losses[::stride]
+    last = losses[-max(1, steps // 10) :]
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = float(np.nanmax(losses / losses[0])) if losses[0] > 0 else math.nan
+        train_loss = math.nan if exploded else float(last.mean())
+    accuracy = math.nan if exploded or score.accuracy is None else score.accuracy
+    values = {
+        "train_loss": train_loss,
+        "loss_growth": math.inf if not np.isfinite(losses[-1]) else growth,
+        "test_loss": math.nan if exploded else score.loss,
+        "test_accuracy": accuracy,
+        "steps_done": taken,
+        "outcome": "diverged" if exploded else "finished",
+    }
+    return xr.Dataset(
+        {"loss": ("step", kept), **values},
+        coords={"step": np.arange(len(kept)) * stride},
+        attrs={"steps": steps},
+    )
+
+
+def tested(network: nn.Module, training: Training) -> Evaluation:
+    """Loss and accuracy on the test split, by the running statistics."""
+    test = training.data_set.test
+    return evaluate(network, training.loss, (test.x, test.y), batch_size=_BATCH)
+
+
+def _with_epochs(
+    found: xr.Dataset, by_epoch: Sequence[Evaluation], score: Evaluation, training: Training
+) -> xr.Dataset:
+    """The evaluations after each epoch, a last part counting as one; not-a-number once diverged."""
+    epochs = math.ceil(training.steps / training.steps_per_epoch)
+    loss, accuracy = np.full(epochs, np.nan), np.full(epochs, np.nan)
+    for number, each in enumerate([*by_epoch, score][:epochs]):
+        loss[number] = each.loss
+        accuracy[number] = np.nan if each.accuracy is None else each.accuracy
+    variables = {
+        "test_loss_by_epoch": ("epoch", loss),
+        "test_accuracy_by_epoch": ("epoch", accuracy),
+    }
+    return found.assign(variables).assign_coords(epoch=np.arange(1, epochs + 1))

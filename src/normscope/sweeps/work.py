@@ -1,0 +1,62 @@
+"""What a sweep computes, and what it tells at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xarray as xr
+
+from normscope.sweeps.cells import Cell
+from normscope.sweeps.worker import Function
+
+__all__ = ["Failure", "Report", "Work"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a sweep computes in each cell.
+
+    Args:
+        experiment: the name of its records.
+        function: gives a dataset for each cell of a unit; a worker finds it by its name.
+        revision: of its code, as the records have it.
+        diverged: whether a dataset is one of divergence.
+    """
+
+    experiment: str
+    function: Function
+    revision: int = 1
+    diverged: Callable[[xr.Dataset], bool] = lambda dataset: False
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell without a result, and why."""
+
+    cell: Cell
+    error: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a sweep did.
+
+    Args:
+        cells: in all.
+        found: cells whose results were there already.
+        diverged: cells that diverged, in all.
+        failures: the cells without a result.
+        seconds: it took.
+    """
+
+    cells: int
+    found: int
+    diverged: int
+    failures: tuple[Failure, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [f"{self.cells} cells in {self.seconds:.1f} s", f"{self.found} were there already"]
+        parts += [f"{self.diverged} diverged", f"{len(self.failures)} failed"]
+        return ", ".join(parts)

@@ -1,0 +1,137 @@
+"""``normscope sweep`` from its arguments to its files and exit codes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from normscope.cli.main import main
+from normscope.results import Store
+
+SMALL = ["--set", "width=24", "--set", "epochs=1", "--set", "samples=640", "--set", "gamma=0.5,2"]
+RATES = ["--set", "lr=1e-3:100:3:log"]
+
+
+def answered(capsys, *arguments, code=0):
+    assert main(["sweep", *arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path):
+    out = tmp_path / "phase.sqlite"
+    command = ["phase_diagram", *SMALL, *RATES, "--seeds", "2", "--out", str(out)]
+    first = answered(capsys, *command)
+    assert (first["cells"], first["found"], first["failures"]) == (12, 0, [])
+    numbers = xr.load_dataset(first["files"]["numbers"], engine="scipy")
+    np.testing.assert_allclose(numbers["learning_rate"], [0.001, 0.316227766017, 100], rtol=1e-9)
+    assert numbers["test_loss"].dims == ("gamma", "learning_rate", "seed")
+    assert (tmp_path / "phase.svg").stat().st_size > 5000
+    again = answered(capsys, *command)
+    assert again["found"] == 12
+    (state,) = answered(capsys, "status", str(out))
+    assert state["finished"] + state["diverged"] == 12
+    assert main(["sweep", "status", str(out)]) == 0
+    assert "phase_diagram" in capsys.readouterr().out
+
+
+def test_dry_run_counts_cells_and_touches_nothing(capsys, tmp_path):
+    out = tmp_path / "phase.sqlite"
+    found = answered(capsys, "phase_diagram", *SMALL, *RATES, "--out", str(out), "--dry-run")
+    assert (found["cells"], found["open_cells"], found["steps"]) == (6, 6, 5)
+    assert found["seconds"] == pytest.approx(30 * found["seconds_per_step"])
+    assert list(tmp_path.iterdir()) == []
+    assert main(["sweep", "phase_diagram", *SMALL, "--out", str(out), "--dry-run"]) == 0
+    assert "cells that diverge take less" in capsys.readouterr().out
+
+
+def test_boundary_is_a_table(capsys, tmp_path):
+    out = str(tmp_path / "b.sqlite")
+    found = answered(capsys, "phase_diagram", "--boundary", *SMALL, "--out", out)
+    assert [row["gamma"] for row in found["boundary"]] == [0.5, 2]
+    assert found["boundary"][0]["critical learning rate"] > 0
+
+
+def test_any_experiment_can_be_swept(capsys, tmp_path):
+    out = tmp_path / "e.sqlite"
+    tiny = ["--set", "samples=(60, 20)", "--set", "channels=(2, 2, 2)", "--set", "seeds=1"]
+    axes = ["--set", "width=20,30", "--set", "gammas=[0.5, 1.0]", "--set", "measured_gammas=[1.0]"]
+    found = answered(capsys, "wei2018/figure1", *tiny, *axes, "--seeds", "2", "--out", str(out))
+    assert found["cells"] == 4
+    with Store(out, read_only=True) as store:
+        records = store.select("wei2018/figure1")
+        assert sorted((r.parameters["width"], r.seed) for r in records) == [
+            (20, 0),
+            (20, 1),
+            (30, 0),
+            (30, 1),
+        ]
+        assert "lambda_max" in records[0].dataset
+    again = answered(capsys, "wei2018/figure1", *tiny, *axes, "--seeds", "2", "--out", str(out))
+    assert again["found"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["phase_diagrm"], "unknown experiment 'phase_diagrm'"),
+        (["status"], "status needs the file"),
+        (["status", "nowhere.sqlite"], "there is no store"),
+        (["phase_diagram", "file.sqlite"], "only status takes a file"),
+        (["phase_diagram", "--set", "lr=1:2"], "first:last:count"),
+        (["phase_diagram", "--set", "gama=1"], "did you mean 'gamma'"),
+        (["phase_diagram", "--engine", "rey"], "did you mean 'ray'"),
+        (["phase_diagram", "--scale", "tiny"], "unknown scale"),
+        (["wei2018/figure1", "--boundary"], "belongs to phase_diagram"),
+        (["wei2018/figure1", "--set", "seed=1"], "--seeds"),
+        (["wei2018/figure1", "--set", "widht=1"], "did you mean 'width'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_sweeps_on_one_file_are_told(capsys, tmp_path):
+    out = tmp_path / "phase.sqlite"
+    with Store(out) as store:
+        store.add("phase_diagram", {"gamma": 1.0}, seed=0)
+        assert main(["sweep", "phase_diagram", *SMALL, *RATES, "--out", str(out)]) == 2
+        assert "a store has one writer" in capsys.readouterr().err
+        assert len(store.select()) == 1
+
+
+LIMITED = """
+import resource, sys
+from normscope.cli.main import main
+main(["list", "losses"])  # loads what it needs before the limit
+if sys.argv[1] != "0":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(["sweep", *sys.argv[2:]]))
+"""
+
+
+def test_full_disk_is_told_and_the_finished_cells_are_kept(tmp_path, capsys):
+    """A limit on the size of files stands for the full disk: the write fails alike."""
+    out = tmp_path / "phase.sqlite"
+    many = ["--set", "lr=1e-3:100:12:log", "--seeds", "2"]
+    command = ["phase_diagram", *SMALL, *many, "--out", str(out)]
+    limited = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(220_000), *command], capture_output=True, text=True
+    )
+    assert limited.returncode == 2, limited.stderr
+    assert limited.stderr.count("\n") == 1
+    assert "disk" in limited.stderr
+    with Store(out, read_only=True) as store:
+        kept = {r.key: r.dataset.load() for r in store.select() if r.state.has_result}
+        assert 0 < len(kept) < 48
+    assert answered(capsys, *command)["found"] == len(kept)
+    with Store(out, read_only=True) as store:
+        for key, dataset in kept.items():
+            xr.testing.assert_identical(store.get(key).dataset, dataset)

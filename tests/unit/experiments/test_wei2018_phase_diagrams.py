@@ -1,0 +1,135 @@
+"""Figures 2, 3 and 4 at a small size: their data sets, their boundaries, their verdicts."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from normscope.experiments import EXPERIMENTS, run
+from normscope.experiments.wei2018.phase_diagram import agreement, best_rates, grid_boundary
+from normscope.results import Store
+
+RATES = np.array([0.01, 0.1, 1.0, 10.0])
+GAMMAS = np.array([0.5, 1.0, 2.0])
+
+
+def made_up(limits, best=0.1, theory=None):
+    """A diagram with boundaries at the limits and the lowest loss at one rate."""
+    rates = RATES[None, :, None]
+    exploded = np.broadcast_to(rates > np.array(limits)[:, None, None], (3, 4, 2)).copy()
+    loss = 1 + np.log10(rates / best) ** 2 + GAMMAS[:, None, None] * np.ones((1, 1, 2))
+    line = np.array(limits if theory is None else theory, dtype=float)
+    return xr.Dataset(
+        {
+            "diverged": (("gamma", "learning_rate", "seed"), exploded),
+            "test_loss": (
+                ("gamma", "learning_rate", "seed"),
+                np.where(exploded, np.nan, np.broadcast_to(loss, exploded.shape)),
+            ),
+            "critical_learning_rate": (("closure", "gamma"), np.stack([line, 30 * line])),
+        },
+        {
+            "gamma": GAMMAS,
+            "learning_rate": RATES,
+            "seed": [0, 1],
+            "closure": ["train", "printed"],
+        },
+    )
+
+
+def both(panel):
+    return panel.expand_dims(loss=["squared_error"])
+
+
+def test_boundary_lies_between_the_last_stable_and_the_first_exploded_rate():
+    found = grid_boundary(made_up([0.05, 0.5, 50.0]))
+    np.testing.assert_allclose(found[:2], [np.sqrt(0.001), np.sqrt(0.1)])
+    assert np.isnan(found[2])  # no run exploded in that row
+    everything = made_up([1e-9] * 3)
+    assert np.isnan(grid_boundary(everything)).all()
+
+
+def test_one_seed_that_explodes_is_enough():
+    panel = made_up([5.0] * 3)
+    panel["diverged"][0, 1, 1] = True
+    assert float(grid_boundary(panel)[0]) == pytest.approx(np.sqrt(0.001))
+
+
+def test_agreement_is_measured_in_decades():
+    measured = [np.sqrt(0.001), np.sqrt(0.1), np.sqrt(10)]
+    panel = made_up([0.05, 0.5, 5.0], theory=measured)
+    train, printed = agreement(both(panel), "wei2018, Figure 2")
+    assert train.holds is True
+    assert "median 0.00, worst 0.00 decades in 3 of 3 rows" in train.measured
+    assert printed.holds is False
+    assert "median 1.48" in printed.measured
+
+
+def test_verdicts_follow_the_numbers():
+    judge = EXPERIMENTS["wei2018/figure2_mnist_fully_connected"].claims
+    panel = made_up([0.3, 0.3, 0.3], best=0.1, theory=[0.2, 0.2, 0.2])
+    verdicts = {claim.text: claim.holds for claim in judge(both(panel))}
+    assert verdicts["the smaller gamma, the lower the test loss it can reach (squared_error)"]
+    best = next(text for text in verdicts if text.startswith("the best learning rate"))
+    assert verdicts[best] is True
+    assert best_rates(panel).values.tolist() == [0.1] * 3
+    turned = panel.assign(test_loss=10 - panel["test_loss"])
+    verdicts = {claim.text: claim.holds for claim in judge(both(turned))}
+    assert not verdicts["the smaller gamma, the lower the test loss it can reach (squared_error)"]
+    assert verdicts[best] is False
+    nothing = made_up([1e-9] * 3)
+    assert {claim.holds for claim in judge(both(nothing))} == {None}
+
+
+@pytest.fixture(scope="module")
+def panel():
+    options = {"gammas": (0.5, 2.0), "learning_rates": (0.01, 100.0), "width": 16, "epochs": 1.0}
+    with Store(":memory:") as store:
+        result = run("wei2018/figure2_mnist_fully_connected", store=store, **options)
+        cells = len(store.select("phase_diagram"))
+    return result, cells
+
+
+def test_panel_holds_both_losses(panel):
+    result, cells = panel
+    assert cells == 2 * 2 * 2
+    assert result.dataset["test_loss"].dims == ("loss", "gamma", "learning_rate", "seed")
+    assert list(result.dataset["loss"].values) == ["squared_error", "cross_entropy"]
+    ratio = result.dataset["critical_learning_rate"].isel(loss=1) / result.dataset[
+        "critical_learning_rate"
+    ].isel(loss=0)
+    np.testing.assert_allclose(ratio, 10)
+
+
+def test_panel_draws_a_heat_map_for_each_loss(panel):
+    figure = panel[0].figure()
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles[:2] == ["squared error", "cross entropy"]
+
+
+def test_figure_three_is_over_the_weights_deviation():
+    options = {"deviations": (0.7, 2.0), "learning_rates": (1e-4, 100.0), "width": 16}
+    result = run("wei2018/figure3", epochs=1.0, **options)
+    assert list(result.dataset["sigma_w"].values) == [0.7, 2.0]
+    theory = result.dataset["critical_learning_rate"].sel(loss="squared_error", closure="train")
+    assert float(theory[0]) > float(theory[1])  # larger weights, larger curvature
+    result.figure()
+
+
+def test_figure_four_has_a_curve_for_each_gamma():
+    options = {"models": ("preact_resnet18",), "samples": 64, "epochs": 1}
+    result = run("wei2018/figure4", **options)
+    curves = result.dataset["test_accuracy_by_epoch"]
+    assert curves.dims == ("model", "gamma", "seed", "epoch")
+    assert np.isfinite(curves).all()
+    result.figure()
+
+
+def test_paper_scale_is_the_papers():
+    for name in ("mnist", "cifar10"):
+        settings = EXPERIMENTS[f"wei2018/figure2_{name}_fully_connected"].settings("paper", {})
+        assert settings["data"] == name
+        assert settings["width"] == 1000
+        assert (settings["epochs"], settings["seeds"], settings["momentum"]) == (5.0, 5, 0.9)
+        conv = EXPERIMENTS[f"wei2018/figure2_{name}_conv_net"].settings("paper", {})
+        assert tuple(conv["channels"]) == (30, 60, 90)
+        assert conv["samples"] is None

@@ -1,0 +1,75 @@
+"""Bisection for the critical learning rate: accuracy, number of trainings, resuming."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normscope.errors import InputError
+from normscope.results import Store
+from normscope.sweeps import boundary, phase_diagram
+from normscope.sweeps.boundary import Search
+
+SMALL = {"epochs": 1, "width": 32, "samples": 640, "test_samples": 64}
+
+
+@given(st.floats(1e-4, 1e2), st.floats(-1.5, 1.5))
+def test_search_brackets_the_limit_to_five_percent(limit, decades):
+    search = Search(limit * 10**decades)
+    while (rate := search.next_rate()) is not None:
+        search.learn(rate, diverged=rate > limit)
+    assert search.low <= limit <= search.high <= 1.05 * search.low * (1 + 1e-5)
+    assert search.trainings <= 14
+
+
+@pytest.mark.parametrize("ending", [True, False])
+def test_search_without_a_limit_gives_up(ending):
+    search = Search(1.0)
+    while (rate := search.next_rate()) is not None:
+        search.learn(rate, diverged=ending)
+    assert math.isnan(search.critical)
+    assert search.trainings < 12
+
+
+def test_boundary_needs_a_fifth_of_the_grid_s_trainings():
+    gammas = [0.5, 1.0, 2.0]
+    with Store(":memory:") as store:
+        found = boundary(gammas, store=store, **SMALL)
+        trainings = len(store.select())
+        assert trainings == int(found["trainings"].sum())
+        # a grid with steps of 5 % over the decade around the boundaries that were found
+        rates = found["critical_learning_rate"]
+        span = float(rates.max() / rates.min()) * 10
+        columns = math.ceil(math.log(span) / math.log(1.05))
+        assert 5 * trainings <= columns * len(gammas)
+        # the brackets hold: stable below, exploded above
+        for gamma in gammas:
+            low, high = (float(found[name].sel(gamma=gamma)[0]) for name in ("low", "high"))
+            assert high <= 1.05 * low * (1 + 1e-5)
+            row = phase_diagram(
+                gammas=[gamma], learning_rates=[low, high], store=store, data="digits", **SMALL
+            )
+            assert row["diverged"].values.ravel().tolist() == [False, True]
+        assert len(store.select()) == trainings  # those were there already
+    assert np.isfinite(found["theory"].sel(closure="train")).all()
+
+
+def test_boundary_that_was_interrupted_goes_on():
+    def stop(label):
+        raise KeyboardInterrupt
+
+    with Store(":memory:") as store:
+        with pytest.raises(KeyboardInterrupt):
+            boundary([1.0], store=store, progress=stop, **SMALL)
+        begun = len(store.select(state="finished")) + len(store.select(state="diverged"))
+        assert begun == 1
+        resumed = boundary([1.0], store=store, **SMALL)
+    xr_identical = boundary([1.0], **SMALL)
+    assert resumed.identical(xr_identical)
+
+
+def test_tolerance_is_checked():
+    with pytest.raises(InputError, match="tolerance must be above 0"):
+        boundary([1.0], tolerance=0.0)
