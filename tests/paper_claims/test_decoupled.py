@@ -119,16 +119,28 @@ def test_printed_criterion_breaks_the_rate_for_short_starts(seed):
 
 @SEEDS
 def test_bisection_inequality_holds_squared_and_not_as_printed(seed):
-    given = given_moments(seed)
-    design = given.matched()
-    objective = GaussianObjective(design, margin_loss("logistic"))
-    for halvings in (4, 12, 20):
+    """The square of 2^-T zeta |b-a| / mu holds for x of any size, 2^-T zeta |b-a| / mu^2 not."""
+    printed_holds = []
+    for size, halvings in itertools.product((1.0, 1e4), (4, 12, 20)):
+        base = given_moments(seed, condition=2.0).matched()
+        design = SignedDesign(base.inputs * size, base.signs, constant=False)
+        objective = GaussianObjective(design, margin_loss("logistic"))
         options = Options(bisections=halvings, safeguard=False)
         path = list(itertools.islice(gdnp(objective, -design.mean, options), 30))
         sides = inequalities(objective, design, path)
+        smallest, largest = np.linalg.eigvalsh(design.inputs.T @ design.inputs / design.samples)[
+            [0, -1]
+        ]
+        widths = np.array([point.bisected.right - point.bisected.left for point in path])
+        halved = np.array([point.bisected.halvings for point in path])  # fewer at a slope of zero
+        assert np.median(halved) == halvings
+        shrunk = 0.25 * largest * widths / 2.0**halved
+        np.testing.assert_allclose(sides.length_right, (shrunk / smallest) ** 2, rtol=1e-9)
         assert (sides.length_left <= sides.length_right).all()
-        assert (sides.direction_left <= sides.direction_right).all()
+        assert (sides.direction_left <= sides.direction_right * (1 + 1e-9) + 1e-30).all()
         assert (sides.whole_left <= sides.whole_right).all()
+        printed_holds.append(bool((sides.length_left <= shrunk / smallest**2).all()))
+    assert not all(printed_holds)
 
 
 @SEEDS

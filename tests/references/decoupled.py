@@ -25,9 +25,7 @@ def descent(second, mean, start, steps, rate):
 
 def normalized_descent(second, mean, start, steps, rate):
     """Gradient descent on (w, gamma) from the start's own length; w_tilde before each step."""
-    w, gamma, points = start, np.sign(-mean @ start) * np.sqrt(start @ second @ start), []
-    w = w * np.sign(gamma)
-    gamma = abs(gamma)
+    w, gamma, points = start, np.sqrt(start @ second @ start), []
     for _ in range(steps):
         norm = np.sqrt(w @ second @ w)
         points.append(gamma * w / norm)
@@ -54,3 +52,13 @@ def accelerated(second, mean, start, steps, rate):
 def logistic_sum(inputs, signs, weights, intercept=0.0):
     """Mean logistic loss, straight from its definition."""
     return np.log1p(np.exp(-signs * (inputs @ weights + intercept))).mean()
+
+
+def gaussian_halfspace(scale=1.0, size=9, samples=600, seed=0):
+    """Inputs with Gaussian z = -yx that cannot be separated, and labels."""
+    random = np.random.default_rng(seed)
+    z = random.standard_normal((samples, size)) * np.geomspace(1, 4, size)
+    z += 0.3 * random.standard_normal(size)
+    z = z @ np.linalg.qr(random.standard_normal((size, size)))[0]
+    signs = np.where(np.arange(samples) % 2 == 0, 1.0, -1.0)
+    return -signs[:, None] * z * scale, signs

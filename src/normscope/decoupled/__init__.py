@@ -16,6 +16,7 @@ from normscope.decoupled.least_squares_path import LeastSquaresPath
 from normscope.decoupled.margin_losses import MarginLoss, margin_loss
 from normscope.decoupled.mlp_classifier import GDNPMLPClassifier
 from normscope.decoupled.rayleigh import RayleighPath, rayleigh_ascent
+from normscope.decoupled.second_moment import SecondMoment
 from normscope.decoupled.signed_design import SignedDesign
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Options",
     "RayleighPath",
     "SampleObjective",
+    "SecondMoment",
     "SignedDesign",
     "Trained",
     "UnitPath",

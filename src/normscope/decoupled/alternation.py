@@ -29,6 +29,9 @@ class UnitPath:
         |\nabla f|_{S^{-1}}^2 \le (1 - \mu/L)^{2t}\, C\, (\rho(w_0) - \rho^*)
         + \left(2^{-T_s} \zeta |b - a| / \mu\right)^2
 
+    It is proved for Gaussian z = -yx, with the neighbours on the line of S^{-1}u. On other data the
+    gradient may exceed it: there it is a number to compare with, not a guarantee.
+
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization. C bounds
     the square of the factor of u in the gradient along the path.
 
@@ -36,7 +39,7 @@ class UnitPath:
         unit: which one.
         gradient: the squared norm of the gradient in S^{-1}, at every step; nan where S is not
             formed.
-        bound: the right side at every step; nan too.
+        bound: the right side at every step, assuming Gaussian z; nan too.
         residual: norm of the last gradient over sqrt(L).
         steps: of the direction.
     """

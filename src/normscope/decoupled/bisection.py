@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Bisected", "bisect_length"]
+
+Slope = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,8 @@ class Bisected:
         length: the middle of the last interval, or an end of the allowed range.
         left: where the bisection began.
         right: where it began, on the other side.
-        at_bound: the slope still points outwards at the end of the allowed range.
+        at_bound: the slope still points outwards at the end of the allowed range, or has become
+            too small for a number on the way there.
         halvings: of the interval.
         early: the slope was small enough before the interval was.
     """
@@ -28,9 +31,13 @@ class Bisected:
     halvings: int
     early: bool = False
 
+    def mirrored(self) -> Bisected:
+        """The same for the slope seen from the other side."""
+        return replace(self, length=-self.length, left=-self.right, right=-self.left)
+
 
 def bisect_length(
-    slope: Callable[[float], float],
+    slope: Slope,
     guess: float,
     reach: float,
     bound: float,
@@ -39,7 +46,8 @@ def bisect_length(
 ) -> Bisected:
     """Where the slope passes from negative to positive, by bisection about a guess.
 
-    The interval around the guess is doubled until it holds such a passage, then halved.
+    The interval around the guess is doubled until it holds such a passage, then halved. A slope
+    that falls to zero and never becomes positive is no passage: the length goes to the bound.
 
     Args:
         slope: derivative of the objective with respect to the length.
@@ -55,32 +63,53 @@ def bisect_length(
     >>> round(bisect_length(lambda x: x - 2, 0.0, 1.0, 100.0, 50).length, 12)
     2.0
     """
-    left, right = _interval(slope, guess, reach, bound)
-    if left == right:
-        return Bisected(left, left, right, True, 0)
-    low, high, middle = left, right, left + (right - left) / 2
-    for done in range(halvings):
-        here = slope(middle)
-        if abs(here) <= tolerance or middle in (low, high):
-            return Bisected(middle, left, right, False, done, abs(here) <= tolerance)
-        low, high = (middle, high) if here < 0 else (low, middle)
-        middle = low + (high - low) / 2
-    return Bisected(middle, left, right, False, halvings)
-
-
-def _interval(
-    slope: Callable[[float], float], guess: float, reach: float, bound: float
-) -> tuple[float, float]:
-    """Ends with the slope negative on the left and positive on the right, or a bound twice."""
     left, right = max(guess - reach, -bound), min(guess + reach, bound)
-    if slope(left) > 0:
-        while slope(left) > 0:
-            if left == -bound:
-                return left, left
-            left, right, reach = max(left - 2 * reach, -bound), left, 2 * reach
-    elif slope(right) < 0:
-        while slope(right) < 0:
-            if right == bound:
-                return right, right
-            left, right, reach = right, min(right + 2 * reach, bound), 2 * reach
-    return left, right
+    at_left, at_right = slope(left), slope(right)
+    if at_left == 0 == at_right:  # flat here: only the slope at zero tells which way is down
+        at_left = at_right = slope(0.0)
+        if at_left == 0:
+            return Bisected(min(max(guess, -bound), bound), left, right, False, 0, True)
+        left, right = (0.0, max(right, reach)) if at_left < 0 else (min(left, -reach), 0.0)
+        left, right = max(left, -bound), min(right, bound)
+    if at_left > 0 or (at_left == 0 and at_right > 0):
+        ends = (-right, -left)
+        return _rightwards(lambda x: -slope(-x), ends, reach, bound, halvings, tolerance).mirrored()
+    return _rightwards(slope, (left, right), reach, bound, halvings, tolerance)
+
+
+def _rightwards(
+    slope: Slope,
+    ends: tuple[float, float],
+    reach: float,
+    bound: float,
+    halvings: int,
+    tolerance: float,
+) -> Bisected:
+    """Look from the left end, where the slope is not positive, to the right."""
+    left, right = ends
+    at_right = slope(right)
+    while at_right <= 0 and right < bound:
+        left = right if at_right < 0 else left
+        right, reach = min(right + 2 * reach, bound), 2 * reach
+        at_right = slope(right)
+    if at_right < 0:
+        return Bisected(bound, bound, bound, True, 0)
+    found = _halved(slope, (left, right), at_right > 0, halvings, tolerance)
+    return found or Bisected(bound, bound, bound, True, 0)
+
+
+def _halved(
+    slope: Slope, ends: tuple[float, float], rises: bool, halvings: int, tolerance: float
+) -> Bisected | None:
+    """Halve the interval; None where the slope, zero at its right end, is positive nowhere."""
+    low, high = ends
+    done, early = 0, False
+    middle = low + (high - low) / 2
+    while done < halvings:
+        here = slope(middle)
+        rises, early = rises or here > 0, abs(here) <= tolerance
+        if middle in (low, high) or (rises and early):
+            break
+        low, high = (middle, high) if here < 0 else (low, middle)
+        middle, done, early = low + (high - low) / 2, done + 1, False
+    return Bisected(middle, *ends, False, done, early) if rises else None

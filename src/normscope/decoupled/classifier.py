@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.metaestimators import available_if
 
 from normscope.decoupled.gdnp import Iterate, gdnp
 from normscope.decoupled.gdnp_options import Options
 from normscope.decoupled.halfspace import GaussianObjective, Objective, SampleObjective
 from normscope.decoupled.margin_losses import margin_loss
 from normscope.decoupled.one_versus_rest import OneVersusRest
+from normscope.decoupled.second_moment import SecondMoment
 from normscope.decoupled.signed_design import SignedDesign
 from normscope.errors import InputError
 from normscope.registry import unknown_name
@@ -39,6 +39,7 @@ class Minimum:
         at_bound: the length was stopped by its bound.
         steps: of the direction.
         value: of the objective.
+        residual: norm of the gradient over sqrt(L).
     """
 
     weights: Array
@@ -46,6 +47,7 @@ class Minimum:
     at_bound: bool
     steps: int
     value: float
+    residual: float
 
 
 def minimum(
@@ -69,18 +71,15 @@ def minimum(
     size = float(np.linalg.norm(objective.mean))
     if size <= _NO_MEAN * float(np.sqrt(objective.largest)):
         nowhere = objective.direction(np.zeros_like(objective.mean))
-        return Minimum(nowhere.w, True, False, 0, objective.value(nowhere, 0.0))
+        return Minimum(nowhere.w, True, False, 0, objective.value(nowhere, 0.0), 0.0)
     last: Iterate | None = None
     for last in gdnp(objective, -objective.mean if start is None else start, options):
         if last.residual <= tol or last.step >= max_iter:
             break
     assert last is not None  # the path has at least its start
     done = last.residual <= tol
-    return Minimum(last.weights, done, last.bisected.at_bound, last.step, last.value)
-
-
-def _is_logistic(estimator: Any) -> bool:
-    return bool(estimator.loss == "logistic")
+    at_bound = last.bisected.at_bound
+    return Minimum(last.weights, done, at_bound, last.step, last.value, last.residual)
 
 
 class GDNPClassifier(OneVersusRest):
@@ -102,14 +101,15 @@ class GDNPClassifier(OneVersusRest):
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
     Args:
-        loss: "logistic", "sigmoid", or a smooth elementwise function of the margins with bounded
-            derivative (see :func:`~normscope.decoupled.margin_loss`).
+        loss: "logistic", "sigmoid", or a smooth elementwise function of m = z'w with bounded
+            derivative, which rises with m: m is negative where a sample is on its right side (see
+            :func:`~normscope.decoupled.margin_loss`).
         max_iter: direction steps, at most.
         tol: end when the gradient's norm over sqrt(L) is at most this.
         fit_intercept: centre the inputs and add a constant column, whose weight is the intercept.
         expectation: "sample", averages over the samples; "gaussian", over the Gaussian with the
             samples' moments, by Gauss-Hermite quadrature.
-        quadrature_points: nodes of that quadrature.
+        quadrature_points: nodes of that quadrature, from 2 to 256.
         bisections: T_s, halvings per length, at most.
         max_length: bound of the length, which is the root mean square of the decision values;
             None for 1000, or 10 for the sigmoid, whose best length is infinite for Gaussian z.
@@ -156,9 +156,9 @@ class GDNPClassifier(OneVersusRest):
 
     def _fit_binary(self, inputs: Any, problems: list[Array]) -> None:
         """Fit one binary problem for each vector of signs."""
-        if self.max_iter < 1 or self.tol < 0:
+        if self.max_iter < 1 or not 0 <= self.tol < np.inf:
             raise InputError(
-                "max_iter must be at least 1 and tol not negative, got "
+                "max_iter must be at least 1, tol finite and not negative, got "
                 f"{self.max_iter} and {self.tol}."
             )
         options = Options(
@@ -168,7 +168,8 @@ class GDNPClassifier(OneVersusRest):
             length_tolerance=self.tol / 10,
             length_accuracy=LENGTH_ACCURACY,
         )
-        designs = [SignedDesign(inputs, signs, self.fit_intercept) for signs in problems]
+        shared = SecondMoment(inputs, self.fit_intercept)  # the same for every class
+        designs = [SignedDesign(shared, signs, self.fit_intercept) for signs in problems]
         found = [
             minimum(self._objective(each), options, self.max_iter, self.tol) for each in designs
         ]
@@ -180,12 +181,22 @@ class GDNPClassifier(OneVersusRest):
         self.at_bound_ = any(one.at_bound for one in found)
         self.objective_ = np.array([one.value for one in found])
         if not self.converged_:
-            warnings.warn(
-                f"GDNP did not come within tol={self.tol:g} in {self.n_iter_} steps; standardize "
-                "the inputs or raise max_iter.",
-                ConvergenceWarning,
-                stacklevel=3,
+            warnings.warn(self._shortfall(found), ConvergenceWarning, stacklevel=3)
+
+    def _shortfall(self, found: list[Minimum]) -> str:
+        """Why it did not converge, for the problem that fell shortest."""
+        worst = max((one for one in found if not one.converged), key=lambda one: one.residual)
+        if worst.steps >= self.max_iter:
+            return (
+                f"GDNP did not come within tol={self.tol:g} in {worst.steps} steps, its residual "
+                f"is {worst.residual:.1e}; standardize the inputs or raise max_iter."
             )
+        return (
+            f"GDNP stopped by itself after {worst.steps} steps at a residual of "
+            f"{worst.residual:.1e}, above tol={self.tol:g}: no step of the direction lowers the "
+            "objective any more; standardize the inputs or raise tol (and check the derivatives of "
+            "a loss of your own)."
+        )
 
     def _objective(self, design: SignedDesign) -> Objective:
         """The expectation that was asked for."""
@@ -199,15 +210,3 @@ class GDNPClassifier(OneVersusRest):
     def _scores(self, inputs: Any) -> Array:
         """Scores (samples, problems)."""
         return np.asarray(inputs @ self.coef_.T + self.intercept_)
-
-    @available_if(_is_logistic)  # type: ignore[untyped-decorator]  # sklearn has no types
-    def predict_proba(self, X: Any) -> Array:  # noqa: N803  # scikit-learn's name
-        """Probabilities of the classes; only the logistic loss has them.
-
-        Args:
-            X: (samples, features), dense or sparse.
-
-        Returns:
-            (samples, classes).
-        """
-        return self._probabilities(X)

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from normscope.decoupled.margin_losses import MarginLoss
 from normscope.decoupled.signed_design import SignedDesign
+from normscope.errors import InputError
 
 __all__ = ["Direction", "GaussianObjective", "Objective", "SampleObjective"]
 
 Array = NDArray[np.float64]
+
+MOST_NODES = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +143,18 @@ class GaussianObjective(Objective):
     Args:
         design: samples from which u and S are taken.
         loss: phi.
-        nodes: of the quadrature.
+        nodes: of the quadrature, from 2 to 256.
+
+    Raises:
+        InputError: for another number of nodes.
     """
 
     def __init__(self, design: SignedDesign, loss: MarginLoss, nodes: int = 128) -> None:
+        if not 2 <= nodes <= MOST_NODES:
+            raise InputError(
+                f"the quadrature needs 2 to {MOST_NODES} nodes, got {nodes}: the weights of the "
+                "Gauss-Hermite rule with many more are too small for a number."
+            )
         points, weights = np.polynomial.hermite_e.hermegauss(nodes)
         super().__init__(loss, design.mean, *design.spectrum, weights / weights.sum())
         self.nodes = points

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from normscope.decoupled.least_squares_methods import METHODS, Quadratic, States
 from normscope.decoupled.least_squares_path import LeastSquaresPath
-from normscope.errors import InputError, ShapeError
+from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.registry import unknown_name
 
 __all__ = ["ordinary_least_squares"]
@@ -58,7 +59,7 @@ def ordinary_least_squares(
         steps: how many to take.
         start: first weights; None for -u, where gradient descent from zero goes first.
         learning_rate: of "gd", "agd" (None: 1/(2L)) and "bn_gd" (None: 1/(2 max(L, 1)), the
-            largest that both its curvatures stand at the start).
+            largest that both its curvatures stand at the start); the others take none.
 
     Returns:
         The points before each step with their gaps, and ``.coef`` after the last. A path that
@@ -67,18 +68,14 @@ def ordinary_least_squares(
     Raises:
         InputError: for input that leaves nothing to optimize (u = 0, or a start with u'w = 0 for a
             normalized method), for u outside the range of S, or arguments out of their range.
+        ArgumentTypeError: for a sparse matrix.
         UnknownNameError: for a method that is not among them.
 
     >>> path = ordinary_least_squares(S=np.diag([1.0, 4.0]), u=[-1.0, -4.0], steps=30)
     >>> bool((path.gap <= path.bound).all()), path.coef.round(3)
     (True, array([1., 1.]))
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
-    if steps < 1 or (learning_rate is not None and not 0 < learning_rate < np.inf):
-        raise InputError(
-            f"steps must be at least 1 and learning_rate positive, got {steps} and {learning_rate}."
-        )
+    _check(method, steps, learning_rate)
     eigenvalues, basis, turned = _spectrum(*_given(X, y, S, u))
     first = -turned if start is None else _vector(start, len(basis), "start") @ basis
     quadratic = Quadratic(eigenvalues, -turned / eigenvalues)
@@ -88,6 +85,20 @@ def ordinary_least_squares(
         )
     states = METHODS[method](quadratic, first, steps, learning_rate)
     return _path(quadratic, states, basis, method)
+
+
+def _check(method: str, steps: int, learning_rate: float | None) -> None:
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    if steps < 1 or (learning_rate is not None and not 0 < learning_rate < np.inf):
+        raise InputError(
+            f"steps must be at least 1 and learning_rate positive, got {steps} and {learning_rate}."
+        )
+    if learning_rate is not None and method in ("gdnp", "cg"):
+        raise InputError(
+            f"method {method!r} chooses its own steps and takes no learning_rate, got "
+            f"{learning_rate:g}; leave it out, or take 'gd', 'bn_gd' or 'agd'."
+        )
 
 
 def _path(quadratic: Quadratic, states: States, basis: Array, method: str) -> LeastSquaresPath:
@@ -117,9 +128,7 @@ def _given(inputs: Any, targets: Any, moment: Any, mean: Any) -> tuple[Array, Ar
         raise InputError("give X with y, or S with u.")
     if (inputs is None) == (moment is None):
         raise InputError("give either X and y, or S and u: one of the two.")
-    matrix = np.asarray(moment if inputs is None else inputs, dtype=np.float64)
-    if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
-        raise ShapeError(f"expected a finite matrix with entries, got shape {matrix.shape}.")
+    matrix = _matrix(*(("S", moment) if inputs is None else ("X", inputs)))
     if inputs is not None:
         vector = _vector(targets, len(matrix), "y")
         return matrix / np.sqrt(len(matrix)), -matrix.T @ vector / len(matrix), True
@@ -128,10 +137,33 @@ def _given(inputs: Any, targets: Any, moment: Any, mean: Any) -> tuple[Array, Ar
     return matrix, _vector(mean, len(matrix), "u"), False
 
 
+def _matrix(name: str, values: Any) -> Array:
+    if sparse.issparse(values):
+        raise ArgumentTypeError(
+            f"{name} must be a dense array, got a sparse one of shape {values.shape}; pass "
+            f"{name}.toarray(), or S = X'X/n and u = -X'y/n as arrays."
+        )
+    matrix = np.asarray(values, dtype=np.float64)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"{name} must be a matrix with entries, got shape {matrix.shape}.")
+    _check_finite(name, matrix)
+    return matrix
+
+
+def _check_finite(name: str, values: Array) -> None:
+    wrong = int(np.size(values) - np.isfinite(values).sum())
+    if wrong:
+        raise InputError(
+            f"{name} must be finite, got {wrong} entries that are nan or infinite; leave out or "
+            "fill in those samples."
+        )
+
+
 def _vector(values: Any, size: int, name: str) -> Array:
     vector = np.asarray(values, dtype=np.float64)
-    if vector.shape != (size,) or not np.isfinite(vector).all():
-        raise ShapeError(f"{name} must be {size} finite numbers, got shape {vector.shape}.")
+    if vector.shape != (size,):
+        raise ShapeError(f"{name} must be {size} numbers, got shape {vector.shape}.")
+    _check_finite(name, vector)
     return vector
 
 

@@ -92,13 +92,14 @@ def _normalized_descent(
 ) -> States:
     """Gradient descent on w and gamma together, as a network with batch normalization does it.
 
-    Notation: w = c (w* + e) with e at the best length a, and gamma = a + d.
+    Notation: w = c (w* + e) with e at the best length a, and gamma = a + d. Where c is negative
+    the signs of w and of gamma are both turned, which leaves the path as it is.
     """
     rate = 1 / (2 * max(quadratic.ends[1], 1.0)) if learning_rate is None else learning_rate
     error, factor = quadratic.lengthened(start - quadratic.minimizer)
     size = 1 / factor
     length = float(np.sqrt(quadratic.square(quadratic.minimizer + error)))
-    off = abs(size) * length - length  # the network starts at the start's own length
+    off = size * length - length  # the network starts at the start itself
     for _ in range(steps + 1):
         point = quadratic.minimizer + error
         yield off / length * point + error, off**2 + quadratic.square(error)
@@ -107,7 +108,9 @@ def _normalized_descent(
         error, factor = quadratic.lengthened(error - pull * quadratic.eigenvalues * error)
         size, before = size / factor, length
         length = float(np.sqrt(quadratic.square(quadratic.minimizer + error)))
-        off = (1 - 2 * rate) * off + before - length
+        off = (1 - 2 * rate) * off
+        # where w went over to the other side of u'w = 0, gamma turns with it
+        off = off + before - length if factor > 0 else -(off + before) - length
 
 
 def _accelerated(

@@ -69,7 +69,9 @@ def margin_loss(loss: str | MarginLoss | Pointwise) -> MarginLoss:
 
     Args:
         loss: "logistic", log(1 + exp(m)); "sigmoid", 1/(1 + exp(-m)); a :class:`MarginLoss`; or an
-            elementwise function of a float64 array. A function is differentiated by central
+            elementwise function of a float64 array. It is given m = -y x'w, which is negative
+            where the sample is on its right side: a loss rises with m. (A function of the usual
+            margin y x'w goes in as ``lambda m: function(-m)``.) It is differentiated by central
             differences of eighth order, so it must be smooth over lengths of about one.
 
     Returns:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.metaestimators import available_if
 
 from normscope.decoupled.alternation import Trained, train_units
 from normscope.decoupled.gdnp_options import Options
 from normscope.decoupled.hidden_units import HiddenUnits
 from normscope.decoupled.margin_losses import margin_loss
 from normscope.decoupled.one_versus_rest import OneVersusRest
+from normscope.decoupled.second_moment import SecondMoment
 from normscope.decoupled.signed_design import SignedDesign
 from normscope.errors import InputError
 from normscope.registry import unknown_name
@@ -28,10 +28,6 @@ STARTS = ("random", "zero")
 OUTPUTS = ("refit", "fixed")
 
 
-def _is_logistic(estimator: Any) -> bool:
-    return bool(estimator.loss == "logistic")
-
-
 class GDNPMLPClassifier(OneVersusRest):
     r"""A classifier with one hidden tanh layer, trained one hidden unit at a time.
 
@@ -41,8 +37,10 @@ class GDNPMLPClassifier(OneVersusRest):
     for, the outgoing weights are chosen anew. More than two classes are learned one against the
     rest.
 
-    For Gaussian z = -yx the units of a joint critical point lie on one line, that of S^{-1}u. Unit
-    by unit from zero the path leads there; from random weights it may end before
+    For Gaussian z = -yx the units of a joint critical point lie on one line, that of S^{-1}u, if
+    the matrix of mean second derivatives by the units' margins is invertible there. The best joint
+    minimum need not be such a point: where the matrix is singular, units may lie off the line. Unit
+    by unit from zero the path leads to the line; from random weights it may end before
     (``alignment_``).
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
@@ -68,7 +66,8 @@ class GDNPMLPClassifier(OneVersusRest):
         converged_: every problem ended by ``tol``.
         objective_: value of the objective for each problem.
         unit_paths_: for each problem, the first turn of each unit:
-            :class:`~normscope.decoupled.UnitPath`, gradient beside bound.
+            :class:`~normscope.decoupled.UnitPath`, gradient beside the bound it keeps to if z is
+            Gaussian and its neighbours lie on the line.
         alignment_: cosines of the units with the line of S^{-1}u (problems, units).
 
     Examples:
@@ -107,7 +106,13 @@ class GDNPMLPClassifier(OneVersusRest):
         """Fit one binary problem for each vector of signs."""
         self._check()
         random = check_random_state(self.random_state)
-        designs = [SignedDesign(inputs, signs, self.fit_intercept) for signs in problems]
+        shared = SecondMoment(inputs, self.fit_intercept)  # the same for every class
+        if not self.fit_intercept and not np.any(shared.variances):
+            raise InputError(
+                "all inputs are zero, so without an intercept there is nothing to learn; give "
+                "inputs that vary, or fit_intercept=True."
+            )
+        designs = [SignedDesign(shared, signs, self.fit_intercept) for signs in problems]
         trained = [self._train(design, random) for design in designs]
         nets = [each.units for each in trained]
         pairs = [[net.design.unscaled(w) for w in net.weights] for net in nets]
@@ -132,16 +137,18 @@ class GDNPMLPClassifier(OneVersusRest):
             raise unknown_name("start", self.start, STARTS)
         if self.output_weights not in OUTPUTS:
             raise unknown_name("output_weights", self.output_weights, OUTPUTS)
-        if min(self.hidden_units, self.max_iter, self.unit_steps) < 1 or self.tol < 0:
+        if min(self.hidden_units, self.max_iter, self.unit_steps) < 1 or not 0 <= self.tol < np.inf:
             raise InputError(
-                "hidden_units, max_iter and unit_steps must be at least 1 and tol not negative, "
-                f"got {self.hidden_units}, {self.max_iter}, {self.unit_steps} and {self.tol}."
+                "hidden_units, max_iter and unit_steps must be at least 1, tol finite and not "
+                f"negative, got {self.hidden_units}, {self.max_iter}, {self.unit_steps} and "
+                f"{self.tol}."
             )
 
     def _train(self, design: SignedDesign, random: np.random.RandomState) -> Trained:
         """The network for one binary problem."""
         shape = (self.hidden_units, design.size)
         drawn = random.standard_normal(shape)
+        drawn[:, np.flatnonzero(design.moments.variances == 0)] = 0.0  # columns of no use
         scale = np.sqrt([w @ design.second_moment(w) for w in drawn])[:, None]
         drawn /= np.where(scale > 0, scale, 1)
         starts = None
@@ -165,15 +172,3 @@ class GDNPMLPClassifier(OneVersusRest):
         return np.stack(
             [np.tanh(np.asarray(inputs @ w.T) + bias) @ out for w, bias, out in nets], axis=1
         )
-
-    @available_if(_is_logistic)  # type: ignore[untyped-decorator]  # sklearn has no types
-    def predict_proba(self, X: Any) -> Array:  # noqa: N803  # scikit-learn's name
-        """Probabilities of the classes; only the logistic loss has them.
-
-        Args:
-            X: (samples, features), dense or sparse.
-
-        Returns:
-            (samples, classes).
-        """
-        return self._probabilities(X)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -30,8 +31,15 @@ def signs_of(labels: Any, classes: Any) -> list[Array]:
     return [np.where(labels == each, 1.0, -1.0) for each in positive]
 
 
+def _is_logistic(estimator: Any) -> bool:
+    return bool(isinstance(estimator.loss, str) and estimator.loss == "logistic")
+
+
 class OneVersusRest(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn has no types
-    """A classifier of binary problems: one for two classes, one against the rest for more."""
+    """A classifier of binary problems: one for two classes, one against the rest for more.
+
+    Subclasses have an argument ``loss``.
+    """
 
     def fit(self: Self, X: Any, y: Any) -> Self:  # noqa: N803  # scikit-learn's name
         """Fit the model.
@@ -89,9 +97,17 @@ class OneVersusRest(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sk
         chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[chosen]
 
-    def _probabilities(self, inputs: Any) -> Array:
-        """Probabilities (samples, classes) from logistic scores."""
-        scores = expit(self.decision_function(inputs))
+    @available_if(_is_logistic)  # type: ignore[untyped-decorator]  # sklearn has no types
+    def predict_proba(self, X: Any) -> Array:  # noqa: N803  # scikit-learn's name
+        """Probabilities of the classes; only the logistic loss has them.
+
+        Args:
+            X: (samples, features), dense or sparse.
+
+        Returns:
+            (samples, classes).
+        """
+        scores = expit(self.decision_function(X))
         if scores.ndim == 1:
             return np.stack([1 - scores, scores], axis=1)
         total = scores.sum(axis=1, keepdims=True)

@@ -10,21 +10,12 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
+from tests.references.decoupled import gaussian_halfspace as gaussian
 from tests.references.decoupled import logistic_sum
 
 import normscope as ns
 from normscope.decoupled import GDNPClassifier
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
-
-
-def gaussian(scale=1.0, size=9, samples=600, seed=0):
-    """Inputs with Gaussian z = -yx that cannot be separated, and labels."""
-    random = np.random.default_rng(seed)
-    z = random.standard_normal((samples, size)) * np.geomspace(1, 4, size)
-    z += 0.3 * random.standard_normal(size)
-    z = z @ np.linalg.qr(random.standard_normal((size, size)))[0]
-    signs = np.where(np.arange(samples) % 2 == 0, 1.0, -1.0)
-    return -signs[:, None] * z * scale, signs
 
 
 def best_value(inputs, signs, intercept):
@@ -114,12 +105,12 @@ def test_sparse_input_gives_the_weights_of_dense_input():
 
 
 def test_many_features_are_fitted_without_a_matrix(monkeypatch):
-    from normscope.decoupled.signed_design import SignedDesign
+    from normscope.decoupled.second_moment import SecondMoment
 
     def refuse(self):
         raise AssertionError("S was formed")
 
-    monkeypatch.setattr(SignedDesign, "moment", property(refuse))
+    monkeypatch.setattr(SecondMoment, "matrix", property(refuse))
     random = np.random.default_rng(2)
     inputs = random.standard_normal((800, 600))
     labels = inputs[:, 0] + 3 * random.standard_normal(800) > 0
@@ -158,7 +149,7 @@ def test_constant_columns_get_no_weight():
     wider = np.column_stack([inputs, np.full(len(inputs), 7.0), np.zeros(len(inputs))])
     model = GDNPClassifier().fit(wider, signs)
     alone = GDNPClassifier().fit(inputs, signs)
-    np.testing.assert_allclose(model.coef_[0, -2:], 0, atol=1e-9)
+    np.testing.assert_allclose(model.coef_[0, -2:], 0, atol=1e-12)
     assert model.objective_[0] == pytest.approx(alone.objective_[0], abs=1e-10)
 
 
@@ -185,12 +176,21 @@ def test_all_zero_inputs_give_zero_weights():
     np.testing.assert_array_equal(model.coef_, 0)
 
 
-def test_too_few_steps_are_said():
-    inputs, signs = gaussian()
-    with pytest.warns(ConvergenceWarning, match="raise max_iter"):
-        model = GDNPClassifier(max_iter=2).fit(inputs, signs)
-    assert not model.converged_
-    assert model.n_iter_ == 2
+def test_function_as_loss_is_given_margins_that_are_negative_on_the_right_side():
+    inputs, signs = gaussian(samples=100)
+    seen = []
+
+    def loss(margins):
+        seen.append(margins)
+        return np.logaddexp(0, margins)
+
+    model = GDNPClassifier(loss, max_length=1.0, tol=1e-2).fit(inputs, signs)
+    model.loss(-signs * model.decision_function(inputs))
+    right = model.predict(inputs) == signs
+    assert (seen[-1][right] < 0).all()
+    assert (seen[-1][~right] >= 0).all()
+    value = np.logaddexp(0, seen[-1]).mean()
+    assert value == pytest.approx(model.objective_[0], rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +201,9 @@ def test_too_few_steps_are_said():
         ({"expectation": "gauss"}, UnknownNameError),
         ({"max_iter": 0}, InputError),
         ({"tol": -1.0}, InputError),
+        ({"tol": float("nan")}, InputError),
+        ({"expectation": "gaussian", "quadrature_points": 400}, InputError),
+        ({"expectation": "gaussian", "quadrature_points": 0}, InputError),
         ({"bisections": 0}, InputError),
         ({"max_length": -1.0}, InputError),
     ],

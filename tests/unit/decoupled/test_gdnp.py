@@ -74,6 +74,38 @@ def test_bisection_halves_as_often_as_it_may():
     assert abs(found.length - 0.3) <= (found.right - found.left) / 2**5
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("guess", [0.0, 1.0, 900.0, 1000.0])
+def test_bisection_goes_to_its_bound_where_the_slope_underflows(sign, guess):
+    found = bisect_length(lambda x: -sign * np.exp(-sign * x), sign * guess, 1.0, 1000.0, 60, 1e-9)
+    assert np.exp(-1000.0) == 0
+    assert found.at_bound
+    assert found.length == sign * 1000
+
+
+def test_bisection_takes_an_exact_zero_for_a_passage():
+    found = bisect_length(lambda x: x - 1, 0.0, 1.0, 100.0, 60)
+    assert not found.at_bound
+    assert found.length == pytest.approx(1, abs=1e-14)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bisection_finds_a_minimum_before_a_plateau(sign):
+    """The slope of a saturated unit: negative, positive, and nothing from 8 on."""
+
+    def slope(x):
+        return (sign * x - 2) * sign * (abs(x) < 8)
+
+    found = bisect_length(slope, sign * 2, 10.0, 20.0, 60)
+    assert not found.at_bound
+    assert found.length == pytest.approx(sign * 2, abs=1e-12)
+
+
+def test_bisection_stays_where_nothing_has_a_slope():
+    found = bisect_length(lambda _: 0.0, 3.0, 1.0, 100.0, 60)
+    assert (found.length, found.at_bound) == (3.0, False)
+
+
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
 def test_operators_of_the_design_agree_with_matrices(kind, constant):
@@ -149,6 +181,18 @@ def test_gaussian_path_is_that_of_least_squares(design):
     second = design.inputs.T @ design.inputs / design.samples
     expected = ordinary_least_squares(S=second, u=design.mean, steps=30).rho
     np.testing.assert_allclose(quotients, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 257, 400])
+def test_quadrature_without_weights_is_refused(design, nodes):
+    with pytest.raises(InputError, match=f"2 to 256 nodes, got {nodes}"):
+        GaussianObjective(design, margin_loss("logistic"), nodes)
+
+
+def test_largest_quadrature_is_finite(design):
+    objective = GaussianObjective(design, margin_loss("logistic"), 256)
+    assert np.isfinite(objective.weights).all()
+    assert objective.weights @ objective.nodes**2 == pytest.approx(1, rel=1e-12)
 
 
 def test_start_without_length_is_refused(design):

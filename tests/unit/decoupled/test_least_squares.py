@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 from scipy.sparse.linalg import cg
 from tests.references import decoupled as plain
 
 from normscope.decoupled import ordinary_least_squares
-from normscope.errors import InputError, ShapeError, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
 
 METHODS = ("gd", "bn_gd", "gdnp", "agd", "cg")
 
@@ -47,10 +48,23 @@ def test_method_is_its_plain_recursion(method, reference):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_normalized_descent_starts_on_either_side(sign):
+@pytest.mark.parametrize("rate", [0.05, 0.3, 3.0])  # at 3 w crosses u'w = 0 on its way
+def test_normalized_descent_is_its_plain_recursion_on_either_side(sign, rate):
     second, mean, start = problem(10.0)
-    path = ordinary_least_squares(S=second, u=mean, method="bn_gd", steps=300, start=sign * start)
-    assert path.gap[-1] < 1e-3 * path.gap[0]
+    path = ordinary_least_squares(
+        S=second, u=mean, method="bn_gd", steps=25, start=sign * start, learning_rate=rate
+    )
+    expected = plain.normalized_descent(second, mean, sign * start, 25, rate)
+    np.testing.assert_allclose(path.w, expected, rtol=1e-7, atol=1e-9 * np.abs(expected).max())
+
+
+def test_normalized_descent_starts_at_the_start_it_is_given():
+    path = ordinary_least_squares(
+        S=np.diag([1.0, 4.0]), u=[-1.0, -3.0], method="bn_gd", start=[-1.0, -0.5], steps=50
+    )
+    np.testing.assert_allclose(path.w[0], [-1.0, -0.5], rtol=1e-14)
+    assert path.excess[0] == pytest.approx(10.25, rel=1e-14)
+    np.testing.assert_allclose(path.coef, [1.0, 0.75], rtol=1e-4)
 
 
 def test_conjugate_gradients_agree_with_scipy():
@@ -143,7 +157,17 @@ def test_path_prints_as_a_table_and_becomes_a_frame(tmp_path):
         ({"S": np.eye(2), "u": [1, 0], "method": "gnp"}, UnknownNameError, "gdnp"),
         ({"S": np.eye(2), "u": [1, 0], "steps": 0}, InputError, "steps"),
         ({"S": np.eye(2), "u": [1, 0], "learning_rate": -1.0}, InputError, "learning_rate"),
-        ({"S": np.full((2, 2), np.nan), "u": [1, 0]}, ShapeError, "finite"),
+        ({"S": np.full((2, 2), np.nan), "u": [1, 0]}, InputError, "S must be finite, got 4"),
+        ({"X": [[1.0], [np.nan]], "y": [1, 0]}, InputError, "X must be finite, got 1"),
+        ({"X": [[1.0], [2.0]], "y": [1, np.inf]}, InputError, "y must be finite"),
+        ({"X": [1.0, 2.0], "y": [1, 0]}, ShapeError, "X must be a matrix"),
+        ({"X": sparse.eye_array(2), "y": [1, 0]}, ArgumentTypeError, "X.toarray"),
+        ({"S": np.eye(2), "u": [1, 0], "learning_rate": 0.1}, InputError, "'gdnp' chooses its own"),
+        (
+            {"S": np.eye(2), "u": [1, 0], "method": "cg", "learning_rate": 0.1},
+            InputError,
+            "takes no learning_rate",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_words(arguments, error, text):

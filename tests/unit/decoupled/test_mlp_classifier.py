@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.optimize import brentq
 from sklearn.datasets import load_iris, make_moons
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
@@ -107,6 +108,59 @@ def test_every_start_and_treatment_of_outputs_learns(start, output_weights):
         np.testing.assert_array_equal(model.output_coef_, 1)
 
 
+def test_unit_paths_hold_the_gradient_and_its_bound():
+    """The first turn of the first unit from zero, against plain formulas at its start."""
+    random = np.random.default_rng(2)
+    signs = np.where(np.arange(500) % 2 == 0, 1.0, -1.0)
+    z = random.standard_normal((500, 3)) - [0.6, 0.2, 0.0]  # Gaussian up to sampling
+    model = GDNPMLPClassifier(
+        2, start="zero", output_weights="fixed", fit_intercept=False, max_iter=1, tol=1e-6
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(-signs[:, None] * z, signs)
+    ((first, second),) = model.unit_paths_
+    assert (first.unit, second.unit) == (0, 1)
+    for path in (first, second):
+        assert path.gradient.shape == path.bound.shape == (path.steps + 1,)
+        assert path.gradient[0] < path.bound[0]
+    # 500 samples are not the Gaussian that the bound is proved for: in the end they exceed it
+    assert first.gradient[-1] > first.bound[-1]
+    moment, mean = z.T @ z / 500, z.mean(axis=0)
+    unit = -mean / np.sqrt(mean @ moment @ mean)
+
+    def slopes(length):
+        tanh = np.tanh(length * (z @ unit))
+        return (1 - tanh**2) / (1 + np.exp(-tanh))  # of the logistic loss of tanh
+
+    def along(length):
+        return np.mean(slopes(length) * (z @ unit))
+
+    length = brentq(along, 0.01, 4)
+    gradient = z.T @ slopes(length) / 500
+    squared = gradient @ np.linalg.solve(moment, gradient)
+    assert first.gradient[0] == pytest.approx(squared, rel=1e-6)
+    quotient = mean @ np.linalg.solve(moment, mean)
+    curvature = 0.25 + 4 / (3 * np.sqrt(3))  # of l(tanh): l'' tanh'^2 + l' tanh''
+    constant = (1 + curvature * np.sqrt(quotient) * length) ** 2
+    expected = constant * (quotient - (mean @ unit) ** 2)
+    assert first.bound[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_zero_inputs_without_an_intercept_are_refused():
+    with pytest.raises(InputError, match="nothing to learn"):
+        GDNPMLPClassifier(2, fit_intercept=False).fit(np.zeros((4, 2)), [0, 1, 0, 1])
+
+
+def test_constant_columns_get_no_weight():
+    inputs = np.column_stack([np.linspace(-1, 1, 20), np.full(20, 1e9)])
+    labels = (inputs[:, 0] > 0.1).astype(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = GDNPMLPClassifier(2, max_iter=2, random_state=0).fit(inputs, labels)
+    np.testing.assert_array_equal(model.hidden_coef_[:, :, 1], 0)
+
+
 def test_crossed_classes_without_a_mean_are_learned():
     inputs = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]] * 5)
     labels = np.array([1, 1, 0, 0] * 5)
@@ -146,6 +200,7 @@ def test_objective_never_rises_from_sweep_to_sweep():
         ({"output_weights": "free"}, UnknownNameError),
         ({"hidden_units": 0}, InputError),
         ({"tol": -1.0}, InputError),
+        ({"tol": float("nan")}, InputError),
     ],
 )
 def test_bad_options_are_refused(options, error):

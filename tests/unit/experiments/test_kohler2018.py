@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from normscope.experiments.kohler2018 import halfspace, mlp, ols
+from normscope.experiments.kohler2018.halfspace_claims import halfspace_claims
+from normscope.experiments.kohler2018.mlp_claims import mlp_claims
 from normscope.experiments.kohler2018.problems import moments
 from normscope.experiments.recipe import Recipe
 from normscope.experiments.result import Result
@@ -64,3 +66,36 @@ def test_designs_have_the_moments(kind):
     np.testing.assert_allclose(design.moment, given.second, atol=1e-10)
     assert given.quotient == pytest.approx(0.4)
     assert np.linalg.cond(given.second) == pytest.approx(7.0)
+
+
+def test_losses_and_points_left_out_are_named(results):
+    name = "halfspace"
+    direction, length, whole, *_ = (claim.measured for claim in results[name].claims)
+    assert "loss logistic and sigmoid" in direction
+    assert "left out" not in direction
+    points = results[name].dataset.sizes["seed"] * results[name].dataset.sizes["step"]
+    for measured in (length, whole):
+        assert "loss logistic;" in measured
+        assert f"{points} of sigmoid (at the longest length" in measured
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "claim"),
+    [
+        ("halfspace", "direction_left", 0),
+        ("halfspace", "direction_right", 0),
+        ("halfspace", "length_left", 1),
+        ("halfspace", "whole_left", 2),
+        ("halfspace", "off_line", 5),
+        ("halfspace", "identity", 6),
+        ("mlp", "gradient", 0),
+        ("mlp", "bound", 0),
+        ("mlp", "off_line_from_zero", 1),
+    ],
+)
+def test_one_number_that_is_none_fails_its_claim(results, name, variable, claim):
+    dataset = results[name].dataset.copy(deep=True)
+    dataset[variable].values.flat[1] = np.nan
+    recipe = {"halfspace": halfspace_claims, "mlp": mlp_claims}[name]
+    assert recipe(results[name].dataset)[claim].holds
+    assert not recipe(dataset)[claim].holds

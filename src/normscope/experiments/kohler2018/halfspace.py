@@ -79,7 +79,7 @@ def halfspace(
         most_steps: on the way to the minimum.
         seeds: problems.
         seed: first seed; the others follow it.
-        store: not needed: it takes seconds.
+        store: not needed: a run is too short to be resumed.
         progress: called with a label before each problem.
 
     Returns:

@@ -33,15 +33,34 @@ def halfspace_claims(results: xr.Dataset) -> list[Claim]:
 def _inequality(results: xr.Dataset, part: str, text: str) -> Claim:
     left, right = results[f"{part}_left"], results[f"{part}_right"]
     share = (left / right).where(left > ROUNDING)
+    counts = share.notnull().sum(("seed", "step"))
+    used = [str(loss) for loss in counts["loss"].values if int(counts.sel(loss=loss)) > 0]
     worst = float(share.max())
-    counted = int(share.notnull().sum())
+    # the direction's right side is always defined, the others' not at the longest length
+    needed = left + right if part == "direction" else left
+    known = not bool(needed.isnull().any())
     return Claim(
         text,
         ARTICLE,
-        f"largest left / right {worst:.3g} over {counted} points of {results.sizes['seed']} seeds "
-        f"and {results.sizes['loss']} losses",
-        worst <= 1,
+        f"largest left / right {worst:.3g} over {int(counts.sum())} points of "
+        f"{results.sizes['seed']} seeds, loss {' and '.join(used) or 'none'}"
+        f"{_left_out(left, right)}",
+        known and worst <= 1,
     )
+
+
+def _left_out(left: xr.DataArray, right: xr.DataArray) -> str:
+    """Which points were not compared, and why; empty if there are none."""
+    parts = []
+    for loss in left["loss"].values:
+        own, bound = left.sel(loss=loss), right.sel(loss=loss)
+        reasons = {
+            "not a number on the left": int(own.isnull().sum()),
+            "at the longest length, where there is no right side": int(bound.isnull().sum()),
+            "below rounding": int((own <= ROUNDING).where(bound.notnull(), False).sum()),
+        }
+        parts += [f"{count} of {loss} ({why})" for why, count in reasons.items() if count]
+    return f"; left out: {', '.join(parts)}" if parts else ""
 
 
 def _minimum(results: xr.Dataset) -> Claim:
@@ -71,7 +90,7 @@ def _shown(excess: float) -> str:
 
 
 def _line(results: xr.Dataset) -> Claim:
-    worst = float(results["off_line"].max())
+    worst = float(results["off_line"].max(skipna=False))
     return Claim(
         "for Gaussian z all critical points lie on the line of S^-1 u",
         ARTICLE,
@@ -82,7 +101,7 @@ def _line(results: xr.Dataset) -> Claim:
 
 
 def _identity(results: xr.Dataset) -> Claim:
-    worst = float(results["identity"].max())
+    worst = float(results["identity"].max(skipna=False))
     return Claim(
         "decoupling: f_BN(w, gamma) = E phi(x'w_tilde), w_tilde = gamma w / |w|_S, for E[x] = 0",
         "article on batch normalization (kohler2018), decoupling",

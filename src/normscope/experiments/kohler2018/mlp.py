@@ -51,7 +51,7 @@ def mlp(
         steps: of each unit's direction.
         seeds: problems.
         seed: first seed; the others follow it.
-        store: not needed: it takes seconds.
+        store: not needed: a run is too short to be resumed.
         progress: called with a label before each problem.
 
     Returns:

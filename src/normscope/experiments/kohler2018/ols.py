@@ -129,7 +129,7 @@ def ols(
         steps: of each method.
         seeds: problems of each condition.
         seed: first seed; the others follow it.
-        store: not needed: all of it takes a second.
+        store: not needed: a run is too short to be resumed.
         progress: called with a label before each condition.
 
     Returns:
