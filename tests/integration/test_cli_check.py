@@ -91,11 +91,29 @@ def test_layer_of_a_users_model_unit_by_unit(capsys):
     assert len({row["unit"] for row in rows}) > 2
 
 
+def test_what_is_too_large_to_check_is_a_row_of_its_own(capsys):
+    """The batch is 256 by default, more than Theorem C.1 makes a matrix of."""
+    arguments = ["check", *DIGITS, "--option", "width=6", "--option", "depth=2"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if "theorem_c1" in line]
+    assert "not checked" in row
+    assert "not checked: a unit has 256 values" in out
+    assert "All that were checked hold." in out
+    assert main([*arguments, "--batch-size", "16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unchecked"] == []
+    assert "theorem_c1" in {row["name"] for row in found["verdicts"]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--form", "exat"], "did you mean 'exact'"),
         (["--layer", "1"], "give it by --model"),
+        (["--loss", "nonsense"], "--loss says something of a model"),
+        ([*DIGITS, "--cases", "3"], "tried without --model"),
+        ([*DIGITS, "--loss", "nonsense"], "unknown loss 'nonsense'"),
         (["--model", "fully_connected"], "give --data"),
         (["--model", "fully_conected", "--data", "digits"], "did you mean 'fully_connected'"),
         (

@@ -38,7 +38,7 @@ def test_theorem_4_1_printed_root_fails_in_every_case():
 
 
 @pytest.mark.parametrize(
-    ("deviation", "cost"), [(1.0, 6e-5), (0.1, 1.4e-2), (0.01, 0.72)], ids=["1", "0.1", "0.01"]
+    ("deviation", "cost"), [(1.0, 6.8e-5), (0.1, 6.8e-3), (0.01, 0.53)], ids=["1", "0.1", "0.01"]
 )
 def test_theorem_4_1_without_the_term_of_eps_is_off(deviation, cost):
     """The factor 1/m in place of (2-r)/m, eps = 1e-5: worst of 200 batches of eight."""
@@ -53,7 +53,7 @@ def test_theorem_4_1_without_the_term_of_eps_is_off(deviation, cost):
         without = (g @ g - g.sum() ** 2 / 8 - (g @ y_hat) ** 2 / 8) / s2
         worst = max(worst, abs(float(without) / true.lhs - 1))
         assert true.holds
-    assert cost / 4 < worst < 4 * cost  # the same size: the worst of other draws
+    assert worst == pytest.approx(cost, rel=0.01)  # the numbers of the errata
 
 
 def test_theorem_4_2_is_an_identity_where_a_bound_is_printed():
@@ -124,6 +124,7 @@ def test_theorem_c1_maximum_is_not_attained_by_the_identity():
         assert maximum.holds
 
 
+@pytest.mark.slow
 def test_theorem_c1_printed_bound_fails_in_convex_cases_with_gamma_above_the_deviation():
     failures, counts = {True: 0, False: 0}, {True: 0, False: 0}
     for tensors in plain_cases(0):
@@ -173,8 +174,10 @@ def test_theorem_c1_maximum_lies_between_its_ends():
         matrix = situation.units.curvature_matrix(hessian_matrices(situation)[0])
         top = max(0.0, float(torch.linalg.eigvalsh(matrix)[-1]))
         length = float(situation.gradient.square().sum())
-        assert found.rhs <= tensors["bound"] ** 4 * top * length * (1 + 1e-9)
-        assert found.rhs >= 0
+        power = tensors["bound"] ** 4
+        at_identity = power * check("theorem_4_2", **tensors).lhs
+        rounding = 1e-9 * power * float(torch.linalg.matrix_norm(matrix, 2)) * length
+        assert max(0.0, at_identity) - rounding <= found.rhs <= power * top * length + rounding
 
 
 def test_lemma_4_5_of_the_article_fails_without_its_condition():

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.options import Json, Loss, ModelOptions, Norm, Seed
+from normscope.cli.options import Json, ModelOptions, Norm, Seed
 
 if TYPE_CHECKING:
     from normscope.cli.output import Row
-    from normscope.theorems import Verdict, Verdicts
+    from normscope.theorems import Unchecked, Verdict, Verdicts
+
+CASES = 200
 
 Form = Annotated[
     str, typer.Option(help="exact: what is true; printed: as the paper has it; article.")
 ]
-Cases = Annotated[int, typer.Option(min=1, help="Random cases for each statement.")]
+Cases = Annotated[
+    int | None,
+    typer.Option(min=1, help="Random cases for each statement.", show_default=str(CASES)),
+]
 OwnModel = Annotated[
     str | None,
     typer.Option("--model", "-m", help="A registered model, module:factory or file.py:factory."),
 ]
 OwnData = Annotated[
     str | None, typer.Option("--data", "-d", help="A registered data set, or module:function.")
+]
+OwnLoss = Annotated[
+    str | None,
+    typer.Option("--loss", help="Of the model, or module:function.", show_default="cross_entropy"),
 ]
 Layer = Annotated[
     str | None,
@@ -47,9 +56,9 @@ def check(
     model: OwnModel = None,
     layer: Layer = None,
     data: OwnData = None,
-    loss: Loss = "cross_entropy",
+    loss: OwnLoss = None,
     form: Form = "exact",
-    cases: Cases = 200,
+    cases: Cases = None,
     norm: Norm = None,
     option: ModelOptions = None,
     batch_size: BatchSize = None,
@@ -62,20 +71,22 @@ def check(
 
     Example: normscope check --model examples/my_model.py:build --data examples/my_model.py:samples
     """
-    from normscope.theorems import Verdicts
+    from normscope.errors import InputError
 
     if model is None:
-        _refuse_leftovers(layer=layer, data=data, norm=norm, option=option, batch_size=batch_size)
-        found = _everywhere(form, cases, seed)
+        of_model = {"layer": layer, "data": data, "loss": loss, "norm": norm}
+        _refuse_leftovers(**of_model, option=option or None, batch_size=batch_size)
+        found = _everywhere(form, CASES if cases is None else cases, seed)
+    elif cases is not None:
+        raise InputError("--cases says how many random cases, which are tried without --model.")
     else:
+        loss = loss or "cross_entropy"
         found = _on_model(model, layer, data, loss, form, norm, option, batch_size, seed)
-    verdicts = Verdicts(verdict for _, verdict in found)
-    _print([(subject, verdict) for subject, verdict in found], form, as_json)
-    if verdicts.refuted:
+    if _print(found, form, as_json):
         raise typer.Exit(1)
 
 
-Found = list[tuple[str, "Verdict"]]
+Found = list[tuple[str, "Verdict | Unchecked"]]
 
 
 def _everywhere(form: str, cases: int, seed: int) -> Found:
@@ -103,7 +114,7 @@ def _everywhere(form: str, cases: int, seed: int) -> Found:
     return found
 
 
-def _on_network(name: str, form: str, seed: int) -> Iterator[tuple[str, Verdict]]:
+def _on_network(name: str, form: str, seed: int) -> Found:
     from normscope.cli import sources
 
     layer, options = NETWORKS[name]
@@ -114,7 +125,7 @@ def _on_network(name: str, form: str, seed: int) -> Iterator[tuple[str, Verdict]
     from normscope.theorems import check_layer
 
     verdicts = check_layer(network, "cross_entropy", chosen, layer, form=form, seed=seed)
-    yield from ((f"{name} {layer}", each) for each in _worst_by_statement(verdicts))
+    return [(f"{name} {layer}", each) for each in _worst_by_statement(verdicts)]
 
 
 def _on_model(
@@ -147,45 +158,63 @@ def _on_model(
         return sources.blaming(f"{model} with {loss} on {data}", run)
 
     if layer is not None:
-        return [(layer, verdict) for verdict in checked(layer)]
+        verdicts = checked(layer)
+        return [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
     names = [name for name, module in network.named_modules() if is_batch_norm(module)]
     if not names:
         raise InputError(f"{model} has no batch normalization to check.")
     return [(name, each) for name in names for each in _worst_by_statement(checked(name))]
 
 
-def _worst_by_statement(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """The worst verdict of each statement over the units of one layer."""
+def _worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:
+    """The worst verdict of each statement over the units of one layer, and what has none."""
     from normscope.theorems.verdict import worst
 
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault(verdict.label, []).append(verdict)
     yield from (worst(group) for group in groups.values())
+    yield from verdicts.unchecked
 
 
 def _refuse_leftovers(**given: object) -> None:
     from normscope.errors import InputError
 
-    used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if used:
         raise InputError(f"{', '.join(used)} says something of a model; give it by --model.")
 
 
-def _print(found: Found, form: str, as_json: bool) -> None:
+def _print(found: Found, form: str, as_json: bool) -> int:
+    """Print what was found; the number of rows that are false."""
     from normscope.cli.output import print_json, print_table
+    from normscope.theorems import Verdict
 
-    refuted = sum(verdict.refuted for _, verdict in found)
+    verdicts = [(subject, each) for subject, each in found if isinstance(each, Verdict)]
+    others = [(subject, each) for subject, each in found if not isinstance(each, Verdict)]
+    refuted = sum(verdict.refuted for _, verdict in verdicts)
     if as_json:
-        rows = [{"subject": subject, **verdict.to_dict()} for subject, verdict in found]
-        print_json({"form": form, "verdicts": rows, "refuted": refuted})
-        return
-    print_table(f"Statements, {form} form", [_row(*each) for each in found])
+        rows = [{"subject": subject, **each.to_dict()} for subject, each in verdicts]
+        unchecked = [{"subject": subject, **each.to_dict()} for subject, each in others]
+        print_json({"form": form, "verdicts": rows, "refuted": refuted, "unchecked": unchecked})
+        return refuted
+    rows_of_others = [_unchecked_row(*each) for each in others]
+    print_table(f"Statements, {form} form", [_row(*each) for each in verdicts] + rows_of_others)
     if form != "exact":
         print("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
-    if any(verdict.unmet for _, verdict in found):
+    if any(verdict.unmet for _, verdict in verdicts):
         print("unmet: cases outside the statement's premise, which do not count.")
-    print(f"{refuted} of {len(found)} rows are false." if refuted else "All hold.")
+    for reason in dict.fromkeys(each.reason for _, each in others):
+        print(f"not checked: {reason}.")
+    held = "All that were checked hold." if others else "All hold."
+    print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
+    return refuted
+
+
+def _unchecked_row(subject: str, unchecked: Unchecked) -> Row:
+    unit = "" if unchecked.unit is None else f", unit {unchecked.unit}"
+    row: Row = dict.fromkeys(("statement", "kind", "on", "cases", "unmet", "fail", "slack"), "-")
+    return {**row, "statement": unchecked.label, "on": subject + unit, "verdict": "not checked"}
 
 
 def _row(subject: str, verdict: Verdict) -> Row:

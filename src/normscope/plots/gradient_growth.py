@@ -15,7 +15,8 @@ __all__ = ["gradient_growth"]
 
 LIMIT = math.pi / (math.pi - 1)
 _ACTIVATIONS = {"relu": ("#D55E00", "o"), "tanh": ("#009E73", "s"), "linear": ("#0072B2", "^")}
-_NAMES = {"relu": "ReLU", "tanh": "tanh", "linear": "linear, (B-2)/(B-3)"}
+_TITLES = {"relu": "ReLU", "tanh": "tanh", "linear": "linear"}
+_NAMES = {**_TITLES, "linear": "linear, (B-2)/(B-3)"}
 
 
 def gradient_growth(results: xr.Dataset) -> Figure:
@@ -55,11 +56,13 @@ def _middle(values: xr.DataArray) -> xr.DataArray:
 
 
 def _by_layer(axes: Axes, results: xr.Dataset) -> None:
-    measured = results["squared_gradient"].sel(activation="relu")
+    activations = [str(name) for name in results["activation"].values]
+    chosen = "relu" if "relu" in activations else activations[0]
+    measured = results["squared_gradient"].sel(activation=chosen)
     every = max(1, results.sizes["layer"] // 20)
     for name in results["architecture"].values:
         colour, face = _style(str(name))
-        expected = results["expected_gradient"].sel(activation="relu", architecture=name)
+        expected = results["expected_gradient"].sel(activation=chosen, architecture=name)
         axes.plot(results["layer"], expected, color=colour, lw=1)
         centre = _middle(measured.sel(architecture=name))
         options = {"ms": 3, "color": colour, "mfc": face, "label": name}
@@ -67,7 +70,8 @@ def _by_layer(axes: Axes, results: xr.Dataset) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("layer")
     axes.set_ylabel("squared gradient, last layer = 1")
-    axes.set_title(f"ReLU, batch {results.attrs['batch_size']}", fontsize="medium")
+    title = f"{_TITLES.get(chosen, chosen)}, batch {results.attrs['batch_size']}"
+    axes.set_title(title, fontsize="medium")
 
 
 def _by_batch_size(axes: Axes, results: xr.Dataset) -> None:
@@ -94,7 +98,7 @@ def _by_width(axes: Axes, results: xr.Dataset) -> None:
     for seed in results["seed"].values:
         axes.plot(widths, growth.sel(seed=seed), "o", ms=3, color="#D55E00", alpha=0.7)
     size = results.attrs["batch_size"]
-    if size in results["batch_size"]:
+    if size in results["batch_size"] and "relu" in results["activation"]:
         expected = float(results["expected_growth"].sel(activation="relu", batch_size=size))
         axes.axhline(expected, color="#D55E00", lw=1, label=f"ReLU, batch {size}, infinite width")
     axes.axhline(LIMIT, color="#777777", ls="--", lw=1, label=r"$\pi/(\pi-1)$")

@@ -28,7 +28,9 @@ def trainability(results: xr.Dataset) -> Figure:
     _by_learning_rate(right, results)
     for axes in (left, right):
         axes.axhline(math.log(results.attrs["classes"]), color="#777777", ls=":", label="guessing")
-        axes.legend(frameon=False, fontsize="small")
+    left.legend(frameon=False, fontsize="small")
+    # one curve per depth, all over the panel: there is no room among them
+    right.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     left.set_ylabel("final training loss")
     return figure
 
@@ -41,6 +43,10 @@ def _by_depth(axes: Axes, results: xr.Dataset) -> None:
         loss = results["best_loss"].sel(architecture=name)
         axes.fill_between(depths, loss.min("seed"), loss.max("seed"), color=colour, alpha=0.2, lw=0)
         axes.plot(depths, loss.mean("seed"), "o", ls=line, ms=4, color=colour, label=name)
+    longer = results["longer_loss"].min("learning_rate").mean("seed")
+    if longer.notnull().any():  # depths that did not train, with more steps
+        label = f"batch, {results.attrs['longer']} times the steps"
+        axes.plot(depths, longer, "x", ms=6, color=colour_of("batch"), label=label)
     axes.set_xlabel("depth")
     axes.set_title("at the best learning rate", fontsize="medium")
 

@@ -6,6 +6,16 @@ Each file states one theorem, with the form its source prints beside the one tha
 from normscope.theorems.check import check, check_cases
 from normscope.theorems.layer import check_layer
 from normscope.theorems.statement import THEOREMS, Statement
+from normscope.theorems.unchecked import Unchecked
 from normscope.theorems.verdict import Verdict, Verdicts
 
-__all__ = ["THEOREMS", "Statement", "Verdict", "Verdicts", "check", "check_cases", "check_layer"]
+__all__ = [
+    "THEOREMS",
+    "Statement",
+    "Unchecked",
+    "Verdict",
+    "Verdicts",
+    "check",
+    "check_cases",
+    "check_layer",
+]

@@ -9,6 +9,7 @@ import torch
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 from normscope.theorems.cases import random_case
+from normscope.theorems.situation import Situation, as_vector
 from normscope.theorems.statement import THEOREMS, Statement, verdict
 from normscope.theorems.verdict import Verdict, Verdicts, worst
 
@@ -108,5 +109,10 @@ def _verdict(theorem: Statement, form: str, variant: str, tensors: dict[str, Any
         )
     own = {name: value for name, value in tensors.items() if name in theorem.tensors}
     if "g" in theorem.tensors and own.get("g") is None:
-        own["g"] = torch.zeros(len(own["y"]), dtype=torch.float64)  # the Jacobian needs none
-    return verdict(theorem, form, variant, theorem(theorem.subject(**own), form, variant))
+        own["g"] = torch.zeros_like(as_vector(own["y"], "y"))  # the Jacobian needs none
+    subject = theorem.subject(**own)
+    if form != "exact" and isinstance(subject, Situation) and not subject.units.varies.all():
+        raise InputError(
+            f"y does not vary, and {theorem.__name__} in its {form} form divides by its deviation."
+        )
+    return verdict(theorem, form, variant, theorem(subject, form, variant))

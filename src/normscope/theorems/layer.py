@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +15,10 @@ from normscope.errors import InputError
 from normscope.layers.detect import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.losses import Loss
 from normscope.registry import unknown_name
-from normscope.theorems.observation import Observation, observed
-from normscope.theorems.statement import THEOREMS, TOLERANCE, Statement, total, verdict
+from normscope.theorems.observation import observed
+from normscope.theorems.situation import Situation, as_bound
+from normscope.theorems.statement import THEOREMS, TOLERANCE, Sides, Statement, total, verdict
+from normscope.theorems.unchecked import Unchecked
 from normscope.theorems.verdict import Verdict, Verdicts
 
 __all__ = ["DENSE_LIMIT", "UNITS", "check_layer"]
@@ -54,25 +58,30 @@ def check_layer(
         data: one batch, a list of batches or a DataLoader.
         layer: name of the layer, as in ``model.named_modules()``.
         form: "exact", "printed" or "article".
-        units: those to look at one by one; None for 8 of them, evenly spread.
+        units: those to look at one by one, each once; None for 8 of them, evenly spread.
         bound: of the spectral norm of the layer's input matrix, for Theorems 4.4 and C.1.
         dense_limit: values per unit up to which Theorem C.1 is checked, which takes as many
             products for each unit; every other statement takes one or two and forms no matrix.
+            Above it the theorem is among the ``unchecked``.
         dtype: to compute in; None for the model's own, with a tolerance to match.
         seed: of dropout and noise.
 
     Returns:
-        The verdicts; they print as a table.
+        The verdicts; they print as a table. What could not be put to the test is in their
+        ``unchecked``, with the reason: Theorem C.1 of large batches, Fact C.2 of units whose scale
+        is zero, and forms without eps of units that do not vary.
 
     Raises:
         UnknownNameError: if there is no such layer or form.
-        InputError: if it is not a batch normalization, or has no such unit.
+        InputError: if it is not a batch normalization or has no such unit, if the bound is
+            negative, or if the layer's inputs or gradients are not finite.
 
     >>> network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
     >>> found = check_layer(network, "squared_error", (torch.randn(9, 3), torch.randn(9, 2)), "1")
     >>> len(found.refuted)
     0
     """
+    bound = as_bound(bound)
     problem = Problem(model, loss, data)
     module = _batch_norm(model, layer)
     precision = dtype or problem.dtype or torch.float64
@@ -80,30 +89,72 @@ def check_layer(
     place = {"layer": layer, "tolerance": TOLERANCE * coarser**0.5}
     with observed(problem, layer, module, dtype, seed) as seen:
         chosen = _chosen(units, seen.y.shape[1])
-        made = _verdicts(seen, chosen, form, bound, dense_limit, place, seed)
-        return Verdicts(made)
+        whole, apart = seen.whole(bound), seen.apart(chosen, bound, seed, dense_limit)
+        made = list(_Checker(whole, apart, chosen, form, place).found())
+    unchecked = [each for each in made if isinstance(each, Unchecked)]
+    return Verdicts((each for each in made if isinstance(each, Verdict)), unchecked)
 
 
-def _verdicts(
-    seen: Observation,
-    chosen: list[int],
-    form: str,
-    bound: float,
-    dense_limit: int,
-    place: dict[str, Any],
-    seed: int,
-) -> Iterator[Verdict]:
-    whole, apart = seen.whole(bound, seed), seen.apart(chosen, bound, seed, dense_limit)
-    for theorem, variant in _parts(form):
-        if not theorem.sums and apart.units.batch_size > dense_limit:
-            continue
-        sides = theorem(apart, form, variant)
-        for index, unit in enumerate(chosen):
-            if theorem.__name__ == "fact_c2" and not apart.units.gamma[index]:
-                continue  # a scale of zero hides the normalized outputs
-            yield verdict(theorem, form, variant, sides, index, unit=unit, **place)
-        if theorem.sums and not variant and theorem.__name__ != "fact_c2":
-            yield verdict(theorem, form, variant, total(theorem(whole, form, variant)), **place)
+@dataclass(frozen=True, eq=False)
+class _Checker:
+    """Puts every statement of a form to one layer, unit by unit and in total."""
+
+    whole: Situation
+    apart: Situation
+    chosen: list[int]
+    form: str
+    place: dict[str, Any]
+
+    def found(self) -> Iterator[Verdict | Unchecked]:
+        """A verdict each, or why there is none."""
+        size, limit = self.apart.units.batch_size, self.apart.dense_limit
+        for theorem, variant in _parts(self.form):
+            if not theorem.sums and size > limit:
+                reason = (
+                    f"a unit has {size} values, above dense_limit={limit}: take a smaller batch"
+                )
+                yield self._unchecked(theorem, variant, None, reason)
+                continue
+            sides = theorem(self.apart, self.form, variant)
+            for index, unit in enumerate(self.chosen):
+                reason = self._hindrance(theorem, index)
+                yield self._answer(theorem, variant, sides, index, unit, reason)
+            if theorem.sums and not variant and theorem.__name__ != "fact_c2":
+                reason = "" if self._usable(self.whole) else "a unit of the layer does not vary"
+                summed = total(theorem(self.whole, self.form, variant))
+                yield self._answer(theorem, variant, summed, 0, None, reason)
+
+    def _hindrance(self, theorem: Statement, index: int) -> str:
+        """Why a unit says nothing of a statement, if so."""
+        if theorem.__name__ == "fact_c2" and not self.apart.units.gamma[index]:
+            return "a scale of zero hides the normalized outputs"
+        if self.form != "exact" and not self.apart.units.varies[index]:
+            return "the unit does not vary, and this form divides by its deviation"
+        return ""
+
+    def _usable(self, situation: Situation) -> bool:
+        return self.form == "exact" or bool(situation.units.varies.all())
+
+    def _answer(
+        self,
+        theorem: Statement,
+        variant: str,
+        sides: Sides,
+        index: int,
+        unit: int | None,
+        reason: str,
+    ) -> Verdict | Unchecked:
+        if reason:
+            return self._unchecked(theorem, variant, unit, reason)
+        try:
+            return verdict(theorem, self.form, variant, sides, index, unit=unit, **self.place)
+        except InputError as error:  # too large or too small to tell
+            return self._unchecked(theorem, variant, unit, str(error).partition(";")[0])
+
+    def _unchecked(
+        self, theorem: Statement, variant: str, unit: int | None, reason: str
+    ) -> Unchecked:
+        return Unchecked(theorem.__name__, reason, variant, self.place["layer"], unit)
 
 
 def _parts(form: str) -> list[tuple[Statement, str]]:
@@ -139,7 +190,13 @@ def _chosen(units: Sequence[int] | None, count: int) -> list[int]:
     if units is None:
         few = min(UNITS, count)
         return [index * count // few for index in range(few)]
-    wrong = [unit for unit in units if not 0 <= unit < count]
-    if wrong or not len(units):
-        raise InputError(f"units must be numbers from 0 to {count - 1}, got {list(units)}.")
-    return list(units)
+    try:
+        chosen = [operator.index(unit) for unit in units if not isinstance(unit, bool)]
+        whole = len(chosen) == len(units) and not isinstance(units, (str, bytes))
+    except TypeError:
+        chosen, whole = [], False
+    if not whole or not chosen or not all(0 <= unit < count for unit in chosen):
+        raise InputError(f"units must be numbers from 0 to {count - 1}, like [0, 1], got {units}.")
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"units must name each unit once, got {chosen}.")
+    return chosen

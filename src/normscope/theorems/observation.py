@@ -14,7 +14,7 @@ from normscope.curvature.batch import moved
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
-from normscope.errors import StateError
+from normscope.errors import InputError, StateError
 from normscope.theorems.situation import Situation
 from normscope.theorems.unit import Product, Units
 
@@ -22,6 +22,7 @@ __all__ = ["Observation", "observed"]
 
 _PROBES = 4
 _AGREEMENT = 1e-3  # of outputs with the formula: far above rounding, far below another layer
+_ROUNDINGS = 4  # as many units of the last place, where the type is too coarse for that
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,27 +45,27 @@ class Observation:
     g: Tensor
     d: Tensor
 
-    def whole(self, bound: float, seed: int) -> Situation:
+    def whole(self, bound: float) -> Situation:
         """All units, with the Hessians of the whole layer, which couple them."""
-        return self._situation(None, bound, seed, 0)
+        return self._situation(None, bound, None, 0)
 
     def apart(self, chosen: Sequence[int], bound: float, seed: int, dense_limit: int) -> Situation:
         """Some units, each with its own diagonal block of the Hessians."""
-        return self._situation(list(chosen), bound, seed, dense_limit)
+        generator = torch.Generator().manual_seed(seed)
+        values = self.y.numel() // self.y.shape[1]
+        shape = (len(chosen), _PROBES, values)
+        probes = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self._situation(list(chosen), bound, probes, dense_limit)
 
     def _situation(
-        self, chosen: list[int] | None, bound: float, seed: int, dense_limit: int
+        self, chosen: list[int] | None, bound: float, probes: Tensor | None, dense_limit: int
     ) -> Situation:
-        generator = torch.Generator().manual_seed(seed)
         y, g, d = (self._by_unit(each.detach()) for each in (self.y, self.g, self.d))
         gamma = self._gamma(len(y))
         index = torch.arange(len(y)) if chosen is None else torch.tensor(chosen)
-        probes = torch.randn(
-            (len(index), _PROBES, y.shape[1]), generator=generator, dtype=torch.float64
-        )
 
         def jacobian(vectors: Tensor) -> Tensor:
-            everywhere = torch.zeros(_PROBES, *y.shape, dtype=torch.float64)
+            everywhere = torch.zeros(vectors.shape[1], *y.shape, dtype=torch.float64)
             everywhere[:, index] = vectors.transpose(0, 1)
             pushed = [self._backward(self.z, self.y, each)[index] for each in everywhere]
             return torch.stack(pushed, 1) / gamma[index][:, None, None]
@@ -96,15 +97,24 @@ class Observation:
         """Refuse a layer that does not compute what the theorems are about.
 
         Raises:
+            InputError: if a value is infinite or not a number.
             StateError: if its outputs are not the normalized inputs, scaled and shifted.
         """
+        parts = {"inputs": self.y, "outputs": self.z, "gradients": self.g}
+        for what, values in parts.items():
+            if not torch.isfinite(values).all():
+                raise InputError(
+                    f"the layer's {what} hold values that are infinite or not a number; look at "
+                    "the data, the weights and the loss."
+                )
         y, z = self._by_unit(self.y.detach()), self._by_unit(self.z.detach())
         shift = getattr(self.layer, "bias", None)
         units = Units(y, torch.zeros_like(y), self._gamma(len(y)), self.eps)
         expected = units.gamma.unsqueeze(-1) * units.y_hat
         if shift is not None:
             expected = expected + shift.detach().cpu().double().unsqueeze(-1)
-        if not (z - expected).norm() <= _AGREEMENT * expected.norm().clamp(min=1e-30):
+        allowed = max(_AGREEMENT, _ROUNDINGS * torch.finfo(self.z.dtype).eps)
+        if not (z - expected).norm() <= allowed * expected.norm().clamp(min=1e-30):
             raise StateError(
                 f"the layer ({type(self.layer).__name__}) does not normalize by the statistics of "
                 "its batch: it computes in its own way, or the model puts it into evaluation mode."
@@ -163,6 +173,7 @@ def observed(
     Raises:
         StateError: if the layer is not run exactly once, or the loss does not depend on it.
     """
+    users = "forward" in layer.__dict__  # a function that the user put on this very layer
     evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
     batch = next(problem.batches())
     if dtype is not None:
@@ -171,7 +182,7 @@ def observed(
             evaluator.point[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     calls: list[tuple[Tensor, Tensor]] = []
     with evaluator.scene(evaluator.leaves()):
-        if not isinstance(layer, nn.SyncBatchNorm):
+        if not (users or isinstance(layer, nn.SyncBatchNorm)):
             layer.__dict__.pop("forward", None)  # its own derivatives are what is tested
         with _watched(layer, calls):
             loss = problem.loss_on(batch)

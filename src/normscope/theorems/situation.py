@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError, ShapeError
-from normscope.theorems.unit import Product, Units
+from normscope.theorems.unit import Product, Units, smallest
 
-__all__ = ["DENSE_LIMIT", "Situation", "as_vector", "situation_of"]
+__all__ = ["DENSE_LIMIT", "Situation", "as_bound", "as_vector", "situation_of"]
 
 ROUNDING = 1e-12  # of a gradient beside its terms: below it there is none
 DENSE_LIMIT = 512  # values of a batch up to which a Hessian given by products is made a matrix
@@ -78,9 +78,12 @@ def as_vector(values: Any, name: str) -> Tensor:
 
     Raises:
         ShapeError: if there is not exactly one dimension with at least one value.
-        InputError: if a value is not finite.
+        InputError: if a value is no number, or not finite.
     """
-    vector = torch.as_tensor(values, dtype=torch.float64).detach()
+    try:
+        vector = torch.as_tensor(values, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} must be a vector of numbers, got {values!r}.") from None
     if vector.dim() != 1 or len(vector) == 0:
         raise ShapeError(f"{name} must be a vector, got the shape {tuple(vector.shape)}.")
     if not torch.isfinite(vector).all():
@@ -115,7 +118,8 @@ def situation_of(
         The situation of one unit.
     """
     y, g = as_vector(y, "y"), as_vector(g, "g")
-    gamma, beta, eps, bound = (_number(value) for value in (gamma, beta, eps, bound))
+    given = {"gamma": gamma, "beta": beta, "eps": eps, "bound": bound}
+    gamma, beta, eps, bound = (_number(value, name) for name, value in given.items())
     _check(y, g, gamma, beta, eps, bound)
     product = _product(H, len(y))
     weight, shift = (torch.tensor([value], dtype=torch.float64) for value in (gamma, beta))
@@ -155,9 +159,30 @@ def _jacobian_products(y: Tensor, eps: float, vectors: Tensor) -> Tensor:
     return found.T.unsqueeze(0)
 
 
-def _number(value: Any) -> float:
+def as_bound(value: Any) -> float:
+    """A bound of a spectral norm as a number.
+
+    Args:
+        value: given.
+
+    Returns:
+        The number.
+
+    Raises:
+        InputError: if it is no number, negative or not finite.
+    """
+    bound = _number(value, "bound")
+    if not 0 <= bound < float("inf"):
+        raise InputError(f"bound must be finite and not negative, got {bound:g}.")
+    return bound
+
+
+def _number(value: Any, name: str) -> float:
     """A number, also of a parameter with its gradient."""
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+    try:
+        return float(value.detach()) if isinstance(value, Tensor) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} must be a number, got {value!r}.") from None
 
 
 def _check(y: Tensor, g: Tensor, gamma: float, beta: float, eps: float, bound: float) -> None:
@@ -172,6 +197,12 @@ def _check(y: Tensor, g: Tensor, gamma: float, beta: float, eps: float, bound: f
         )
     if eps == 0 and bool((y == y[0]).all()):
         raise InputError("y does not vary, and eps is 0: there is nothing to divide by.")
+    divisor = float(y.var(correction=0)) + eps
+    if not smallest(y.dtype) < divisor < float("inf"):
+        raise InputError(
+            f"the variance of y is {divisor:g}, beyond what float64 holds with all its digits; "
+            "measure y in another unit."
+        )
 
 
 def _product(given: Any, size: int) -> Callable[[Tensor], Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from normscope.errors import InputError
 from normscope.registry import Registry, unknown_name
 from normscope.theorems.situation import situation_of
+from normscope.theorems.unit import smallest
 from normscope.theorems.verdict import Verdict
 
 __all__ = ["FORMS", "THEOREMS", "Sides", "Statement", "statement", "total", "verdict"]
@@ -161,9 +163,17 @@ def verdict(
 
     Returns:
         The verdict.
+
+    Raises:
+        InputError: if the sides are too large or too small to be compared.
     """
     lhs, rhs = sides.lhs[index], sides.rhs[index]
     slack = _slack(lhs, rhs, float(sides.size[index]))
+    if math.isnan(slack):
+        raise InputError(
+            f"the sides of {theorem.__name__} are beyond what float64 holds with all its digits; "
+            "measure y or the loss in another unit."
+        )
     tolerance = place.get("tolerance", TOLERANCE)
     holds = abs(slack) <= tolerance if sides.kind == "identity" else slack >= -tolerance
     met = None if sides.premise_met is None else bool(sides.premise_met[index])
@@ -194,8 +204,12 @@ def total(sides: Sides) -> Sides:
 
 
 def _slack(lhs: Tensor, rhs: Tensor, size: float) -> float:
+    """The largest difference beside the size of the terms; not a number where none can be told."""
     difference = (rhs - lhs).reshape(-1)
-    if not torch.isfinite(difference).all():
-        return float("nan")
+    usable = size == 0 or smallest(torch.float64) < size < math.inf
+    if not (usable and torch.isfinite(difference).all()):
+        return math.nan
     largest = float(difference[difference.abs().argmax()])
-    return largest / size if largest else 0.0
+    if not largest:
+        return 0.0
+    return largest / size if size else math.nan

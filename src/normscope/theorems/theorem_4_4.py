@@ -13,14 +13,14 @@ __all__ = ["theorem_4_4"]
 def theorem_4_4(subject: Situation, form: str) -> Sides:
     r"""The largest squared weight gradient over bounded inputs, against that without the layer.
 
-    .. math:: \hat g_j = \max_{\|X\| \le \lambda} |X^\top d|^2 \le \frac{\gamma^2}{s^2}\left(g_j
+    .. math:: \hat g_j = \max_{\|X\| \le \lambda} |X^\top d|^2 = \frac{\gamma^2}{s^2}\left(g_j
         - \lambda^2 m \mu_g^2 - \frac{\lambda^2 (2 - r)}{m} \langle g,\hat y\rangle^2\right),
         \qquad g_j = \max_{\|X\| \le \lambda} |X^\top g|^2
 
-    with the gradients g and d held fixed while the input matrix X varies; it is attained, by
-    :math:`X = \lambda d d^\top / |d|^2`. Printed, in paper and article: :math:`g_j^2 - m \mu_g^2 -
-    \lambda^2 \langle g,\hat y\rangle^2` in the brackets, whose terms are not even of one unit of
-    measure; it does not follow from (17) and (18).
+    with the gradients g and d held fixed while the input matrix X varies: an identity, since the
+    maximum is attained, by :math:`X = \lambda d d^\top / |d|^2`. Printed, in paper and article, as
+    "at most": :math:`g_j^2 - m \mu_g^2 - \lambda^2 \langle g,\hat y\rangle^2` in the brackets,
+    whose terms are not even of one unit of measure; it does not follow from (17) and (18).
 
     Reference: santurkar2018, Theorem 4.4. Notation: lambda = bound, mu_g = mean of g.
 
@@ -41,4 +41,5 @@ def theorem_4_4(subject: Situation, form: str) -> Sides:
         parts = (steepest.square(), mean, bound * units.along.square())
     front = (units.gamma / units.scale).square()
     rhs = front * (parts[0] - parts[1] - parts[2])
-    return Sides("bound", lhs, rhs, lhs + front * (parts[0] + parts[1] + parts[2]))
+    kind = "identity" if form == "exact" else "bound"
+    return Sides(kind, lhs, rhs, lhs + front * (parts[0] + parts[1] + parts[2]))

@@ -10,9 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Product", "Units", "inner"]
+__all__ = ["Product", "Units", "inner", "smallest"]
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
+_ROUNDING = 1e-12  # of a deviation beside the values: below it they are all the same
 
 
 def inner(first: Tensor, second: Tensor) -> Tensor:
@@ -22,6 +23,12 @@ def inner(first: Tensor, second: Tensor) -> Tensor:
     tensor([11.])
     """
     return (first * second).sum(-1)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The least number of a type that still has all its digits, also after a few operations."""
+    limits = torch.finfo(dtype)
+    return float(limits.tiny / limits.eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +67,18 @@ class Units:
     def variance(self) -> Tensor:
         """The 1/m variance, (units,)."""
         return self._variance_and_centred[0]
+
+    @cached_property
+    def varies(self) -> Tensor:
+        """Whether there is a variance to divide by without eps, (units,).
+
+        >>> batches = torch.tensor([[0.1, 0.1, 0.1], [1.0, 2.0, 4.0]])
+        >>> Units(batches, torch.ones(2, 3), torch.ones(2), 1e-5).varies
+        tensor([False,  True])
+        """
+        least = _ROUNDING * self.y.abs().amax(-1)
+        usable: Tensor = (self.variance > smallest(self.y.dtype)) & self.variance.isfinite()
+        return usable & (self.variance.sqrt() > least)
 
     @cached_property
     def scale(self) -> Tensor:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normscope.theorems.unchecked import Unchecked
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -111,7 +113,18 @@ class Verdict:
 
 
 class Verdicts(list[Verdict]):
-    """A list of verdicts that prints as a table."""
+    """A list of verdicts that prints as a table.
+
+    Args:
+        verdicts: one each.
+        unchecked: what could not be put to the test, and why.
+    """
+
+    def __init__(
+        self, verdicts: Iterable[Verdict] = (), unchecked: Iterable[Unchecked] = ()
+    ) -> None:
+        super().__init__(verdicts)
+        self.unchecked = list(unchecked)
 
     @property
     def refuted(self) -> list[Verdict]:
@@ -119,8 +132,12 @@ class Verdicts(list[Verdict]):
         return [verdict for verdict in self if verdict.refuted]
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdicts as plain values, and the number of those that are false."""
-        return {"verdicts": [each.to_dict() for each in self], "refuted": len(self.refuted)}
+        """The verdicts as plain values, how many are false, and what was not checked."""
+        return {
+            "verdicts": [each.to_dict() for each in self],
+            "refuted": len(self.refuted),
+            "unchecked": [each.to_dict() for each in self.unchecked],
+        }
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per verdict."""
@@ -131,13 +148,18 @@ class Verdicts(list[Verdict]):
     def __str__(self) -> str:
         head = f"{'statement':<31} {'form':<8} {'unit':<6} {'kind':<9}"
         lines = [f"{head} {'left':>12} {'right':>12} {'slack':>9}  verdict"]
-        return "\n".join(lines + [_line(each) for each in self])
+        lines += [_line(each) for each in self]
+        return "\n".join(lines + [repr(each) for each in self.unchecked])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         names = ("statement", "form", "unit", "kind", "left", "right", "slack", "verdict")
         rows = "".join(f"<tr>{''.join(f'<td>{c}</td>' for c in _cells(v))}</tr>" for v in self)
+        rows += "".join(
+            f'<tr><td colspan="{len(names)}">{html.escape(repr(each))}</td></tr>'
+            for each in self.unchecked
+        )
         return f"<table><tr>{''.join(f'<th>{n}</th>' for n in names)}</tr>{rows}</table>"
 
 

@@ -134,6 +134,9 @@ def test_builtin_networks_hold(name):
     found = check_layer(net, "cross_entropy", images(8, (1, 8, 8)), layer, units=[0])
     assert not found.refuted
     assert "theorem_c1" not in {v.name for v in found}  # 512 values: no matrix is made
+    assert [(each.name, each.layer, each.unit) for each in found.unchecked] == [
+        ("theorem_c1", layer, None)
+    ]
 
 
 def test_shortcut_from_the_layers_input_is_left_aside():
@@ -237,6 +240,7 @@ def test_unit_with_zero_scale_is_passed_over_where_it_hides_the_outputs():
     found = check_layer(net, "squared_error", batch(), "1")
     assert not found.refuted
     assert [v.unit for v in found if v.name == "fact_c2"] == [0, 2, 3]
+    assert [(each.name, each.unit) for each in found.unchecked] == [("fact_c2", 1)]
 
 
 class FrozenBatchNorm(nn.Module):
@@ -306,9 +310,89 @@ def test_loss_that_ignores_the_layer_is_refused():
         check_layer(net, ns.whole_loss(loss), batch(), "norm")
 
 
-def test_unknown_units_are_refused():
+@pytest.mark.parametrize("units", [[4], [-1], [], 3, [0.5], [True], "01", ["0"]], ids=repr)
+def test_unknown_units_are_refused(units):
     with pytest.raises(InputError, match="from 0 to 3"):
-        check_layer(vector_net(nn.BatchNorm1d(4)), "squared_error", batch(), "1", units=[4])
+        check_layer(vector_net(nn.BatchNorm1d(4)), "squared_error", batch(), "1", units=units)
+
+
+def test_units_named_twice_are_refused():
+    """Twice in one product, a unit's own block would come out doubled."""
+    with pytest.raises(InputError, match="each unit once"):
+        check_layer(vector_net(nn.BatchNorm1d(4)), "squared_error", batch(), "1", units=[0, 0])
+
+
+def test_units_may_be_a_tensor():
+    found = check_layer(
+        vector_net(nn.BatchNorm1d(4)), "squared_error", batch(), "1", units=torch.tensor([3, 1])
+    )
+    assert [v.unit for v in found if v.name == "fact_c1"] == [3, 1, None]
+    assert not found.refuted
+
+
+@pytest.mark.parametrize("bound", [-2.0, float("nan"), float("inf"), "much"])
+def test_unusable_bounds_are_refused(bound):
+    with pytest.raises(InputError, match="bound must be"):
+        check_layer(vector_net(nn.BatchNorm1d(4)), "squared_error", batch(), "1", bound=bound)
+
+
+def test_what_cannot_be_checked_is_said():
+    net = vector_net(nn.BatchNorm1d(4))
+    found = check_layer(net, "squared_error", batch(20), "1", dense_limit=19)
+    assert "theorem_c1, not checked: a unit has 20 values, above dense_limit=19" in str(found)
+    assert "dense_limit=19" in found._repr_html_()
+    assert found.to_dict()["unchecked"][0]["name"] == "theorem_c1"
+    assert not check_layer(net, "squared_error", batch(20), "1", dense_limit=20).unchecked
+
+
+@pytest.mark.parametrize("form", ["exact", "printed", "article"])
+def test_constant_unit_refutes_nothing(form):
+    """Without eps there is nothing to divide by: not checked, and not false."""
+    net = vector_net(nn.BatchNorm1d(4, affine=False))
+    with torch.no_grad():
+        net[0].weight[1] = 0
+    found = check_layer(net, "squared_error", batch(), "1", form=form)
+    assert not [v for v in found if v.slack != v.slack]
+    assert not [v for v in found.refuted if v.unit == 1]
+    silent = {each.unit for each in found.unchecked}
+    assert silent == (set() if form == "exact" else {1, None})  # the total has that unit too
+    assert form == "exact" or {v.unit for v in found} == {0, 2, 3}
+
+
+def test_function_that_the_user_put_on_the_layer_is_the_one_checked():
+    net = vector_net(nn.BatchNorm1d(4))
+    own = net[1].forward
+    doubled = net[1].forward = lambda x: 2 * own(x)
+    with pytest.raises(StateError, match="in its own way"):
+        check_layer(net, "squared_error", batch(), "1")
+    assert net[1].forward is doubled
+    calls = []
+    net[1].forward = lambda x: calls.append(x) or own(x)
+    assert not check_layer(net, "squared_error", batch(), "1").refuted
+    assert len(calls) == 1
+
+
+def test_bfloat16_model_is_checked_in_its_own_precision():
+    net = vector_net(nn.BatchNorm1d(4)).bfloat16()
+    data = tuple(part.bfloat16() for part in batch(32))
+    found = check_layer(net, "squared_error", data, "1", dtype=None)
+    assert not found.refuted
+    assert found[0].tolerance == pytest.approx(5.9e-2, rel=0.02)
+    wrong = vector_net(EvalBatchNorm(4)).bfloat16()
+    with pytest.raises(StateError, match="evaluation mode"):
+        check_layer(wrong, "squared_error", data, "1", dtype=None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_data_that_are_not_finite_are_blamed_as_such(value):
+    x, t = batch()
+    x[3, 1] = value
+    with pytest.raises(InputError, match="inputs hold values that are infinite or not a number"):
+        check_layer(vector_net(nn.BatchNorm1d(4)), "squared_error", (x, t), "1")
+    with pytest.raises(InputError, match="gradients hold values"):
+        check_layer(
+            vector_net(nn.BatchNorm1d(4)), "squared_error", (batch()[0], t * torch.nan), "1"
+        )
 
 
 def test_single_sample_is_refused():

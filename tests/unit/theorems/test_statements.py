@@ -138,12 +138,59 @@ def test_tensors_that_are_not_needed_are_left_aside():
         ({"H": torch.ones(2, 2)}, ShapeError, "H must be"),
         ({"H": torch.arange(9.0).reshape(3, 3)}, InputError, "symmetric"),
         ({"gama": 1.0}, UnknownNameError, "did you mean 'gamma'"),
+        ({"gamma": "much"}, InputError, "gamma must be a number"),
+        ({"y": "abc"}, InputError, "y must be a vector of numbers"),
+        ({"y": [1e-170, 2e-170, 5e-170]}, InputError, "beyond what float64 holds"),
+        ({"y": [1e160, 2e160, 5e160]}, InputError, "beyond what float64 holds"),
+        ({"g": [1e160, 0.0, 2e160]}, InputError, "beyond what float64 holds"),
     ],
 )
 def test_unusable_tensors_are_refused(changes, error, said):
     tensors = {"y": [0.0, 1.0, 4.0], "g": [1.0, 2.0, 2.0], "H": torch.eye(3)}
     with pytest.raises(error, match=said):
         check("theorem_4_2", **{**tensors, **changes})
+
+
+def test_single_number_is_no_batch():
+    with pytest.raises(ShapeError, match="y must be a vector"):
+        check("fact_c2", y=5.0)
+
+
+def test_sides_that_lost_their_digits_are_not_judged():
+    """Squares of 1e-160 are rounded to a few digits: no failure of the theorem."""
+    with pytest.raises(InputError, match="beyond what float64 holds"):
+        check("theorem_4_1", y=[0.0, 1.0, 4.0], g=[1e-160, 0.0, 2.5e-160])
+
+
+@pytest.mark.parametrize("form", ["printed", "article"])
+def test_constant_batch_is_refused_by_forms_without_eps(form):
+    tensors = {"y": [2.0, 2.0, 2.0], "g": [1.0, 0.0, 2.0], "eps": 1e-5}
+    assert check("theorem_4_1", **tensors).holds
+    with pytest.raises(InputError, match="y does not vary"):
+        check("theorem_4_1", form=form, **tensors)
+
+
+def test_theorem_4_4_is_attained():
+    """An identity, whose factor 2 - r counts: with r = 1 it would be off by eps."""
+    tensors = case(10, batch_size=6, eps=0.5)
+    found = check("theorem_4_4", **tensors)
+    assert found.kind == "identity"
+    y, g, gamma = (tensors[name] for name in ("y", "g", "gamma"))
+    loss = quadratic_loss(tensors)
+    d = torch.autograd.functional.jacobian(loss, y)
+    inputs = tensors["bound"] * torch.outer(d, d) / (d @ d)
+    assert torch.linalg.matrix_norm(inputs, 2) == pytest.approx(tensors["bound"])
+    attained = float((inputs.T @ d).square().sum())
+    assert found.lhs == pytest.approx(attained, rel=1e-10)
+    assert found.rhs == pytest.approx(attained, rel=1e-8)
+    assert check("theorem_4_4", form="printed", **tensors).kind == "bound"
+    small = {
+        **tensors,
+        "y": 1e-3 * y / float(y.std()),
+        "g": g + 5 * (y - y.mean()) / float(y.std()),
+    }
+    small |= {"eps": 1e-6, "gamma": gamma / abs(gamma)}
+    assert abs(check("theorem_4_4", **small).slack) < 1e-8
 
 
 def test_unknown_names_are_refused():

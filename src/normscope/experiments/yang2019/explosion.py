@@ -12,15 +12,21 @@ import xarray as xr
 
 from normscope.data import gaussian_inputs
 from normscope.experiments.recipe import Progress, experiment
-from normscope.experiments.yang2019.explosion_claims import explosion_claims
-from normscope.experiments.yang2019.growth import batch_growth, layer_growth, residual_growth
+from normscope.experiments.yang2019.explosion_claims import INPUTS, explosion_claims
+from normscope.experiments.yang2019.growth import (
+    ACTIVATIONS,
+    batch_growth,
+    layer_growth,
+    residual_growth,
+)
+from normscope.experiments.yang2019.settings import known_names, whole_number, whole_numbers
 from normscope.experiments.yang2019.stack import ARCHITECTURES, Stack, squared_gradients
 from normscope.plots.gradient_growth import gradient_growth
 from normscope.results import Store
 
 __all__ = ["explosion", "growth_per_layer"]
 
-INPUTS, OUTPUTS = 100, 10
+OUTPUTS = 10
 
 
 @experiment(
@@ -62,13 +68,13 @@ def explosion(
     Reference: yang2019.
 
     Args:
-        activations: relu, tanh, linear.
+        activations: some of relu, tanh, linear.
         batch_sizes: of the sweep over batch sizes, each above 3.
         widths: of the sweep over widths (relu).
-        depths: of the sweep over depths (relu).
-        batch_size: of the other sweeps.
+        depths: of the sweep over depths (relu), each above 1.
+        batch_size: of the other sweeps, above 3.
         width: of the other sweeps.
-        depth: of the other sweeps.
+        depth: of the other sweeps, above 3: a slope needs layers between the first and the last.
         seeds: networks of each kind.
         seed: first seed; the others follow it.
         store: keeps each network's measurement.
@@ -81,8 +87,16 @@ def explosion(
         ``expected_growth`` (activation, batch_size); ``growth_by_width`` (width, seed);
         ``gain_by_depth`` (architecture, depth, seed) from the last layer to the first.
     """
-    base = {"depth": depth, "width": width, "batch_size": batch_size}
-    own_seeds = range(seed, seed + seeds)
+    activations = known_names("activations", activations, list(ACTIVATIONS))
+    batch_sizes = whole_numbers("batch_sizes", batch_sizes, at_least=4)
+    widths = whole_numbers("widths", widths, at_least=2)
+    depths = whole_numbers("depths", depths, at_least=2)
+    base = {
+        "depth": whole_number("depth", depth, at_least=4),
+        "width": whole_number("width", width, at_least=2),
+        "batch_size": whole_number("batch_size", batch_size, at_least=4),
+    }
+    own_seeds = range(seed, seed + whole_number("seeds", seeds, at_least=1))
     profiles = partial(_profiles, store, progress, base, own_seeds)
     names = list(ARCHITECTURES)
     gains = [profiles(architecture=names, depth=[each])[:, 0, :, 0] for each in depths]

@@ -1,10 +1,11 @@
-"""The consequence of gradient explosion: deep batch-normalized nets do not train without skips."""
+"""The consequence of gradient explosion: the depth that trains within a budget of steps."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,56 +14,29 @@ import xarray as xr
 from normscope.curvature.problem import Problem
 from normscope.data import load
 from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.yang2019.settings import (
+    positive_numbers,
+    whole_number,
+    whole_numbers,
+)
 from normscope.experiments.yang2019.stack import Stack
+from normscope.experiments.yang2019.trainability_claims import (
+    NAMES,
+    stuck_depths,
+    trainability_claims,
+)
 from normscope.plots.trainability import trainability as draw
-from normscope.results import Claim, Store
+from normscope.results import Store
 from normscope.training import Outcome, fit, sgd
 
 __all__ = ["trainability"]
 
-NAMES = ("batch", "batch, skip")
-LEARNT = 0.5  # of the loss of guessing: a net that stays above has not trained
 TAIL = 10  # last steps whose mean is the final loss
-
-
-def _claims(results: xr.Dataset) -> list[Claim]:
-    """Where plain nets stop training, and that those with skip connections do not."""
-    guessing = math.log(results.attrs["classes"])
-    loss = results["best_loss"]
-    plain, skip = (loss.sel(architecture=name) for name in NAMES)
-    stuck = plain.min("seed") > LEARNT * guessing
-    depths = results["depth"].values
-    stops = [int(depth) for depth, each in zip(depths, stuck.values, strict=True) if each]
-    shallow_trains = bool((plain.isel(depth=0) < LEARNT * guessing).all())
-    at = f" from depth {stops[0]} on" if stops else " at no depth tried"
-    return [
-        Claim(
-            "deep plain batch-normalized nets are untrainable, at every learning rate tried",
-            "yang2019, in the encyclopaedia article",
-            f"after {results.attrs['steps']} steps no seed below half the loss of guessing "
-            f"({LEARNT * guessing:.2f}){at}; " + _by_depth(plain),
-            shallow_trains and bool(stuck.values[-1]),
-        ),
-        Claim(
-            "residual connections lift it",
-            "yang2019, in the encyclopaedia article",
-            _by_depth(skip),
-            bool((skip.max("seed") < LEARNT * guessing).all()) and bool(stops),
-        ),
-    ]
-
-
-def _by_depth(loss: xr.DataArray) -> str:
-    texts = []
-    for depth in loss["depth"].values:
-        each = loss.sel(depth=depth).values
-        texts.append(f"{depth}: {each.mean():.3g} ({each.min():.3g} to {each.max():.3g})")
-    return f"best loss by depth, {loss.sizes['seed']} seeds: {', '.join(texts)}"
 
 
 @experiment(
     "yang2019/trainability",
-    claims=_claims,
+    claims=trainability_claims,
     figure=draw,
     scales={
         "quick": {
@@ -71,6 +45,7 @@ def _by_depth(loss: xr.DataArray) -> str:
             "width": 32,
             "batch_size": 32,
             "steps": 40,
+            "longer": 1,
         },
         "small": {"data": "mnist"},
         "paper": {
@@ -92,14 +67,17 @@ def trainability(
     width: int = 64,
     batch_size: int = 64,
     steps: int = 150,
+    longer: int = 10,
     seeds: int = 3,
     seed: int = 0,
     store: Store,
     progress: Progress,
 ) -> xr.Dataset:
-    """Final training loss against depth, with and without skip connections, per learning rate.
+    """Training loss within some steps against depth, with and without skips, per learning rate.
 
-    Fully connected ReLU nets with batch normalization, plain SGD, cross-entropy.
+    Fully connected ReLU nets with batch normalization, plain SGD, cross-entropy. Plain nets that do
+    not train within the steps are trained anew with more of them: what is slow is told from what
+    cannot be trained.
 
     Reference: yang2019.
 
@@ -110,6 +88,7 @@ def trainability(
         width: units of a block.
         batch_size: samples per step.
         steps: optimizer steps.
+        longer: times the steps for plain nets of a depth at which none trained; 1 for none.
         seeds: trainings of each kind.
         seed: first seed; the others follow it.
         store: keeps each training.
@@ -117,31 +96,67 @@ def trainability(
 
     Returns:
         ``loss`` (architecture, depth, learning_rate, seed): the mean of the last ten steps, not a
-        number after a divergence; ``best_loss`` (architecture, depth, seed).
+        number after a divergence; ``best_loss`` (architecture, depth, seed); ``longer_loss``
+        (depth, learning_rate, seed) of plain nets with more steps, not a number where none was
+        trained so.
     """
+    depths = whole_numbers("depths", depths, at_least=1)
+    rates = positive_numbers("learning_rates", learning_rates)
+    common = {
+        "data": data,
+        "width": whole_number("width", width, at_least=1),
+        "batch_size": whole_number("batch_size", batch_size, at_least=2),
+        "steps": whole_number("steps", steps, at_least=1),
+    }
+    longer = whole_number("longer", longer, at_least=1)
+    seeds = whole_number("seeds", seeds, at_least=1)
     samples = load(data)
-    own_seeds = list(range(seed, seed + seeds))
-    common = {"data": data, "width": width, "batch_size": batch_size, "steps": steps}
-    losses = []
-    for architecture, depth, rate, own in itertools.product(
-        NAMES, depths, learning_rates, own_seeds
-    ):
-        progress(f"{architecture}, depth {depth}, learning rate {rate:g}, seed {own}")
-        kind = {"architecture": architecture, "depth": depth, "learning_rate": rate}
-        losses.append(_stored(store, samples.train, {**common, **kind}, own))
-    values = np.reshape(losses, (len(NAMES), len(depths), len(learning_rates), seeds))
-    best = np.where(np.isnan(values), np.inf, values).min(2)  # inf: every rate diverged
     coordinates = {
         "architecture": list(NAMES),
         "depth": list(depths),
-        "learning_rate": list(learning_rates),
-        "seed": own_seeds,
+        "learning_rate": list(rates),
+        "seed": list(range(seed, seed + seeds)),
     }
-    variables = {
-        "loss": (tuple(coordinates), values),
-        "best_loss": (("architecture", "depth", "seed"), best),
-    }
-    return xr.Dataset(variables, coordinates, {**common, "classes": len(samples.classes)})
+    attributes = {**common, "longer": longer, "classes": len(samples.classes)}
+    results = xr.Dataset(coords=coordinates, attrs=attributes)
+    trained = partial(_trainings, store, progress, samples.train)
+    losses = trained(common, results)
+    results["loss"] = (tuple(coordinates), losses)
+    best = np.where(np.isnan(losses), np.inf, losses).min(2)  # inf: every rate diverged
+    results["best_loss"] = (("architecture", "depth", "seed"), best)
+    results["longer_loss"] = _with_more_steps(trained, common, results)
+    return results
+
+
+def _with_more_steps(
+    trained: Callable[[dict[str, Any], xr.Dataset], Any],
+    common: dict[str, Any],
+    results: xr.Dataset,
+) -> xr.DataArray:
+    """Losses of the plain nets that did not train, trained anew with more steps."""
+    losses = xr.full_like(results["loss"].sel(architecture="batch", drop=True), math.nan)
+    plain, times = results["best_loss"].sel(architecture="batch"), results.attrs["longer"]
+    stuck = stuck_depths(plain, math.log(results.attrs["classes"]))
+    if stuck and times > 1:
+        which = results.coords.to_dataset().sel(architecture=["batch"], depth=stuck)
+        more = trained({**common, "steps": times * common["steps"]}, which)
+        losses.loc[{"depth": stuck}] = more[0]
+    return losses
+
+
+def _trainings(
+    store: Store, progress: Progress, samples: Any, common: dict[str, Any], which: xr.Dataset
+) -> Any:
+    """Final losses of the trainings that coordinates name, in their order."""
+    names = ("architecture", "depth", "learning_rate", "seed")
+    values = [which[name].values.tolist() for name in names]
+    losses = []
+    for architecture, depth, rate, seed in itertools.product(*values):
+        label = f"{architecture}, depth {depth}, learning rate {rate:g}, seed {seed}"
+        progress(f"{label}, {common['steps']} steps")
+        kind = {"architecture": architecture, "depth": depth, "learning_rate": rate}
+        losses.append(_stored(store, samples, {**common, **kind}, seed))
+    return np.reshape(losses, [len(each) for each in values])
 
 
 def _stored(store: Store, samples: Any, parameters: dict[str, Any], seed: int) -> float:
