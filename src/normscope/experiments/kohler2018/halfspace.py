@@ -105,7 +105,8 @@ def halfspace(
             )
         )
     names = {"form": list(FORMS), "scale": list(scales), "activation": list(ACTIVATIONS)}
-    return stacked(found, "seed", own_seeds).assign_coords(names)
+    results = stacked(found, "seed", own_seeds).assign_coords(names)
+    return results.assign_coords({name: range(results.sizes[name]) for name in ("step", "start")})
 
 
 def _sides(given: Moments, loss: str, steps: int) -> xr.Dataset:

@@ -141,6 +141,8 @@ def _with_more_steps(
         which = results.coords.to_dataset().sel(architecture=["batch"], depth=stuck)
         more = trained({**common, "steps": times * common["steps"]}, which)
         losses.loc[{"depth": stuck}] = more[0]
+    else:
+        losses.attrs["missing"] = "no net was trained with more steps"
     return losses
 
 
