@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
-from normscope.errors import StateError
+from normscope.errors import InputError, StateError
 from normscope.integrations.lightning import ScopeCallback
 from normscope.losses import cross_entropy
 from normscope.results import Store
@@ -146,3 +146,18 @@ def test_example_runs_and_is_short(name, tmp_path, monkeypatch):
     lines = path.read_text(encoding="utf-8").split('"""', 2)[2].splitlines()
     imports = ("import ", "from ")
     assert len([line for line in lines if line.strip() and not line.startswith(imports)]) <= 15
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probez": "economy"}, "unknown option of ScopeCallback 'probez'; did you mean 'probes'"),
+        ({"optimizer": None}, "unknown option of ScopeCallback 'optimizer'"),
+        ({"probes": "economi"}, "did you mean 'economy'"),
+        ({"every": 0}, "every must be a whole number of at least 1"),
+        ({"distances": [2, 1]}, "distances must be positive, finite and increasing"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_training(options, message):
+    with pytest.raises(InputError, match=message):
+        ScopeCallback("cross_entropy", **options)

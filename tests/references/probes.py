@@ -50,7 +50,8 @@ def ray(
             for name, value in start.items()
         }
         value, there = gradient_at(model, moved, loss, x, y)
-        one, other = flat(gradient), flat(there)
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+        one, other = flat(gradient), flat(zeros | there)
         length = flat({n: moved[n] - start[n] for n in start}).norm()
         cosine = torch.dot(one, other) / (one.norm() * other.norm())
         found.append(

@@ -70,8 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(str(error))
     except _UsageProblem as problem:
         return _complain(_described(problem))
-    except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", code=130)
+    except (KeyboardInterrupt, typer.Abort) as end:
+        return _complain(str(end) or "interrupted", code=130)
     except BrokenPipeError:
         # The reader has seen enough (`normscope ... | head`); keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

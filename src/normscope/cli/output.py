@@ -123,3 +123,14 @@ def working(label: str) -> Iterator[Callable[[str], None]]:
     ) as bar:
         task = bar.add_task(label, total=None)
         yield lambda text: bar.update(task, description=f"{label}: {text}")
+
+
+@contextmanager
+def resumable(store: Path) -> Iterator[None]:
+    """Let Ctrl-C inside say what becomes of the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; what is finished is kept in {store}, and the same command goes on."
+        ) from None

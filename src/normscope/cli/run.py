@@ -45,7 +45,7 @@ def run(
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
-    from normscope.cli.output import print_json, working
+    from normscope.cli.output import print_json, resumable, working
     from normscope.cli.values import named_values
     from normscope.errors import InputError
     from normscope.experiments import EXPERIMENTS
@@ -59,7 +59,8 @@ def run(
         overrides["seed"] = seed
     EXPERIMENTS[experiment].settings(scale, overrides)  # refuse before anything is written
     out.mkdir(parents=True, exist_ok=True)
-    with Store(out / "runs.sqlite") as store, working(experiment) as progress:
+    kept = out / "runs.sqlite"
+    with resumable(kept), Store(kept) as store, working(experiment) as progress:
         result = run_experiment(experiment, scale, store=store, progress=progress, **overrides)
     result = replace(result, label=name)
     paths = {what: str(path) for what, path in result.write(out).items()}

@@ -119,7 +119,7 @@ def _run(
     running: dict[str, Any],
     as_json: bool,
 ) -> None:
-    from normscope.cli.output import working
+    from normscope.cli.output import resumable, working
     from normscope.cli.sweep_output import print_report
     from normscope.results import Store
     from normscope.sweeps.engines import ENGINES
@@ -128,7 +128,7 @@ def _run(
     work, units = _planned(name, given, scale, seeds)
     ENGINES[running["engine"]]
     files: dict[str, str] = {"store": str(out)}
-    with Store(out) as store, working(name) as progress:
+    with resumable(out), Store(out) as store, working(name) as progress:
         report = run_sweep(work, units, store, progress=progress, **running)
         if name == "phase_diagram":
             from normscope.sweeps.defaults import swept

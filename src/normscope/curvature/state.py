@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,37 +30,128 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
     """Put every attribute of every module back on exit, also after an error or Ctrl-C.
 
-    Parameters, buffers and plain attributes that were set anew come back as the same objects.
-    Their contents are safe only if the model works on other tensors meanwhile: see `substituted`.
+    Parameters, buffers and plain attributes come back as the same objects. Meanwhile the modules
+    work with copies of their plain tensors, lists and dictionaries; random generators among the
+    attributes are set back. The contents of parameters and buffers are safe only if the model
+    works on other tensors meanwhile: see `substituted`.
 
     Args:
         model: the model.
+        *others: modules that run with it, such as a loss with buffers; of these the buffers are
+            copied too.
 
     Yields:
         Nothing.
     """
     with _ONE_AT_A_TIME:
-        yield from _restored_after(model)
+        yield from _restored_after(model, others)
 
 
-def _restored_after(model: nn.Module) -> Iterator[None]:
+def _restored_after(model: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
+    own = {id(module): module for module in model.modules()}
+    more = {id(module): module for other in others for module in other.modules()}
+    added = [module for key, module in more.items() if key not in own]
+    modules = [*own.values(), *added]
     slots: list[dict[str, Any]] = []
-    for module in model.modules():
+    for module in modules:
         slots += [module.__dict__, module._parameters, module._buffers]
     contents = [dict(slot) for slot in slots]
+    restorers = list(filter(None, map(_state_restorer, _attributes(modules))))
 
     def restore() -> None:
         for slot, content in zip(slots, contents, strict=True):
             slot.clear()
             slot.update(content)
+        for restorer in restorers:
+            restorer()
 
     try:
+        _work_on_copies(modules, added)
         yield
     finally:
         _surely(restore)
+
+
+_MODULE_SLOTS = frozenset(vars(nn.Module()))
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {n: value for n, value in module.__dict__.items() if n not in _MODULE_SLOTS}
+
+
+def _work_on_copies(modules: Iterable[nn.Module], added: Iterable[nn.Module]) -> None:
+    copies = _Copies()
+    with torch.inference_mode(False), torch.no_grad():
+        for module in modules:
+            # set in __dict__: a module's own __setattr__ may have effects
+            module.__dict__.update({n: copies.of(value) for n, value in _plain(module).items()})
+        for module in added:
+            buffers: dict[str, Any] = module._buffers
+            buffers.update({name: copies.of(tensor) for name, tensor in buffers.items()})
+
+
+class _Copies:
+    """Copies of tensors and containers; what is shared stays shared, parameters stay."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, value: Any) -> Any:
+        """A copy of a mutable value, the value itself otherwise."""
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if isinstance(value, Tensor):
+            self._made[id(value)] = self._of_tensor(value)
+        elif type(value) in (list, dict, set, deque, OrderedDict, defaultdict):
+            twin = self._made[id(value)] = copy.copy(value)
+            places = list(twin) if isinstance(twin, dict) else range(len(twin))
+            for place in () if isinstance(twin, set) else places:
+                twin[place] = self.of(twin[place])
+        elif type(value) is tuple:
+            parts = tuple(map(self.of, value))
+            same = all(one is other for one, other in zip(parts, value, strict=True))
+            self._made[id(value)] = value if same else parts
+        return self._made.get(id(value), value)
+
+    def _of_tensor(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+            return tensor.detach().clone()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._storages:  # views of one memory stay views of one
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._storages[storage.data_ptr()] = whole.clone().untyped_storage()
+        own, offset = self._storages[storage.data_ptr()], tensor.storage_offset()
+        twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        twin.set_(own, offset, tensor.size(), tensor.stride())
+        return twin.requires_grad_(tensor.requires_grad)
+
+
+def _attributes(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """Plain attributes, and what lists, tuples and dictionaries among them hold."""
+    for module in modules:
+        for value in _plain(module).values():
+            yield value
+            if type(value) in (list, tuple, dict, OrderedDict):
+                yield from value.values() if isinstance(value, dict) else value
+
+
+def _state_restorer(value: Any) -> Callable[[], Any] | None:
+    """What sets a random generator back to its present state; None for other values."""
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state(legacy=False))
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return partial(value.setstate, value.getstate())
+    return None
 
 
 @contextmanager

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Result"]
 
+_QUICK = "The quick scale shows that everything runs; the paper is judged at scale small or paper."
+
 
 @dataclass(frozen=True)
 class Result:
@@ -123,6 +125,7 @@ class Result:
             f"`{self.command}`, {self.seconds:.0f} s.",
             f"![Figure of {self.name}]({picture})",
             claims_table(self.claims) if self.claims else "No claim is judged by this experiment.",
+            *([_QUICK] if self.scale == "quick" else []),
             f"Settings: `{settings}`. Versions: {versions}.",
         ]
         return "\n\n".join(parts) + "\n"
@@ -131,7 +134,7 @@ class Result:
         """The verdicts, one line each."""
         lines = [f"{self.name} at {self.scale} scale, {self.seconds:.1f} s"]
         lines += [f"  {each.verdict}: {each.text} ({each.measured})" for each in self.claims]
-        return "\n".join(lines)
+        return "\n".join(lines + ([_QUICK] if self.scale == "quick" else []))
 
 
 def _plain(value: Any) -> Any:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import StateError
 from normscope.probes import Scope
+from normscope.probes.presets import chosen_probes
+from normscope.probes.ray import checked_distances
+from normscope.probes.schedule import Schedule
+from normscope.registry import unknown_name
 
 try:
     from lightning.pytorch import Callback
@@ -38,7 +44,11 @@ class ScopeCallback(Callback):
         loss: what the training descends, as `Scope` takes it: ``loss(output, target)`` for
             batches (x, y), where the module is called as ``module(x)``, or a `whole_loss`. The
             module's ``training_step`` is not called: it logs.
-        **options: all other arguments of `Scope`, such as ``probes`` and ``every``.
+        **options: all other arguments of `Scope`, such as ``probes`` and ``every``. The optimizer
+            is the trainer's.
+
+    Raises:
+        InputError: if an option is unknown, or its value cannot be used.
 
     Examples:
         >>> callback = ScopeCallback("cross_entropy", probes="economy", every=100)
@@ -47,6 +57,7 @@ class ScopeCallback(Callback):
 
     def __init__(self, loss: Loss | WholeLoss | str, **options: Any) -> None:
         super().__init__()
+        _refuse_wrong(options)
         self._loss = loss
         self._options = options
         self._scope: Scope | None = None
@@ -113,3 +124,19 @@ class ScopeCallback(Callback):
         self._batch = None
         if self._scope is not None:
             self._scope.__exit__(type(exception), exception, None)
+
+
+def _refuse_wrong(options: Mapping[str, Any]) -> None:
+    """Refuse now what the scope would refuse when the training starts."""
+    given = {"model", "loss", "optimizer"}  # by the callback itself
+    known = [name for name in inspect.signature(Scope).parameters if name not in given]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option of ScopeCallback", name, known)
+    chosen_probes(options.get("probes", "all"))
+    Schedule(**{name: options[name] for name in _WHEN if name in options})
+    if options.get("distances") is not None:
+        checked_distances(options["distances"])
+
+
+_WHEN = ("every", "steps", "budget")

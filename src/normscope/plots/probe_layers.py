@@ -40,7 +40,7 @@ def layer_lines(
         colour = colormaps["viridis"](0.9 * place / max(len(shown) - 1, 1))
         line = values.sel({dimension: name}).values
         marker = "." if len(line) == 1 else ""
-        label = name if _is_named(place, len(shown)) else None
+        label = _label(name) if _is_named(place, len(shown)) else None
         axes.plot(values["step"].values, line, color=colour, lw=1, marker=marker, label=label)
     if logarithmic and bool((values > 0).any()):
         axes.set_yscale("log")
@@ -48,6 +48,11 @@ def layer_lines(
     if shown:
         axes.legend(frameon=False, fontsize="x-small")
     return axes
+
+
+def _label(name: str) -> str:
+    """A layer's name in a legend, which leaves out labels that begin by an underscore."""
+    return f" {name}" if name.startswith("_") else name or "(the model itself)"
 
 
 def _is_named(place: int, count: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from normscope.errors import InputError
+from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.detect import is_norm
 from normscope.layers.kinds import NoNorm
 from normscope.probes.execution import weight_layers
@@ -53,6 +53,10 @@ class ActivationMoments(Probe):
 
     def __init__(self, units: int = 8, bins: int = 0, every: int | None = None) -> None:
         super().__init__(every)
+        if not (isinstance(units, int) and isinstance(bins, int)):
+            raise ArgumentTypeError(
+                f"units and bins must be whole numbers, got {units!r} and {bins!r}."
+            )
         if units < 1 or bins < 0:
             raise InputError(f"units must be positive, bins not negative, got {units} and {bins}.")
         self.units = units

@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = ["Comparison", "Start", "difference_and_cosine", "squared_norms"]
 
 _SMALL = 2**14  # entries; smaller tensors are joined: their number would cost more than their size
+_PIECE = 2**18  # entries compared at a time: their difference takes no room worth speaking of
 
 
 class Start:
@@ -44,7 +45,7 @@ class Comparison:
         self._seen: set[str] = set()
 
     def see(self, name: str, gradient: Tensor) -> None:
-        """Add one parameter's part; the gradient is overwritten."""
+        """Add one parameter's part; the gradient is only read, its memory may be another's too."""
         self._seen.add(name)
         if self._start.is_small[name]:
             self._small[name] = gradient
@@ -62,10 +63,12 @@ class Comparison:
         self._sums.append(products)
 
     def _add(self, here: Tensor, start: Tensor) -> None:
-        inner, norm = torch.dot(here, start), torch.dot(here, here)
-        # the difference itself: from the inner products it would be lost in their rounding
-        here -= start
-        self._sums.append((inner, norm, torch.dot(here, here)))
+        for place in range(0, len(here), _PIECE):
+            one, other = here[place : place + _PIECE], start[place : place + _PIECE]
+            # the difference itself: from the inner products it would be lost in their rounding
+            change = one - other
+            sums = torch.dot(one, other), torch.dot(one, one), torch.dot(change, change)
+            self._sums.append(sums)
 
     def result(self) -> tuple[float, float]:
         """l2 distance and cosine of the whole gradients; NaN where one of them is zero."""
@@ -85,7 +88,7 @@ class Comparison:
 def difference_and_cosine(
     start: Mapping[str, Tensor], other: Mapping[str, Tensor]
 ) -> tuple[float, float]:
-    """l2 distance and cosine of two gradients; the second is overwritten unless it is the first.
+    """l2 distance and cosine of two gradients.
 
     Args:
         start: a gradient, by name of the parameter.
@@ -100,7 +103,7 @@ def difference_and_cosine(
     """
     comparison = Comparison(Start(start))
     for name, gradient in other.items():
-        comparison.see(name, gradient.clone() if gradient is start[name] else gradient)
+        comparison.see(name, gradient)
     return comparison.result()
 
 

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from normscope.curvature.modes import MODES
+from normscope.curvature.products import KINDS
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import NormscopeWarning
+from normscope.probes.comparison import squared_norms
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
+from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from normscope.curvature.result import TopEigenvalue
@@ -26,7 +30,7 @@ class Curvature(Probe):
     Each search starts from the vector of the last one, which has moved little: two or three
     products are enough then. Measures ``top_eigenvalue`` and ``top_eigenvalue_residual``, the
     relative residual that says how far to trust it; both NaN at steps where the probe is not due
-    or the loss is not finite.
+    or the loss or its gradient is not finite, or the products fail (with one warning).
 
     Args:
         kind: "hessian", "fisher" or "ggn".
@@ -47,6 +51,10 @@ class Curvature(Probe):
         every: int | None = None,
     ) -> None:
         super().__init__(every)
+        if kind not in KINDS:
+            raise unknown_name("kind of curvature", kind, KINDS)
+        if mode not in MODES:
+            raise unknown_name("mode", mode, MODES)
         self.kind = kind
         self.mode = mode
         self.tolerance = tolerance
@@ -66,13 +74,25 @@ class Curvature(Probe):
         """The eigenvalue and its residual."""
         if not math.isfinite(moment.loss) or not moment.gradient:
             return {name: np.asarray(math.nan) for name in self.variables}
-        problem, names = moment.passes.problem, list(moment.gradient)
+        if not all(math.isfinite(size) for size in squared_norms(moment.gradient).values()):
+            return self.without(self.variables, "the loss is finite, but its gradient is not")
+        try:
+            found = self._found(moment)
+        except (RuntimeError, ValueError) as error:
+            return self.without(self.variables, str(error))
+        self._start = found
+        return {
+            "top_eigenvalue": np.asarray(found.value),
+            "top_eigenvalue_residual": np.asarray(found.residual),
+        }
+
+    def _found(self, moment: Moment) -> TopEigenvalue:
         start = self._start
         if start is not None and start.vectors.shape[0] != _size(moment):
             start = None  # other parameters are trained than before
-        with moment.passes.alone(), warnings.catch_warnings():
+        with moment.passes.alone() as problem, warnings.catch_warnings():
             warnings.simplefilter("ignore", NormscopeWarning)  # the residual is in the results
-            found = top_eigenvalue(
+            return top_eigenvalue(
                 problem.model,
                 problem.loss,
                 problem.data,
@@ -80,15 +100,10 @@ class Curvature(Probe):
                 mode=self.mode,
                 tol=self.tolerance,
                 max_products=self.max_products,
-                params=names,
+                params=list(moment.gradient),
                 seed=moment.seed,
                 start=start,
             )
-        self._start = found
-        return {
-            "top_eigenvalue": np.asarray(found.value),
-            "top_eigenvalue_residual": np.asarray(found.residual),
-        }
 
     def cost(self, layers: int, points: int) -> Cost:
         """A few products, each of two to three passes."""

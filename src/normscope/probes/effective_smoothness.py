@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.curvature.operator import operator
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ class EffectiveSmoothness(Probe):
         {\lVert s \eta g \rVert}
 
     Measures ``smoothness`` at each distance, its largest value ``effective_smoothness``, and, if
-    asked for, its limit for short steps, ``local_smoothness``: |H g| / |g| with the Hessian H in
-    train mode. Zero over zero, for a learning rate of zero, is NaN.
+    asked for, its limit for short steps, ``local_smoothness``: |H g| / |g| with the Hessian H of
+    the same function, flags, dropout masks and precision included. Zero over zero, for a learning
+    rate of zero, is NaN.
 
     Reference: santurkar2018, Figure 4 (c). Notation: beta = effective_smoothness, s = distance.
 
@@ -55,7 +57,10 @@ class EffectiveSmoothness(Probe):
             slopes = moment.ray.differences / moment.ray.lengths
         values: Values = {"smoothness": slopes, "effective_smoothness": np.max(slopes)}
         if self.local:
-            values["local_smoothness"] = np.asarray(_local_smoothness(moment))
+            try:
+                values["local_smoothness"] = np.asarray(_local_smoothness(moment))
+            except (RuntimeError, ValueError) as error:  # such as a missing second derivative
+                values |= self.without(("local_smoothness",), str(error))
         return values
 
     def cost(self, layers: int, points: int) -> Cost:
@@ -68,16 +73,21 @@ def _local_smoothness(moment: Moment) -> float:
 
     .. math:: \lVert H d \rVert / \lVert d \rVert, \qquad d = \eta g
     """
-    problem, names = moment.passes.problem, list(moment.gradient)
-    if not np.isfinite(moment.loss):
-        return float("nan")
-    with moment.passes.alone():
-        hessian = operator(
-            problem.model, problem.loss, problem.data, "hessian", params=names, seed=moment.seed
-        )
-        parts = [moment.gradient[name] * moment.rates[name] for name in hessian.names]
-        direction = hessian.evaluator.layout.join(parts)
-        length = torch.linalg.vector_norm(direction)
-        if not (bool(torch.isfinite(length)) and length > 0):
-            return float("nan")
-        return float(torch.linalg.vector_norm(hessian @ (direction / length)))
+    lengths = [torch.linalg.vector_norm(g) * moment.rates[n] for n, g in moment.gradient.items()]
+    length = math.sqrt(sum(float(each) ** 2 for each in lengths))
+    if not (math.isfinite(moment.loss) and math.isfinite(length) and length > 0):
+        return math.nan
+    tensors = moment.at_parameters({})
+    leaves = [tensors[name].requires_grad_() for name in moment.gradient]
+    # the fused attention kernels have no second derivative
+    with moment.passes.scene(tensors), sdpa_kernel(SDPBackend.MATH):
+        loss = moment.passes.forward()
+        first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
+        pairs = zip(moment.gradient.items(), first, strict=True)
+        along = [(g * (moment.rates[n] / length) * f).sum() for (n, g), f in pairs if f is not None]
+        slope = torch.stack([part.double() for part in along]).sum()
+        if not slope.requires_grad:  # the gradient is constant
+            return 0.0
+        second = torch.autograd.grad(slope, leaves, allow_unused=True)
+    parts = [float(torch.linalg.vector_norm(part)) for part in second if part is not None]
+    return math.sqrt(sum(part**2 for part in parts))

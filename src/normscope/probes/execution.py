@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.layers.detect import is_norm
 
@@ -23,12 +26,12 @@ class Layer:
 
     Args:
         name: its qualified name.
-        place: its first call, counted over all modules' calls.
+        place: the first use of its parameters, counted over all calls and uses; None if unknown.
         parameters: qualified names of its own trainable parameters.
     """
 
     name: str
-    place: int
+    place: int | None
     parameters: tuple[str, ...]
 
 
@@ -85,10 +88,7 @@ def _first(inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
 
 
 class Order:
-    """When each module of a model is first called.
-
-    A module that is not called itself takes the place of the nearest one above it that is: such
-    as the output projection within torch's MultiheadAttention, whose weights its parent uses.
+    """When each module of a model is first called, and each parameter first used.
 
     Args:
         model: the model.
@@ -96,55 +96,114 @@ class Order:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self._events = 0
         self._calls: dict[str, int] = {}
+        self._uses: dict[str, int] = {}
 
-    def watch(self, watch: Watch) -> None:
-        """Count the calls of one forward pass."""
+    @contextmanager
+    def watch(self, watch: Watch) -> Iterator[None]:
+        """Note the calls and uses of one forward pass; inside its scene, open while it runs.
+
+        Args:
+            watch: sets the hooks.
+
+        Yields:
+            Nothing.
+        """
         for name, module in self.model.named_modules():
             watch.before(module, partial(self._called, name))
+        # by memory: a view, or a tensor of the same data, is a use too
+        names = {_memory(parameter): name for name, parameter in self.model.named_parameters()}
+        with _Uses(names, self._used):
+            yield
 
     def _called(self, name: str, _: Any) -> None:
-        self._calls.setdefault(name, len(self._calls))
+        self._note(self._calls, name)
+
+    def _used(self, name: str) -> None:
+        self._note(self._uses, name)
+
+    def _note(self, places: dict[str, int], name: str) -> None:
+        if name not in places:
+            places[name] = self._events
+            self._events += 1
 
     def place(self, name: str) -> int | None:
-        """The first call of a module or of the nearest one above it; None if there is none."""
-        while name not in self._calls:
-            if not name:
-                return None
-            name = name.rpartition(".")[0]
-        return self._calls[name]
+        """The first call of a module; None if there is none."""
+        return self._calls.get(name)
 
     def layers(self) -> list[Layer]:
-        """The layers that ran, in order; a tied weight belongs to the first that runs with it.
+        """All layers in the order of their first use, then those that did not run.
 
-        A layer all of whose weights belong to earlier ones is left out.
+        A tied weight belongs to the first layer that runs with it. A layer all of whose weights
+        belong to earlier ones is left out.
         """
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         found = []
         taken: set[int] = set()
-        for place, name, module in self._placed(weight_layers(self.model)):
+        for name, module in self._ordered():
             own = [p for p in own_parameters(module) if id(p) not in taken]
             taken |= {id(parameter) for parameter in own}
             if own:
+                places = [self._uses[names[id(p)]] for p in own if names[id(p)] in self._uses]
                 trainable = tuple(names[id(p)] for p in own if p.requires_grad)
-                found.append(Layer(name, place, trainable))
-        return found
+                found.append(Layer(name, min(places, default=None), trainable))
+        return sorted(found, key=lambda layer: _last_if_none(layer.place))
+
+    def _ordered(self) -> list[tuple[str, nn.Module]]:
+        """The layers by their first call, or use: so that it is told whose a tied weight is."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+
+        def place(name: str, module: nn.Module) -> float:
+            uses = [self._uses.get(names[id(p)]) for p in own_parameters(module)]
+            first = min(map(_last_if_none, uses), default=math.inf)
+            return self._calls.get(name, first)
+
+        layers = weight_layers(self.model)
+        return sorted(layers.items(), key=lambda each: place(*each))
 
     def parameter_places(self) -> dict[str, int]:
-        """The place at which each parameter is first used: that of the first module owning it."""
-        first: dict[int, int] = {}
-        for place, _, module in self._placed(dict(self.model.named_modules())):
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    first.setdefault(id(parameter), place)
-        named = self.model.named_parameters()
-        return {name: first[id(p)] for name, p in named if id(p) in first}
+        """The place at which each parameter is first used, of those that are."""
+        return dict(self._uses)
 
-    def _placed(self, modules: Mapping[str, nn.Module]) -> list[tuple[int, str, nn.Module]]:
-        """Those of the modules that ran, in order; at one place in the order of registration."""
-        placed = [(self.place(name), name, module) for name, module in modules.items()]
-        known = [(place, name, module) for place, name, module in placed if place is not None]
-        return sorted(known, key=lambda each: each[0])
+
+def _last_if_none(place: int | None) -> float:
+    return math.inf if place is None else place
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Sees every operation inside, and tells of those that take certain memory."""
+
+    def __init__(self, names: Mapping[int, str], see: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._names = {memory: name for memory, name in names.items() if memory}
+        self._see = see
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        if self._names:  # each is told once
+            for value in (*args, *options.values()):
+                for tensor in value if isinstance(value, list | tuple) else (value,):
+                    name = self._names.pop(_memory(tensor), None)
+                    if name is not None:
+                        self._see(name)
+        return func(*args, **options)
+
+
+def _memory(tensor: Any) -> int:
+    """Where a tensor's memory begins; 0 for what is no tensor or has none."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # such as tensors inside a transform
+        return 0
 
 
 def weight_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 __all__ = ["FactoredGradients", "Products"]
@@ -43,7 +44,9 @@ class FactoredGradients:
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
-        self._inputs: dict[str, Tensor] = {}
+        self._arrivals: Counter[str] = Counter()
+        self._uses: Mapping[str, int] = {}
+        self._inputs: dict[str, tuple[Tensor, int]] = {}  # with their version
         self._signals: dict[str, Tensor] = {}
         self._known: dict[str, _Factors] = {}
 
@@ -59,8 +62,8 @@ class FactoredGradients:
     def settle(self, gradient: Mapping[str, Tensor]) -> None:
         """After the pass: keep the layers whose factors are the whole of the gradient."""
         for name, signals in self._signals.items():
-            inputs = self._inputs[name]
-            if self._calls[name] == 1 and _is_product(gradient.get(name), signals, inputs):
+            inputs, _ = self._inputs[name]
+            if self._is_plain(name) and _is_product(gradient.get(name), signals, inputs):
                 grams = inputs @ inputs.T, signals @ signals.T
                 self._known[name] = _Factors(inputs, signals, *grams)
 
@@ -72,17 +75,39 @@ class FactoredGradients:
             see: called for each of ``names`` with its inner products.
         """
         self._calls.clear()
+        self._arrivals.clear()
         self._inputs.clear()
+        self._uses = {}
 
         def arrived(name: str, signals: Tensor) -> None:
-            see(name, _products(self._known[name], self._inputs.pop(name), signals))
+            inputs, version = self._inputs[name]
+            if self._is_plain(name) and inputs._version == version:
+                see(name, _products(self._known[name], inputs, signals))
+            else:
+                self._calls[name] += 1  # not one call with one answer: not to be trusted
 
         self._watch(_linear_weights(model, self.names), arrived)
 
+    def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
+        """Count in the graph of a loss how often each of ``names`` is used; before running back.
+
+        Args:
+            loss: with its graph.
+            weights: the leaves of the pass, by name.
+        """
+        self._uses = _uses(loss, {name: weights[name] for name in self.names})
+
+    def forget(self) -> None:
+        """Compare by the gradients themselves from now on."""
+        self._known.clear()
+
     @property
     def is_valid(self) -> bool:
-        """Whether every layer was called at most once since the last `meet`."""
-        return all(count == 1 for count in self._calls.values())
+        """Whether each layer ran once since `meet`, was answered once, and its weight used once."""
+        return all(self._is_plain(name) and self._uses.get(name) == 1 for name in self.names)
+
+    def _is_plain(self, name: str) -> bool:
+        return self._calls[name] == 1 and self._arrivals[name] == 1
 
     def _watch(
         self, layers: Mapping[str, nn.Linear], arrived: Callable[[str, Tensor], None]
@@ -91,20 +116,37 @@ class FactoredGradients:
             layer.__dict__["forward"] = partial(self._forward, name, layer, arrived)
 
     def _forward(
-        self, name: str, layer: nn.Linear, arrived: Callable[[str, Tensor], None], x: Tensor
+        self, name: str, layer: nn.Linear, arrived: Callable[[str, Tensor], None], input: Tensor
     ) -> Tensor:
         self._calls[name] += 1
-        output = functional.linear(x, layer.weight, layer.bias)
-        if _is_worth_it(x, layer) and output.requires_grad and self._calls[name] == 1:
-            self._inputs[name] = x.detach()
-            hook = partial(_detached, partial(arrived, name))
+        output = functional.linear(input, layer.weight, layer.bias)
+        if _is_worth_it(input, layer) and output.requires_grad and self._calls[name] == 1:
+            self._inputs[name] = input.detach(), input._version
+            hook = partial(self._answered, name, arrived)
             output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
 
+    def _answered(self, name: str, arrived: Callable[[str, Tensor], None], signals: Tensor) -> None:
+        self._arrivals[name] += 1  # more than once if the loss differentiates by itself
+        with torch.no_grad():
+            arrived(name, signals.detach())
 
-def _detached(arrived: Callable[[Tensor], None], signals: Tensor) -> None:
-    with torch.no_grad():
-        arrived(signals.detach())
+
+def _uses(loss: Tensor, weights: Mapping[str, Tensor]) -> Counter[str]:
+    """How often the graph of a loss leads to each of these leaves."""
+    names = {id(get_gradient_edge(weight).node): name for name, weight in weights.items()}
+    found: Counter[str] = Counter()
+    waiting = [loss.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for following, _ in () if node is None else node.next_functions:
+            if following is not None:
+                found[names.get(id(following), "")] += 1
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+    return found
 
 
 def _linear_weights(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.Linear]:

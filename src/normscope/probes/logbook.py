@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from normscope.errors import StateError
+from normscope.errors import ArgumentTypeError, StateError
 from normscope.probes.table import Row, Table
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class Logbook:
         self._rows_kept = 0
         if store is None:
             return
+        if not callable(getattr(store, "append", None)) or not hasattr(store, "release"):
+            raise ArgumentTypeError(
+                "store must be an open normscope.results.Store, such as Store('runs.db'), got "
+                f"{store!r}."
+            )
         self.key = store.add(name, labels, seed)
         state = store.get(self.key).state
         if state not in ("pending", "failed"):
@@ -44,11 +49,13 @@ class Logbook:
         store.start(self.key)
 
     def add(self, row: Row) -> None:
-        """Add a row that is complete."""
-        self.table.rows.append(row)
+        """Add a row; once more does no harm, after a Ctrl-C in the middle."""
+        if not any(row is other for other in self.table.rows[-1:]):
+            self.table.rows.append(row)
         if self._store is not None and self.key is not None:
-            self._store.append(self.key, self.table.dataset([row]))
-            self._rows_kept += 1
+            if self._rows_kept < len(self.table.rows):
+                self._store.append(self.key, self.table.dataset([row]))
+            self._rows_kept = len(self.table.rows)
 
     def finish(self) -> None:
         """The training is over: the rows are the result; without any the record stays pending."""

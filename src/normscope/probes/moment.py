@@ -107,12 +107,11 @@ class Moment:
         leaves = self._copies(trained if with_gradient else ())
         with self.passes.scene(leaves):
             watch = Watch(self.subject.model)
-            self.order.watch(watch)
             for probe in probes:
                 probe.watch(watch)
             if self.ray_gradients:
                 self._factored.record(self.subject.model, trained)
-            with torch.set_grad_enabled(with_gradient):
+            with torch.set_grad_enabled(with_gradient), self.order.watch(watch):
                 loss = self.passes.forward()
             watch.close()
             self.loss, self.gradient = differentiated(loss, leaves)
@@ -132,7 +131,7 @@ class Moment:
         found = {layer.name: layer for layer in self.order.layers()}
         if self.layer_names is None:
             return list(found.values())
-        return [found.get(name, Layer(name, -1, ())) for name in self.layer_names]
+        return [found.get(name, Layer(name, None, ())) for name in self.layer_names]
 
     @cached_property
     def ray(self) -> RayValues:

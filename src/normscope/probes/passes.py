@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,6 +19,9 @@ from normscope.curvature.state import (
     substituted,
     undisturbed,
 )
+from normscope.probes.comparison import Comparison
+from normscope.probes.factored import FactoredGradients
+from normscope.probes.loss_state import modules_of_loss, steady_loss
 
 __all__ = ["Passes"]
 
@@ -39,7 +42,9 @@ class Passes:
         self.problem = problem
         self.seed = seed
         self.batch: Batch = _detached(next(problem.batches()))
-        self._generators = generators_of_model(problem.model)
+        self.loss_modules = modules_of_loss(problem.loss, problem.model)
+        owners = (problem.model, *self.loss_modules)
+        self._generators = [each for owner in owners for each in generators_of_model(owner)]
         with torch.inference_mode(False):
             self._buffers = {n: b.detach().clone() for n, b in problem.model.named_buffers()}
 
@@ -55,7 +60,7 @@ class Passes:
         """
         model = self.problem.model
         with (
-            undisturbed(model),
+            undisturbed(model, *self.loss_modules),
             fixed_randomness(self.seed, self.problem.device, self._generators),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -67,19 +72,21 @@ class Passes:
                 yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[Problem]:
         """The model at its own parameters, without compiled parts or other processes.
 
         To be open while the curvature package works with it, in the parameters' own precision:
         eigenvalues are not to be had from products that autocast rounds.
 
         Yields:
-            Nothing.
+            The problem: its loss starts from the same state each time.
         """
         exact = torch.autocast(self.problem.device.type, enabled=False)
-        with undisturbed(self.problem.model), exact:
-            _settle(self.problem.model)
-            yield
+        model, loss = self.problem.model, self.problem.loss
+        with undisturbed(model, *self.loss_modules), torch.inference_mode(False), exact:
+            _settle(model)
+            steady = steady_loss(loss, self.loss_modules)
+            yield Problem(model, steady, copied(self.batch))  # the batch may be of inference mode
 
     def forward(self) -> Tensor:
         """The loss, with its graph; inside a `scene`. The batch is a copy: a model may write it."""
@@ -108,8 +115,8 @@ class Passes:
     def reduced_gradients(
         self,
         tensors: Mapping[str, Tensor],
-        see: Callable[[str, Tensor], None],
-        prepare: Callable[[nn.Module], None] = lambda model: None,
+        comparison: Comparison,
+        factored: FactoredGradients | None = None,
     ) -> float:
         """Show each parameter's gradient when it is there, and keep none of them.
 
@@ -117,28 +124,33 @@ class Passes:
 
         Args:
             tensors: parameters by qualified name; those that require a gradient are shown.
-            see: called with the name and the gradient, which it may overwrite.
-            prepare: called with the model set up for the pass.
+            comparison: sees the name and the gradient of each.
+            factored: compares some of them by their factors: these gradients are not taken.
 
         Returns:
             The loss.
         """
         leaves = {name: t.detach().requires_grad_() for name, t in _leaves(tensors).items()}
+        known = () if factored is None else factored.names
+        taken = [leaf for name, leaf in leaves.items() if name not in known]
 
         def hook(name: str, leaf: Tensor) -> None:
             gradient, leaf.grad = leaf.grad, None
             assert gradient is not None
             with torch.no_grad():
-                see(name, gradient.to_dense() if gradient.is_sparse else gradient)
+                comparison.see(name, gradient.to_dense() if gradient.is_sparse else gradient)
 
         for name, leaf in leaves.items():
             # torch leaves these two methods untyped
             leaf.register_post_accumulate_grad_hook(partial(hook, name))  # type: ignore[no-untyped-call]
         with self.scene({**tensors, **leaves}):
-            prepare(self.problem.model)
+            if factored is not None:
+                factored.meet(self.problem.model, comparison.add)
             loss = self.forward()
-            if loss.requires_grad:
-                loss.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
+            if factored is not None:
+                factored.inspect(loss, leaves)
+            if loss.requires_grad and taken:
+                loss.backward(inputs=taken)  # type: ignore[no-untyped-call]
         return loss.item()
 
 

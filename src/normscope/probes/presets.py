@@ -69,6 +69,11 @@ def chosen_probes(choice: ProbeChoice) -> list[Probe]:
     """
     if isinstance(choice, str) and choice in PRESETS:
         return PRESETS[choice]()
+    if not isinstance(choice, Iterable | Probe):
+        raise ArgumentTypeError(
+            "probes takes a preset, a name, a probe such as CovariateShift() or a list of them, "
+            f"got {_described(choice)}."
+        )
     items = [choice] if isinstance(choice, str | Probe) else list(choice)
     probes = [_made(item, alone=isinstance(choice, str)) for item in items]
     names = [probe.name for probe in probes]
@@ -85,11 +90,15 @@ def _made(item: str | Probe, alone: bool) -> Probe:
         return item
     if not isinstance(item, str):
         raise ArgumentTypeError(
-            f"probes takes names and probes such as CovariateShift(), got {type(item).__name__}."
+            f"probes takes names and probes such as CovariateShift(), got {_described(item)}."
         )
     if item not in PROBES:
         raise unknown_name("probe or preset" if alone else "probe", item, _choices(alone))
     return PROBES[item]()
+
+
+def _described(item: object) -> str:
+    return f"the class {item.__name__}; call it" if isinstance(item, type) else repr(item)
 
 
 def _choices(alone: bool) -> list[str]:

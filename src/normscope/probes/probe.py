@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from normscope.errors import InputError
+import numpy as np
+
+from normscope.errors import NormscopeWarning
+from normscope.probes.schedule import checked_every
 from normscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -56,16 +61,17 @@ class Probe(ABC):
     ray: ClassVar[str | None] = None
     #: Whether it asks for the gradient at the parameters.
     needs_gradient: ClassVar[bool] = True
-    #: Whether it asks for a learning rate or the optimizer's update.
+    #: Whether it asks for a learning rate.
     needs_learning_rate: ClassVar[bool] = False
+    #: Whether it asks for the update that the optimizer would take.
+    needs_update: ClassVar[bool] = False
     #: Whether its values are complete only after a look at the next step.
     needs_next: ClassVar[bool] = False
 
     def __init__(self, every: int | None = None) -> None:
-        if every is not None and every < 1:
-            raise InputError(f"every of {self.name} must be at least 1, got {every}.")
-        self.every = every
+        self.every = None if every is None else checked_every(every, f"every of {self.name}")
         self._last: int | None = None
+        self._has_warned = False
 
     @property
     @abstractmethod
@@ -83,6 +89,7 @@ class Probe(ABC):
         """
         fresh = copy.copy(self)
         fresh._last = None
+        fresh._has_warned = False
         fresh.reset(seed)
         return fresh
 
@@ -116,6 +123,22 @@ class Probe(ABC):
     def complete(self, moment: Moment) -> Values:
         """What only the step after the measured one shows; with ``needs_next``."""
         return {}
+
+    def without(self, names: Iterable[str], reason: str) -> Values:
+        """NaN in place of values that cannot be had; says why, once, and lets the training go on.
+
+        Args:
+            names: of the values.
+            reason: in words.
+
+        Returns:
+            Nothing for each, which shows as NaN.
+        """
+        if not self._has_warned:
+            self._has_warned = True
+            message = f"{self.name} cannot be measured here, its values are NaN: {reason}"
+            warnings.warn(message, NormscopeWarning, stacklevel=2)
+        return dict.fromkeys(names, np.nan)
 
     def coordinates(self, moment: Moment) -> dict[str, Any]:
         """Labels of dimensions of its own, for xarray."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.errors import InputError
+from normscope.errors import ArgumentTypeError, InputError
 from normscope.probes.comparison import Comparison, Start, squared_norms
 from normscope.probes.factored import FactoredGradients
 from normscope.probes.passes import Passes
@@ -33,12 +32,18 @@ def checked_distances(distances: Sequence[float]) -> tuple[float, ...]:
     """The distances of a ray's points as plain numbers.
 
     Raises:
+        ArgumentTypeError: if they are not a list of numbers.
         InputError: if they are not positive, finite and increasing.
 
     >>> checked_distances([1, 2])
     (1.0, 2.0)
     """
-    given = tuple(float(distance) for distance in distances)
+    try:
+        given = tuple(float(distance) for distance in distances)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"distances must be a list of numbers, such as [0.5, 1, 2], got {distances!r}."
+        ) from error
     increasing = all(one < other for one, other in pairwise(given))
     if not given or not increasing or not (given[0] > 0 and math.isfinite(given[-1])):
         raise InputError(
@@ -130,15 +135,15 @@ class Ray:
 
     def _meet(self, passes: Passes, start: Start) -> tuple[float, float, float]:
         """Loss, l2 distance and cosine at the point in the room."""
-        comparison, factored = Comparison(start), self.factored
+        leaves, factored = self._leaves(self.gradient.keys()), self.factored
         if factored is not None and factored.names:
-            prepare = partial(factored.meet, see=comparison.add)
-            leaves = self._leaves(self.gradient.keys() - factored.names)
-            loss = passes.reduced_gradients(leaves, comparison.see, prepare)
+            comparison = Comparison(start)
+            loss = passes.reduced_gradients(leaves, comparison, factored)
             if factored.is_valid:
                 return loss, *comparison.result()
-            comparison = Comparison(start)  # another way was taken here than at the start
-        loss = passes.reduced_gradients(self._leaves(self.gradient.keys()), comparison.see)
+            factored.forget()  # another way was taken here than at the start
+        comparison = Comparison(start)
+        loss = passes.reduced_gradients(leaves, comparison)
         return loss, *comparison.result()
 
     def _leaves(self, names: Collection[str]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import xarray as xr
 
-from normscope.errors import InputError, StateError
+from normscope.errors import StateError
 from normscope.probes.cost import ScopeCost, scope_cost
 from normscope.probes.execution import weight_layers
 from normscope.probes.logbook import Logbook
@@ -93,7 +93,7 @@ class Scope:
         self._subject = Subject(unwrapped(model), loss, optimizer, learning_rate, seed)
         self._distances = checked_distances(DISTANCES if distances is None else distances)
         self._probes = [probe.begin(seed) for probe in chosen_probes(probes)]
-        self._refuse_missing_rate()
+        self._subject.refuse_unfit(self._probes)
         self._schedule = Schedule(every, steps, budget)
         self._table = Table(self._probes, type(self._subject.model).__name__)
         measures = is_measuring_process()
@@ -124,7 +124,11 @@ class Scope:
         due = self._schedule.due(step)
         if due or self._pending is not None:
             with self._schedule.measuring():
-                self._look(step, due, x, y)
+                try:
+                    self._look(step, due, x, y)
+                except BaseException:
+                    self._keep_pending()  # nothing after this step completes the row before it
+                    raise
         return due
 
     def _look(self, step: int, due: bool, x: Any, y: Any) -> None:
@@ -133,20 +137,22 @@ class Scope:
         moment = Moment(self._subject, problem, step, self._distances, self._room)
         moment.layer_names = self._table.layer_names
         active = [probe for probe in self._probes if due and probe.due(step)]
-        pending, self._pending = self._pending, None
-        waiting = [] if pending is None else pending[1]
+        waiting = [] if self._pending is None else self._pending[1]
         watching = {id(probe): probe for probe in (*active, *waiting)}.values()
         moment.ray_gradients = any(probe.ray == "gradients" for probe in active)
         moment.look(watching, any(probe.needs_gradient for probe in active))
-        if pending is not None:
-            self._complete(*pending, moment)
+        if self._pending is not None:
+            for probe in waiting:
+                self._pending[0].values |= probe.complete(moment)
+            self._keep_pending()
         if due:
             self._measure(moment, active)
 
-    def _complete(self, row: Row, waiting: Iterable[Probe], moment: Moment) -> None:
-        for probe in waiting:
-            row.values |= probe.complete(moment)
-        self._log.add(row)
+    def _keep_pending(self) -> None:
+        """Keep the row that waits, complete or not."""
+        if self._pending is not None:
+            self._log.add(self._pending[0])
+            self._pending = None
 
     def _measure(self, moment: Moment, active: Sequence[Probe]) -> None:
         row = Row(moment.step, {"loss": moment.loss, "learning_rate": moment.learning_rate})
@@ -207,9 +213,7 @@ class Scope:
     def _flush(self) -> None:
         """Keep the last row, though the step that would complete it does not come."""
         self._closed = True
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._log.add(pending[0])
+        self._keep_pending()
 
     def __enter__(self) -> Self:
         return self
@@ -231,10 +235,3 @@ class Scope:
         state = "closed" if self._closed else f"at step {self._step}"
         rows = len(self._table.rows) + (self._pending is not None)
         return f"Scope({type(self._subject.model).__name__}: {names}; {rows} measured, {state})"
-
-    def _refuse_missing_rate(self) -> None:
-        missing = [probe.name for probe in self._probes if probe.needs_learning_rate]
-        if missing and not self._subject.has_learning_rate:
-            raise InputError(
-                f"{', '.join(missing)} need a learning rate; give optimizer= or learning_rate=."
-            )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import NormscopeWarning
+from normscope.errors import InputError, NormscopeWarning
 from normscope.layers.batch_statistics import batch_statistics, spread_name
 from normscope.layers.detect import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
@@ -40,7 +40,7 @@ class StatisticsGap(Probe):
     and ``spread_gap``, for the comparisons batch-running and, if data is given, batch-population
     and running-population. The batch's variance is the 1/(m-1) one, which the running statistics
     average; for l_p layers v is the scale, and the mean's gap is in units of it. The running
-    statistics are those before this look; NaN where a layer keeps none.
+    statistics are those before this look; NaN where a layer keeps none, or the batch has none.
 
     Reference: ioffe2015, Algorithm 2. Notation: mu = mean, v = spread.
 
@@ -79,7 +79,11 @@ class StatisticsGap(Probe):
     def _read(self, name: str, layer: Any, inputs: Any) -> None:
         if name in self._batch or not isinstance(inputs, Tensor):
             return
-        found = batch_statistics(layer, inputs.detach(), name)
+        try:
+            found = batch_statistics(layer, inputs.detach(), name)
+        except InputError as error:  # such as one sample, which a frozen layer takes
+            self.without((), str(error))
+            return
         self._batch[name] = (found.mean, found.unbiased_spread)
         if layer.running_mean is not None:
             spread = getattr(layer, spread_name(layer))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from normscope.curvature.problem import Problem, WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.losses import Loss
+from normscope.probes.update import refuse_without_update
 from normscope.training.optimizers import bound_optimizer
+
+if TYPE_CHECKING:
+    from normscope.probes.probe import Probe
 
 __all__ = ["Subject", "is_measuring_process", "unwrapped"]
 
@@ -70,14 +77,42 @@ class Subject:
                     f"{type(self.optimizer).__name__}."
                 )
             bound_optimizer(self.optimizer, self.model)
-        rate = self.learning_rate
+        rate, seed = self.learning_rate, self.seed
+        if rate is not None and not isinstance(rate, SupportsFloat):
+            raise ArgumentTypeError(f"learning_rate must be a number, got {rate!r}.")
         if rate is not None and not 0 <= rate < float("inf"):
             raise InputError(f"learning_rate must be finite and not negative, got {rate}.")
+        if not isinstance(seed, numbers.Integral):
+            raise ArgumentTypeError(f"seed must be a whole number, got {seed!r}.")
+        if seed < 0:
+            raise InputError(f"seed must not be negative, got {seed}.")
+        _refuse_parameters(self.model)
 
-    @property
-    def has_learning_rate(self) -> bool:
-        """Whether there is a learning rate, the optimizer's or a given one."""
-        return self.optimizer is not None or self.learning_rate is not None
+    def refuse_unfit(self, probes: Sequence[Probe]) -> None:
+        """Refuse probes that ask for what the optimizer does not give.
+
+        Args:
+            probes: what is to be measured.
+
+        Raises:
+            InputError: if there is no learning rate and a probe needs it.
+        """
+        names = [probe.name for probe in probes if probe.needs_learning_rate]
+        if names and self.optimizer is None and self.learning_rate is None:
+            raise InputError(
+                f"{', '.join(names)} need a learning rate; give optimizer= or learning_rate=."
+            )
+        if self.optimizer is None:
+            return
+        names = [p.name for p in probes if p.needs_learning_rate and not p.needs_update]
+        groups = self.optimizer.param_groups
+        if names and self.learning_rate is None and not all("lr" in group for group in groups):
+            raise InputError(
+                f"{', '.join(names)} need a learning rate, and {type(self.optimizer).__name__} has "
+                "no 'lr' in its parameter groups; give learning_rate=."
+            )
+        if any(probe.needs_update for probe in probes):
+            refuse_without_update(self.optimizer)
 
     def problem(self, inputs: Any, targets: Any) -> Problem:
         """This step's batch with the model and the loss, checked.
@@ -115,7 +150,8 @@ class Subject:
             return dict.fromkeys(names.values(), rate)
         found: dict[str, float] = {}
         for group in self.optimizer.param_groups:
-            rate = float(group["lr"]) if self.learning_rate is None else self.learning_rate
+            own = float(group.get("lr", "nan"))
+            rate = own if self.learning_rate is None else self.learning_rate
             signed = -rate if group.get("maximize", False) else rate
             found |= {names[id(p)]: signed for p in group["params"] if id(p) in names}
         return {name: found[name] for name in names.values() if name in found}
@@ -126,3 +162,17 @@ class Subject:
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+def _refuse_parameters(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(
+                f"{name!r} of the model has no shape yet; run the lazy model on a batch first."
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise InputError(
+                f"the parameter {name!r} is complex; a scope takes real ones: keep real and "
+                "imaginary part as two, by torch.view_as_real."
+            )

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normscope.curvature.state import fixed_randomness
 from normscope.errors import StateError
 
 if TYPE_CHECKING:
     from normscope.probes.moment import Moment
 
-__all__ = ["updated_parameters"]
+__all__ = ["refuse_without_update", "updated_parameters"]
 
 
 def updated_parameters(moment: Moment) -> dict[str, Tensor]:
@@ -39,20 +40,52 @@ def updated_parameters(moment: Moment) -> dict[str, Tensor]:
             for name, gradient in moment.gradient.items()
         }
     named = dict(moment.subject.model.named_parameters())
-    with torch.inference_mode(False), torch.no_grad():
-        copies = _copies(optimizer, named, moment.gradient)
-        clone = _clone(optimizer, copies)
-        _override_rates(clone, moment.subject.learning_rate)
-    with moment.passes.scene({}):  # for its random numbers: some optimizers draw
-        _step_of(clone)(clone)
+    gradients = {id(named[name]): tensor for name, tensor in moment.gradient.items()}
+    rate = moment.subject.learning_rate
+    copies = _stepped(optimizer, gradients, rate, moment.passes.problem.device, moment.seed)
     return {name: copies[id(named[name])].detach() for name in moment.gradient}
 
 
-def _copies(
-    optimizer: Optimizer, named: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
+def refuse_without_update(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose update cannot be worked out on copies, by trying it.
+
+    Such as one that needs a closure, refuses dense gradients, or cannot be copied.
+
+    Args:
+        optimizer: it is read, never stepped.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = {id(p): torch.zeros_like(p) for p in parameters if p.requires_grad}
+    _stepped(optimizer, gradients, None, parameters[0].device, seed=0)
+
+
+def _stepped(
+    optimizer: Optimizer,
+    gradients: Mapping[int, Tensor],
+    rate: float | None,
+    device: torch.device,
+    seed: int,
 ) -> dict[int, nn.Parameter]:
+    """Copies of the parameters, by the identity of the originals, after a step by a copy."""
+    with torch.inference_mode(False), torch.no_grad():
+        copies = _copies(optimizer, gradients)
+        clone = _clone(optimizer, copies)
+        _override_rates(clone, rate)
+    try:
+        # some optimizers draw random numbers
+        with torch.inference_mode(False), torch.enable_grad(), fixed_randomness(seed, device):
+            _step_of(clone)(clone)
+    except Exception as error:
+        raise StateError(
+            f"the update of {type(optimizer).__name__} cannot be worked out on a copy, by dense "
+            f"gradients and without a closure ({type(error).__name__}: {error}); leave out the "
+            "probe covariate_shift, or give learning_rate= and no optimizer."
+        ) from error
+    return copies
+
+
+def _copies(optimizer: Optimizer, gradients: Mapping[int, Tensor]) -> dict[int, nn.Parameter]:
     """Copies of the optimizer's parameters by the identity of the originals."""
-    gradients = {id(named[name]): tensor for name, tensor in gradient.items()}
     copies = {}
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)

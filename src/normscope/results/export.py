@@ -53,7 +53,9 @@ def nothing_to_combine(
         states = [str(record.state) for record in found]
         told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return StateError(
-            f"no record of {experiment!r} has a result yet ({told}); run the experiment first."
+            f"no record of {experiment!r} has a whole result yet ({told}); run the experiment "
+            "to its end (a scope ends with close), or read what there is from each record of "
+            "store.select(...) by its .dataset."
         )
     present = [record for record in everything if record.experiment == experiment]
     told = "; ".join(f"{name}: {_values(present, name)}" for name in conditions)

@@ -78,7 +78,12 @@ class Ledger:
             tables.write_content(connection, row, content)
 
     def finish(
-        self, key: str, dataset: xr.Dataset | None = None, state: str = State.FINISHED
+        self,
+        key: str,
+        dataset: xr.Dataset | None = None,
+        state: str = State.FINISHED,
+        *,
+        seconds: float | None = None,
     ) -> None:
         """Give a running record its result, all of it or nothing.
 
@@ -86,6 +91,7 @@ class Ledger:
             key: of the record.
             dataset: the whole result, in place of the chunks; None: the chunks are the result.
             state: "finished" or "diverged".
+            seconds: it took; None: since its start.
 
         Raises:
             InputError: if the state is another.
@@ -99,7 +105,8 @@ class Ledger:
                 content = encode(self._pieces(key))
             tables.drop_contents(connection, row)
             tables.write_content(connection, row, content)
-            tables.set_state(connection, row, State(state), seconds=self._seconds(key))
+            taken = self._seconds(key) if seconds is None else seconds
+            tables.set_state(connection, row, State(state), seconds=taken)
             self._forget(key)
 
     def fail(self, key: str, error: str) -> None:

@@ -211,9 +211,10 @@ class _Run:
             for key, dataset in zip(self._keys[each.number], each.datasets, strict=True)
             if key in missing
         }
+        share = each.seconds / len(each.datasets)  # cells that were trained together share the time
         with self.store.transaction():
             for key, (dataset, state) in results.items():
-                self.store.finish(key, dataset, state)
+                self.store.finish(key, dataset, state, seconds=share)
         self._states |= {key: state for key, (_, state) in results.items()}
         self._ended += len(results)
         self._started.discard(each.number)

@@ -167,19 +167,20 @@ def test_threads_measure_one_model_as_one_thread_does(kind: str) -> None:
 
 
 def test_autocast_inside_the_model_keeps_its_precision() -> None:
+    seen: list[torch.dtype] = []
+
     class Cast(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Conv1d(3, 4, 1)
-            self.seen: list[torch.dtype] = []
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 y = self.inner(x.unsqueeze(2))
-            self.seen.append(y.dtype)
+            seen.append(y.dtype)
             return y.float().flatten(1)
 
     model = Cast()
     x, y = data()
     operator(model, "cross_entropy", (x.float(), y), kind="hessian")
-    assert set(model.seen) == {torch.bfloat16}
+    assert set(seen) == {torch.bfloat16}

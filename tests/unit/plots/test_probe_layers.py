@@ -71,3 +71,10 @@ def test_scope_figure_has_a_panel_for_each_quantity(tmp_path):
 def test_nothing_measured_is_told():
     with pytest.raises(StateError, match="no step was measured"):
         scope_figure(xr.Dataset())
+
+
+def test_layers_of_any_name_are_in_the_legend():
+    some = values().assign_coords(layer=["", "_fc", "plain"])
+    texts = [text.get_text() for text in layer_lines(some).get_legend().get_texts()]
+    assert texts == ["(the model itself)", " _fc", "plain"]
+    layer_lines(some[:, :1])  # no warning of an empty legend

@@ -119,6 +119,7 @@ def test_histograms_count_every_value():
 
 
 def test_activation_overwritten_in_place_is_seen_before():
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(inplace=True), nn.Linear(4, 10))
     scope = Scope(model, "cross_entropy", probes=[ActivationMoments(units=4)])
     x, y = batch()

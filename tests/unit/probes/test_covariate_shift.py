@@ -1,15 +1,18 @@
 """Definition 2.1 against a formula by hand and against copies that are really stepped."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
 from tests.references.probes import covariate_shift
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import normscope as ns
-from normscope.errors import ArgumentTypeError, StateError
+from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, StateError
 from normscope.losses import cross_entropy, squared_error
 from normscope.probes import Scope
 
@@ -118,12 +121,12 @@ def test_layers_are_in_the_order_they_run():
     data = batch((3,))
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
     results = measured(model, optimizer, data)
-    assert results["layer"].values.tolist() == ["unused", "first", "last"]
-    assert np.isnan(results["shift_distance"].values[0])  # has no gradient
+    assert results["layer"].values.tolist() == ["first", "last", "unused"]
+    assert np.isnan(results["shift_distance"].values[2])  # has no gradient
     own = [named(model, "first"), named(model, "last")]
     before = [[], named(model, "first", "norm")]
     expected = covariate_shift(model, optimizer, cross_entropy, *data, own, before)
-    np.testing.assert_allclose(results["shift_distance"][1:], [e[0] for e in expected], rtol=1e-10)
+    np.testing.assert_allclose(results["shift_distance"][:2], [e[0] for e in expected], rtol=1e-10)
 
 
 def test_norm_before_the_first_layer_takes_its_update():
@@ -201,6 +204,151 @@ def test_attention_layers_all_have_a_place():
     assert np.isfinite(results["shift_cosine"]).all()
 
 
+class Sum(nn.Module):
+    """A weight that is the sum of two: both have one gradient, in one tensor or one memory."""
+
+    def __init__(self, flat):
+        super().__init__()
+        self.one = nn.Parameter(torch.randn((160 * 128,) if flat else (160, 128)) * 0.1)
+        self.other = nn.Parameter(torch.randn(160, 128) * 0.1)
+
+    def forward(self, x):
+        return functional.linear(x, self.one.view(160, 128) + self.other)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_parameters_may_share_one_gradient(flat):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 128), nn.Tanh(), Sum(flat)).double()
+    data = batch((8,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    expected = covariate_shift(
+        model, optimizer, cross_entropy, *data, [named(model, "2")], [named(model, "0")]
+    )
+    results = measured(model, optimizer, data)
+    assert results["shift_distance"].values[1] == pytest.approx(expected[0][0], rel=1e-10)
+    assert results["shift_cosine"].values[1] == pytest.approx(expected[0][1], rel=1e-10)
+
+
+def test_gradient_may_be_one_number_for_all_entries():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(160, 128))
+
+        def forward(self, x):
+            return x + self.weight.sum().tanh()
+
+    model = nn.Sequential(nn.Linear(8, 10), Shifted()).double()
+    results = measured(model, torch.optim.SGD(model.parameters(), 0.5), batch((8,)))
+    assert np.isfinite(results["shift_distance"]).all()
+
+
+class RootHead(nn.Module):
+    """A parameter of the model itself that is used last."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Parameter(torch.randn(10, 5))
+        self.body = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return functional.linear(torch.tanh(self.body(x)), self.head)
+
+
+def test_parameter_of_the_model_itself_has_the_place_of_its_use():
+    model = RootHead().double()
+    data = batch((4,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    expected = covariate_shift(
+        model, optimizer, cross_entropy, *data, [["head"]], [named(model, "body")]
+    )
+    results = measured(model, optimizer, data)
+    assert results["layer"].values.tolist() == ["body", ""]
+    assert expected[0][0] > 1e-2
+    np.testing.assert_allclose(results["shift_distance"], [0, expected[0][0]], rtol=1e-10)
+
+
+def test_projection_within_attention_runs_after_its_parents_weights():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(10, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0].mean(1)
+
+    model = Attention().double()
+    data = batch((5, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 2.0)
+    own = named(model, "attention.out_proj")
+    before = [name for name in named(model, "attention") if name not in own]
+    expected = covariate_shift(model, optimizer, cross_entropy, *data, [own], [before])
+    results = measured(model, optimizer, data)
+    assert results["layer"].values.tolist() == ["attention", "attention.out_proj"]
+    assert expected[0][0] > 1e-2
+    np.testing.assert_allclose(results["shift_distance"], [0, expected[0][0]], rtol=1e-10)
+    np.testing.assert_allclose(results["shift_cosine"], [1, expected[0][1]], rtol=1e-10)
+
+
+class Hidden(torch.autograd.Function):
+    """Reads a weight behind torch's back."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        memory = (ctypes.c_double * weight.numel()).from_address(weight.data_ptr())
+        return x @ torch.from_numpy(np.array(memory).reshape(weight.shape)).T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return None, gradient.T @ x
+
+
+def test_layer_whose_use_cannot_be_seen_has_no_shift():
+    class Foreign(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x):
+            return Hidden.apply(x, self.weight)
+
+    model = nn.Sequential(Foreign(), nn.Linear(4, 10)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(NormscopeWarning, match="where '0' ran cannot be seen"):
+        results = measured(model, optimizer, batch((3,)))
+    assert results["layer"].values.tolist() == ["1", "0"]
+    assert np.isnan(results["shift_distance"].values[1])
+
+
+def test_layer_that_runs_at_later_steps_only_is_listed_from_the_start():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.maker, self.judge = nn.Linear(4, 4), nn.Linear(4, 10)
+
+    uses = []
+
+    def loss(model, data):
+        x = model.maker(data[0]) if uses else data[0]
+        return cross_entropy(model.judge(x), data[1])
+
+    model = Pair().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    probes = ["covariate_shift", "gradient_norms"]
+    scope = Scope(model, ns.whole_loss(loss), optimizer, probes, every=1)
+    scope.step(batch((4,)))
+    uses.append(1)
+    scope.step(batch((4,)))
+    results = scope.results
+    assert results["layer"].values.tolist() == ["judge", "maker"]
+    assert np.isnan(results["gradient_norm"].sel(step=0, layer="maker"))
+    assert results["gradient_norm"].sel(step=1, layer="maker") > 0
+    assert results["shift_distance"].sel(step=1, layer="judge") > 0
+
+
 def test_optimizer_with_attributes_of_its_own_is_copied():
     class Counting(torch.optim.SGD):
         def __init__(self, parameters):
@@ -241,6 +389,56 @@ def test_optimizer_that_cannot_be_copied_is_named():
     optimizer.stream = (number for number in range(3))
     with pytest.raises(StateError, match=r"optimizer cannot be copied .*'stream'"):
         measured(model, optimizer, batch((3,)))
+
+
+class Sharp(torch.optim.Optimizer):
+    """Takes no step without a closure."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None, "a closure is needed"
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(Sharp, "Sharp"), (lambda p: torch.optim.SparseAdam(list(p), 0.1), "SparseAdam")],
+)
+def test_optimizer_without_a_plain_update_is_refused_where_it_is_needed(make, name):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 10)).double()
+    optimizer = make(model.parameters())
+    with pytest.raises(StateError, match=rf"(?s)update of {name} cannot be .* covariate_shift"):
+        Scope(model, "cross_entropy", optimizer, "all")
+    assert measured_ray(model, optimizer) > 0
+
+
+def measured_ray(model, optimizer):
+    scope = Scope(model, "cross_entropy", optimizer, ["loss_variation"])
+    scope.step(*batch((3,)))
+    return scope.results["loss_high"].item()
+
+
+def test_optimizer_without_a_learning_rate_is_refused_where_it_is_needed():
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data -= 0.1 * parameter.grad
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 10)).double()
+    optimizer = Plain(model.parameters())
+    with pytest.raises(InputError, match=r"loss_variation need .* Plain has no 'lr'"):
+        Scope(model, "cross_entropy", optimizer, ["loss_variation", "covariate_shift"])
+    Scope(model, "cross_entropy", optimizer, ["loss_variation"], learning_rate=0.1)
+    found = measured(model, optimizer, batch((3,)))
+    expected = measured(model, torch.optim.SGD(model.parameters(), 0.1), batch((3,)))
+    np.testing.assert_allclose(found["shift_distance"], expected["shift_distance"], rtol=1e-12)
+    assert np.isnan(found["learning_rate"])
 
 
 def test_optimizer_that_evaluates_the_loss_itself_is_refused():

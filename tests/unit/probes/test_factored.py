@@ -6,6 +6,7 @@ import torch
 from tests.references.probes import ray
 from torch import nn
 
+from normscope.curvature.problem import whole_loss
 from normscope.losses import cross_entropy
 from normscope.probes import Scope, factored
 
@@ -80,6 +81,43 @@ class Fickle(nn.Module):
         return self.head(x)
 
 
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = nn.Linear(150, 150), nn.Linear(150, 10)
+
+    def forward(self, x):
+        return self.head(input=torch.tanh(self.wide(input=x)))
+
+
+class Watched(nn.Module):
+    """Asks for the gradient by its inputs: the first layer's signals need not come back."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = nn.Linear(150, 150, bias=False), nn.Linear(150, 10)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.wide(x.requires_grad_())))
+
+
+class Later(Fickle):
+    """Uses the weight by itself, once its parameters have moved."""
+
+    def forward(self, x):
+        moved = abs(self.wide.weight.sum().item() - self.home) > 1e-3
+        penalty = 0.01 * self.wide.weight.square().sum() if moved else 0.0
+        return self.head(torch.tanh(self.wide(x))) * (1.0 + penalty)
+
+
+class Skipping(Fickle):
+    """Leaves its wide layer out, once its parameters have moved."""
+
+    def forward(self, x):
+        moved = abs(self.wide.weight.sum().item() - self.home) > 1e-3
+        return self.head(torch.tanh(x if moved else self.wide(x)))
+
+
 @pytest.fixture
 def met(monkeypatch):
     """The weights that were compared by factors, at any point."""
@@ -101,6 +139,10 @@ CASES = {
     "tied": (Tied, set()),
     "sequences": (Sequences, set()),
     "another way": (Fickle, {"wide.weight"}),
+    "by keyword": (ByKeyword, {"wide.weight"}),
+    "inputs that require a gradient": (Watched, {"wide.weight"}),
+    "used by itself later": (Later, {"wide.weight"}),
+    "left out later": (Skipping, {"wide.weight"}),
 }
 
 
@@ -151,3 +193,26 @@ def test_small_differences_survive_single_precision(met):
     assert met
     # at 1e-4 the inputs themselves differ by no more than a thousand roundings
     np.testing.assert_allclose(scope.results["gradient_distance"][0], expected, rtol=0.02)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_loss_that_differentiates_by_itself_is_compared_by_gradients(place, met, monkeypatch):
+    x, y = batch()
+    model = chain(inplace=False)
+
+    def adaptive(model, data):
+        output = model(data[0])
+        loss = cross_entropy(output, data[1])
+        (inner,) = torch.autograd.grad(loss, model[place].weight, retain_graph=True)
+        return loss + inner.norm().detach() * output.square().mean()
+
+    def distances():
+        optimizer = torch.optim.SGD(model.parameters(), 0.3)
+        scope = Scope(model, whole_loss(adaptive), optimizer, PROBES, distances=DISTANCES)
+        scope.step((x, y))
+        return scope.results["gradient_distance"].values
+
+    found = distances()
+    assert f"{place}.weight" not in met
+    monkeypatch.setattr(factored, "_LEAST_ENTRIES", 10**9)  # none is factored
+    np.testing.assert_allclose(found, distances(), rtol=1e-8)

@@ -232,7 +232,9 @@ def test_nothing_found_says_what_there_is(store: Store) -> None:
         store.to_xarray("dem")
     store.start(key)
     store.add("demo", {"rate": 0.2}, 0)
-    with pytest.raises(StateError, match=r"no record of 'demo' has a result yet \(1 running, 1 pe"):
+    with pytest.raises(
+        StateError, match=r"no record of 'demo' has a whole result yet \(1 running, 1 pe"
+    ):
         store.to_xarray("demo")
     with pytest.raises(InputError, match=r"has \{'rate': 0.3\}; there are rate: 0.1, 0.2\."):
         store.to_xarray("demo", rate=0.3)

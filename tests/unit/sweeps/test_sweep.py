@@ -66,10 +66,10 @@ def test_store_that_fails_ends_the_sweep_and_keeps_what_is_finished(monkeypatch)
         finish = store.finish
         full = iter([False, False, True, False, False, False])
 
-        def finish_until_full(*arguments):
+        def finish_until_full(*arguments, **options):
             if next(full):
                 raise StateError("the disk is full")
-            finish(*arguments)
+            finish(*arguments, **options)
 
         monkeypatch.setattr(store, "finish", finish_until_full)
         with pytest.raises(StateError, match="disk is full"):
