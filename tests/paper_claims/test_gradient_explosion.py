@@ -55,9 +55,9 @@ def test_growth_agrees_with_the_derived_factor(activation, size):
 
 @pytest.mark.parametrize("size", [6, 8])
 def test_linear_growth_above_one_is_that_of_the_formula(size):
-    """Growth - 1 against 1/(B-3), six seeds: the growth itself nears one whatever the formula."""
+    """Growth - 1 against 1/(B-3), twelve seeds: growth itself nears one whatever the formula."""
     found = growth_per_layer(
-        np.stack([profile("batch", size, seed, "linear") for seed in range(6)])
+        np.stack([profile("batch", size, seed, "linear") for seed in range(12)])
     )
     assert found.mean() - 1 == pytest.approx(1 / (size - 3), rel=0.1)
 
@@ -78,7 +78,7 @@ def test_layer_normalization_does_not_explode():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "value"), list(REFERENCE.items())[:4])
+@pytest.mark.parametrize(("size", "value"), REFERENCE.items())
 def test_table_of_measurements_is_reproduced(size, value):
     """Width 1000, depth 40, as the experiment measures: six seeds, within three deviations."""
     options = {"depth": 40, "width": 1000, "inputs": INPUTS}
@@ -86,13 +86,3 @@ def test_table_of_measurements_is_reproduced(size, value):
         np.stack([profile("batch", size, seed, **options) for seed in range(6)])
     )
     assert abs(growth.mean() - value) <= 3 * growth.std(ddof=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", list(REFERENCE)[4:])
-def test_growth_of_large_batches_is_below_the_derived_factor(size):
-    """Where the table is missed by more than the seeds' spread: a bias of finite width."""
-    growth = measured(size, depth=40, width=1000)
-    below = 1 - growth.mean() / batch_growth("relu", size)
-    assert 0.003 < below < 0.02
-    assert 1 - REFERENCE[size] / batch_growth("relu", size) > 0.003  # the table's own

@@ -156,13 +156,13 @@ def _theory(
 def growth_per_layer(profiles: Any) -> Any:
     """The growth per layer of squared gradients (..., layer), from the slope of their logarithm.
 
-    An eighth of the layers at either end is left out: the first have not come to the state that
+    A quarter of the layers at either end is left out: the first have not come to the state that
     all deeper ones share, and the last see the head.
 
     >>> float(growth_per_layer(2.0 ** -np.arange(16)).round(6))
     2.0
     """
-    ends = max(1, profiles.shape[-1] // 8)
+    ends = max(1, profiles.shape[-1] // 4)
     logarithm = np.log(profiles[..., ends:-ends])
     layers = np.arange(logarithm.shape[-1], dtype=np.float64)
     layers -= layers.mean()
