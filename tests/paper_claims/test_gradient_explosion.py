@@ -80,9 +80,9 @@ def test_layer_normalization_does_not_explode():
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "value"), REFERENCE.items())
 def test_table_of_measurements_is_reproduced(size, value):
-    """Width 1000, depth 40, as the experiment measures: six seeds, within three deviations."""
+    """Width 1000, depth 40: seeds on which nothing was chosen, within three deviations."""
     options = {"depth": 40, "width": 1000, "inputs": INPUTS}
     growth = growth_per_layer(
-        np.stack([profile("batch", size, seed, **options) for seed in range(6)])
+        np.stack([profile("batch", size, seed, **options) for seed in range(100, 106)])
     )
     assert abs(growth.mean() - value) <= 3 * growth.std(ddof=1)

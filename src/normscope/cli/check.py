@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -152,9 +153,7 @@ def _on_model(
     function = sources.load_loss(loss)
 
     def checked(name: str) -> Verdicts:
-        run: Callable[[], Verdicts] = lambda: check_layer(  # noqa: E731 - called by another
-            network, function, chosen, name, form=form, seed=seed
-        )
+        run = partial(check_layer, network, function, chosen, name, form=form, seed=seed)
         return sources.blaming(f"{model} with {loss} on {data}", run)
 
     if layer is not None:
