@@ -7,12 +7,12 @@ the gradient) at K points is compared with
 
 - the limit: K forward and backward passes of the same batch, nothing else;
 - the naive way: for each point a deep copy of the model, loaded with the moved parameters, run
-  forward and backward, its gradient compared with the first one. It takes the gradient at the
-  parameters from ``.grad`` as the training left it.
+  forward and backward, its gradient compared with the first one.
 
-The scope takes that gradient by a pass of its own, K + 1 in all, and its time holds everything it
-does: checks, copies of the parameters and buffers, random states, results. Before the clock starts
-both ways must agree. They take turns in one process, and the shortest run of each counts.
+Both take the gradient at the parameters from ``.grad`` as the training left it, the scope being
+given the training's loss: K passes. The scope's time holds everything it does: checks, copies of
+the parameters and buffers, random states, results. Before the clock starts both ways must agree.
+They take turns in one process, and the shortest run of each counts.
 
 Memory is the peak of what torch allocates above the start, in units of the parameters' size: for
 the scope two buffers, and what a pass takes by itself ("one pass": activations, and gradients as
@@ -106,7 +106,8 @@ class Bench:
         self.scope = ns.Scope(
             self.model, "cross_entropy", self.optimizer, PROBES, 1, distances=self.distances
         )
-        self.one_pass()  # the gradient that the training left
+        self.loss = self.one_pass().item()  # and the gradient that the training left
+        self.scope.step(self.x, self.y, self.loss)  # the first step checks that gradient
 
     def one_pass(self) -> Tensor:
         """A forward and backward pass, as in a training."""
@@ -122,7 +123,7 @@ class Bench:
 
     def by_scope(self) -> None:
         """A measured step."""
-        self.scope.step(self.x, self.y)
+        self.scope.step(self.x, self.y, self.loss)
 
     def naive(self) -> list[tuple[float, float, float]]:
         """Loss, distance and cosine at each point."""

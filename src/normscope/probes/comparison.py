@@ -29,6 +29,14 @@ class Start:
         self.sizes = squared_norms(gradient) if sizes is None else sizes
         self.norm = math.sqrt(sum(self.sizes.values()))
         self.is_small = {name: tensor.numel() < _SMALL for name, tensor in gradient.items()}
+        self._room = torch.empty(0)
+
+    def room(self, piece: Tensor) -> Tensor:
+        """Memory for a tensor like this piece, the same each time: to ask for it anew is slow."""
+        alike = (self._room.dtype, self._room.device) == (piece.dtype, piece.device)
+        if not alike or len(self._room) < len(piece):
+            self._room = torch.empty_like(piece)
+        return self._room[: len(piece)]
 
 
 class Comparison:
@@ -66,9 +74,8 @@ class Comparison:
         for place in range(0, len(here), _PIECE):
             one, other = here[place : place + _PIECE], start[place : place + _PIECE]
             # the difference itself: from the inner products it would be lost in their rounding
-            change = one - other
-            sums = torch.dot(one, other), torch.dot(one, one), torch.dot(change, change)
-            self._sums.append(sums)
+            change = torch.sub(one, other, out=self._start.room(one))
+            self._sums.append((torch.dot(one, other), _squared(one), _squared(change)))
 
     def result(self) -> tuple[float, float]:
         """l2 distance and cosine of the whole gradients; NaN where one of them is zero."""
@@ -116,7 +123,7 @@ def squared_norms(gradient: Mapping[str, Tensor]) -> dict[str, float]:
     if not gradient:
         return {}
     flat = [_aligned(tensor, tensor)[0] for tensor in gradient.values()]
-    found = torch.stack([torch.dot(tensor, tensor).double() for tensor in flat])
+    found = torch.stack([_squared(tensor).double() for tensor in flat])
     return dict(zip(gradient, found.tolist(), strict=True))
 
 
@@ -131,6 +138,12 @@ def _aligned(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     if one.dtype in (torch.float16, torch.bfloat16):
         one, other = one.float(), other.float()
     return one.reshape(-1), other.reshape(-1)
+
+
+def _squared(tensor: Tensor) -> Tensor:
+    """The sum of squares; by the norm, which uses all threads, unlike an inner product."""
+    norm: Tensor = torch.linalg.vector_norm(tensor)
+    return norm.square()
 
 
 def _total(numbers: Sequence[Tensor]) -> float:

@@ -50,6 +50,18 @@ class ScopeCost:
             lines.append(f"measured every {self.every} steps: {self.overhead:.1%} of the training")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        shared = {"the gradient at the parameters": self.shared, "the points on the ray": self.ray}
+        rows: list[dict[str, object]] = [
+            {"passes": passes, "of": part, "note": ""} for part, passes in shared.items() if passes
+        ]
+        for name, cost in self.probes.items():
+            rows.append({"passes": cost.passes, "of": name, "note": cost.note})
+        lines = str(self).splitlines()
+        return table_html(rows, lines[0].rstrip(":"), "" if self.every is None else lines[-1])
+
 
 def scope_cost(probes: Sequence[Probe], layers: int, points: int, every: int | None) -> ScopeCost:
     """The cost of measuring with these probes.

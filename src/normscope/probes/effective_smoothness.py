@@ -39,6 +39,7 @@ class EffectiveSmoothness(Probe):
 
     name = "effective_smoothness"
     ray = "gradients"
+    needs_pass = False
     needs_learning_rate = True
 
     def __init__(self, local: bool = False, every: int | None = None) -> None:

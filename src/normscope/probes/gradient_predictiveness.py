@@ -32,6 +32,7 @@ class GradientPredictiveness(Probe):
 
     name = "gradient_predictiveness"
     ray = "gradients"
+    needs_pass = False
     needs_learning_rate = True
 
     @property

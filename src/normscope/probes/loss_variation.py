@@ -31,6 +31,7 @@ class LossVariation(Probe):
 
     name = "loss_variation"
     ray = "losses"
+    needs_pass = False
     needs_learning_rate = True
 
     @property

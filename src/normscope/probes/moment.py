@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.problem import Problem
+from normscope.errors import InputError
+from normscope.probes.comparison import difference_and_cosine, squared_norms
 from normscope.probes.execution import Layer, Order, Watch
 from normscope.probes.factored import FactoredGradients
-from normscope.probes.passes import Passes, differentiated
+from normscope.probes.passes import Passes, dense, differentiated
 from normscope.probes.ray import Ray, RayValues
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from normscope.probes.subject import Subject
 
 __all__ = ["Moment", "Room"]
+
+_ROUNDING = 1e-3  # relative difference of one gradient taken twice, at most
 
 
 class Room:
@@ -50,7 +54,7 @@ class Moment:
     """One step of a training, between its gradient and its update.
 
     The gradient is taken here, on the given batch: the one in ``.grad`` may be summed over several
-    batches, scaled, clipped or not there yet.
+    batches, scaled, clipped or not there yet; unless the user says that it is that gradient.
 
     Args:
         subject: the model with its loss and optimizer.
@@ -116,6 +120,37 @@ class Moment:
             watch.close()
             self.loss, self.gradient = differentiated(loss, leaves)
         self._factored.settle(self.gradient)
+
+    def take(self, loss: float | Tensor) -> None:
+        """Take the training's own loss and gradient, in place of `look`."""
+        self.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
+        self.gradient = self._left_by_training()
+
+    def refuse_other_gradient(self) -> None:
+        """Compare what the training left in ``.grad`` with the gradient that `look` took.
+
+        Raises:
+            InputError: if they differ by more than rounding.
+        """
+        left, size = self._left_by_training(), math.sqrt(sum(squared_norms(self.gradient).values()))
+        missing = [name for name in self.gradient if name not in left]
+        difference, _ = difference_and_cosine(self.gradient, left) if not missing else (math.inf, 0)
+        if difference > _ROUNDING * size:
+            found = f"{missing[0]!r} has none" if missing else f"{difference / size:.2g} apart"
+            raise InputError(
+                "loss= says that .grad holds this loss's gradient on this batch, but it does not "
+                f"({found}, relative to its size): it may be summed over batches, scaled or "
+                "clipped, or the model draws random numbers; leave loss= out."
+            )
+
+    def _left_by_training(self) -> dict[str, Tensor]:
+        """The gradients in ``.grad`` of what is trained, by name; not to be written."""
+        trained = set(self.subject.trained())
+        return {
+            name: dense(parameter.grad)
+            for name, parameter in self.subject.model.named_parameters()
+            if name in trained and parameter.grad is not None
+        }
 
     def _copies(self, trained: Iterable[str]) -> dict[str, Tensor]:
         """The parameters in the room: a pass may write to its own, and those are the model's."""

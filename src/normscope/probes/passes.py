@@ -23,7 +23,7 @@ from normscope.probes.comparison import Comparison
 from normscope.probes.factored import FactoredGradients
 from normscope.probes.loss_state import modules_of_loss, steady_loss
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "dense", "differentiated"]
 
 
 class Passes:
@@ -161,14 +161,15 @@ def differentiated(loss: Tensor, tensors: Mapping[str, Tensor]) -> tuple[float, 
         return loss.item(), {}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves, found, strict=True)
-    return loss.item(), {name: _dense(gradient) for name, gradient in pairs if gradient is not None}
+    return loss.item(), {name: dense(gradient) for name, gradient in pairs if gradient is not None}
 
 
 def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
 
-def _dense(gradient: Tensor) -> Tensor:
+def dense(gradient: Tensor) -> Tensor:
+    """A gradient with all its entries, without a graph."""
     return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
 
 

@@ -14,6 +14,7 @@ __all__ = ["PRESETS", "ProbeChoice", "chosen_probes"]
 ProbeChoice: TypeAlias = str | Probe | Iterable[str | Probe]
 
 PRESETS: Registry[Callable[[], list[Probe]]] = Registry("preset")
+"""Choices of probes by name: economy, standard, full and all."""
 
 _HISTOGRAM_BINS = 40
 

@@ -31,6 +31,7 @@ _PARTS = (
     *("activation_moments", "gradient_norms", "curvature", "statistics_gap"),
 )
 PROBES: Registry[type[Probe]] = Registry("probe", [f"normscope.probes.{part}" for part in _PARTS])
+"""The probes by name; a class is registered where it is defined."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Probe(ABC):
     ray: ClassVar[str | None] = None
     #: Whether it asks for the gradient at the parameters.
     needs_gradient: ClassVar[bool] = True
+    #: Whether it asks for the pass at the parameters itself: its layers and activations.
+    needs_pass: ClassVar[bool] = True
     #: Whether it asks for a learning rate.
     needs_learning_rate: ClassVar[bool] = False
     #: Whether it asks for the update that the optimizer would take.

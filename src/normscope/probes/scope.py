@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import xarray as xr
@@ -12,17 +14,16 @@ from normscope.errors import StateError
 from normscope.probes.cost import ScopeCost, scope_cost
 from normscope.probes.execution import weight_layers
 from normscope.probes.logbook import Logbook
-from normscope.probes.moment import Moment, Room
+from normscope.probes.observer import Observer
 from normscope.probes.presets import ProbeChoice, chosen_probes
-from normscope.probes.probe import Probe
 from normscope.probes.ray import DISTANCES, checked_distances
 from normscope.probes.schedule import Schedule
 from normscope.probes.subject import Subject, is_measuring_process, unwrapped
-from normscope.probes.table import Row, Table
+from normscope.probes.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from normscope.curvature.problem import WholeLoss
@@ -37,8 +38,9 @@ class Scope:
 
     Call ``scope.step(x, y)`` once for each update, before ``optimizer.step()``. Nothing of the
     model, its gradients, the optimizer or the random numbers is changed, also after an exception
-    or Ctrl-C inside a probe. The scope takes the gradient on (x, y) itself and never reads
-    ``.grad``: with gradient accumulation, loss scaling or clipping that holds something else.
+    or Ctrl-C inside a probe. The scope takes the gradient on (x, y) itself and does not read
+    ``.grad``, unless told what that holds: with gradient accumulation, loss scaling or clipping it
+    is something else.
 
     The modules keep the ``training`` flags they have. Inside autocast the passes are autocast too,
     but not the products with curvature matrices.
@@ -91,19 +93,18 @@ class Scope:
         labels: Mapping[str, Any] | None = None,
     ) -> None:
         self._subject = Subject(unwrapped(model), loss, optimizer, learning_rate, seed)
-        self._distances = checked_distances(DISTANCES if distances is None else distances)
+        points = checked_distances(DISTANCES if distances is None else distances)
         self._probes = [probe.begin(seed) for probe in chosen_probes(probes)]
         self._subject.refuse_unfit(self._probes)
         self._schedule = Schedule(every, steps, budget)
         self._table = Table(self._probes, type(self._subject.model).__name__)
         measures = is_measuring_process()
         self._log = Logbook(self._table, store if measures else None, name, labels or {}, seed)
-        self._room = Room()
+        self._observer = Observer(self._subject, self._probes, points, self._table, self._log)
         self._step = 0
         self._closed = False
-        self._pending: tuple[Row, list[Probe]] | None = None
 
-    def step(self, x: Any, y: Any = None) -> bool:
+    def step(self, x: Any, y: Any = None, loss: float | Tensor | None = None) -> bool:
         """Look at this step of the training, if it is one to be measured.
 
         To be called once for each update, when the gradient is there and before the optimizer
@@ -112,6 +113,9 @@ class Scope:
         Args:
             x: the inputs of this step's batch; with a `whole_loss` the whole batch.
             y: its targets; left out with a `whole_loss`.
+            loss: what the training got on this very batch, if ``.grad`` holds the gradient of it
+                and nothing else: saves the scope a pass where only probes of the ray are due. The
+                first time it is checked against a gradient of the scope's own.
 
         Returns:
             Whether the step was measured.
@@ -122,49 +126,10 @@ class Scope:
         if not is_measuring_process():
             return False
         due = self._schedule.due(step)
-        if due or self._pending is not None:
+        if due or self._observer.pending is not None:
             with self._schedule.measuring():
-                try:
-                    self._look(step, due, x, y)
-                except BaseException:
-                    self._keep_pending()  # nothing after this step completes the row before it
-                    raise
+                self._observer.look(step, due, x, y, loss)
         return due
-
-    def _look(self, step: int, due: bool, x: Any, y: Any) -> None:
-        """Complete the row of the step before, and begin that of this one."""
-        problem = self._subject.problem(x, y)
-        moment = Moment(self._subject, problem, step, self._distances, self._room)
-        moment.layer_names = self._table.layer_names
-        active = [probe for probe in self._probes if due and probe.due(step)]
-        waiting = [] if self._pending is None else self._pending[1]
-        watching = {id(probe): probe for probe in (*active, *waiting)}.values()
-        moment.ray_gradients = any(probe.ray == "gradients" for probe in active)
-        moment.look(watching, any(probe.needs_gradient for probe in active))
-        if self._pending is not None:
-            for probe in waiting:
-                self._pending[0].values |= probe.complete(moment)
-            self._keep_pending()
-        if due:
-            self._measure(moment, active)
-
-    def _keep_pending(self) -> None:
-        """Keep the row that waits, complete or not."""
-        if self._pending is not None:
-            self._log.add(self._pending[0])
-            self._pending = None
-
-    def _measure(self, moment: Moment, active: Sequence[Probe]) -> None:
-        row = Row(moment.step, {"loss": moment.loss, "learning_rate": moment.learning_rate})
-        for probe in active:
-            row.values |= probe.measure(moment)
-            probe.measured(moment.step)
-        self._table.label(moment, self._probes)
-        waiting = [probe for probe in active if probe.needs_next]
-        if waiting:
-            self._pending = (row, waiting)
-        else:
-            self._log.add(row)
 
     @property
     def results(self) -> xr.Dataset:
@@ -172,16 +137,30 @@ class Scope:
 
         The last row may lack what only the next step will show; it is NaN until then.
         """
-        pending = [] if self._pending is None else [self._pending[0]]
-        dataset = self._table.dataset([*self._table.rows, *pending])
-        return dataset.assign_coords(seed=self._subject.seed)
+        return self.results_since(0)
+
+    def results_since(self, step: int) -> xr.Dataset:
+        """What was measured at a step and after it; the cost is that of these rows alone.
+
+        Args:
+            step: the first one wanted.
+
+        Returns:
+            As `results`.
+        """
+        rows = self._table.rows
+        wanted = rows[bisect_left(rows, step, key=lambda row: row.step) :]
+        pending = self._observer.pending
+        if pending is not None and pending.row.step >= step:
+            wanted = [*wanted, pending.row]
+        return self._table.dataset(wanted).assign_coords(seed=self._subject.seed)
 
     @property
     def cost(self) -> ScopeCost:
         """Estimated passes of one measured step; print it for the words."""
         every = self._schedule.every if self._schedule.steps is None else None
         layers = len(self._table.layer_names or weight_layers(self._subject.model))
-        return scope_cost(self._probes, layers, len(self._distances), every)
+        return scope_cost(self._probes, layers, len(self._observer.distances), every)
 
     @property
     def every(self) -> int:
@@ -204,6 +183,20 @@ class Scope:
 
         return scope_figure(self.results)
 
+    def report(self, path: str | os.PathLike[str], title: str | None = None) -> Path:
+        """Write what was measured so far as one HTML file: figure, tables and the numbers.
+
+        Args:
+            path: of the file.
+            title: of the page; None: "What the scope saw".
+
+        Returns:
+            The path.
+        """
+        from normscope.report.scope_report import write_scope_report
+
+        return write_scope_report(self.results, path, title)
+
     def close(self) -> None:
         """End the measuring; the results stay. More than once does no harm."""
         if not self._closed:
@@ -213,16 +206,13 @@ class Scope:
     def _flush(self) -> None:
         """Keep the last row, though the step that would complete it does not come."""
         self._closed = True
-        self._keep_pending()
+        self._observer.keep_pending()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if kind is None:
             self.close()
@@ -233,5 +223,10 @@ class Scope:
     def __repr__(self) -> str:
         names = ", ".join(probe.name for probe in self._probes)
         state = "closed" if self._closed else f"at step {self._step}"
-        rows = len(self._table.rows) + (self._pending is not None)
+        rows = len(self._table.rows) + (self._observer.pending is not None)
         return f"Scope({type(self._subject.model).__name__}: {names}; {rows} measured, {state})"
+
+    def _repr_html_(self) -> str:
+        from normscope.report.scope_report import scope_html
+
+        return scope_html(self.results, repr(self))
