@@ -68,8 +68,8 @@ class Case:
 
 CASES = [
     Case("fully_connected, width 100", "fully_connected", "noise_digits", {"width": 100}, 2.0, 6.0),
-    Case("fully_connected", "fully_connected", "noise_digits", {}, 0.6, 2.0),
-    Case("conv_net", "conv_net", "noise_pictures", {}, 0.4, 2.0),
+    Case("fully_connected", "fully_connected", "noise_digits", {}, 1.0, 2.0),
+    Case("conv_net", "conv_net", "noise_pictures", {}, 1.0, 2.0),
 ]
 
 

@@ -76,7 +76,8 @@ def train(
             bumps from which trainings recover.
 
     Returns:
-        The generator of steps. A run that diverges ends with a step that says so.
+        The generator of steps. A run that diverges ends with a step that says so and has no
+        gradient.
 
     Raises:
         ArgumentTypeError: if a number is not a whole one where it must be.
@@ -161,8 +162,10 @@ class Loop:
         # Freed only now: the backward pass finds the memory of the last gradients still whole.
         for parameter in self._parameters:
             parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.losses.append(loss.item())
+        diverged = self._has_diverged()
+        if not diverged:  # else the run ends here: nobody descends that gradient
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(
             index=self.taken,
             loss=self.losses[-1],
@@ -170,7 +173,7 @@ class Loop:
             model=self.problem.model,
             learning_rate=float(self.optimizer.param_groups[0]["lr"]),
             optimizer=self.optimizer,
-            diverged=self._has_diverged(),
+            diverged=diverged,
         )
 
     def _has_diverged(self) -> bool:
