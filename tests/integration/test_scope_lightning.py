@@ -1,5 +1,6 @@
 """The callback in real trainings by Lightning, and the examples of the scope."""
 
+import csv
 import importlib
 import random
 import runpy
@@ -10,11 +11,13 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.errors import InputError, StateError
 from normscope.integrations.lightning import ScopeCallback
+from normscope.integrations.tags import scalars
 from normscope.losses import cross_entropy
 from normscope.results import Store
 
@@ -56,7 +59,7 @@ class Digits(lightning.LightningModule):
         return optimizer
 
 
-def trained(callback, kind="sgd", **options):
+def trained(callback, kind="sgd", logger=False, **options):
     lightning.seed_everything(3, verbose=False)
     module = Digits(kind)
     x, y = ns.data.load("digits").train
@@ -64,7 +67,7 @@ def trained(callback, kind="sgd", **options):
     trainer = lightning.Trainer(
         max_epochs=5,
         accelerator="cpu",
-        logger=False,
+        logger=logger,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -98,6 +101,23 @@ def test_training_by_lightning_ends_in_the_same_bits(options):
     updates = 25 if "accumulate_grad_batches" in options else 50
     assert callback.results["step"].values.tolist() == list(range(0, updates, 7))
     assert np.isfinite(callback.results["shift_cosine"]).all()
+
+
+def test_trainers_loggers_are_given_every_number(tmp_path):
+    callback = ScopeCallback("cross_entropy", probes="economy", every=20, log=True)
+    plain = left(*trained(None))
+    logger = CSVLogger(tmp_path)
+    assert left(*trained(callback, logger=logger, log_every_n_steps=1)) == plain
+    with (Path(logger.log_dir) / "metrics.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    found = {
+        (tag, int(row["step"])): float(value)
+        for row in rows
+        for tag, value in row.items()
+        if tag.startswith("scope") and value
+    }
+    assert found == {(each.tag, each.step): each.value for each in scalars(callback.results)}
+    assert {step for _, step in found} == {0, 20, 40}
 
 
 def test_whole_loss_is_given_the_batch():

@@ -1,1 +1,7 @@
-"""normscope inside other tools; each module needs the package it is named after."""
+"""normscope inside other tools; a module named after a package needs that package."""
+
+from normscope.integrations.export import long_table, write_csv, write_netcdf
+from normscope.integrations.logged_scope import LoggedScope, log_results
+from normscope.integrations.logger import Logger
+
+__all__ = ["LoggedScope", "Logger", "log_results", "long_table", "write_csv", "write_netcdf"]

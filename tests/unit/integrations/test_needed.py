@@ -1,0 +1,29 @@
+"""A missing package is told in one sentence, with its remedy."""
+
+import importlib
+import sys
+
+import pytest
+
+from normscope.errors import StateError
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "use"),
+    [
+        ("tensorboard", "tensorboard", lambda module: module.summary_writer("runs")),
+        ("wandb", "wandb", lambda module: module.WandbLogger()),
+        ("mlflow", "mlflow", lambda module: module.MLflowLogger()),
+        ("transformers", "transformers", lambda module: module.ScopeCallback()),
+    ],
+)
+def test_missing_package_is_told_with_its_remedy(module, package, use, monkeypatch):
+    name = f"normscope.integrations.{module}"
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    loaded = importlib.import_module(name)  # reading the module needs nothing
+    monkeypatch.delitem(sys.modules, name)
+    remedy = rf"install it by pip install 'normscope\[{module}\]'"
+    expected = rf"^{name} needs the package {package}; {remedy}\.$"
+    with pytest.raises(StateError, match=expected):
+        use(loaded)
