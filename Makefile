@@ -12,10 +12,10 @@ PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.base ## Install, run the main job on embedded data, say where the result is
+demo: $(VENV)/.base ## Install, run the main job on embedded data (two minutes), write a report
 	@$(BIN)/normscope demo --out normscope-out
 
-test: lint ## Install what the tests need, then lint and run every quick test
+test: lint $(VENV)/.browser ## Install what the tests need, then lint and run every quick test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real_data and not slow and not extras"
 
 test-real: $(VENV)/.test ## Tests on the real MNIST and CIFAR-10 (NORMSCOPE_DATA=folder)
@@ -24,9 +24,9 @@ test-real: $(VENV)/.test ## Tests on the real MNIST and CIFAR-10 (NORMSCOPE_DATA
 test-slow: $(VENV)/.test ## Tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-test-extras: $(VENV)/.test ## Install Ray and Dask, and test the sweeps on them
-	$(PIP) -e '.[test,ray,dask]'
-	$(BIN)/python -m pytest -m extras
+test-extras: $(VENV)/.test ## Install Ray, Dask, transformers, wandb and MLflow, and test with them
+	$(PIP) -e '.[test,ray,dask,transformers,wandb,mlflow]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m extras
 
 lint: $(VENV)/.test ## Style (ruff) and types (mypy --strict)
 	$(BIN)/ruff check
@@ -49,8 +49,9 @@ bench: $(VENV)/.base ## Benchmarks against torch and the textbook loop, one afte
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/sweep.py
 
-figures: $(VENV)/.base ## Draw the pictures of README and documentation anew
-	$(BIN)/normscope demo --out docs/images
+figures: $(VENV)/.base ## Draw the README's picture anew
+	$(BIN)/normscope demo --out normscope-out
+	cp normscope-out/demo.svg docs/images/demo.svg
 
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) site dist build normscope-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -69,6 +70,10 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[test]'
 	@touch $@
+
+# Without a browser the tests of the report fail, and say what to install; all others run.
+$(VENV)/.browser: | $(VENV)/bin/python
+	@if .ci/browser; then touch $@; fi
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[docs]'

@@ -1,4 +1,4 @@
-"""``normscope demo``: the main job on embedded data."""
+"""``normscope demo``: everything normscope measures, on embedded data, and a report of it."""
 
 from __future__ import annotations
 
@@ -7,73 +7,130 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normscope.cli.names import completion_of
+from normscope.cli.options import SCALES, FirstSeed, Folder, Json
+
 if TYPE_CHECKING:
-    import xarray as xr
+    from normscope.experiments import Result
+
+Scale = Annotated[
+    str,
+    typer.Option(
+        metavar="SCALE",
+        help="quick (seconds), small (two minutes) or paper (wider nets, more seeds).",
+        autocompletion=completion_of(*SCALES),
+    ),
+]
+
+_UNFINISHED = "demo-unfinished.sqlite"
+# Heads for a terminal; what they mean is below the table.
+_HEADS = {
+    "by curvature": "curvature",
+    "by theory": "theory",
+    "loss varies by": "band",
+    "smoothness": "beta",
+    "shift cosine": "cosine",
+}
+_LEGEND = (
+    "take: half the limit. curvature, theory: the limit predicted without training, and a bound on "
+    "it from the architecture alone. accuracy, loss: after training at take. band, beta, cosine: "
+    "how much the loss varies along the gradient, how fast the gradient changes there, how little "
+    "the update of the layers below turns it. λ max: of the curvature. growth: of the squared "
+    "gradient per layer, backwards."
+)
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the figure and the numbers.")
-    ] = Path("normscope-out"),
-    seed: Annotated[int, typer.Option(min=0, max=2**62, help="First of the three seeds.")] = 0,
-    steps: Annotated[int, typer.Option(min=2, help="Training steps of each run.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    out: Folder = Path("normscope-out"),
+    scale: Scale = "small",
+    seed: FirstSeed = None,
+    as_json: Json = False,
 ) -> None:
-    """Train one net on the embedded digits with and without BatchNorm at three learning rates.
+    """What five normalizations do to one net: learning rate, landscape, curvature, theory.
 
-    Prints a table and writes one figure and its data.
+    Trains the same net on the embedded digits without normalization and with four kinds of it,
+    prints one row for each, and writes FOLDER/report.html, which opens in any browser, demo.svg
+    and demo.nc. Cut off, it goes on with the same command where it was.
 
     Example: normscope demo --out normscope-out
     """
-    from normscope.cli.output import print_json, print_table, progress_over
-    from normscope.experiments.first_look import first_look
+    from normscope.cli.output import progress_over, resumable
+    from normscope.experiments import EXPERIMENTS
+    from normscope.experiments import run as run_experiment
+    from normscope.experiments.tour.tour import progress_steps
+    from normscope.results import Store
+
+    overrides = {} if seed is None else {"seed": seed}
+    settings = EXPERIMENTS["tour"].settings(scale, overrides)  # refuse before anything is written
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / _UNFINISHED
+    with (
+        resumable(kept),
+        Store(kept) as store,
+        progress_over(progress_steps(settings), "demo") as progress,
+    ):
+        result = run_experiment("tour", scale, store=store, progress=progress, **overrides)
+    files = _write(result, out, f"normscope demo --scale {scale} --seed {settings['seed']}")
+    for leftover in out.glob(f"{_UNFINISHED}*"):  # the work is done: the next demo begins anew
+        leftover.unlink()
+    _print(result, files, as_json)
+
+
+def _write(result: Result, out: Path, command: str) -> dict[str, str]:
+    """Write report, figure and numbers, each whole or not at all, and say where they are."""
+    from normscope.experiments.tour.page import tour_report
     from normscope.files import replacing
-    from normscope.plots.training_curves import training_curves
+    from normscope.report import write_report
 
-    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is told before the work
-    norms, rates, seeds = ("none", "batch"), (0.01, 0.1, 1.0), 3
-    with progress_over(len(norms) * len(rates) * seeds, "training") as progress:
-        results = first_look(norms, rates, seeds, steps=steps, seed=seed, progress=progress)
-    with replacing(out / "demo.svg") as unfinished:
-        training_curves(results).savefig(unfinished)
-    with replacing(out / "demo.nc") as unfinished:
-        results.to_netcdf(unfinished, engine="scipy")
+    paths = {
+        "report": out / "report.html",
+        "figure": out / "demo.svg",
+        "numbers": out / "demo.nc",
+    }
+    with replacing(paths["figure"]) as unfinished:
+        result.figure().savefig(unfinished, metadata={"Date": None})
+    with replacing(paths["numbers"]) as unfinished:
+        result.dataset.to_netcdf(unfinished, engine="scipy")
+    write_report(tour_report(result, command), paths["report"])
+    return {what: str(path) for what, path in paths.items()}
+
+
+def _print(result: Result, files: dict[str, str], as_json: bool) -> None:
+    from normscope.cli.output import print_json, print_table
+    from normscope.experiments.tour.summary import findings, summary_rows
+
+    rows, found = summary_rows(result.dataset), findings(result.dataset)
     if as_json:
-        print_json(_rows(results))
+        print_json({**result.to_dict(), "norms": rows, "findings": found, "files": files})
         return
-    print_table("The same net with and without BatchNorm, three seeds", _rows(results))
-    typer.echo(_summary(results))
-    typer.echo(f"Figure: {out / 'demo.svg'}   Data: {out / 'demo.nc'}")
+    seeds = result.dataset.sizes["seed"]
+    several = f", medians over {seeds} seeds" if seeds > 1 else ""
+    norms = map(str, result.dataset["norm"].values)
+    short = [{"norm": norm, **_shortened(row)} for norm, row in zip(norms, rows, strict=True)]
+    print_table(f"One net on {result.dataset.attrs['data']}{several}", short)
+    _print_wrapped(_LEGEND, "")
+    typer.echo()
+    for sentence in found:
+        _print_wrapped(sentence, "- ")
+    judged = [claim.holds for claim in result.claims]
+    typer.echo(
+        f"\nThe papers' claims: {judged.count(True)} reproduced, {judged.count(False)} not "
+        f"reproduced, {judged.count(None)} undecided. {result.seconds:.0f} s."
+    )
+    typer.echo(f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}")
 
 
-def _rows(results: xr.Dataset) -> list[dict[str, object]]:
-    """One row per normalization and learning rate, over the seeds."""
-    rows: list[dict[str, object]] = []
-    for norm in results["norm"].values:
-        for rate in results["learning_rate"].values:
-            cell = results.sel(norm=norm, learning_rate=rate)
-            diverged = int((cell["outcome"] == "diverged").sum())
-            accuracy = cell["test_accuracy"].dropna("seed")
-            rows.append(
-                {
-                    "norm": str(norm),
-                    "learning rate": float(rate),
-                    "diverged": f"{diverged} of {cell.sizes['seed']}",
-                    "test accuracy": float(accuracy.mean()) if accuracy.size else None,
-                    "lowest": float(accuracy.min()) if accuracy.size else None,
-                    "highest": float(accuracy.max()) if accuracy.size else None,
-                }
-            )
-    return rows
+def _shortened(row: dict[str, object]) -> dict[str, object]:
+    """A row under heads that fit a terminal."""
+    _, *columns = row.items()
+    return {_HEADS.get(name, name): value for name, value in columns}
 
 
-def _summary(results: xr.Dataset) -> str:
-    """What was found, in one sentence per normalization."""
-    sentences = []
-    for norm in results["norm"].values:
-        stable = (results["outcome"].sel(norm=norm) != "diverged").all("seed")
-        rates = results["learning_rate"].where(stable, drop=True)
-        name = "without normalization" if norm == "none" else f"with {norm} normalization"
-        limit = f"up to {float(rates.max()):g}" if rates.size else "at none of the rates tried"
-        sentences.append(f"{name} every run was stable {limit}")
-    return (", ".join(sentences) + ".").capitalize()
+def _print_wrapped(text: str, sign: str) -> None:
+    """Print a text wrapped to the width of the terminal, behind a sign."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    indent = " " * len(sign)
+    typer.echo(textwrap.fill(text, width, initial_indent=sign, subsequent_indent=indent))

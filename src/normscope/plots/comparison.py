@@ -6,14 +6,20 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from normscope.plots.style import colour_of, new_figure
 
-_HATCHES = {"train": "", "frozen": "//", "eval": ".."}
+_RATES = {"recommended": "D", "limit": "o", "safe": "|"}  # by marker
+_MODES = {"train": "o", "frozen": "s", "eval": "^"}
+_GREY = "#555555"
 
 
 def comparison(results: xr.Dataset) -> Figure:
     """Draw three panels: rates with their interval, eigenvalues by mode, loss against step.
+
+    Rates and eigenvalues are points on a logarithmic axis, one row for each normalization, so that
+    ratios can be read off; a bar would have no foot to stand on there.
 
     Args:
         results: as ``Comparison.to_xarray`` returns it.
@@ -21,18 +27,11 @@ def comparison(results: xr.Dataset) -> Figure:
     Returns:
         The figure.
     """
-    figure = new_figure(width=11.0, height=3.6)
-    rates, curvature, training = figure.subplots(1, 3)
+    figure = new_figure(width=11.0, height=1.9 + 0.42 * max(results.sizes["norm"], 3))
+    rates, curvature, training = figure.subplots(1, 3, width_ratios=(1.1, 0.9, 1.0))
     _draw_rates(rates, results)
     _draw_curvature(curvature, results)
-    for norm in results["norm"].values:
-        loss = results["loss"].sel(norm=norm)
-        training.plot(np.arange(loss.sizes["step"]), loss, color=colour_of(norm), label=norm)
-    training.set_xlabel("step")
-    training.set_ylabel("training loss")
-    training.set_title("at half the limit")
-    training.set_yscale("log")
-    training.legend(frameon=False)
+    _draw_training(training, results)
     return figure
 
 
@@ -40,33 +39,68 @@ def _draw_rates(axes: Axes, results: xr.Dataset) -> None:
     for place, norm in enumerate(results["norm"].values):
         row, colour = results.sel(norm=norm), colour_of(norm)
         low, high = float(row["low"]), float(row["high"])
-        if np.isfinite(high):
-            axes.plot([place, place], [low, high], color=colour, lw=6, alpha=0.3)
-        axes.plot(place, float(row["limit"]), "o", color=colour)
-        axes.plot(place, float(row["safe"]), "_", color=colour, markersize=16)
-    axes.set_xticks(range(results.sizes["norm"]), list(results["norm"].values))
-    axes.set_yscale("log")
-    axes.set_ylabel("learning rate")
-    axes.set_title("limit (dot) and safe (dash)")
+        if np.isfinite(low) and np.isfinite(high):
+            axes.plot([low, high], [place, place], color=colour, lw=7, alpha=0.25, zorder=1)
+        for name, marker in _RATES.items():
+            value = float(row[name])
+            if np.isfinite(value):
+                filled = "white" if name == "recommended" else colour
+                size = 13 if marker == "|" else 7
+                axes.plot(value, place, marker, ms=size, mfc=filled, mec=colour, mew=1.6)
+    interval = Line2D([], [], color=_GREY, lw=7, alpha=0.25, label="interval of the limit")
+    _name_rows(axes, results, "learning rate")
+    _explain_markers(axes, _RATES, {"recommended"}, interval)
 
 
 def _draw_curvature(axes: Axes, results: xr.Dataset) -> None:
-    modes = [str(mode) for mode in results["mode"].values]
-    width = 0.8 / len(modes)
-    for shift, mode in enumerate(modes):
-        values = results["lambda_max"].sel(mode=mode).values
-        places = np.arange(len(values)) + (shift - 1) * width
-        colours = [colour_of(norm) for norm in results["norm"].values]
-        axes.bar(
-            places,
-            values,
-            width,
-            color=colours,
-            hatch=_HATCHES[mode],
-            edgecolor="white",
-            label=mode,
-        )
-    axes.set_xticks(range(results.sizes["norm"]), list(results["norm"].values))
+    for place, norm in enumerate(results["norm"].values):
+        values = results["lambda_max"].sel(norm=norm)
+        found = values.where(np.isfinite(values), drop=True)
+        if found.size > 1:
+            span = [float(found.min()), float(found.max())]
+            axes.plot(span, [place, place], color=colour_of(norm), lw=1.2, alpha=0.5, zorder=1)
+        for mode in found["mode"].values:
+            filled = colour_of(norm) if mode == "train" else "white"
+            value = float(found.sel(mode=mode))
+            axes.plot(value, place, _MODES[mode], ms=7, mfc=filled, mec=colour_of(norm), mew=1.6)
+    _name_rows(axes, results, "largest eigenvalue")
+    _explain_markers(axes, _MODES, {"frozen", "eval"})
+
+
+def _draw_training(axes: Axes, results: xr.Dataset) -> None:
+    for norm in results["norm"].values:
+        loss = results["loss"].sel(norm=norm)
+        axes.plot(np.arange(loss.sizes["step"]), loss, color=colour_of(norm), label=norm)
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss")
+    axes.set_title("trained at half the limit", fontsize="medium")
     axes.set_yscale("log")
-    axes.set_ylabel("largest eigenvalue")
-    axes.set_title(", ".join(modes))
+    axes.legend(frameon=False, fontsize="small")
+
+
+def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:
+    """One row for each normalization, the first on top, against a logarithmic axis."""
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    axes.set_yticks(range(results.sizes["norm"]), [str(norm) for norm in results["norm"].values])
+    axes.set_ylim(results.sizes["norm"] - 0.5, -0.5)
+    axes.grid(axis="x", which="major", alpha=0.25)
+
+
+def _explain_markers(axes: Axes, markers: dict[str, str], hollow: set[str], *more: Line2D) -> None:
+    """What each marker means, in a colour that stands for no normalization, above the panel."""
+    handles = [
+        Line2D([], [], ls="", marker=marker, color=_GREY, label=name, mew=1.6, ms=7)
+        for name, marker in markers.items()
+    ]
+    for handle in handles:
+        if handle.get_label() in hollow:
+            handle.set_markerfacecolor("white")
+    axes.legend(
+        handles=[*handles, *more],
+        frameon=False,
+        fontsize="small",
+        ncols=2 if more else len(handles),
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+    )

@@ -14,6 +14,8 @@ __all__ = ["gamma_curves"]
 def gamma_curves(results: xr.Dataset) -> Figure:
     """Draw training loss over steps and test accuracy over epochs, mean over the seeds.
 
+    A curve ends where one of its seeds has diverged.
+
     Reference: wei2018, Figure 4.
 
     Args:
@@ -31,7 +33,7 @@ def gamma_curves(results: xr.Dataset) -> Figure:
     for column, model in enumerate(models):
         upper, lower = panels[0][column], panels[1][column]
         for number, gamma in enumerate(gammas):
-            mean = results.sel(model=model, gamma=gamma).mean("seed")
+            mean = results.sel(model=model, gamma=gamma).mean("seed", skipna=False)
             colour = colours(number / max(1, len(gammas) - 1) * 0.9)
             upper.plot(mean["step"], mean["loss"], color=colour, label=rf"$\gamma$ = {gamma:g}")
             lower.plot(mean["epoch"], mean["test_accuracy_by_epoch"], "o-", ms=3, color=colour)

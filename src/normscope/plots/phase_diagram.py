@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from normscope.plots.style import new_figure
 
-__all__ = ["phase_diagram", "phase_diagrams"]
+__all__ = ["draw_lines", "phase_diagram", "phase_diagrams", "write_settings"]
 
 _DASHES = {"train": "-", "frozen": "--", "printed": ":"}
 _LABELS = {"gamma": r"$\gamma$", "sigma_w": r"$\sigma_w$", "learning_rate": r"$\eta$"}
 _LINE = "#D62728"
 _SPAN = 100.0  # of the colours, from the lowest loss on
+_ALL = ("samples", "test_samples")  # None: all of them
 _WORDS = ("model", "data", "loss", "norm", "epochs", "batch_size", "momentum", "samples")
 
 
@@ -42,8 +43,9 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     if axes is None:
         figure = new_figure(width=6.4, height=4.8)
         axes = figure.subplots()
-        _write_settings(figure, results)
+        write_settings(figure, results)
     setting = _setting(results)
+    results = results.sortby([setting, "learning_rate"])
     exploded = results["diverged"].any("seed").transpose(setting, "learning_rate").values
     loss = results["test_loss"].mean("seed").transpose(setting, "learning_rate").values
     shown = np.ma.masked_invalid(np.where(exploded, np.nan, loss))
@@ -58,7 +60,8 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
     axes.figure.colorbar(mesh, ax=axes, label="test loss")
-    _draw_theory(axes, results, setting)
+    if "critical_learning_rate" in results:
+        draw_lines(axes, results["critical_learning_rate"], setting)
     axes.set_xscale("log")
     axes.set_yscale("log" if logarithmic else "linear")
     axes.set_xlim(x[0], x[-1])
@@ -87,14 +90,18 @@ def phase_diagrams(results: xr.Dataset) -> Figure:
         axes.set_title(loss.replace("_", " "), loc="left")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-    _write_settings(figure, results)
+    write_settings(figure, results)
     return figure
 
 
-def _draw_theory(axes: Axes, results: xr.Dataset, setting: str) -> None:
-    if "critical_learning_rate" not in results:
-        return
-    lines = results["critical_learning_rate"]
+def draw_lines(axes: Axes, lines: xr.DataArray, setting: str) -> None:
+    """Draw the theory's critical rate by every closure, and half of the train closure's.
+
+    Args:
+        axes: where to draw.
+        lines: rates (closure, setting).
+        setting: the name of the vertical axis.
+    """
     for closure in map(str, lines["closure"].values):
         line = lines.sel(closure=closure)
         style = _DASHES.get(closure, "-.")
@@ -127,8 +134,15 @@ def _edges(values: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64
     return np.exp(edges) if logarithmic else edges
 
 
-def _write_settings(figure: Figure, results: xr.Dataset) -> None:
+def write_settings(figure: Figure, results: xr.Dataset) -> None:
+    """Write the settings of the trainings below a figure.
+
+    Args:
+        figure: to write on.
+        results: with the attribute ``settings``, as JSON, and the dimension ``seed``.
+    """
     settings = json.loads(results.attrs.get("settings", "{}"))
+    settings |= {name: "all" for name in _ALL if name in settings and settings[name] is None}
     first = [f"{name} {settings.pop(name)}" for name in _WORDS if settings.get(name) is not None]
     rest = [f"{name} {value}" for name, value in settings.items() if value not in (None, False)]
     text = ", ".join([*first, *rest, f"{results.sizes['seed']} seeds"])

@@ -38,8 +38,7 @@ def check_files(result, folder):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_name_is_a_paper_and_a_figure(name):
     paper, _, figure = name.partition("/")
-    assert paper in PAPERS
-    assert figure.isidentifier()
+    assert (paper in PAPERS and figure.isidentifier()) or name == "tour"  # the demo: of no paper
     assert EXPERIMENTS.summary(name).endswith(".")
     assert all(EXPERIMENTS[name].settings(scale, {}) for scale in SCALES)
 

@@ -1,0 +1,1 @@
+"""The tour: everything normscope measures, on one net under several normalizations."""

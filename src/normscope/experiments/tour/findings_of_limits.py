@@ -1,0 +1,119 @@
+"""What the tour found of learning rates: where training breaks, who knew, and what it is worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from normscope.experiments.tour.findings import norms_of
+from normscope.experiments.tour.words import contrast, enumerated, factor, listed, number, typical
+from normscope.plots.names import with_norm
+
+__all__ = ["about_limits", "about_training", "late_loss"]
+
+
+def about_limits(results: xr.Dataset) -> list[str]:
+    """Where training breaks, and who knew."""
+    norms, limit = norms_of(results), results["limit"]
+    shown = contrast(limit, "is largest", "smallest")
+    values = listed(norms, lambda norm: typical(limit.sel(norm=norm)))
+    sentences = [
+        f"The learning rate at which training breaks {shown}.{_span(limit)}",
+        f"All of them: {values}.",
+    ]
+    open_ended = [norm for norm in norms if np.isinf(results["unstable"].sel(norm=norm)).any()]
+    if open_ended:
+        names = enumerated([with_norm(norm) for norm in open_ended])
+        sentences.append(f"The short runs found no end {names}: there the limit may be higher.")
+    return [*sentences, _prediction(results), *_theory(results)]
+
+
+def _span(limit: xr.DataArray) -> str:
+    """How far apart the normalizations are."""
+    if limit.sizes["norm"] < 2:
+        return ""
+    middle = limit.median("seed")
+    return f" The one is {number(float(middle.max() / middle.min()))} times the other."
+
+
+def _prediction(results: xr.Dataset) -> str:
+    """How good the curvature's word was."""
+    offs = {
+        norm: factor(*(float(results[name].sel(norm=norm).median()) for name in _PREDICTED))
+        for norm in norms_of(results)
+    }
+    best, worst = min(offs, key=offs.__getitem__), max(offs, key=offs.__getitem__)
+    apart = (
+        f"by a factor of {offs[worst]:.2f}"
+        if best == worst
+        else f"by a factor of {offs[best]:.2f} ({with_norm(best)}) to {offs[worst]:.2f} "
+        f"({with_norm(worst)})"
+    )
+    return (
+        "Predicted from the curvature at the first weights, before any training, the limit is off "
+        f"{apart}."
+    )
+
+
+_PREDICTED = ("by_curvature", "limit")
+
+
+def _theory(results: xr.Dataset) -> list[str]:
+    """What the architecture alone said."""
+    norms = norms_of(results)
+    covered = [norm for norm in norms if results["by_theory"].sel(norm=norm).notnull().all()]
+    sentences = []
+    if covered:
+        rates = enumerated([_bound(results.sel(norm=norm), norm) for norm in covered])
+        sentences.append(
+            "From the architecture alone, mean-field theory puts the rate below which no direction "
+            f"is unstable at {rates}."
+        )
+    for norm in norms:
+        if norm not in covered:
+            reason = str(results["theory_says"].sel(norm=norm).values.ravel()[0])
+            reason = reason.partition(". ")[0].rstrip(".")
+            sentences.append(f"The theory has no word {with_norm(norm)}: {reason}.")
+    return sentences
+
+
+def _bound(results: xr.Dataset, norm: str) -> str:
+    """The theory's bound of one net beside the measured one."""
+    theory, measured = (typical(results[name]) for name in ("by_theory", "safe"))
+    return f"{theory} {with_norm(norm)} (measured: {measured})"
+
+
+def about_training(results: xr.Dataset) -> list[str]:
+    """How the nets train, all at one rate and each at half its own limit."""
+    norms, steps = norms_of(results), results.sizes["training_step"]
+    rate, accuracy = number(float(results["shared_rate"])), results["test_accuracy"]
+    values = listed(norms, lambda norm: typical(accuracy.sel(norm=norm), 3))
+    return [
+        f"At one rate for all, {rate}, half the largest limit, {_ended(results, 'shared_')}.",
+        f"With each net at half its own limit {_ended(results, '')}.",
+        f"Samples that were not trained on these classify with an accuracy of {values}, after "
+        f"{steps} steps.",
+    ]
+
+
+def _ended(results: xr.Dataset, prefix: str) -> str:
+    """How many trainings diverged, and at which loss the others are."""
+    of, steps = results.sizes["seed"], results.sizes["training_step"]
+    late, parts, whole = late_loss(results, prefix), [], []
+    for norm in norms_of(results):
+        diverged = int((results[f"{prefix}outcome"].sel(norm=norm) == "diverged").sum())
+        if diverged:
+            parts.append(f"{diverged} of {of} {with_norm(norm)}")
+        if diverged < of:
+            whole.append(norm)
+    begin = f"trainings diverge: {enumerated(parts)}" if parts else "no training diverges"
+    if not whole:
+        return begin
+    values = listed(whole, lambda norm: typical(late.sel(norm=norm)))
+    return f"{begin}; after {steps} steps the loss is {values}"
+
+
+def late_loss(results: xr.Dataset, prefix: str = "") -> xr.DataArray:
+    """The mean of the last ten training losses; not a number after a divergence."""
+    losses: xr.DataArray = results[f"{prefix}training_loss"]
+    return losses.isel(training_step=slice(-10, None)).mean("training_step", skipna=False)

@@ -1,0 +1,140 @@
+"""Numbers in sentences: over seeds, over normalizations, and what was larger than what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import xarray as xr
+
+from normscope.plots.names import with_norm
+
+__all__ = [
+    "contrast",
+    "counted",
+    "enumerated",
+    "extremes",
+    "factor",
+    "in_seeds",
+    "listed",
+    "number",
+    "typical",
+]
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number as a reader wants it, to so many digits.
+
+    >>> number(0.05812), number(2.0), number(float("inf")), number(12345.6), number(0.9962, 3)
+    ('0.058', '2', 'infinite', '12000', '0.996')
+    """
+    if not np.isfinite(value):
+        return "infinite" if value > 0 else "not known"
+    return f"{float(f'{value:.{digits}g}'):.10g}"
+
+
+def typical(values: xr.DataArray, digits: int = 2) -> str:
+    """The median over seeds, with the range in brackets where there are several.
+
+    >>> typical(xr.DataArray([1.0, 3.0, 2.0], dims="seed"))
+    '2 (1 to 3)'
+    """
+    known = np.atleast_1d(values.values.astype(float))
+    known = known[~np.isnan(known)]
+    if not known.size:
+        return "not known"
+    middle, low, high = (
+        number(float(each), digits) for each in (np.median(known), known.min(), known.max())
+    )
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def enumerated(items: Sequence[str]) -> str:
+    """Items as a sentence has them.
+
+    >>> enumerated(["a", "b", "c"])
+    'a, b and c'
+    """
+    *first, last = items
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def listed(norms: Sequence[str], value_of: Callable[[str], str]) -> str:
+    """A value for each normalization.
+
+    >>> listed(["none", "batch"], {"none": "1", "batch": "2"}.__getitem__)
+    '1 without normalization and 2 with BatchNorm'
+    """
+    return enumerated([f"{value_of(norm)} {with_norm(norm)}" for norm in norms])
+
+
+def counted(held: int, of: int) -> str:
+    """How often something held.
+
+    >>> counted(3, 3), counted(1, 3), counted(0, 3), counted(1, 1), counted(0, 1)
+    ('in all 3 seeds', 'in 1 of 3 seeds', 'in none of 3 seeds', 'in this run', 'not in this run')
+    """
+    if of == 1:
+        return "in this run" if held else "not in this run"
+    if held == of:
+        return f"in all {of} seeds"
+    return f"in {held or 'none'} of {of} seeds"
+
+
+def in_seeds(smaller: xr.DataArray, larger: xr.DataArray) -> str:
+    """In how many seeds the first is below the second; what is not a number counts as infinite.
+
+    >>> seeds = xr.DataArray([1.0, 5.0], dims="seed")
+    >>> in_seeds(seeds, xr.full_like(seeds, 3.0))
+    'in 1 of 2 seeds'
+    """
+    low, high = (each.fillna(np.inf) for each in (smaller, larger))
+    held = np.atleast_1d((low < high).values)
+    return counted(int(held.sum()), held.size)
+
+
+def factor(value: float, reference: float) -> float:
+    """How many times the one is the other, whichever is larger.
+
+    >>> factor(2.0, 4.0)
+    2.0
+    """
+    ratio = value / reference
+    return max(ratio, 1 / ratio)
+
+
+def extremes(values: xr.DataArray) -> tuple[str, str]:
+    """The labels along ``norm`` of the smallest and of the largest value.
+
+    >>> extremes(xr.DataArray([3.0, 1.0], dims="norm", coords={"norm": ["none", "batch"]}))
+    ('batch', 'none')
+    """
+    return str(values.idxmin("norm").item()), str(values.idxmax("norm").item())
+
+
+def contrast(values: xr.DataArray, most: str, least: str, digits: int = 2) -> str:
+    """Which normalization has the largest value and which the smallest, in how many seeds.
+
+    >>> pair = xr.DataArray([[1.0], [4.0]], [("norm", ["none", "batch"]), ("seed", [0])])
+    >>> contrast(pair, "is most", "least")
+    'is most with BatchNorm, 4, and least without normalization, 1, in this run'
+
+    Args:
+        values: over (norm, seed); not a number counts as infinite.
+        most: what to say of the largest.
+        least: what to say of the smallest.
+        digits: of the numbers.
+
+    Returns:
+        The part of a sentence.
+    """
+    known = values.fillna(np.inf)
+    if known.sizes["norm"] < 2:
+        norm = str(known["norm"].values[0])
+        return f"is {typical(known.isel(norm=0), digits)} {with_norm(norm)}"
+    low, high = extremes(known.median("seed"))
+    one, other = known.sel(norm=low), known.sel(norm=high)
+    return (
+        f"{most} {with_norm(high)}, {typical(other, digits)}, and {least} {with_norm(low)}, "
+        f"{typical(one, digits)}, {in_seeds(one, other)}"
+    )

@@ -1,0 +1,74 @@
+"""``normscope demo`` as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from normscope.cli.main import main
+from normscope.experiments.tour import tour
+
+COMMAND = [sys.executable, "-m", "normscope", "demo", "--scale", "quick"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """The command's text and the folder it wrote."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = subprocess.run([*COMMAND, "--out", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done, folder
+
+
+def test_demo_prints_a_row_for_each_norm_and_what_was_found(shown):
+    done, folder = shown
+    assert done.stderr == ""  # a bar shows in a terminal only
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[0] for row in rows if row[:1] in (["none"], ["batch"], ["layer"])] == [
+        *("none", "batch", "layer"),
+    ]
+    assert "- The learning rate at which training breaks is largest" in done.stdout
+    assert f"Report: {folder / 'report.html'}" in done.stdout
+
+
+def test_demo_writes_report_figure_and_numbers_and_nothing_else(shown):
+    _, folder = shown
+    assert sorted(file.name for file in folder.iterdir()) == ["demo.nc", "demo.svg", "report.html"]
+    assert (folder / "demo.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "The learning rate at which training breaks is largest" in page
+    assert page.count("<h1") == 1
+
+
+def test_unknown_scale_is_refused_before_anything_is_written(tmp_path, capsys):
+    folder = tmp_path / "new"
+    assert main(["demo", "--scale", "smal", "--out", str(folder)]) == 2
+    assert "did you mean 'small'?" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_interrupted_demo_goes_on_and_its_json_is_json_alone(tmp_path, monkeypatch, capsys):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    command = ["demo", "--scale", "quick", "--seed", "3", "--json", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(tour, "landscape", interrupted)
+        assert main(command) == 130
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "what is finished is kept in" in printed.err
+    left = {file.name for file in tmp_path.iterdir()}
+    assert "demo-unfinished.sqlite" in left
+    assert not left & {"demo.nc", "demo.svg", "report.html"}
+    with monkeypatch.context() as patch:  # limits and trainings are not made again
+        patch.setattr(tour, "limits", lambda *given: pytest.fail("was stored"))
+        patch.setattr(tour, "training", lambda *given: pytest.fail("was stored"))
+        assert main(command) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [row["normalization"] for row in found["norms"]][:2] == ["no normalization", "BatchNorm"]
+    assert found["settings"]["seed"] == 3
+    assert len(found["findings"]) >= 7
+    assert set(found["files"]) == {"report", "figure", "numbers"}
+    assert {file.name for file in tmp_path.iterdir()} == {"demo.nc", "demo.svg", "report.html"}

@@ -1,0 +1,143 @@
+"""The tour at quick scale: one run serves all tests."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from normscope.data import load
+from normscope.experiments import EXPERIMENTS, run
+from normscope.experiments.tour.claims import tour_claims
+from normscope.experiments.tour.net import LOSS, Net
+from normscope.experiments.tour.page import tour_report
+from normscope.experiments.tour.summary import STORIES, findings, summary_rows
+from normscope.experiments.tour.tour import progress_steps
+from normscope.learning_rate import max_learning_rate
+from normscope.models import build
+from normscope.results import Store
+
+SETTINGS = EXPERIMENTS["tour"].settings("quick", {})
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def result(told):
+    return run("tour", progress=told.append)
+
+
+@pytest.fixture(scope="module")
+def results(result):
+    return result.dataset
+
+
+def test_progress_is_called_as_often_as_announced(result, told):
+    assert len(told) == progress_steps(SETTINGS)
+    kinds = {label.partition(":")[0] for label in told}
+    assert kinds == {
+        *("learning rate", "training", "landscape", "curvature", "depth"),
+        *("theorems", "phase diagram"),
+    }
+
+
+def test_limit_is_the_advisors_on_the_same_net(results):
+    x, y = load("digits").train
+    model = build("fully_connected", norm="layer", seed=0, input_shape=(1, 8, 8), depth=3, width=24)
+    advice = max_learning_rate(model, LOSS, (x, y), momentum=0.9, batch_size=64)
+    own = results.sel(norm="layer", seed=0)
+    assert float(own["limit"]) == advice.limit
+    assert (float(own["stable"]), float(own["unstable"])) == advice.verified
+    assert math.isnan(own["by_theory"]) == (advice.by_theory is None)
+
+
+def test_landscape_is_looked_at_with_one_rate_for_all(results):
+    assert float(results["common_rate"]) == float(results["recommended"].min())
+    assert list(results["step"].values) == [0, 2, 4]
+    low, high = results["loss_low"], results["loss_high"]
+    assert (low <= high).all()
+    # at the first step of the ray the loss is that of the training's first batch
+    assert np.isfinite(results["ray_loss"].isel(step=0)).all()
+
+
+def test_every_net_begins_with_the_same_weights_whatever_its_norm():
+    net = Net("digits", 24, 3, 64, 0.9)
+    plain, batch = (net.model(norm, 4) for norm in ("none", "batch"))
+    assert torch.equal(plain.head.weight, batch.head.weight)
+
+
+def test_training_at_half_the_limit_is_kept_to_its_end(results):
+    assert results["training_loss"].dims == ("norm", "seed", "training_step")
+    finished = results["outcome"] == "finished"
+    assert results["training_loss"].notnull().all("training_step").where(finished, True).all()
+    assert (results["test_accuracy"].where(finished, 1.0) > 0.1).all()
+
+
+def test_exact_theorems_hold_on_every_layer(results):
+    exact = results["form"].values == "exact"
+    assert exact.sum() > 20
+    assert not results["refuted"].values[exact].any()
+    assert set(results["norm_layer"].values) == {"features.1", "features.4"}
+
+
+def test_curvature_of_a_net_without_statistics_is_the_same_in_every_mode(results):
+    modes = results["lambda_max"].sel(norm="none")
+    assert float(modes.sel(mode="eval")) == pytest.approx(float(modes.sel(mode="train")), rel=0.02)
+    batch = results["lambda_max"].sel(norm="batch")
+    assert float(batch.sel(mode="eval")) != pytest.approx(float(batch.sel(mode="train")), rel=0.02)
+
+
+def test_interrupted_tour_goes_on_and_ends_the_same(results, tmp_path):
+    path, seen = tmp_path / "kept.sqlite", []
+
+    def interrupt(label):
+        seen.append(label)
+        if label.startswith("curvature"):
+            raise KeyboardInterrupt
+
+    with Store(path) as store, pytest.raises(KeyboardInterrupt):
+        run("tour", store=store, progress=interrupt)
+    with Store(path) as store:
+        before = len(store.select("tour part", state="finished"))
+        again = run("tour", store=store)
+        assert 0 < before < len(store.select("tour part", state="finished"))
+    xr.testing.assert_identical(again.dataset, results)
+
+
+def test_summary_has_a_row_for_each_normalization(results):
+    rows = summary_rows(results)
+    assert [row["normalization"] for row in rows] == ["no normalization", "BatchNorm", "LayerNorm"]
+    assert rows[1]["limit"] == float(results["limit"].sel(norm="batch").median())
+    assert all(
+        value is None or math.isfinite(value) for row in rows for value in list(row.values())[1:]
+    )
+
+
+def test_findings_are_the_first_sentences_of_every_part(results):
+    found = findings(results)
+    assert len(found) == len(STORIES)
+    assert all(sentence.endswith(".") for sentence in found)
+    assert all(any(letter.isdigit() for letter in sentence) for sentence in found)
+
+
+def test_report_has_a_section_for_each_part_with_its_picture(result):
+    report = tour_report(result, "normscope demo")
+    assert list(report.findings) == findings(result.dataset)
+    assert len(report.sections) == len(STORIES) + 1
+    assert [len(section.pictures) for section in report.sections] == [*[1] * len(STORIES), 0]
+    assert all(picture.text for section in report.sections for picture in section.pictures)
+    assert report.summary is not None
+    assert len(report.summary.rows) == 3
+    assert report.sections[-1].command == "normscope demo"
+    judged = [claim for section in report.sections for claim in section.claims]
+    assert judged == list(result.claims)  # each beside its evidence
+
+
+def test_one_normalization_alone_has_findings_and_no_comparison(results):
+    alone = results.sel(norm=["layer"])
+    assert len(findings(alone)) == len(STORIES)
+    assert not any("BatchNorm takes" in claim.text for claim in tour_claims(alone))
