@@ -18,6 +18,10 @@ class ShapeError(InputError):
     """A tensor has the wrong number or size of dimensions."""
 
 
+class MisfitError(ShapeError, RuntimeError):
+    """Data does not fit a model; torch itself raises a RuntimeError there."""
+
+
 class UnknownNameError(InputError):
     """A name is not registered; the message lists the choices and the closest one."""
 

@@ -22,8 +22,10 @@ __all__ = [
 ]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Called as ``loss(output, target)``; the mean over the samples."""
 
 LOSSES: Registry[Loss] = Registry("loss")
+"""The losses by name."""
 
 _NEVER_A_LABEL = -(2**63)  # torch leaves out the label -100 unless told another
 _SUM_TOLERANCE = 0.01  # probabilities in bfloat16 add up to 1 no better

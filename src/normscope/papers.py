@@ -118,6 +118,7 @@ PAPERS = {
         ),
     )
 }
+"""The papers by their key, as docstrings cite them."""
 
 
 def paper(key: str) -> Paper:

@@ -21,12 +21,26 @@ def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownName
 
     >>> print(unknown_name("model", "vg", ["vgg", "conv_net"]))
     unknown model 'vg'; did you mean 'vgg'? Choices: conv_net, vgg.
+    >>> print(unknown_name("figure", "two", ["a/two", "b/two", "b/one"]))
+    unknown figure 'two'; did you mean 'a/two' or 'b/two'? Choices: a/two, b/one, b/two.
     """
     choices = sorted(choices)
-    closest = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {closest[0]!r}?" if closest else ";"
+    closest = _closest(str(name), choices)
+    hint = f"; did you mean {' or '.join(map(repr, closest))}?" if closest else ";"
     listed = ", ".join(choices) if choices else "none are registered"
     return UnknownNameError(f"unknown {kind} {name!r}{hint} Choices: {listed}.")
+
+
+def _closest(name: str, choices: list[str]) -> list[str]:
+    """The choices that a short name is the end of, else the one that is spelt most alike."""
+    ending = [each for each in choices if each.rpartition("/")[2] == name]
+    if ending:
+        return ending
+    folded = {each.lower(): each for each in choices}
+    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
+    if not close:  # one that begins so, however long it is: "fully" for "fully_connected"
+        close = [each for each in folded if len(name) > 1 and each.startswith(name.lower())][:1]
+    return [folded[each] for each in close]
 
 
 class Registry(Generic[T]):

@@ -99,7 +99,8 @@ def test_interrupted_run_leaves_no_half_written_file_and_goes_on(tmp_path):
 def test_list_names_everything_with_one_line_each(capsys):
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"experiments", "probes", "models", "theorems", "data", "losses"}
+    kinds = {"experiments", "probes", "models", "norms", "theorems", "data", "losses", "engines"}
+    assert set(found) == kinds
     assert set(found["experiments"]) == set(EXPERIMENTS)
     lines = [line for names in found.values() for line in names.values()]
     assert all(line.endswith(".") for line in lines)

@@ -1,31 +1,158 @@
-"""Every Python block of the README and of the documentation runs, in order, page by page."""
+"""The documentation keeps its word: code blocks run, commands parse, links lead somewhere."""
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.references.command_line import parse
+
+from normscope.cli.main import main
+from normscope.experiments import EXPERIMENTS
+from normscope.sweeps import ENGINES
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
+SHELL = re.compile(r"^```(?:bash|text|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+REGISTERS = re.compile(r"^@(?:experiment\b|[A-Z]+\.register)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def page_name(page):
+    return str(page.relative_to(ROOT))
+
+
+PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(text_of(page))]
+REGISTERING = [page for page in PAGES_WITH_CODE if REGISTERS.search(text_of(page))]
+PLAIN = [page for page in PAGES_WITH_CODE if page not in REGISTERING]
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=page_name)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+    for block in BLOCK.findall(text_of(page)):
         exec(compile(block, page.name, "exec"), names)
 
 
-def test_readme_has_code_to_run():
-    assert ROOT / "README.md" in PAGES_WITH_CODE
+@pytest.mark.parametrize("page", REGISTERING, ids=page_name)
+def test_code_blocks_that_register_something_run_in_a_process_of_their_own(page, tmp_path):
+    """So that the registries of this process stay as they are."""
+    program = "\n".join(BLOCK.findall(text_of(page)))
+    (tmp_path / "page.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "page.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
-def test_links_of_the_readme_lead_somewhere():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
-    assert targets
-    missing = [target for target in targets if not (ROOT / target).exists()]
+def test_pages_that_must_have_code_have_it():
+    named = {page_name(page) for page in PAGES_WITH_CODE}
+    how_to = {page_name(page) for page in (DOCS / "how_to").glob("*.md")}
+    assert how_to | {"README.md", "docs/tutorial.md", "docs/contributing.md"} <= named
+    assert len(how_to) >= 6
+
+
+def commands_of(page):
+    """Every command line of a page's shell blocks, whole, without comments and placeholders."""
+    for block in SHELL.findall(text_of(page)):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            bare = re.sub(r"\s(#|\s\s).*", "", line)  # a remark, or a column of descriptions
+            command = bare.removeprefix("$ ").removeprefix("srun ").strip()
+            if command.startswith("normscope ") and " ... " not in command:
+                yield command
+
+
+COMMANDS = sorted({command for page in PAGES for command in commands_of(page)})
+CHEAP = re.compile(r"normscope (list|data list|data path digits|.*--help|--version)")
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if not CHEAP.match(each)])
+def test_commands_parse(command):
+    context = parse(shlex.split(command)[1:])
+    if context.info_name == "run":
+        recipe = EXPERIMENTS[context.params["experiment"]]
+        assert context.params["scale"] in recipe.scales
+    if context.info_name == "sweep":
+        assert context.params["engine"] in ENGINES
+        assert context.params["name"] in {"phase_diagram", "status", *EXPERIMENTS}
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if CHEAP.match(each)])
+def test_cheap_commands_run(command, capsys):
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out
+
+
+def test_many_commands_were_found():
+    assert len(COMMANDS) > 30
+
+
+def test_commands_of_the_page_on_own_models_run(tmp_path, monkeypatch, capsys):
+    page = DOCS / "how_to" / "own_model.md"
+    (tmp_path / "my_net.py").write_text(BLOCK.findall(text_of(page))[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    commands = list(commands_of(page))
+    assert len(commands) == 4
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"\$[^$]+\$|`[^`\n]+`", "", text_of(page))  # formulas and code have brackets too
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+    missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+def test_every_page_is_in_the_navigation_or_linked():
+    """A page that nobody can reach is as good as none."""
+    navigation = text_of(ROOT / "mkdocs.yml")
+    linked = {
+        (page.parent / target).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+\.md)", text_of(page))
+    }
+    lost = [
+        page_name(page)
+        for page in PAGES[1:]
+        if str(page.relative_to(DOCS)) not in navigation and page.resolve() not in linked
+    ]
+    assert not lost
+
+
+def test_gallery_of_results_is_up_to_date():
+    command = [sys.executable, str(DOCS / "gallery.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_gallery_names_every_record_with_its_claims():
+    gallery = text_of(DOCS / "results" / "index.md")
+    records = sorted((DOCS / "results").glob("*/*.json"))
+    assert len(records) >= 18
+    for record in records:
+        name = f"{record.parent.name}/{record.stem}"
+        assert f"]({name}.svg)" in gallery
+        assert f"normscope run {name} " in gallery
+        assert record.with_suffix(".svg").is_file()
+
+
+ERRATUM = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def test_each_erratum_names_a_test_that_exists():
+    rows = [line for line in text_of(DOCS / "errata.md").splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 30
+    for row in rows:
+        file, name = ERRATUM.search(row).groups()
+        assert f"def {name}(" in text_of(ROOT / file), row

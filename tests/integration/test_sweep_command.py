@@ -1,6 +1,8 @@
 """``normscope sweep`` from its arguments to its files and exit codes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -8,11 +10,21 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from normscope.cli import sweep_picture
 from normscope.cli.main import main
 from normscope.results import Store
+from normscope.sweeps import Work
 
 SMALL = ["--set", "width=24", "--set", "epochs=1", "--set", "samples=640", "--set", "gamma=0.5,2"]
 RATES = ["--set", "lr=1e-3:100:3:log"]
+
+
+def die(cells):
+    """A cell that is too large for the machine, say."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+DEADLY = Work("phase_diagram", die)
 
 
 def answered(capsys, *arguments, code=0):
@@ -47,11 +59,76 @@ def test_dry_run_counts_cells_and_touches_nothing(capsys, tmp_path):
     assert "cells that diverge take less" in capsys.readouterr().out
 
 
-def test_boundary_is_a_table(capsys, tmp_path):
-    out = str(tmp_path / "b.sqlite")
-    found = answered(capsys, "phase_diagram", "--boundary", *SMALL, "--out", out)
+def test_boundary_is_a_table_and_numbers_and_a_figure_and_resumes(capsys, tmp_path):
+    out = tmp_path / "b.sqlite"
+    command = ["phase_diagram", "--boundary", *SMALL, "--out", str(out)]
+    planned = answered(capsys, *command, "--dry-run")
+    assert (planned["searches"], planned["trainings"], planned["steps"]) == (2, 14, 5)
+    assert list(tmp_path.iterdir()) == []  # nothing was trained
+    found = answered(capsys, *command)
     assert [row["gamma"] for row in found["boundary"]] == [0.5, 2]
     assert found["boundary"][0]["critical learning rate"] > 0
+    numbers = xr.load_dataset(found["files"]["numbers"], engine="scipy")
+    assert numbers["critical_learning_rate"].dims == ("gamma", "seed")
+    assert (tmp_path / "b.svg").stat().st_size > 3000
+    with Store(out, read_only=True) as store:
+        attempts = {record.key: record.attempts for record in store.select("phase_boundary")}
+    assert len(attempts) == sum(row["trainings"] for row in found["boundary"])
+    assert answered(capsys, *command) == found
+    with Store(out, read_only=True) as store:
+        again = {record.key: record.attempts for record in store.select("phase_boundary")}
+    assert again == attempts  # all of it was there
+
+
+def test_cell_that_kills_its_worker_does_not_kill_the_command(capsys, tmp_path, monkeypatch):
+    """It is failed once its worker died, and no picture tries it again in the parent."""
+    monkeypatch.setattr("normscope.sweeps.diagram.TRAININGS", DEADLY)
+    out = tmp_path / "phase.sqlite"
+    rates = ["--set", "lr=0.01,0.1"]
+    command = ["phase_diagram", *SMALL, *rates, "--out", str(out), "--workers", "2"]
+    found = answered(capsys, *command, "--max-attempts", "1", code=1)
+    assert {failure["parameters"]["gamma"] for failure in found["failures"]} == {0.5, 2}
+    assert all("died 1 times" in failure["error"] for failure in found["failures"])
+    numbers = xr.load_dataset(found["files"]["numbers"], engine="scipy")
+    assert numbers["failed"].all()
+    assert (tmp_path / "phase.svg").exists()
+
+
+def test_picture_is_there_before_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("normscope.cli.sweep_picture._SECONDS", 0.0)
+    written = []
+    whole = sweep_picture.write_diagram
+
+    def noted(found, out):
+        written.append(int(found["test_loss"].notnull().sum() + found["diverged"].sum()))
+        return whole(found, out)
+
+    monkeypatch.setattr(sweep_picture, "write_diagram", noted)
+    out = tmp_path / "phase.sqlite"
+    many = ["--set", "lr=1e-3:100:8:log", "--seeds", "2"]  # 32 cells in units of eight
+    assert main(["sweep", "phase_diagram", *SMALL, *many, "--out", str(out)]) == 0
+    assert written == [8, 16, 24, 32, 32]
+    assert (tmp_path / "phase.svg").exists()
+
+
+def test_status_draws_what_there_is(capsys, tmp_path):
+    out, figure = tmp_path / "phase.sqlite", tmp_path / "now.svg"
+    answered(capsys, "phase_diagram", *SMALL, *RATES, "--out", str(out))
+    assert main(["sweep", "status", str(out), "--figure", str(figure)]) == 0
+    assert figure.stat().st_size > 5000
+    with Store(tmp_path / "empty.sqlite") as store:
+        store.add("squares", {}, 0)
+    empty = str(tmp_path / "empty.sqlite")
+    assert main(["sweep", "status", empty, "--figure", str(figure)]) == 2
+    assert "holds 0 diagrams" in capsys.readouterr().err
+
+
+def test_following_ends_when_nobody_is_at_work(capsys, tmp_path):
+    out = tmp_path / "s.sqlite"
+    with Store(out) as store:
+        store.start(store.add("squares", {"value": 1}, 0))
+    assert main(["sweep", "status", str(out), "--follow"]) == 0
+    assert "No process is at work on it" in capsys.readouterr().out
 
 
 def test_any_experiment_can_be_swept(capsys, tmp_path):
@@ -85,6 +162,17 @@ def test_any_experiment_can_be_swept(capsys, tmp_path):
         (["phase_diagram", "--engine", "rey"], "did you mean 'ray'"),
         (["phase_diagram", "--scale", "tiny"], "unknown scale"),
         (["wei2018/figure1", "--boundary"], "belongs to phase_diagram"),
+        (["phase_diagram", "--out", "x.nc"], "name it otherwise, such as x.sqlite"),
+        (["phase_diagram", "--out", "x.SVG"], "name it otherwise"),
+        (["phase_diagram", "--boundary", "--out", "x.svg"], "name it otherwise"),
+        (["phase_diagram", "--boundary", "--set", "lr=5:6:3"], "searches for the learning rate"),
+        (["phase_diagram", "--boundary", "--set", "width=16,32"], "varies gamma alone"),
+        (["phase_diagram", "--boundary", "--dry-run", "--set", "gamma=abc"], "finite number"),
+        (["phase_diagram", "--set", "gamma=1,abc"], "gamma must be a finite number"),
+        (["phase_diagram", "--set", "seed=3"], "--seeds"),
+        (["phase_diagram", "--set", "model=mine:net"], "a registered name in a sweep"),
+        (["phase_diagram", "--set", "loss=nonsense"], "unknown loss"),
+        (["phase_diagram", "--figure", "x.svg"], "--figure belongs to status"),
         (["wei2018/figure1", "--set", "seed=1"], "--seeds"),
         (["wei2018/figure1", "--set", "widht=1"], "did you mean 'width'"),
     ],

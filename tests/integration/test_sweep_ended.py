@@ -60,11 +60,14 @@ def test_killed_and_interrupted_sweeps_leave_no_process_and_no_running_cell(tmp_
         (live,) = status(path)
         assert live.counts[State.RUNNING] >= 1
         assert live.seconds_left is not None
+        assert live.at_work
         killed.kill()
         killed.wait()
         until(lambda: group_is_gone(killed.pid))  # the workers notice by themselves
     kept = ended(path)
     assert 1 <= kept < 24
+    (gone,) = status(path)
+    assert (gone.at_work, gone.counts[State.RUNNING], gone.seconds_left) == (False, 0, None)
     with started(path) as interrupted:
         until(lambda: ended(path) > kept)
         os.killpg(interrupted.pid, signal.SIGINT)  # as a terminal does

@@ -10,6 +10,7 @@ import xarray as xr
 from tests.references.killed_sweep import run
 
 from normscope.results import Store
+from normscope.sweeps.diagram import TRAININGS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds workers i
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     path = tmp_path_factory.mktemp("undisturbed") / "sweep.sqlite"
-    run(str(path))
+    run(str(path), work=TRAININGS)
     return path
 
 
@@ -29,11 +30,11 @@ def contents(path):
         }
 
 
-def kills_of(whom, path, moments):
-    root = Path(__file__).parents[2]
+def kills_of(whom, path, moments, workers):
+    script = [sys.executable, "-m", "tests.references.killed_sweep"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.references.killed_sweep", whom, str(path), str(moments), "1"],
-        cwd=root,
+        [*script, whom, str(path), str(moments), "1", str(workers)],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -51,17 +52,20 @@ def assert_same(path, undisturbed):
         xr.testing.assert_identical(found[key][3], dataset)
 
 
+LONG = [pytest.mark.slow, pytest.mark.timeout(1300)]
+
+
 @pytest.mark.parametrize(
-    ("whom", "moments"),
+    ("whom", "moments", "workers"),
     [
-        ("parent", 3),
-        ("worker", 1),
-        pytest.param("parent", 20, marks=[pytest.mark.slow, pytest.mark.timeout(1300)]),
-        pytest.param("worker", 20, marks=[pytest.mark.slow, pytest.mark.timeout(1300)]),
+        ("parent", 3, 2),
+        ("worker", 3, 2),
+        pytest.param("parent", 20, 1, marks=LONG),
+        pytest.param("parent", 20, 2, marks=LONG),
+        pytest.param("worker", 20, 2, marks=LONG),
     ],
 )
-def test_killed_sweep_ends_as_an_undisturbed_one(tmp_path, undisturbed, whom, moments):
+def test_killed_sweep_ends_as_an_undisturbed_one(tmp_path, undisturbed, whom, moments, workers):
     path = tmp_path / "sweep.sqlite"
-    kills = kills_of(whom, path, moments)
-    assert kills >= moments // 2  # some may come when the sweep has ended already
+    assert kills_of(whom, path, moments, workers) == moments
     assert_same(path, undisturbed)

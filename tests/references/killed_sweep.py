@@ -1,6 +1,6 @@
 """A sweep whose parent or workers are killed at random moments, in a process of its own.
 
-python -m tests.references.killed_sweep parent|worker FILE MOMENTS SEED
+python -m tests.references.killed_sweep parent|worker FILE MOMENTS SEED WORKERS
 
 Prints how many times it killed. The last attempt runs to the end. Run as a script so that the
 processes it forks and kills are children of one that has no threads and no tests to lose.
@@ -14,25 +14,40 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import xarray as xr
 
 from normscope.errors import DataError
 from normscope.results import Store
-from normscope.sweeps.phase_diagram import TRAININGS, training_units
+from normscope.sweeps import Cell, Work
+from normscope.sweeps.diagram import TRAININGS, training_units
 from normscope.sweeps.sweep import sweep
 
 AXES = {"gamma": [0.3, 0.6, 1.0, 2.0, 3.0], "learning_rate": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]}
 SETTINGS = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}
 CELLS = 120
+PAUSE = 0.4  # seconds before each unit, longer than a killer waits
 
 
 def units():
     return training_units(AXES, SETTINGS, [0, 1, 2, 3])
 
 
-def run(path: str, workers: int = 1) -> None:
+def slowly(cells: Sequence[Cell]) -> list[xr.Dataset]:
+    """The same trainings with time enough to be killed in."""
+    time.sleep(PAUSE)
+    return TRAININGS.function(cells)
+
+
+SLOW = replace(TRAININGS, function=slowly)
+
+
+def run(path: str, workers: int = 1, work: Work = SLOW) -> None:
     with Store(path) as store:
-        report = sweep(TRAININGS, units(), store, workers=workers, max_attempts=1000)
+        report = sweep(work, units(), store, workers=workers, max_attempts=1000)
     assert not report.failures, report.failures
 
 
@@ -44,20 +59,20 @@ def wait_for(path: str, number: int, child: int | None = None) -> None:
         time.sleep(0.005)
 
 
-def kill_parent(path: str, moments: int, chance: random.Random) -> int:
-    """Fork a sweep and kill it, again and again, each time a little further on."""
+def kill_parent(path: str, moments: int, chance: random.Random, workers: int) -> int:
+    """Start a sweep and kill it, again and again, each time a little further on."""
     kills = 0
     for moment in range(moments):
         child = os.fork()
         if child == 0:
-            run(path)
+            run(path, workers)
             os._exit(0)
         wait_for(path, moment * CELLS // (moments + 1), child)
         time.sleep(chance.uniform(0, 0.2))
         os.kill(child, signal.SIGKILL)
         _, ending = os.waitpid(child, 0)
         kills += os.WIFSIGNALED(ending)
-    run(path)
+    run(path, workers)
     return kills
 
 
@@ -68,7 +83,7 @@ def children() -> list[int]:
     return [pid for pid in pids if b"popen_loky" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def kill_workers(path: str, moments: int, chance: random.Random) -> int:
+def kill_workers(path: str, moments: int, chance: random.Random, workers: int) -> int:
     """Kill a random worker of a running sweep at random moments, while there is one."""
     kills, over = 0, threading.Event()
 
@@ -85,7 +100,7 @@ def kill_workers(path: str, moments: int, chance: random.Random) -> int:
 
     killer = threading.Thread(target=assassin)
     killer.start()
-    run(path, workers=2)
+    run(path, workers)
     over.set()
     killer.join()
     return kills
@@ -102,6 +117,9 @@ def ended(path: str) -> int:
 
 
 if __name__ == "__main__":
-    whom, file, times, seed = sys.argv[1:]
+    # by its own name and not as __main__, so that workers find what they compute
+    from tests.references.killed_sweep import kill_parent, kill_workers
+
+    whom, file, times, seed, workers = sys.argv[1:]
     kill = {"parent": kill_parent, "worker": kill_workers}[whom]
-    print(kill(file, int(times), random.Random(int(seed))))
+    print(kill(file, int(times), random.Random(int(seed)), int(workers)))

@@ -50,6 +50,21 @@ def test_unknown_name_without_a_close_one_lists_the_choices(shapes):
         shapes["zzz"]
 
 
+def test_short_name_names_all_that_end_so():
+    figures = Registry("figure")
+    for name in ("one/figure1", "two/figure1", "two/figure11"):
+        figures.register(name=name)(lambda: None)
+    with pytest.raises(UnknownNameError, match=r"did you mean 'one/figure1' or 'two/figure1'\?"):
+        figures["figure1"]
+
+
+def test_beginning_and_capitals_are_understood(shapes):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'square'\?"):
+        shapes["SQUARE"]
+    with pytest.raises(UnknownNameError, match=r"did you mean 'tri-angle'\?"):
+        shapes["tri"]
+
+
 def test_duplicate_name_raises(shapes):
     with pytest.raises(DuplicateNameError, match="'square' is registered already"):
 

@@ -8,38 +8,70 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.options import Json, ModelOptions, Norm, Seed
+from normscope.cli.names import completion_of
+from normscope.cli.options import Device, Json, ModelOptions, Norm, Seed
 
 if TYPE_CHECKING:
-    from normscope.cli.output import Row
+    from normscope.cli.check_output import Found
     from normscope.theorems import Unchecked, Verdict, Verdicts
 
 CASES = 200
 
 Form = Annotated[
-    str, typer.Option(help="exact: what is true; printed: as the paper has it; article.")
+    str,
+    typer.Option(
+        metavar="FORM",
+        help="exact: what is true; printed: as the paper has it; article: as the article does.",
+        autocompletion=completion_of("exact", "printed", "article"),
+    ),
 ]
 Cases = Annotated[
     int | None,
-    typer.Option(min=1, help="Random cases for each statement.", show_default=str(CASES)),
+    typer.Option(
+        min=1, metavar="NUMBER", help="Random cases for each statement.", show_default=str(CASES)
+    ),
 ]
 OwnModel = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="A registered model, module:factory or file.py:factory."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A registered model, package.module:factory or file.py:factory.",
+        autocompletion=completion_of(kind="models"),
+    ),
 ]
 OwnData = Annotated[
-    str | None, typer.Option("--data", "-d", help="A registered data set, or module:function.")
+    str | None,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="DATA",
+        help="A registered data set, package.module:function or file.py:function.",
+        autocompletion=completion_of(kind="data"),
+    ),
 ]
 OwnLoss = Annotated[
     str | None,
-    typer.Option("--loss", help="Of the model, or module:function.", show_default="cross_entropy"),
+    typer.Option(
+        "--loss",
+        metavar="LOSS",
+        help="A registered loss, package.module:function or file.py:function.",
+        show_default="cross_entropy",
+        autocompletion=completion_of(kind="losses"),
+    ),
 ]
 Layer = Annotated[
     str | None,
-    typer.Option(help="Name of a batch normalization of the model.", show_default="all of them"),
+    typer.Option(
+        metavar="NAME",
+        help="A batch normalization of the model, by its name.",
+        show_default="all of them",
+    ),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(min=2, help="Samples in the batch.", show_default="256")
+    int | None,
+    typer.Option(min=2, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
 ]
 
 # a layer of each built-in architecture, small enough for Theorem C.1 where the batch allows
@@ -63,6 +95,7 @@ def check(
     norm: Norm = None,
     option: ModelOptions = None,
     batch_size: BatchSize = None,
+    device: Device = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -72,22 +105,20 @@ def check(
 
     Example: normscope check --model examples/my_model.py:build --data examples/my_model.py:samples
     """
+    from normscope.cli.check_output import print_verdicts
     from normscope.errors import InputError
 
     if model is None:
-        of_model = {"layer": layer, "data": data, "loss": loss, "norm": norm}
+        of_model = {"layer": layer, "data": data, "loss": loss, "norm": norm, "device": device}
         _refuse_leftovers(**of_model, option=option or None, batch_size=batch_size)
         found = _everywhere(form, CASES if cases is None else cases, seed)
     elif cases is not None:
         raise InputError("--cases says how many random cases, which are tried without --model.")
     else:
         loss = loss or "cross_entropy"
-        found = _on_model(model, layer, data, loss, form, norm, option, batch_size, seed)
-    if _print(found, form, as_json):
+        found = _on_model(model, layer, data, loss, form, norm, option, batch_size, device, seed)
+    if print_verdicts(found, form, as_json):
         raise typer.Exit(1)
-
-
-Found = list[tuple[str, "Verdict | Unchecked"]]
 
 
 def _everywhere(form: str, cases: int, seed: int) -> Found:
@@ -138,9 +169,11 @@ def _on_model(
     norm: str | None,
     option: list[str] | None,
     batch_size: int | None,
+    device: str | None,
     seed: int,
 ) -> Found:
     from normscope.cli import sources
+    from normscope.cli.places import blaming
     from normscope.errors import InputError
     from normscope.layers import is_batch_norm
     from normscope.theorems import check_layer
@@ -149,12 +182,12 @@ def _on_model(
         raise InputError("a model is checked on data; give --data, such as --data digits.")
     samples = sources.load_data(data, seed)
     chosen = sources.chosen_batches(samples, batch_size, 1, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed)
+    network = sources.load_model(model, samples, norm, option or (), seed, device)
     function = sources.load_loss(loss)
 
     def checked(name: str) -> Verdicts:
         run = partial(check_layer, network, function, chosen, name, form=form, seed=seed)
-        return sources.blaming(f"{model} with {loss} on {data}", run)
+        return blaming(f"{model} with {loss} on {data}", run)
 
     if layer is not None:
         verdicts = checked(layer)
@@ -182,52 +215,3 @@ def _refuse_leftovers(**given: object) -> None:
     used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if used:
         raise InputError(f"{', '.join(used)} says something of a model; give it by --model.")
-
-
-def _print(found: Found, form: str, as_json: bool) -> int:
-    """Print what was found; the number of rows that are false."""
-    from normscope.cli.output import print_json, print_table
-    from normscope.theorems import Verdict
-
-    verdicts = [(subject, each) for subject, each in found if isinstance(each, Verdict)]
-    others = [(subject, each) for subject, each in found if not isinstance(each, Verdict)]
-    refuted = sum(verdict.refuted for _, verdict in verdicts)
-    if as_json:
-        rows = [{"subject": subject, **each.to_dict()} for subject, each in verdicts]
-        unchecked = [{"subject": subject, **each.to_dict()} for subject, each in others]
-        print_json({"form": form, "verdicts": rows, "refuted": refuted, "unchecked": unchecked})
-        return refuted
-    rows_of_others = [_unchecked_row(*each) for each in others]
-    print_table(f"Statements, {form} form", [_row(*each) for each in verdicts] + rows_of_others)
-    if form != "exact":
-        print("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
-    if any(verdict.unmet for _, verdict in verdicts):
-        print("unmet: cases outside the statement's premise, which do not count.")
-    for reason in dict.fromkeys(each.reason for _, each in others):
-        print(f"not checked: {reason}.")
-    held = "All that were checked hold." if others else "All hold."
-    print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
-    return refuted
-
-
-def _unchecked_row(subject: str, unchecked: Unchecked) -> Row:
-    unit = "" if unchecked.unit is None else f", unit {unchecked.unit}"
-    row: Row = dict.fromkeys(("statement", "kind", "on", "cases", "unmet", "fail", "slack"), "-")
-    return {**row, "statement": unchecked.label, "on": subject + unit, "verdict": "not checked"}
-
-
-def _row(subject: str, verdict: Verdict) -> Row:
-    single = verdict.cases == 1 and verdict.layer is not None
-    unit = ("total" if verdict.unit is None else f"unit {verdict.unit}") if single else None
-    vacuous = verdict.unmet == verdict.cases
-    answer = "false" if verdict.refuted else "not met" if vacuous else "holds"
-    return {
-        "statement": verdict.label,
-        "kind": {"identity": "=", "bound": "<="}[verdict.kind],
-        "on": subject if unit is None else f"{subject}, {unit}",
-        "cases": str(verdict.cases),
-        "unmet": str(verdict.unmet) if verdict.premise else "-",
-        "fail": str(verdict.failures),
-        "slack": "-" if vacuous else f"{verdict.slack:.1e}",
-        "verdict": answer,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,8 @@ import typer
 from normscope.cli.figures import check_figure, save_figure
 from normscope.cli.options import (
     Data,
+    Device,
+    Figure,
     Json,
     Loss,
     Model,
@@ -21,10 +22,12 @@ from normscope.cli.options import (
     StepBatchSize,
 )
 
-Norms = Annotated[str, typer.Option("--norms", help="Kinds of normalization, separated by commas.")]
-Steps = Annotated[int, typer.Option(min=1, help="Of the training at half the limit.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FIGURE", help="Draw the comparison.")
+Norms = Annotated[
+    str,
+    typer.Option("--norms", metavar="NORMS", help="Kinds of normalization, separated by commas."),
+]
+Steps = Annotated[
+    int, typer.Option(min=1, metavar="NUMBER", help="Of the training at half the limit.")
 ]
 
 _PARTS = 20  # of one normalization, for the progress bar
@@ -40,9 +43,10 @@ def compare(
     batch_size: StepBatchSize = None,
     steps: Steps = 200,
     no_verify: NoVerify = False,
+    device: Device = None,
     seed: Seed = 0,
     as_json: Json = False,
-    out: Out = None,
+    out: Figure = None,
 ) -> None:
     """Learning-rate limits, curvature and training of one net under several normalizations.
 
@@ -50,12 +54,13 @@ def compare(
     """
     from normscope.cli import sources
     from normscope.cli.output import print_answer, progress_over
+    from normscope.cli.places import blaming
     from normscope.learning_rate import compare as compared
 
     check_figure(out)
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
     samples = sources.load_data(data, seed)
-    network = sources.load_model(model, samples, None, option or (), seed)
+    network = sources.load_model(model, samples, None, option or (), seed, device)
     given: dict[str, Any] = {
         "norms": kinds,
         "momentum": momentum,
@@ -67,7 +72,7 @@ def compare(
     with progress_over(_PARTS * max(len(kinds), 1), "compare") as begin:
         problem = network, sources.load_loss(loss), samples
         ask = partial(compared, *problem, progress=begin, **given)
-        comparison = sources.blaming(f"{model} with {loss} on {data}", ask)
+        comparison = blaming(f"{model} with {loss} on {data}", ask)
     if out is not None:
         save_figure(comparison.plot(), out)
     print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json)

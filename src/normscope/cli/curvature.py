@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.figures import check_figure, draw_on
-from normscope.cli.options import Data, Json, Loss, Model, ModelOptions, Norm, Seed
+from normscope.cli.names import completion_of
+from normscope.cli.options import Data, Device, Figure, Json, Loss, Model, ModelOptions, Norm, Seed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,27 +23,51 @@ if TYPE_CHECKING:
 
 Subject = tuple[Any, Any, Any]  # model, loss, data
 
-Kind = Annotated[str, typer.Option(help="fisher, ggn or hessian.")]
+Kind = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND",
+        help="fisher, ggn or hessian.",
+        autocompletion=completion_of("fisher", "ggn", "hessian"),
+    ),
+]
 Mode = Annotated[
     str,
-    typer.Option(help="train: batch statistics; frozen: the same as constants; eval: running."),
+    typer.Option(
+        metavar="MODE",
+        help="train: batch statistics; frozen: the same as constants; eval: running.",
+        autocompletion=completion_of("train", "frozen", "eval"),
+    ),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Samples in a batch.", show_default="256")
+    int | None,
+    typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
 ]
-Batches = Annotated[int, typer.Option(min=1, help="How many batches to average over.")]
-Count = Annotated[int, typer.Option("-k", min=1, help="How many eigenvalues.")]
-Which = Annotated[str, typer.Option(help="largest, smallest, both or magnitude.")]
-Tolerance = Annotated[float, typer.Option(help="On the relative residual.")]
+Batches = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Batches to average over.")]
+Count = Annotated[int, typer.Option("-k", min=1, metavar="NUMBER", help="How many eigenvalues.")]
+Which = Annotated[
+    str,
+    typer.Option(
+        metavar="WHICH",
+        help="largest, smallest, both or magnitude.",
+        autocompletion=completion_of("largest", "smallest", "both", "magnitude"),
+    ),
+]
+Tolerance = Annotated[float, typer.Option(metavar="NUMBER", help="On the relative residual.")]
 MaxProducts = Annotated[
-    int | None, typer.Option(min=1, help="Products to give up after.", show_default="100 + 20 k")
+    int | None,
+    typer.Option(
+        min=1, metavar="NUMBER", help="Products to give up after.", show_default="100 + 20 k"
+    ),
 ]
-WholeSpectrum = Annotated[bool, typer.Option("--spectrum", help="Also the density of all.")]
-Probes = Annotated[int, typer.Option(min=2, help="Random directions of the spectrum.")]
-LanczosSteps = Annotated[int, typer.Option(min=1, help="Products for each direction.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="FIGURE", help="Draw the spectrum, or the eigenvalues."),
+WholeSpectrum = Annotated[
+    bool, typer.Option("--spectrum", help="Also the density of all eigenvalues.")
+]
+Probes = Annotated[
+    int, typer.Option(min=2, metavar="NUMBER", help="Random directions of the spectrum.")
+]
+LanczosSteps = Annotated[
+    int, typer.Option(min=1, metavar="NUMBER", help="Products for each direction.")
 ]
 
 
@@ -63,9 +88,10 @@ def curvature(
     spectrum: WholeSpectrum = False,
     probes: Probes = 5,
     lanczos_steps: LanczosSteps = 64,
+    device: Device = None,
     seed: Seed = 0,
     as_json: Json = False,
-    out: Out = None,
+    out: Figure = None,
 ) -> None:
     """Extreme eigenvalues of the Fisher, Gauss-Newton or Hessian matrix, as training sees it.
 
@@ -74,17 +100,22 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
+    from normscope.cli.places import blaming
 
     check_figure(out)
     samples = sources.load_data(data, seed)
     chosen = sources.chosen_batches(samples, batch_size, batches, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed)
+    network = sources.load_model(model, samples, norm, option or (), seed, device)
     problem = (network, sources.load_loss(loss), chosen)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
     options = {**common, "which": which, "tol": tol}
     place = f"{model} with {loss} on {data}"
-    top = sources.blaming(place, lambda: _eigenvalues(problem, k, max_products, options))
-    density = _density(problem, probes, lanczos_steps, common) if spectrum else None
+    top = blaming(place, lambda: _eigenvalues(problem, k, max_products, options))
+    density = (
+        blaming(place, lambda: _density(problem, probes, lanczos_steps, common))
+        if spectrum
+        else None
+    )
     draw_on(out, partial(_draw, top, density))
     _print(top, density, out, {"model": model, "data": data, "loss": loss}, as_json)
     if not top.converged:

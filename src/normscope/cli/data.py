@@ -7,21 +7,37 @@ from typing import Annotated
 
 import typer
 
+from normscope.cli.names import completion_of
+from normscope.cli.options import Json, with_example
+
 app = typer.Typer(
     name="data",
     help="List, find, download and verify the data sets.",
+    epilog=with_example("normscope data list"),
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(help="digits, mnist, cifar10 or gaussian.", metavar="NAME")]
-Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="digits, mnist, cifar10 or gaussian.",
+        autocompletion=completion_of(kind="data"),
+    ),
+]
 Root = Annotated[
     Path | None,
     typer.Option(help="Look in this folder and nowhere else.", metavar="FOLDER"),
 ]
 Target = Annotated[
     Path | None,
-    typer.Option(help="Download into this folder instead of the user cache.", metavar="FOLDER"),
+    typer.Option(
+        "--out",
+        "-o",
+        "--root",
+        help="Download into this folder instead of the user cache.",
+        metavar="FOLDER",
+    ),
 ]
 
 
@@ -35,7 +51,7 @@ def _folder(name: str, root: Path | None) -> Path | None:
     return where
 
 
-@app.command("list", epilog="Example: normscope data list --json")
+@app.command("list", epilog=with_example("normscope data list --json"))
 def list_datasets(root: Root = None, as_json: Json = False) -> None:
     """Every data set: what it is, whether it is present, and where."""
     from normscope.cli.output import print_json
@@ -64,7 +80,7 @@ def list_datasets(root: Root = None, as_json: Json = False) -> None:
         typer.echo(f"{'':<15}{where}")
 
 
-@app.command("path", epilog="Example: normscope data path mnist")
+@app.command("path", epilog=with_example("normscope data path mnist"))
 def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
     """The folder that holds the files of a data set."""
     from normscope.cli.output import print_json
@@ -76,7 +92,7 @@ def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
         typer.echo(where or f"{name} needs no files")
 
 
-@app.command("fetch", epilog="Example: normscope data fetch cifar10")
+@app.command("fetch", epilog=with_example("normscope data fetch cifar10"))
 def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
     """Download a data set, if it is not on this machine already."""
     from normscope.cli.output import print_json
@@ -89,7 +105,7 @@ def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
         typer.echo(where or f"{name} needs no files")
 
 
-@app.command("verify", epilog="Example: normscope data verify mnist --root ~/data")
+@app.command("verify", epilog=with_example("normscope data verify mnist --root ~/data"))
 def verify_files(name: Name, root: Root = None, as_json: Json = False) -> None:
     """Compare the raw content of all files with the official digests; exit 1 if one differs."""
     from normscope.cli.output import print_json, progress_over

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Annotated, Any
 
 import typer
 
+from normscope.cli.names import HOMES, completion_of
 from normscope.cli.options import Json
 
 Kind = Annotated[
     str | None,
     typer.Argument(
         metavar="KIND",
-        help="experiments, probes, models, theorems, data or losses.",
+        help=f"{', '.join(list(HOMES)[:-1])} or {list(HOMES)[-1]}.",
         show_default="all",
+        autocompletion=completion_of(*HOMES),
     ),
 ]
-
-# Where each registry lives; named here so that nothing heavy loads before it is asked for.
-_HOMES = {
-    "experiments": ("normscope.experiments", "EXPERIMENTS"),
-    "probes": ("normscope.probes", "PROBES"),
-    "models": ("normscope.models", "MODELS"),
-    "theorems": ("normscope.theorems", "THEOREMS"),
-    "data": ("normscope.data", "DATASETS"),
-    "losses": ("normscope.losses", "LOSSES"),
-}
 
 
 def list_names(kind: Kind = None, as_json: Json = False) -> None:
@@ -37,9 +30,9 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
     from normscope.cli.output import print_json
     from normscope.registry import unknown_name
 
-    if kind is not None and kind not in _HOMES:
-        raise unknown_name("kind", kind, _HOMES)
-    found = {each: _summaries(each) for each in ([kind] if kind else _HOMES)}
+    if kind is not None and kind not in HOMES:
+        raise unknown_name("kind", kind, HOMES)
+    found = {each: _summaries(each) for each in ([kind] if kind else HOMES)}
     if as_json:
         print_json(found)
         return
@@ -51,6 +44,16 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
 
 
 def _summaries(kind: str) -> dict[str, str]:
-    home, registry = _HOMES[kind]
+    home, registry = HOMES[kind]
     items: Any = getattr(importlib.import_module(home), registry)
-    return {name: items.summary(name) for name in items}
+    return {name: items.summary(name) for name in sorted(items, key=_natural_order)}
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """A key by which figure2 comes before figure10.
+
+    >>> sorted(["a/10", "a/2", "a/1b"], key=_natural_order)
+    ['a/1b', 'a/2', 'a/10']
+    """
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

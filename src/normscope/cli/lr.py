@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normscope.cli.figures import check_figure, draw_on
+from normscope.cli.names import completion_of
 from normscope.cli.options import (
     Data,
+    Device,
+    Figure,
     Json,
     Loss,
     Model,
@@ -26,10 +28,15 @@ if TYPE_CHECKING:
     from normscope.training.optimizers import OptimizerFactory
 
 Nesterov = Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")]
-WeightDecay = Annotated[float, typer.Option(min=0, help="Of SGD.")]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="sgd, adam, adamw or rmsprop.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FIGURE", help="Draw rates and runs.")
+WeightDecay = Annotated[float, typer.Option(min=0, metavar="NUMBER", help="Of SGD.")]
+OptimizerName = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, adam, adamw or rmsprop.",
+        autocompletion=completion_of("sgd", "adam", "adamw", "rmsprop"),
+    ),
 ]
 
 _PLANNED = 18  # parts of a typical answer, for the progress bar
@@ -47,9 +54,10 @@ def lr(
     option: ModelOptions = None,
     batch_size: StepBatchSize = None,
     no_verify: NoVerify = False,
+    device: Device = None,
     seed: Seed = 0,
     as_json: Json = False,
-    out: Out = None,
+    out: Figure = None,
 ) -> None:
     """The largest learning rate: safe, predicted, and verified by short runs on copies.
 
@@ -57,11 +65,12 @@ def lr(
     """
     from normscope.cli import sources
     from normscope.cli.output import print_answer, progress_over
+    from normscope.cli.places import blaming
     from normscope.learning_rate import max_learning_rate
 
     check_figure(out)
     samples = sources.load_data(data, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed)
+    network = sources.load_model(model, samples, norm, option or (), seed, device)
     given: dict[str, Any] = {
         "momentum": momentum,
         "verify": not no_verify,
@@ -74,7 +83,7 @@ def lr(
     with progress_over(_PLANNED, "learning rate") as begin:
         problem = network, sources.load_loss(loss), samples
         ask = partial(max_learning_rate, *problem, progress=begin, **given)
-        advice = sources.blaming(f"{model} with {loss} on {data}", ask)
+        advice = blaming(f"{model} with {loss} on {data}", ask)
     draw_on(out, advice.plot)
     print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json)
 

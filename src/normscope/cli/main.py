@@ -5,33 +5,59 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from normscope import __version__
-from normscope.cli import check, compare, curvature, data, demo, listing, lr, run, sweep, theory
+from normscope.cli import (
+    check,
+    compare,
+    curvature,
+    data,
+    demo,
+    listing,
+    lr,
+    report,
+    run,
+    sweep,
+    theory,
+)
+from normscope.cli.options import with_example
 from normscope.errors import NormscopeError
 
 app = typer.Typer(
     name="normscope",
     help="Shows what normalization does to a network: its loss landscape, its curvature, and how "
     "large a learning rate it can take.",
+    epilog=with_example("normscope demo --out normscope-out"),
     rich_markup_mode=None,  # plain text: readable when piped, and one line for an error
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("curvature")(curvature.curvature)
-app.command("lr")(lr.lr)
-app.command("compare")(compare.compare)
-app.command("theory")(theory.theory)
-app.command("check")(check.check)
-app.command("run")(run.run)
-app.command("sweep")(sweep.sweep)
-app.command("list")(listing.list_names)
+
+
+def _mount(name: str, command: Callable[..., None], summary: str) -> None:
+    """Add a command; the example at the end of its docstring stays on one line of the help."""
+    text, _, example = (inspect.getdoc(command) or "").partition("\n\nExample: ")
+    shown = with_example(" ".join(example.split()))
+    app.command(name, help=text, short_help=summary, epilog=shown)(command)
+
+
+_mount("demo", demo.demo, "The main job on embedded data: figures and a report.")
+_mount("lr", lr.lr, "How large a learning rate a model can take, and why.")
+_mount("compare", compare.compare, "One net under several normalizations, side by side.")
+_mount("curvature", curvature.curvature, "Eigenvalues and spectrum of a model's curvature.")
+_mount("theory", theory.theory, "The largest eigenvalue, by mean-field theory alone.")
+_mount("check", check.check, "The theorems on random cases, built-in nets, your layers.")
+_mount("run", run.run, "Reproduce a figure of a paper and judge its claims.")
+_mount("sweep", sweep.sweep, "Phase diagrams and other sweeps: resumable, parallel.")
+_mount("report", report.report, "One HTML file of results: claims, figures, data.")
+_mount("list", listing.list_names, "Everything that has a name here, one line each.")
 app.add_typer(data.app, name="data")
 
 

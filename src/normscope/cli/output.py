@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 Row = dict[str, object]
+
+_DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
@@ -25,7 +31,9 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
         table.add_column(name, justify="right" if name in numeric else "left")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    # no markup: what stands in brackets may be a user's name
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
+    console.print(table)
 
 
 def _cell(value: object) -> str:
@@ -78,27 +86,16 @@ def _finite(value: object) -> object:
 
 @contextmanager
 def progress_over(total: int, label: str) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr; yields a function to call, with a text, as each part begins."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    """A progress bar on stderr.
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    # A bar in a log file is noise: it shows in a terminal only.
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    Args:
+        total: number of parts.
+        label: what is on.
+
+    Yields:
+        A function to call, with a text, as each part begins.
+    """
+    with _shown(*_bar_columns()) as bar:
         task = bar.add_task(label, total=total)
         begun = 0
 
@@ -112,17 +109,41 @@ def progress_over(total: int, label: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def working(label: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life on stderr for work of unknown length; yields a function to say what is on."""
+    """A sign of life on stderr for work whose length is told on the way, or not at all.
+
+    Args:
+        label: what is on.
+
+    Yields:
+        A function to say what is on; "3 of 18" in its text moves the bar and gives the time left.
+    """
+    from rich.progress import SpinnerColumn, TimeElapsedColumn
+
+    with _shown(SpinnerColumn(), TimeElapsedColumn(), *_bar_columns()) as bar:
+        task = bar.add_task(label, total=None)
+
+        def tell(text: str) -> None:
+            counted = _DONE_OF_ALL.search(text)
+            done, total = (int(part) for part in counted.groups()) if counted else (None, None)
+            bar.update(task, completed=done, total=total, description=f"{label}: {text}")
+
+        yield tell
+
+
+def _bar_columns() -> tuple[ProgressColumn, ...]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)  # a user's name may hold brackets
+    return text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+
+
+def _shown(*columns: ProgressColumn) -> Progress:
+    """The bar; in a terminal only, since it would be noise in a log file."""
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda text: bar.update(task, description=f"{label}: {text}")
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager

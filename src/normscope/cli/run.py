@@ -8,30 +8,27 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.options import Json
+from normscope.cli.names import completion_of
+from normscope.cli.options import FirstSeed, Folder, Json, Scale, Settings
 
 Name = Annotated[
-    str, typer.Argument(metavar="EXPERIMENT", help="Such as santurkar2018/figure4; see list.")
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="Such as santurkar2018/figure4; see normscope list experiments.",
+        autocompletion=completion_of(kind="experiments"),
+    ),
 ]
-Scale = Annotated[
-    str, typer.Option(help="quick (seconds), small (minutes, real data) or paper (the paper's).")
+Label = Annotated[
+    str | None, typer.Option("--name", metavar="TEXT", help="Your own name for this result.")
 ]
-Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FOLDER", help="For figure, numbers and verdicts.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting other than the scale's."),
-]
-FirstSeed = Annotated[int | None, typer.Option(min=0, help="First of the seeds.")]
-Label = Annotated[str | None, typer.Option("--name", help="Your own name for this result.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a claim does not hold.")]
 
 
 def run(
     experiment: Name,
     scale: Scale = "quick",
-    out: Out = Path("normscope-out"),
+    out: Folder = Path("normscope-out"),
     settings: Settings = None,
     seed: FirstSeed = None,
     name: Label = None,

@@ -6,61 +6,19 @@ until something is loaded.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from normscope.cli.places import found_at, is_place, made_at
 from normscope.cli.values import named_values
-from normscope.errors import ArgumentTypeError, InputError, NormscopeError
+from normscope.errors import ArgumentTypeError, InputError
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_BATCH_SIZE = 256
-
-T = TypeVar("T")
-
-
-def found_at(place: str) -> Any:
-    """The object at a place, which is imported.
-
-    Args:
-        place: ``package.module:name`` or ``path/to/file.py:name``; the working folder is searched
-            too.
-
-    Returns:
-        The object.
-
-    Raises:
-        InputError: if there is no such module or file, or its import fails.
-        UnknownNameError: if it has no such name.
-
-    >>> found_at("math:floor")(2.5)
-    2
-    """
-    home, _, name = place.rpartition(":")
-    if not home or not name:
-        raise InputError(f"expected package.module:name or path/to/file.py:name, got {place!r}.")
-    module = _from_file(Path(home)) if home.endswith(".py") else _from_path(home)
-    if not hasattr(module, name):
-        raise unknown_name(f"name in {home}", name, [n for n in vars(module) if n[0] != "_"])
-    return getattr(module, name)
-
-
-def _refuse_bare_file(source: str, example: str) -> None:
-    if source.endswith(".py"):
-        raise InputError(
-            f"{source} names a file; say which function in it makes what is wanted, such as "
-            f"{source}:{example}."
-        )
 
 
 def load_data(source: str, seed: int = 0) -> Any:
@@ -73,12 +31,11 @@ def load_data(source: str, seed: int = 0) -> Any:
     Returns:
         A pair (inputs, targets), a list of batches or a DataLoader; whatever the function returns.
     """
-    _refuse_bare_file(source, "samples")
-    if ":" not in source:
-        from normscope.data import load
+    if is_place(source, "samples"):
+        return made_at(source, seed)
+    from normscope.data import load
 
-        return load(source).train
-    return _made(source, seed)
+    return load(source).train
 
 
 def load_model(
@@ -87,6 +44,7 @@ def load_model(
     norm: str | None = None,
     options: Sequence[str] = (),
     seed: int = 0,
+    device: str | None = None,
 ) -> nn.Module:
     """A model by the name of a registered one or by the place of a factory or of a module.
 
@@ -96,6 +54,7 @@ def load_model(
         norm: normalization of a registered model.
         options: further options of a registered model, each ``name=value``.
         seed: of a registered model's weights; torch's seed before a user's factory is called.
+        device: to move it to; None: it stays where it was made.
 
     Returns:
         The model.
@@ -106,24 +65,23 @@ def load_model(
     """
     from torch import nn
 
-    _refuse_bare_file(source, "build")
-    if ":" not in source:
-        return _registered_model(source, data, norm, options, seed)
+    if not is_place(source, "build"):
+        return _on_device(_registered_model(source, data, norm, options, seed), device)
     if norm is not None or options:
         raise InputError(f"norm and options are for registered models, and {source!r} is a place.")
-    model = _made(source, seed)
+    model = made_at(source, seed)
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"{source} must be or return a torch.nn.Module, got {type(model).__name__}."
         )
-    return model
+    return _on_device(model, device)
 
 
 def load_loss(source: str) -> Any:
     """A loss by its registered name or by the place of a function ``loss(output, target)``."""
     from normscope.losses import LOSSES
 
-    return found_at(source) if ":" in source else LOSSES[source]
+    return found_at(source) if is_place(source, "loss") else LOSSES[source]
 
 
 def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 0) -> list[Any]:
@@ -219,6 +177,21 @@ def _registered_model(
     return build(name, norm="batch" if norm is None else norm, seed=seed, **{**fitting, **given})
 
 
+def _on_device(model: nn.Module, device: str | None) -> nn.Module:
+    """The model on a device that this machine has; the data follows it there."""
+    import torch
+
+    if device is None:
+        return model
+    known = ["cpu"]
+    if torch.accelerator.is_available():
+        name = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]  # there is
+        known += [name, *(f"{name}:{i}" for i in range(torch.accelerator.device_count()))]
+    if device not in known:
+        raise unknown_name("device of this machine", device, known)
+    return model.to(device)
+
+
 def _model_options(texts: Sequence[str]) -> dict[str, Any]:
     """Options of a registered model, without those that the command has itself."""
     given = named_values(texts)
@@ -228,81 +201,3 @@ def _model_options(texts: Sequence[str]) -> dict[str, Any]:
                 f"{name} is an option of the command itself: use --{name} {given[name]}."
             )
     return given
-
-
-def _made(place: str, seed: int) -> Any:
-    """What the factory at a place makes, or the object there if it is no factory."""
-    import torch
-    from torch import nn
-
-    target = found_at(place)
-    if isinstance(target, nn.Module) or not callable(target):
-        return target
-    needed = _needed_arguments(target)
-    if needed:
-        raise InputError(
-            f"{place} must be callable without arguments, and needs {', '.join(needed)}; write a "
-            "function that calls it with them."
-        )
-    torch.manual_seed(seed)
-    return blaming(place, target)
-
-
-def _needed_arguments(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments without which a function cannot be called."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of C tells nothing
-        return []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-
-
-def _from_path(name: str) -> ModuleType:
-    _search_first(Path.cwd())
-    return blaming(name, lambda: importlib.import_module(name))
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    name = f"normscope_source_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None  # a file that ends in .py always has one
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where pickle and dataclasses look for it
-    _search_first(path.resolve().parent)  # as when Python runs the file
-    loader = spec.loader
-    blaming(str(path), lambda: loader.exec_module(module))
-    return module
-
-
-def _search_first(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
-def blaming(place: str, call: Callable[[], T]) -> T:
-    """Call something of the user's; its error becomes ours, with the line it came from.
-
-    Args:
-        place: what is called, in the user's words.
-        call: calls it.
-
-    Returns:
-        What the call returns.
-
-    Raises:
-        InputError: if it raises anything that is not an error of normscope already.
-    """
-    try:
-        return call()
-    except NormscopeError:
-        raise
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise InputError(
-            f"{place} failed with {type(error).__name__}: {error} "
-            f"({Path(where.filename).name}, line {where.lineno})."
-        ) from error

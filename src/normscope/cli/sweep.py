@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from normscope.cli.options import Json
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Name = Annotated[
     str,
@@ -45,6 +42,10 @@ Boundary = Annotated[
     bool, typer.Option("--boundary", help="Bisect for the critical learning rate, to 5 %.")
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="With status: until the sweep has ended.")]
+Figure = Annotated[
+    Path | None,
+    typer.Option("--figure", metavar="FILE", help="With status: draw the diagram as far as it is."),
+]
 
 _SHORT = {"lr": "learning_rate"}
 
@@ -65,6 +66,7 @@ def sweep(
     dry_run: DryRun = False,
     boundary: Boundary = False,
     follow: Follow = False,
+    figure: Figure = None,
     as_json: Json = False,
 ) -> None:
     """Sweep settings over ranges; the same command goes on where it was cut off.
@@ -74,10 +76,13 @@ def sweep(
     from normscope.errors import InputError
 
     if name == "status":
-        _show_status(file, follow, as_json)
+        _show_status(file, follow, figure, as_json)
         return
     if file is not None:
         raise InputError(f"only status takes a file here, got {file}; name the store with --out.")
+    if figure is not None:
+        raise InputError("--figure belongs to status; a sweep draws its figure beside --out.")
+    from normscope.cli.sweep_runs import Request, estimate_cost, find_boundary, run_sweep
     from normscope.cli.values import named_lists
     from normscope.sweeps.phase_diagram import seed_list
 
@@ -89,138 +94,19 @@ def sweep(
         "address": address,
         "max_attempts": max_attempts,
     }
-    all_seeds = seed_list(seeds, seed)
+    request = Request(name, given, scale, seed_list(seeds, seed), out, running, as_json)
     if boundary:
-        _find_boundary(name, given, scale, all_seeds, out, running, as_json)
+        find_boundary(request, dry_run)
     elif dry_run:
-        _estimate(name, given, scale, all_seeds, out, running, as_json)
+        estimate_cost(request)
     else:
-        _run(name, given, scale, all_seeds, out, running, as_json)
+        run_sweep(request)
 
 
-def _planned(name: str, given: dict[str, Any], scale: str, seeds: list[int]) -> tuple[Any, Any]:
-    """The work and its units."""
-    if name == "phase_diagram":
-        from normscope.sweeps.defaults import swept
-        from normscope.sweeps.phase_diagram import TRAININGS, training_units
-
-        return TRAININGS, training_units(*swept(given, scale), seeds)
-    from normscope.experiments.swept import experiment_sweep
-
-    return experiment_sweep(name, scale, given, seeds)
-
-
-def _run(
-    name: str,
-    given: dict[str, Any],
-    scale: str,
-    seeds: list[int],
-    out: Path,
-    running: dict[str, Any],
-    as_json: bool,
-) -> None:
-    from normscope.cli.output import resumable, working
-    from normscope.cli.sweep_output import print_report
-    from normscope.results import Store
-    from normscope.sweeps.engines import ENGINES
-    from normscope.sweeps.sweep import sweep as run_sweep
-
-    work, units = _planned(name, given, scale, seeds)
-    ENGINES[running["engine"]]
-    files: dict[str, str] = {"store": str(out)}
-    with resumable(out), Store(out) as store, working(name) as progress:
-        report = run_sweep(work, units, store, progress=progress, **running)
-        if name == "phase_diagram":
-            from normscope.sweeps.defaults import swept
-            from normscope.sweeps.phase_diagram import diagram
-
-            axes, fixed = swept(given, scale)
-            found, _ = diagram(axes, fixed, seeds, store)
-            files |= _write_diagram(found, out, list(axes))
-    print_report(report, files, as_json)
-
-
-def _write_diagram(found: xr.Dataset, out: Path, axes: list[str]) -> dict[str, str]:
-    """Numbers beside the store, and a heat map if there is one to draw."""
-    from normscope.cli.figures import save_figure
-    from normscope.files import replacing
-
-    with replacing(out.with_suffix(".nc")) as unfinished:
-        found.to_netcdf(unfinished, engine="scipy")
-    files = {"numbers": str(out.with_suffix(".nc"))}
-    if len(axes) == 2 and "learning_rate" in axes:
-        from normscope.plots.phase_diagram import phase_diagram as draw
-
-        figure: Any = draw(found).figure
-        save_figure(figure, out.with_suffix(".svg"))
-        files["figure"] = str(out.with_suffix(".svg"))
-    return files
-
-
-def _estimate(
-    name: str,
-    given: dict[str, Any],
-    scale: str,
-    seeds: list[int],
-    out: Path,
-    running: dict[str, Any],
-    as_json: bool,
-) -> None:
-    from normscope.cli.sweep_output import print_estimate
-    from normscope.results import Store
-    from normscope.sweeps.estimate import Estimate, estimate, open_cells
-
-    work, units = _planned(name, given, scale, seeds)
-    store = Store(out, read_only=True) if out.is_file() else None
-    if name == "phase_diagram":
-        found = estimate(work, units, store, running["workers"], running["threads"])
-    else:
-        found = Estimate(len(units), open_cells(work, units, store), None, None, None)
-    if store is not None:
-        store.close()
-    print_estimate(found, out, as_json)
-
-
-def _find_boundary(
-    name: str,
-    given: dict[str, Any],
-    scale: str,
-    seeds: list[int],
-    out: Path,
-    running: dict[str, Any],
-    as_json: bool,
-) -> None:
-    from normscope.cli.output import print_json, print_table, working
-    from normscope.errors import InputError
-    from normscope.sweeps.boundary import boundary
-    from normscope.sweeps.defaults import swept
-
-    if name != "phase_diagram":
-        raise InputError(f"--boundary belongs to phase_diagram, got {name!r}.")
-    axes, fixed = swept(given, scale)
-    with working(name) as progress:
-        found = boundary(
-            axes["gamma"], seeds=seeds, store=out, progress=progress, **running, **fixed
-        )
-    rows: list[dict[str, object]] = [
-        {
-            "gamma": float(gamma),
-            "critical learning rate": float(each["critical_learning_rate"].median("seed")),
-            "theory (train)": float(each["theory"].sel(closure="train")),
-            "trainings": int(each["trainings"].sum()),
-        }
-        for gamma, each in found.groupby("gamma")
-        for each in [each.squeeze("gamma")]
-    ]
-    if as_json:
-        print_json({"boundary": rows, "files": {"store": str(out)}})
-        return
-    print_table("Critical learning rate, to 5 %", rows)
-
-
-def _show_status(file: Path | None, follow: bool, as_json: bool) -> None:
+def _show_status(file: Path | None, follow: bool, figure: Path | None, as_json: bool) -> None:
     from normscope.cli.output import print_json
     from normscope.cli.sweep_output import print_status
+    from normscope.cli.sweep_picture import draw_status
     from normscope.errors import InputError
     from normscope.sweeps.status import status
 
@@ -232,6 +118,8 @@ def _show_status(file: Path | None, follow: bool, as_json: bool) -> None:
             print_json([each.to_dict() for each in found])
         else:
             print_status(found)
-        if not follow or not any(each.open for each in found):
+        if figure is not None:
+            draw_status(file, figure)
+        if not follow or not any(each.open and each.at_work for each in found):
             return
         time.sleep(2)

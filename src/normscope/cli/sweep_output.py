@@ -9,11 +9,19 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import xarray as xr
+
     from normscope.sweeps.estimate import Estimate
     from normscope.sweeps.status import Status
     from normscope.sweeps.work import Report
 
-__all__ = ["print_estimate", "print_report", "print_status"]
+__all__ = [
+    "print_boundary",
+    "print_estimate",
+    "print_report",
+    "print_search_estimate",
+    "print_status",
+]
 
 
 def print_report(report: Report, files: dict[str, str], as_json: bool) -> None:
@@ -31,7 +39,7 @@ def print_report(report: Report, files: dict[str, str], as_json: bool) -> None:
         print(report)
         for each in failures:
             print(f"failed: {each['error']} {_words(each)}")
-        print("   ".join(f"{what.capitalize()}: {path}" for what, path in files.items()))
+        print(_paths(files))
     if failures:
         raise typer.Exit(1)
 
@@ -48,8 +56,63 @@ def print_estimate(found: Estimate, out: Path, as_json: bool) -> None:
         print("Time: not known before the first cells have ended; see status then.")
         return
     assert found.seconds_per_step is not None
-    step = f"{found.steps} steps of {1e3 * found.seconds_per_step:.3g} ms each"
-    print(f"Time: at most {_duration(found.seconds)} ({step}); cells that diverge take less")
+    step = f"up to {found.steps} steps of up to {1e3 * found.seconds_per_step:.3g} ms in a cell"
+    print(f"Time: {_duration(found.seconds)} ({step}); cells that diverge take less")
+
+
+def print_search_estimate(found: Estimate, rounds: int, as_json: bool) -> None:
+    """Print what a search for the boundary will cost.
+
+    Args:
+        found: of one training of every search.
+        rounds: trainings of a search.
+        as_json: strict JSON instead of text.
+    """
+    from normscope.cli.output import print_json
+
+    assert found.seconds is not None
+    seconds = rounds * found.seconds
+    if as_json:
+        print_json(
+            {
+                "searches": found.cells,
+                "trainings": rounds * found.cells,
+                "steps": found.steps,
+                "seconds_per_step": found.seconds_per_step,
+                "seconds": seconds,
+            }
+        )
+        return
+    print(f"{found.cells} searches of about {rounds} trainings, {found.steps} steps each")
+    print(f"Time: about {_duration(seconds)}; twice that where the theory is far off")
+
+
+def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> None:
+    """Print the critical learning rates.
+
+    Args:
+        found: as ``normscope.sweeps.boundary`` returns it.
+        files: what was written, by what it is.
+        as_json: strict JSON instead of a table.
+    """
+    from normscope.cli.output import print_json, print_table
+
+    rows: list[dict[str, object]] = []
+    for gamma in found["gamma"].values:
+        each = found.sel(gamma=gamma)
+        rows.append(
+            {
+                "gamma": float(gamma),
+                "critical learning rate": float(each["critical_learning_rate"].median("seed")),
+                "theory (train)": float(each["theory"].sel(closure="train")),
+                "trainings": int(each["trainings"].sum()),
+            }
+        )
+    if as_json:
+        print_json({"boundary": rows, "files": files})
+        return
+    print_table(f"Critical learning rate, to {100 * found.attrs['tolerance']:g} %", rows)
+    print(_paths(files))
 
 
 def print_status(found: list[Status]) -> None:
@@ -70,9 +133,15 @@ def print_status(found: list[Status]) -> None:
         for each in found
     ]
     print_table("Sweeps", rows)
+    if any(each.open and not each.at_work for each in found):
+        print("No process is at work on it; the command that began it goes on.")
     for each in found:
         for parameters, seed, error in each.failures:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")
+
+
+def _paths(files: dict[str, str]) -> str:
+    return "   ".join(f"{what.capitalize()}: {path}" for what, path in files.items())
 
 
 def _words(failure: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.figures import check_figure, draw_on
-from normscope.cli.options import Json, Model, ModelOptions, Norm
+from normscope.cli.names import completion_of
+from normscope.cli.options import Figure, Json, Model, ModelOptions, Momentum, Norm, Seed
 from normscope.cli.values import numbers
 
 if TYPE_CHECKING:
@@ -27,24 +28,38 @@ Gamma = Annotated[
         show_default="the model's own",
     ),
 ]
-Closure = Annotated[str, typer.Option(help="train, frozen, printed or all.")]
+Closure = Annotated[
+    str,
+    typer.Option(
+        metavar="CLOSURE",
+        help="train, frozen, printed or all.",
+        autocompletion=completion_of("train", "frozen", "printed", "all"),
+    ),
+]
 Data = Annotated[
     str | None,
     typer.Option(
-        "--data", "-d", help="Measure the inputs' moments on this.", show_default="iid normal"
+        "--data",
+        "-d",
+        metavar="DATA",
+        help="A data set, as elsewhere, to measure the inputs' moments on.",
+        show_default="iid normal inputs",
+        autocompletion=completion_of(kind="data"),
     ),
 ]
 InputShape = Annotated[
     str | None, typer.Option(metavar="SIZES", help="Of one sample, such as 3,32,32.")
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples in a batch.")]
-Momentum = Annotated[float, typer.Option(min=0.0, help="Heavy-ball momentum of the rate.")]
-Parameters = Annotated[str, typer.Option(help="weights, as in the paper, or all.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Of the weights.")]
-Plot = Annotated[bool, typer.Option("--plot", help="Draw a figure, by default theory.svg.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FIGURE", help="Draw a figure there.")
+BatchSize = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.")]
+Parameters = Annotated[
+    str,
+    typer.Option(
+        metavar="WHICH",
+        help="weights, as in the paper, or all.",
+        autocompletion=completion_of("weights", "all"),
+    ),
 ]
+Plot = Annotated[bool, typer.Option("--plot", help="Draw a figure into theory.svg.")]
 
 
 def theory(
@@ -61,7 +76,7 @@ def theory(
     seed: Seed = 0,
     plot: Plot = False,
     as_json: Json = False,
-    out: Out = None,
+    out: Figure = None,
 ) -> None:
     """Largest eigenvalue of the Fisher matrix at initialization, by mean-field theory.
 

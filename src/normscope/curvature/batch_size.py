@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -121,7 +120,11 @@ class BatchSizeEffect:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from normscope.results.notebook import table_html
+
+        names = ("batch_size", "batches", "eigenvalue", "residual", "converged")
+        rows = [{name: row[name] for name in names} for row in self.to_dict()["rows"]]
+        return table_html(rows, self._heading())
 
     def _heading(self) -> str:
         first = self.results[0]

@@ -38,6 +38,13 @@ class TraceEstimate:
         count = len(self.remainders)
         return float(self.remainders.std()) / count**0.5 if count else 0.0
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        names = ("value", "standard_error", "captured", "products")
+        values = {name.replace("_", " "): getattr(self, name) for name in names}
+        return pairs_html(values, "A trace in two parts")
+
 
 def exact_trace(multiply: Callable[[Tensor], Tensor], like: Tensor) -> TraceEstimate:
     """The trace column by column.

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from normscope.curvature.batch import Batch, check_filled, check_pair, moved
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
+from normscope.layers.misfit import Fitting
 from normscope.losses import LOSSES, Loss, check_probabilities, cross_entropy
 
 __all__ = ["Data", "Problem", "WholeLoss", "whole_loss"]
@@ -138,10 +139,11 @@ class Problem:
         Returns:
             The loss, a tensor without dimensions; anything else is refused.
         """
-        if not tensors:
-            return _scalar(self._evaluation.forward(batch))
-        renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        return _scalar(functional_call(self._evaluation, renamed, (batch,)))
+        with Fitting(self.model, batch):
+            if not tensors:
+                return _scalar(self._evaluation.forward(batch))
+            renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
+            return _scalar(functional_call(self._evaluation, renamed, (batch,)))
 
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of an output, a tensor without dimensions; not with a `whole_loss`."""
@@ -163,10 +165,11 @@ class Problem:
         """
         if not self.has_outputs:
             raise _no_outputs()
-        if tensors:
-            output = functional_call(self.model, dict(tensors), (batch[0],))
-        else:
-            output = self.model(batch[0])
+        with Fitting(self.model, batch[0]):
+            if tensors:
+                output = functional_call(self.model, dict(tensors), (batch[0],))
+            else:
+                output = self.model(batch[0])
         if not isinstance(output, Tensor):
             raise ArgumentTypeError(
                 f"the model's output must be a tensor, got {type(output).__name__}; "

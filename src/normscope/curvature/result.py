@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,13 +122,11 @@ class TopEigenvalue:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
         pairs = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
-        body = "".join(f"<tr><td>{v:.6g}</td><td>{r:.1e}</td></tr>" for v, r in pairs)
-        return (
-            f"<table><caption>{html.escape(self._heading())}</caption>"
-            f"<tr><th>eigenvalue</th><th>rel. residual</th></tr>{body}</table>"
-            f"<p>{html.escape(self._footing())}</p>"
-        )
+        rows = [{"eigenvalue": f"{v:.6g}", "rel. residual": f"{r:.1e}"} for v, r in pairs]
+        return table_html(rows, self._heading(), self._footing())
 
     def _matrix(self) -> str:
         return {"fisher": "Fisher matrix", "ggn": "Gauss-Newton matrix"}.get(self.kind, "Hessian")

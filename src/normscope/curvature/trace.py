@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,7 +119,10 @@ class Trace:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from normscope.results.notebook import pairs_html
+
+        heading, value, cost = str(self).splitlines()
+        return pairs_html({"trace": value}, heading, cost)
 
 
 def trace(

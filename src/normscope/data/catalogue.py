@@ -19,6 +19,7 @@ DATASETS: Registry[Callable[..., Dataset]] = Registry(
         "normscope.data.gaussian",
     ),
 )
+"""The loaders of the data sets by name."""
 
 
 def load(

@@ -96,12 +96,25 @@ class LeastSquaresPath:
         return draw_gap(self.gap, self.bound, self.method, ax)
 
     def __str__(self) -> str:
-        condition = self.largest / self.smallest
-        shown = np.unique(np.linspace(0, self.steps - 1, 6).astype(int))
-        head = f"least squares by {self.method}, condition {condition:.3g}: {self.claimed}"
-        rows = [
-            f"{t:6d}  {self.rho[t]:12.6g}  {self.gap[t]:9.3g}  {self.bound[t]:9.3g}" for t in shown
-        ]
-        return "\n".join([head, f"{'step':>6}  {'rho':>12}  {'gap':>9}  {'bound':>9}", *rows])
+        rows = [f"{t:6d}  {r:12.6g}  {gap:9.3g}  {bound:9.3g}" for t, r, gap, bound in self._rows()]
+        titles = f"{'step':>6}  {'rho':>12}  {'gap':>9}  {'bound':>9}"
+        return "\n".join([self._heading(), titles, *rows])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        names = ("step", "rho", "gap", "bound")
+        rows = [dict(zip(names, row, strict=True)) for row in self._rows()]
+        return table_html(rows, self._heading())
+
+    def _heading(self) -> str:
+        condition = self.largest / self.smallest
+        return f"least squares by {self.method}, condition {condition:.3g}: {self.claimed}"
+
+    def _rows(self) -> list[tuple[int, float, float, float]]:
+        """Six points of the path, evenly over the steps."""
+        shown = np.unique(np.linspace(0, self.steps - 1, 6).astype(int))
+        columns = (each[shown].tolist() for each in (self.rho, self.gap, self.bound))
+        return list(zip(shown.tolist(), *columns, strict=True))

@@ -31,6 +31,14 @@ class RayleighPath:
     bound: Array
     eigenvalues: Array
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        shown = np.unique(np.linspace(0, len(self.rho) - 1, 6).astype(int)).tolist()
+        columns = {"rho": self.rho, "ratio": self.ratio, "bound": self.bound}
+        rows = [{"step": t, **{name: float(c[t]) for name, c in columns.items()}} for t in shown]
+        return table_html(rows, "gradient ascent on a Rayleigh quotient")
+
 
 def rayleigh_ascent(B: Array, A: Array, start: Array, steps: int) -> RayleighPath:  # noqa: N803
     r"""Gradient ascent on w'Bw / w'Aw in the geometry of A.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENTS", "LARGEST_SEED", "SCALES", "Progress", "Recipe", "experiment", "run"]
 
 SCALES = ("quick", "small", "paper")
+"""How large an experiment is run."""
 LARGEST_SEED = 2**31 - 2**20  # the numbers' files hold 32 bits, and further seeds follow it
 GIVEN = ("store", "progress")  # arguments of a measurement that are no settings
 
@@ -131,6 +132,7 @@ def _modules() -> Iterator[str]:
 
 
 EXPERIMENTS: Registry[Recipe] = Registry("experiment", _modules())
+"""The experiments by name, ``paper/figure``; `experiment` registers one."""
 
 
 def experiment(

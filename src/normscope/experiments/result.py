@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 from collections.abc import Callable, Mapping
@@ -16,14 +17,16 @@ import xarray as xr
 
 from normscope import __version__
 from normscope.files import replacing
+from normscope.report import Report, Section, picture_of, result_section, write_report
+from normscope.report.findings import findings_of
+from normscope.report.result_files import QUICK
 from normscope.results import Claim, claims_table
+from normscope.results.notebook import table_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Result"]
-
-_QUICK = "The quick scale shows that everything runs; the paper is judged at scale small or paper."
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,23 @@ class Result:
             unfinished.write_text(text + "\n", encoding="utf-8")
         return paths
 
+    def section(self) -> Section:
+        """This run as a section of a report, with its figure and its numbers."""
+        drawn = picture_of(self.figure(), text=self.name)
+        return result_section(self.to_dict(), drawn.svg, self.dataset)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write one HTML file with figure, claims, settings and numbers.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The path.
+        """
+        section = self.section()
+        return write_report(Report(section.title, findings_of([section]), [section]), path)
+
     def to_markdown(self) -> str:
         """A page: the command, the figure and the claims with their verdicts."""
         settings = ", ".join(f"{key}={_value(value)}" for key, value in self.settings.items())
@@ -125,7 +145,7 @@ class Result:
             f"`{self.command}`, {self.seconds:.0f} s.",
             f"![Figure of {self.name}]({picture})",
             claims_table(self.claims) if self.claims else "No claim is judged by this experiment.",
-            *([_QUICK] if self.scale == "quick" else []),
+            *([QUICK] if self.scale == "quick" else []),
             f"Settings: `{settings}`. Versions: {versions}.",
         ]
         return "\n\n".join(parts) + "\n"
@@ -134,7 +154,13 @@ class Result:
         """The verdicts, one line each."""
         lines = [f"{self.name} at {self.scale} scale, {self.seconds:.1f} s"]
         lines += [f"  {each.verdict}: {each.text} ({each.measured})" for each in self.claims]
-        return "\n".join(lines + ([_QUICK] if self.scale == "quick" else []))
+        return "\n".join(lines + ([QUICK] if self.scale == "quick" else []))
+
+    def _repr_html_(self) -> str:
+        names = ("verdict", "text", "measured")
+        rows = [{name: getattr(each, name) for name in names} for each in self.claims]
+        heading, *_ = str(self).splitlines()
+        return table_html(rows, heading, QUICK if self.scale == "quick" else "")
 
 
 def _plain(value: Any) -> Any:

@@ -61,6 +61,12 @@ class Change:
         added = f", adds {', '.join(self.added)}" if self.added else ""
         return f"{self.name or 'model'}: {self.before} -> {self.after}, {kept}{added}"
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        tensors = {"kept": ", ".join(self.kept) or None, "added": ", ".join(self.added) or None}
+        return pairs_html({"before": self.before, "after": self.after, **tensors}, self.name)
+
 
 def convert(model: nn.Module, to: str) -> nn.Module:
     """A copy of the model whose norm layers are all of one kind.

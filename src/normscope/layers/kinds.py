@@ -17,6 +17,7 @@ from normscope.registry import Registry
 NormFactory = Callable[..., nn.Module]
 
 NORMS: Registry[NormFactory] = Registry("normalization")
+"""The kinds of normalization by name; a factory makes a layer of its kind."""
 
 # By the number of spatial dimensions; the layers for sequences also take vectors.
 _BATCH_NORMS = (BatchNorm1d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
@@ -169,7 +170,7 @@ def layer_norm(
 
 @NORMS.register(name="group")
 def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
-    """Group normalization with as many groups as `group_count` says.
+    """Group normalization in gcd(32, channels) groups; of vectors in fewer, see `group_count`.
 
     Reference: wu2018.
     """

@@ -14,6 +14,7 @@ from normscope.errors import InputError, NormscopeWarning, StateError
 from normscope.layers.batch_statistics import BatchStatistics, batch_statistics, spread_name
 from normscope.layers.batches import follow_model, inputs_of, same_randomness
 from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.misfit import Fitting
 from normscope.layers.tracing import require_module
 
 
@@ -71,6 +72,7 @@ def population_statistics(
     Raises:
         InputError: if the data is empty, a batch has one value per channel, or a one-shot iterator
             is given with ``sequential``.
+        MisfitError: if the model cannot take a batch.
         StateError: if a layer's statistics are not finite, or not in the dtype of its buffers;
             nothing is written then.
         ArgumentTypeError: if the data is none of the above, or the model no module.
@@ -175,7 +177,8 @@ def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dic
             stack.callback(handle.remove)
         for x in inputs_of(data):
             empty = False
-            model(follow_model(x, model))
+            with Fitting(model, x):
+                model(follow_model(x, model))
     if empty:
         raise InputError("data holds no batch; population statistics need at least one.")
     return averages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -179,12 +178,9 @@ class Advice:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        cells = ((html.escape(name), html.escape(value)) for name, value in self._rows())
-        body = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells)
-        return (
-            f"<table><caption>{html.escape(self._heading())}</caption>{body}</table>"
-            f"<p>{html.escape(self.explanation)}</p>"
-        )
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(dict(self._rows()), self._heading(), self.explanation)
 
     def _heading(self) -> str:
         momentum = f", momentum {self.rule.momentum:g}" if self.rule.momentum else ""

@@ -43,6 +43,11 @@ class Prediction:
     standing: float | None
     reason: str
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(vars(self), "Onset of instability, predicted without training")
+
 
 def predicted_onset(
     problem: Problem,

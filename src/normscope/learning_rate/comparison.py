@@ -74,6 +74,9 @@ class Compared:
             "advice": self.advice.to_dict(),
         }
 
+    def _repr_html_(self) -> str:
+        return Comparison((self,), len(self.losses))._repr_html_()
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
@@ -129,15 +132,23 @@ class Comparison:
         return comparison(self.to_xarray())
 
     def __str__(self) -> str:
-        head = (*_COLUMNS, "growth", f"loss after {self.steps}")
-        lines = [head, *(self._cells(row) for row in self.rows)]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+        lines = [self._head(), *(self._cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
             for line in lines
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        rows = [dict(zip(self._head(), self._cells(row), strict=True)) for row in self.rows]
+        return table_html(rows, "The same net under several normalizations")
+
+    def _head(self) -> tuple[str, ...]:
+        return (*_COLUMNS, "growth", f"loss after {self.steps}")
 
     @staticmethod
     def _cells(row: Compared) -> tuple[str, ...]:

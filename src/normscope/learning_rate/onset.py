@@ -42,6 +42,11 @@ class Trial:
     steps: int
     worst: float
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(vars(self), "One short run")
+
 
 def growth_limit(loss: object) -> float:
     """The multiple of its first value above which a loss counts as unstable.

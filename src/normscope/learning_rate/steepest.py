@@ -54,6 +54,12 @@ class Curvature:
     products: float
     seconds: float
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        told = {"values": ", ".join(f"{value:.4g}" for value in self.values)}
+        return pairs_html({**vars(self), **told}, f"Top eigenvalues of the {self.kind}")
+
     @property
     def binding(self) -> float:
         """The largest of all: the one that bounds the learning rate."""

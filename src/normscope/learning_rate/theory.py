@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.curvature.batch import Batch
 from normscope.curvature.problem import Problem
@@ -29,13 +28,18 @@ class Theory:
     rate: float | None
     reason: str
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(vars(self), "What the theory says")
+
 
 def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "train") -> Theory:
     """The theory's bound on the learning rate.
 
     The theory is about the squared error, whose Hessian in the outputs is the identity. For the
-    cross-entropy at nearly equal probabilities of C classes that Hessian is 1/C times a projection,
-    and the bound is C times as large.
+    cross-entropy the softmax at the initial outputs decides, of which the theory knows the moments:
+    `normscope.meanfield.softmax.softmax_curvature`.
 
     Reference: wei2018, Eq. (7).
 
@@ -52,27 +56,35 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
         return Theory(None, f"the theory is about SGD, not {rule.name}")
     if not problem.has_outputs:
         return Theory(None, "the theory needs a loss(output, target)")
-    factor = _output_factor(problem, batch)
-    if factor is None:
+    loss = _known_loss(problem)
+    if loss is None:
         return Theory(None, "the theory knows the squared error and the cross-entropy only")
+    from normscope import meanfield  # scipy's integrals load with it
+    from normscope.meanfield.softmax import output_curvature
+
     try:
-        predict = importlib.import_module("normscope.meanfield").predict
-        found = predict(problem.model, tuple(batch[0].shape[1:]), closure=closure, data=batch[0])
-    except (ImportError, AttributeError):
-        return Theory(None, "the mean-field engine is not there")
+        found = meanfield.predict(
+            problem.model, tuple(batch[0].shape[1:]), closure=closure, data=batch[0]
+        )
+        if found.lambda_max is None or not 0 < found.lambda_max < math.inf:
+            return Theory(None, f"the theory gives no eigenvalue ({found.regime})")
+        factor = output_curvature(loss, found, _classes(problem.model, batch[1]))
     except NormscopeError as error:
         return Theory(None, str(error))
-    if found.lambda_max is None or not 0 < found.lambda_max < math.inf:
-        return Theory(None, f"the theory gives no eigenvalue ({found.regime})")
-    return Theory(rule.largest_stable_rate(factor * float(found.lambda_max)), str(found.regime))
+    return Theory(rule.largest_stable_rate(float(factor * found.lambda_max)), str(found.regime))
 
 
-def _output_factor(problem: Problem, batch: Batch) -> float | None:
-    """The largest eigenvalue of the loss's Hessian in the outputs, where it is known."""
+def _known_loss(problem: Problem) -> str | None:
+    """The name of the loss, where the theory knows its Hessian in the outputs."""
     if problem.loss is squared_error:
-        return 1.0
-    if problem.loss is cross_entropy or isinstance(problem.loss, nn.CrossEntropyLoss):
-        targets = batch[1]
-        classes = targets.shape[1] if targets.is_floating_point() else int(targets.max()) + 1
-        return 1 / classes
-    return None
+        return "squared_error"
+    is_softmax = problem.loss is cross_entropy or isinstance(problem.loss, nn.CrossEntropyLoss)
+    return "cross_entropy" if is_softmax else None
+
+
+def _classes(model: nn.Module, targets: Tensor) -> int:
+    """How many outputs there are; a batch need not hold samples of every class."""
+    if targets.is_floating_point():
+        return int(targets.shape[1])
+    heads = [module.out_features for module in model.modules() if isinstance(module, nn.Linear)]
+    return max(int(targets.max()) + 1, heads[-1] if heads else 0)

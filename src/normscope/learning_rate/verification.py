@@ -48,6 +48,15 @@ class Verification:
         """Gradients taken in all runs."""
         return sum(each.steps for each in self.trials)
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        rows = [
+            {"kind": "ramp" if place < self.ramps else "fixed rate", **vars(each)}
+            for place, each in enumerate(self.trials)
+        ]
+        return table_html(rows, f"Stable up to {self.low:.3g}, unstable from {self.high:.3g}")
+
 
 def verified_onset(
     bench: Workbench, guess: float, tell: Tell = lambda text: None, budget: int = BUDGET

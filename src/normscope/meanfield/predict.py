@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CLOSURES", "predict"]
 
 CLOSURES = ("train", "frozen", "printed")
+"""The forms of the theory: as training sees it, with constant statistics, as printed."""
 PARAMETERS = ("weights", "all")
 DEFAULT_BATCH_SIZE = 256
 _PIECE = 8  # values of gamma at once where kernels of all positions are held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ class Prediction:
         Args:
             momentum: heavy-ball momentum.
             output_curvature: largest second derivative of the loss by the outputs: 1 for half the
-                squared error, 1 / classes for the cross-entropy of a network that knows nothing.
+                squared error, `softmax_curvature` for the cross-entropy.
 
         Returns:
             The rate; None if the eigenvalue is undetermined.
@@ -149,7 +148,13 @@ class Prediction:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from normscope.results.notebook import table_html
+
+        if self.gamma is not None:
+            return table_html(self._sweep_rows(), self._heading())
+        titles = [("name", "layer"), *_COLUMNS]
+        rows = [{title: getattr(row, name) for name, title in titles} for row in self.layers]
+        return table_html(rows, self._heading(), "\n".join(self._footing()))
 
     def _heading(self) -> str:
         return f"Mean-field theory, closure {self.closure}, batch size {self.batch_size:g}"
@@ -173,22 +178,22 @@ class Prediction:
         notes = [f"note: {note}." for note in self.notes]
         return [f"{largest}; {bound}", f"regime {self.regime}: {self.reason}", *notes]
 
-    def _sweep_lines(self) -> list[str]:
+    def _sweep_rows(self) -> list[dict[str, Any]]:
         assert self.gamma is not None
-        rates = np.asarray(self.max_learning_rate(), dtype=float)
-        columns = zip(
-            self.gamma,
-            _number(self.lambda_max),
-            _number(self.lower_bound),
-            rates,
-            self.regime,
-            strict=True,
-        )
+        columns = {
+            "gamma": self.gamma,
+            "lambda_max": _number(self.lambda_max),
+            "lower bound": _number(self.lower_bound),
+            "max rate": np.asarray(self.max_learning_rate(), dtype=float),
+            "regime": self.regime,
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _sweep_lines(self) -> list[str]:
         head = f"{'gamma':>8}{'lambda_max':>12}{'lower bound':>13}{'max rate':>12}  regime"
-        return [
-            head,
-            *(f"{g:8.4g}{v:12.4g}{b:13.4g}{r:12.4g}  {name}" for g, v, b, r, name in columns),
-        ]
+        rows = (tuple(row.values()) for row in self._sweep_rows())
+        lines = (f"{g:8.4g}{v:12.4g}{b:13.4g}{r:12.4g}  {name}" for g, v, b, r, name in rows)
+        return [head, *lines]
 
 
 def _number(value: float | Array | None) -> Array:

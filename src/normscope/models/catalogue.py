@@ -99,6 +99,7 @@ MODELS: Registry[ModelBuilder] = Registry(
         "normscope.models.preact_resnet",
     ],
 )
+"""The models by name; `architecture` registers one."""
 
 
 def architecture(initialization: str) -> Callable[[Callable[..., nn.Module]], ModelBuilder]:

@@ -46,7 +46,7 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         write_settings(figure, results)
     setting = _setting(results)
     results = results.sortby([setting, "learning_rate"])
-    exploded = results["diverged"].any("seed").transpose(setting, "learning_rate").values
+    exploded = (results["diverged"] == 1).any("seed").transpose(setting, "learning_rate").values
     loss = results["test_loss"].mean("seed").transpose(setting, "learning_rate").values
     shown = np.ma.masked_invalid(np.where(exploded, np.nan, loss))
     rates, values = results["learning_rate"].values, results[setting].values
@@ -59,7 +59,8 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         # a run about to explode must not take the colours from all others
         scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
-    axes.figure.colorbar(mesh, ax=axes, label="test loss")
+    if shown.count():
+        axes.figure.colorbar(mesh, ax=axes, label="test loss")
     if "critical_learning_rate" in results:
         draw_lines(axes, results["critical_learning_rate"], setting)
     axes.set_xscale("log")
@@ -145,5 +146,6 @@ def write_settings(figure: Figure, results: xr.Dataset) -> None:
     settings |= {name: "all" for name in _ALL if name in settings and settings[name] is None}
     first = [f"{name} {settings.pop(name)}" for name in _WORDS if settings.get(name) is not None]
     rest = [f"{name} {value}" for name, value in settings.items() if value not in (None, False)]
-    text = ", ".join([*first, *rest, f"{results.sizes['seed']} seeds"])
+    seeds = results.sizes["seed"]
+    text = ", ".join([*first, *rest, f"{seeds} seed{'' if seeds == 1 else 's'}"])
     figure.supxlabel("\n".join(textwrap.wrap(text, 110)), fontsize=7, color="#555555")

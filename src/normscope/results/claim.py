@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from normscope.results.notebook import pairs_html
+
 __all__ = ["Claim", "claims_table"]
 
 
@@ -37,6 +39,10 @@ class Claim:
     def to_dict(self) -> dict[str, Any]:
         """The values by name, with the verdict in words."""
         return {**asdict(self), "verdict": self.verdict}
+
+    def _repr_html_(self) -> str:
+        words = {"verdict": self.verdict, "measured": self.measured, "source": self.source}
+        return pairs_html({"claim": self.text, **words})
 
 
 def claims_table(claims: Sequence[Claim]) -> str:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from normscope.registry import unknown_name
+from normscope.results.notebook import pairs_html
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -80,6 +81,11 @@ class Record:
     def dataset(self) -> xr.Dataset:
         """The result, read when first asked for; of a running record the chunks so far."""
         return self.read()
+
+    def _repr_html_(self) -> str:
+        names = ("seed", "state", "attempts", "error", "seconds", "revision", "version")
+        values = {name: getattr(self, name) for name in names}
+        return pairs_html({**self.parameters, **values}, f"{self.experiment}, {self.key[:12]}")
 
 
 def meets(parameters: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -48,7 +48,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception_only
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import xarray as xr
@@ -58,6 +57,7 @@ from normscope.results.export import latest_results, nothing_to_combine, write_n
 from normscope.results.grid import Cell, combine
 from normscope.results.identity import record_key
 from normscope.results.ledger import Ledger
+from normscope.results.notebook import table_html
 from normscope.results.record import State
 
 if TYPE_CHECKING:
@@ -228,12 +228,7 @@ class Store(Ledger):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -245,3 +240,6 @@ class Store(Ledger):
     def __repr__(self) -> str:
         path = ":memory:" if self.path is None else str(self.path)
         return f"Store({path!r}{', read_only=True' if self.read_only else ''})"
+
+    def _repr_html_(self) -> str:
+        return table_html([{str(k): n for k, n in self.counts().items()}], repr(self))

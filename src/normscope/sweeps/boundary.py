@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +15,27 @@ import xarray as xr
 from normscope.errors import InputError
 from normscope.meanfield import CLOSURES
 from normscope.results import Store, record_key
-from normscope.sweeps.cells import Cell, Unit
+from normscope.sweeps.cells import Cell, Unit, grid_cells
+from normscope.sweeps.checked import check_buildable, check_settings, checked_axes, value_list
+from normscope.sweeps.diagram import complete
 from normscope.sweeps.engines import open_engine
-from normscope.sweeps.phase_diagram import TRAININGS, complete, seed_list
+from normscope.sweeps.phase_diagram import refuse_axes, seed_list
 from normscope.sweeps.sweep import opened, sweep
 from normscope.sweeps.theory import critical_rates
-from normscope.sweeps.training_cell import Training
+from normscope.sweeps.together import train_units
+from normscope.sweeps.training_cell import Training, has_diverged
+from normscope.sweeps.work import Work
 
-__all__ = ["Search", "boundary"]
+__all__ = ["SEARCH", "Search", "boundary"]
 
+# Records of their own: alone, a small net differs by rounding from one trained in a group.
+SEARCH = Work("phase_boundary", train_units, revision=1, diverged=has_diverged)
 TOLERANCE = 0.05
+FINEST = 1e-5  # of the tolerance: rates have six digits
+_OWN = {
+    "gamma": "give its values as gammas",
+    "learning_rate": "it is what is searched for",
+}
 _WIDEST = 1e8  # the search ends without a bracket beyond this factor from its start
 
 
@@ -55,7 +67,8 @@ class Search:
         if self.high <= self.low * (1 + self.tolerance):
             return None
         if self.low and self.high < math.inf:
-            return _rounded(math.sqrt(self.low * self.high))
+            middle = _rounded(math.sqrt(self.low * self.high))
+            return None if middle in (self.low, self.high) else middle
         if not self.low and self.high == math.inf:
             return _rounded(self.start)
         # the theory is a factor of two off at most places: widen slowly, then faster
@@ -95,14 +108,13 @@ def boundary(
 ) -> xr.Dataset:
     """Critical learning rate for each gamma and seed, by bisection that begins at the theory's.
 
-    The trainings are cells as those of `phase_diagram`, in the same store: an interrupted search
-    goes on, and a diagram over it shares them. All gammas and seeds take their next step together,
-    so that workers share the load.
+    Every training is a record of the store: an interrupted search goes on. All gammas and seeds
+    take their next step together, so that workers share the load.
 
     Args:
         gammas: initial scales of the normalization.
         seeds: how many repetitions, or their seeds.
-        tolerance: relative width of the bracket at the end.
+        tolerance: relative width of the bracket at the end, at least 0.00001.
         store: keeps the trainings: a store, or the path of its file.
         progress: called with a label as trainings end.
         engine: local, ray or dask.
@@ -117,17 +129,15 @@ def boundary(
         (closure, gamma); not-a-number where no bracket was found.
 
     Raises:
-        InputError: if the tolerance is not above 0.
+        InputError: if the tolerance is too small or infinite.
     """
-    if not tolerance > 0:
-        raise InputError(f"tolerance must be above 0, got {tolerance}.")
-    fixed, all_seeds = complete(settings), seed_list(seeds)
-    fixed.pop("learning_rate"), fixed.pop("gamma")
-    theory = critical_rates(Training.of(fixed), "gamma", gammas)
-    starts = [_start(column) for column in theory.T]
+    if not FINEST <= tolerance < math.inf:
+        raise InputError(f"tolerance must be at least {FINEST:g} and finite, got {tolerance}.")
+    fixed, scales, all_seeds = _planned(gammas, settings, seeds)
+    theory = critical_rates(Training.of(fixed), "gamma", scales)
     searches = {
-        (gamma, seed): Search(start, tolerance)
-        for gamma, start in zip(gammas, starts, strict=True)
+        (gamma, seed): Search(_start(column), tolerance)
+        for gamma, column in zip(scales, theory.T, strict=True)
         for seed in all_seeds
     }
     with opened(store) as kept, open_engine(engine, workers, threads, address) as ready:
@@ -139,7 +149,22 @@ def boundary(
         }
         while _take_step(searches, fixed, kept, running):
             pass
-    return _labelled(searches, list(gammas), all_seeds, theory)
+    found = _labelled(searches, scales, all_seeds, theory)
+    return found.assign_attrs(settings=json.dumps(fixed), tolerance=tolerance)
+
+
+def _planned(
+    gammas: Sequence[float], settings: Mapping[str, Any], seeds: int | Sequence[int]
+) -> tuple[dict[str, Any], list[float], list[int]]:
+    """All settings but the two that vary, the gammas and the seeds, checked."""
+    refuse_axes(settings, _OWN)
+    check_settings(settings)
+    axes, all_seeds = checked_axes({"gamma": value_list("gammas", gammas)}), seed_list(seeds)
+    fixed = complete(settings)
+    grid_cells(axes, fixed, all_seeds)  # refuses what is empty or doubled
+    check_buildable(axes, fixed, all_seeds[0])
+    fixed.pop("learning_rate"), fixed.pop("gamma")
+    return fixed, axes["gamma"], all_seeds
 
 
 def _take_step(
@@ -157,12 +182,12 @@ def _take_step(
     }
     if not cells:
         return False
-    report = sweep(TRAININGS, [Unit((cell,)) for cell in cells.values()], store, **running)
+    report = sweep(SEARCH, [Unit((cell,)) for cell in cells.values()], store, **running)
     if report.failures:
         raise InputError(f"a training of the search failed: {report.failures[0].error}")
     for place, cell in cells.items():
-        key = record_key(TRAININGS.experiment, cell.parameters, cell.seed, TRAININGS.revision)
-        diverged = TRAININGS.diverged(store.get(key).dataset)
+        key = record_key(SEARCH.experiment, cell.parameters, cell.seed, SEARCH.revision)
+        diverged = SEARCH.diverged(store.get(key).dataset)
         searches[place].learn(cell.parameters["learning_rate"], diverged)
     return True
 

@@ -49,8 +49,7 @@ def grid_cells(
         InputError: if an axis or the list of seeds is empty or names a value twice.
     """
     for name, values in [*axes.items(), ("seeds", seeds)]:
-        texts = [repr(value) for value in values]
-        if not texts or len(set(texts)) < len(texts):
+        if not len(values) or any(_is_among(each, values[:n]) for n, each in enumerate(values)):
             raise InputError(f"{name} needs values, each of them once, got {list(values)!r}.")
     order = coarse_to_fine([len(values) for values in axes.values()])
     places = [dict(zip(axes, place, strict=True)) for place in order]
@@ -59,6 +58,13 @@ def grid_cells(
         for seed in seeds
         for place in places
     ]
+
+
+def _is_among(value: Any, others: Sequence[Any]) -> bool:
+    """Whether a value is there already; 1 and 1.0 are the same, 1 and True are not."""
+    return any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in others
+    )
 
 
 def coarse_to_fine(sizes: Sequence[int]) -> list[tuple[int, ...]]:

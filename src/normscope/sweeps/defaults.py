@@ -38,6 +38,7 @@ def swept(
     axes = {name: each for name, each in values.items() if name in default or len(each) > 1}
     axes["learning_rate"] = axes.pop("learning_rate")
     fixed = {name: each[0] for name, each in values.items() if name not in axes}
-    own = {} if fixed.get("model", MODEL) == MODEL else {"width": None}
     chosen = {**SCALES[scale], **fixed}
-    return axes, {name: value for name, value in chosen.items() if name not in own or name in fixed}
+    if any(model != MODEL for model in values.get("model", ())) and "width" not in fixed:
+        chosen.pop("width", None)  # the scale's is that of the fully connected net
+    return axes, {name: value for name, value in chosen.items() if name not in axes}

@@ -65,6 +65,7 @@ class Engine:
 
 Opening = Callable[[int, int, str | None], AbstractContextManager[Engine]]
 ENGINES: Registry[Opening] = Registry("engine", modules=["normscope.sweeps.clusters"])
+"""What runs the cells, by name: local, ray or dask."""
 
 
 @contextmanager

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from normscope.errors import NormscopeError, StateError
 from normscope.results import Record, State, Store
+from normscope.results.writer_lock import WriterLock
+from normscope.sweeps.cells import Cell
+from normscope.sweeps.diagram import EXPERIMENT
+from normscope.sweeps.together import GROUP, group_of
 
-__all__ = ["Status", "status"]
+__all__ = ["Status", "is_being_written", "status"]
 
 
 @dataclass(frozen=True)
@@ -16,10 +25,11 @@ class Status:
 
     Args:
         experiment: the name of the records.
-        counts: cells in each state.
+        counts: cells in each state; what a sweep that is gone left running is pending.
         seconds: mean duration of the cells that have a result; None: there are none.
         seconds_left: estimate of the time to the end at the present pace; None: not known.
         failures: (parameters, seed, error) of the failed cells.
+        at_work: whether a process is writing the file.
     """
 
     experiment: str
@@ -27,6 +37,7 @@ class Status:
     seconds: float | None
     seconds_left: float | None
     failures: tuple[tuple[dict[str, object], int, str], ...]
+    at_work: bool = False
 
     @property
     def cells(self) -> int:
@@ -38,6 +49,13 @@ class Status:
         """How many have no result and have not failed."""
         return self.counts[State.PENDING] + self.counts[State.RUNNING]
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        values = self.to_dict()
+        values.pop("failures")
+        return pairs_html(values, "Sweep", "\n".join(error for *_, error in self.failures))
+
     def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return {
@@ -46,6 +64,7 @@ class Status:
             **{str(state): number for state, number in self.counts.items()},
             "seconds_per_cell": self.seconds,
             "seconds_left": self.seconds_left,
+            "at_work": self.at_work,
             "failures": [
                 {"parameters": parameters, "seed": seed, "error": error}
                 for parameters, seed, error in self.failures
@@ -61,25 +80,66 @@ def status(path: str | os.PathLike[str]) -> list[Status]:
     """
     with Store(path, read_only=True) as store:
         records = store.select()
+    unfinished = any(each.state in (State.PENDING, State.RUNNING) for each in records)
+    at_work = unfinished and is_being_written(path)
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(record.experiment, []).append(record)
-    return [_status(name, group) for name, group in by_name.items()]
+    return [_status(name, group, at_work) for name, group in by_name.items()]
 
 
-def _status(name: str, records: list[Record]) -> Status:
+def is_being_written(path: str | os.PathLike[str]) -> bool:
+    """Whether a process has a store open to write it.
+
+    The state of a cell does not tell: a sweep that was killed leaves cells running.
+
+    Args:
+        path: of the store.
+    """
+    lock = Path(path).resolve()
+    if not lock.with_name(f"{lock.name}-lock").exists():
+        return False  # looked at first, so that a folder that is only read stays as it is
+    try:
+        WriterLock(lock).release()
+    except StateError as error:
+        return "one writer" in str(error)
+    return False
+
+
+def _status(name: str, records: list[Record], at_work: bool) -> Status:
     counts = dict.fromkeys(State, 0)
     for record in records:
         counts[record.state] += 1
     times = [each.seconds for each in records if each.state.has_result and each.seconds is not None]
     mean = sum(times) / len(times) if times else None
-    running = counts[State.RUNNING]
+    if not at_work:  # as the next writer will find them
+        counts[State.PENDING] += counts[State.RUNNING]
+        counts[State.RUNNING] = 0
     left = None
-    if mean is not None and running:  # nobody is at work otherwise
-        left = mean * (counts[State.PENDING] / running + 0.5)
+    workers = _units([each for each in records if each.state is State.RUNNING])
+    if mean is not None and at_work and workers:
+        # a cell of a group has a share of its group's time, so cells, not units, are counted
+        left = mean * (counts[State.PENDING] + counts[State.RUNNING] / 2) / workers
     failures = tuple(
         (each.parameters, each.seed, each.error or "")
         for each in records
         if each.state is State.FAILED
     )
-    return Status(name, counts, mean, left, failures)
+    return Status(name, counts, mean, left, failures, at_work)
+
+
+def _units(running: Sequence[Record]) -> int:
+    """How many units of work the running cells make: as many as there are workers."""
+    alike = Counter(_group(record) for record in running)
+    alone = alike.pop(None, 0)
+    return alone + sum(math.ceil(count / GROUP) for count in alike.values())
+
+
+def _group(record: Record) -> object:
+    """What a running cell shares with those that are trained with it; None: it stands alone."""
+    if record.experiment != EXPERIMENT:
+        return None
+    try:
+        return group_of(Cell(record.parameters, record.seed))
+    except (NormscopeError, TypeError):  # records of another program may name anything
+        return None

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.errors import InputError
 from normscope.meanfield import CLOSURES, Prediction, predict
+from normscope.meanfield.softmax import LOSSES, output_curvature
 from normscope.sweeps.training_cell import Training
 
-__all__ = ["critical_rates", "output_curvature"]
+__all__ = ["critical_lines", "critical_rates"]
 
 _SAMPLES = 512  # whose second moments stand for the data's
+
+
+def critical_lines(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> xr.DataArray:
+    """The critical learning rate of every combination of settings, each by its own network.
+
+    Args:
+        settings: those that are the same everywhere.
+        axes: the values of the others; the learning rate among them is no matter.
+
+    Returns:
+        (closure, axes without the learning rate), labelled by closure alone; not-a-number where the
+        theory has no answer.
+    """
+    own = {name: list(values) for name, values in axes.items() if name != "learning_rate"}
+    others = {name: values for name, values in own.items() if name != "gamma"}
+    shape = tuple(map(len, others.values()))
+    rows = []
+    for values in product(*others.values()):
+        training = Training.of({**settings, **dict(zip(others, values, strict=True))})
+        rows.append(critical_rates(training, "gamma", own.get("gamma", [training.gamma])))
+    found = np.moveaxis(np.array(rows).reshape(*shape, len(CLOSURES), -1), -2, 0)
+    lines = xr.DataArray(found, {"closure": list(CLOSURES)}, ("closure", *others, "gamma"))
+    return lines.transpose("closure", *own) if "gamma" in own else lines.squeeze("gamma")
 
 
 def critical_rates(
@@ -28,7 +55,7 @@ def critical_rates(
     is the paper to the letter.
 
     Reference: wei2018, Eq. (7). Notation: mu = momentum, h = the loss's second derivative by the
-    outputs.
+    outputs, of `normscope.meanfield.softmax.output_curvature`.
 
     Args:
         training: all other settings.
@@ -42,29 +69,26 @@ def critical_rates(
     return np.array([_rates(training, axis, values, closure) for closure in closures])
 
 
-def output_curvature(loss: str, classes: int) -> float | None:
-    """The loss's second derivative by the outputs at the start; None: not known.
-
-    >>> output_curvature("squared_error", 10), output_curvature("cross_entropy", 10)
-    (1.0, 0.1)
-    """
-    return {"squared_error": 1.0, "cross_entropy": 1 / max(1, classes)}.get(loss)
-
-
 def _rates(
     training: Training, axis: str, values: Sequence[float], closure: str
 ) -> NDArray[np.float64]:
     nothing = np.full(len(values), np.nan)
-    curvature = output_curvature(training.loss, len(training.data_set.classes))
-    if curvature is None:
+    if training.loss not in LOSSES:
         return nothing
     try:
         found = _predictions(training, axis, values, closure)
+        rates = [_rate(each, training) for each in found]
     except InputError:
         return nothing  # a network that the closure does not cover
-    rates = [each.max_learning_rate(training.momentum, curvature) for each in found]
-    known = [np.nan if rate is None else rate for rate in rates]
-    return np.concatenate([np.atleast_1d(np.asarray(rate, dtype=float)) for rate in known])
+    return np.concatenate([np.atleast_1d(np.asarray(rate, dtype=float)) for rate in rates])
+
+
+def _rate(found: Prediction, training: Training) -> NDArray[np.float64]:
+    if found.lambda_max is None:
+        return np.array(np.nan)
+    curvature = output_curvature(training.loss, found, training.outputs)
+    # over a sweep both are arrays, one number for each gamma
+    return np.asarray(found.max_learning_rate(training.momentum), dtype=float) / curvature
 
 
 def _predictions(

@@ -94,11 +94,16 @@ class Training:
             raise InputError(f"epochs must be above 0, got {self.epochs}.")
         return max(1, round(self.epochs * self.steps_per_epoch))
 
+    @property
+    def outputs(self) -> int:
+        """Of the network: the classes, or the numbers that it is to learn."""
+        own = (self.options or {}).get("outputs")
+        return int(own or len(self.data_set.classes) or self.data_set.train.y.shape[1])
+
     def network(self, seed: int) -> nn.Module:
         """The network before training."""
-        train = self.data_set.train
-        outputs = len(self.data_set.classes) or train.y.shape[1]
-        sizes = {"input_shape": tuple(train.x.shape[1:]), "outputs": outputs}
+        shape = tuple(self.data_set.train.x.shape[1:])
+        sizes = {"input_shape": shape, "outputs": self.outputs}
         options = {**sizes, **(self.options or {})}
         return build(self.model, norm=self.norm, seed=seed, gamma=self.gamma, **options)
 

@@ -60,3 +60,10 @@ class Report:
         parts = [f"{self.cells} cells in {self.seconds:.1f} s", f"{self.found} were there already"]
         parts += [f"{self.diverged} diverged", f"{len(self.failures)} failed"]
         return ", ".join(parts)
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        failed = {"failures": len(self.failures)}
+        note = "\n".join(each.error for each in self.failures)
+        return pairs_html({**vars(self), **failed}, "Sweep", note)

@@ -131,6 +131,7 @@ THEOREMS: Registry[Statement] = Registry(
         )
     ],
 )
+"""The statements by name; `statement` registers one."""
 
 
 def statement(

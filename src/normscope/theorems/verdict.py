@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,6 +110,9 @@ class Verdict:
             f"{_number(self.rhs):.6g} {state} (slack {self.slack:.1e}){many}{unmet}"
         )
 
+    def _repr_html_(self) -> str:
+        return Verdicts([self])._repr_html_()
+
 
 class Verdicts(list[Verdict]):
     """A list of verdicts that prints as a table.
@@ -154,13 +156,11 @@ class Verdicts(list[Verdict]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
         names = ("statement", "form", "unit", "kind", "left", "right", "slack", "verdict")
-        rows = "".join(f"<tr>{''.join(f'<td>{c}</td>' for c in _cells(v))}</tr>" for v in self)
-        rows += "".join(
-            f'<tr><td colspan="{len(names)}">{html.escape(repr(each))}</td></tr>'
-            for each in self.unchecked
-        )
-        return f"<table><tr>{''.join(f'<th>{n}</th>' for n in names)}</tr>{rows}</table>"
+        rows = [dict(zip(names, _cells(each), strict=True)) for each in self]
+        return table_html(rows, "", "\n".join(repr(each) for each in self.unchecked))
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -212,7 +212,7 @@ def _state(verdict: Verdict) -> str:
 def _cells(verdict: Verdict) -> list[str]:
     texts = [verdict.label, verdict.form, _unit(verdict), verdict.kind]
     texts += [f"{_number(verdict.lhs):.5g}", f"{_number(verdict.rhs):.5g}"]
-    return [html.escape(text) for text in [*texts, f"{verdict.slack:.1e}", _state(verdict)]]
+    return [*texts, f"{verdict.slack:.1e}", _state(verdict)]
 
 
 def _line(verdict: Verdict) -> str:

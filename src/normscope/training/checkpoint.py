@@ -69,11 +69,12 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
 
     Raises:
         DataError: if the file cannot be read or is not a whole checkpoint.
-        StateError: if it comes from a run with other settings.
+        StateError: if it comes from another model, or from a run with other settings.
     """
     content = _read(path, loop.problem.device)
-    _compare_settings(path, content["settings"], settings)
     model = loop.problem.model
+    _compare_tensors(path, content["model"], model.state_dict())
+    _compare_settings(path, content["settings"], settings)
     model.load_state_dict(content["model"])
     with torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -113,6 +114,23 @@ def _unreadable(path: Path) -> DataError:
         f"{path} is not a whole checkpoint of this version of normscope; delete it to start the "
         "training anew, or name another file."
     )
+
+
+def _compare_tensors(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Name the first tensor that only one of two models has, or that has another shape there."""
+    for name in (*present, *(name for name in saved if name not in present)):
+        there, here = (_shape_text(state.get(name)) for state in (saved, present))
+        if there != here:
+            raise StateError(
+                f"{path} comes from another model ({name} {there} there and {here} here); build "
+                "the model as it was to go on, or use another file to start anew."
+            )
+
+
+def _shape_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"of shape {tuple(value.shape)}"
+    return "missing" if value is None else f"of type {type(value).__name__}"
 
 
 def _compare_settings(path: Path, saved: Mapping[str, str], present: Mapping[str, str]) -> None:

@@ -31,6 +31,11 @@ class Evaluation(NamedTuple):
     loss: float
     accuracy: float | None
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(self._asdict(), "Evaluation")
+
 
 def evaluate(
     model: nn.Module,

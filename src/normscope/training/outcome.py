@@ -53,3 +53,10 @@ class Run:
         if not len(self.losses):
             return ended
         return f"{ended}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        ends = {"first loss": self.losses[0], "last loss": self.losses[-1]} if self.steps else {}
+        values = {"outcome": self.outcome.name.lower(), "steps": self.steps, **ends}
+        return pairs_html({**values, "seconds": self.seconds}, "Training", self.advice)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.cli.sources import chosen_batches, found_at, load_data, load_loss, load_model
+from normscope.cli.places import found_at
+from normscope.cli.sources import chosen_batches, load_data, load_loss, load_model
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.losses import cross_entropy
 
@@ -192,3 +193,14 @@ def test_module_loads_nothing_heavy(module):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_model_is_moved_to_the_device_of_choice():
+    model = load_model("fully_connected", options=["width=4"], device="cpu")
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("device", ["cup", "cuda:999", "meta"])
+def test_device_that_is_not_here_is_refused_with_the_ones_that_are(device):
+    with pytest.raises(UnknownNameError, match=r"unknown device of this machine .* cpu"):
+        load_model("fully_connected", options=["width=4"], device=device)

@@ -124,7 +124,7 @@ def test_trace_leaves_model_and_random_state():
 def test_trace_prints_and_plots():
     found = trace(network("residual"), LOSS, batch("residual", 12), "hessian", products=12)
     assert f"{found.value:.6g} ± {found.standard_error:.2g}" in str(found)
-    assert str(found) in found._repr_html_()
+    assert all(line in found._repr_html_() for line in str(found).splitlines())
     frame = found.to_dataframe()
     assert frame["trace"].item() == found.value == found.to_dict()["trace"]
     axes = found.plot()

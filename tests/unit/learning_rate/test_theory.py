@@ -1,7 +1,7 @@
-import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
@@ -9,6 +9,7 @@ from normscope.curvature.problem import Problem, whole_loss
 from normscope.errors import InputError
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.theory import by_theory
+from normscope.meanfield.softmax import softmax_curvature
 
 SGD = UpdateRule("SGD", momentum=0.5)
 
@@ -16,7 +17,9 @@ SGD = UpdateRule("SGD", momentum=0.5)
 @pytest.fixture
 def engine(monkeypatch):
     """A stand-in that says what it is asked for."""
-    asked = SimpleNamespace(answer=SimpleNamespace(lambda_max=6.0, regime="head"), calls=[])
+    head = SimpleNamespace(second_moment=2.0, second_moment_pair=0.5)
+    answer = SimpleNamespace(lambda_max=6.0, regime="head", layers=(head,))
+    asked = SimpleNamespace(answer=answer, head=head, calls=[])
 
     def predict(model, input_shape=None, closure="train", data=None):
         asked.calls.append((input_shape, closure))
@@ -24,7 +27,7 @@ def engine(monkeypatch):
             raise asked.answer
         return asked.answer
 
-    monkeypatch.setitem(sys.modules, "normscope.meanfield", SimpleNamespace(predict=predict))
+    monkeypatch.setattr("normscope.meanfield.predict", predict)
     return asked
 
 
@@ -39,9 +42,20 @@ def test_rate_is_the_bound_of_the_predicted_eigenvalue(engine):
     assert engine.calls == [((5,), "frozen")]
 
 
-def test_cross_entropy_has_a_hessian_of_one_over_classes(engine):
-    assert found("cross_entropy").rate == pytest.approx(3 * 2 * 1.5 / 6)
-    assert found(nn.CrossEntropyLoss()).rate == pytest.approx(3 * 2 * 1.5 / 6)
+def test_cross_entropy_has_the_hessian_of_the_softmax_at_the_initial_outputs(engine):
+    curvature = softmax_curvature(2.0, 0.5, 3)
+    assert 0.2 < curvature < 1 / 3
+    assert found("cross_entropy").rate == pytest.approx(2 * 1.5 / (6 * curvature))
+    assert found(nn.CrossEntropyLoss()).rate == pytest.approx(2 * 1.5 / (6 * curvature))
+    engine.head.second_moment = engine.head.second_moment_pair = 0.0
+    assert found("cross_entropy").rate == pytest.approx(3 * 2 * 1.5 / 6)  # all equally likely
+
+
+def test_classes_are_those_of_the_network_not_of_the_batch(engine):
+    x, y = labelled()
+    every = Problem(small_network(), "cross_entropy", (x, y))
+    part = by_theory(every, (x, torch.zeros_like(y)), SGD)
+    assert part.rate == by_theory(every, (x, y), SGD).rate
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,14 @@ def test_cells_hold_all_settings_and_seeds_follow_each_other():
     assert cells[0].parameters == {"epochs": 2, "gamma": 1.0, "learning_rate": 0.1}
 
 
-@pytest.mark.parametrize("axes", [{"gamma": []}, {"gamma": [1.0, 1.0]}])
+@pytest.mark.parametrize("axes", [{"gamma": []}, {"gamma": [1.0, 1.0]}, {"gamma": [1, 1.0]}])
 def test_empty_and_doubled_axes_are_refused(axes):
     with pytest.raises(InputError, match="gamma needs values, each of them once"):
         grid_cells(axes, {}, [0])
+
+
+def test_truth_values_are_no_numbers():
+    assert len(grid_cells({"flag": [True, 1]}, {}, [0])) == 2
 
 
 def test_units_gather_alike_cells_only():

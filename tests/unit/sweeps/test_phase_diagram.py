@@ -1,6 +1,9 @@
 """The diagram: labelled numbers of every cell, theory beside them, shared and resumed cells."""
 
 import json
+import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -8,15 +11,17 @@ import xarray as xr
 
 from normscope.curvature.problem import Problem
 from normscope.data import load
-from normscope.errors import InputError, UnknownNameError
+from normscope.errors import NormscopeError, UnknownNameError
 from normscope.meanfield import predict
+from normscope.meanfield.softmax import output_curvature
 from normscope.models import build
 from normscope.plots.phase_diagram import phase_diagram as draw
 from normscope.results import Store
-from normscope.sweeps import phase_diagram, status, training_cell
+from normscope.sweeps import Training, Work, phase_diagram, status, sweep, training_cell
 from normscope.sweeps.defaults import swept
+from normscope.sweeps.diagram import TRAININGS, Diagram, training_units
 from normscope.sweeps.estimate import estimate
-from normscope.sweeps.phase_diagram import TRAININGS, training_units
+from normscope.sweeps.theory import critical_rates
 from normscope.training import fit, sgd
 
 SMALL = {"epochs": 1, "width": 24, "samples": 640, "test_samples": 100}
@@ -62,7 +67,47 @@ def test_theory_stands_beside(found):
     np.testing.assert_allclose(rates, 3.8 / np.asarray(expected.lambda_max))
     entropy = phase_diagram(gammas=[0.5], learning_rates=[0.01], loss="cross_entropy", **SMALL)
     ratio = entropy["critical_learning_rate"] / found["critical_learning_rate"].sel(gamma=[0.5])
-    np.testing.assert_allclose(ratio, 10)
+    head = predict(network, (1, 8, 8), data=data, gamma=[0.5], batch_size=128)
+    curvature = output_curvature("cross_entropy", head, 10)
+    np.testing.assert_allclose(ratio.sel(closure="train"), 1 / curvature)
+
+
+def test_theory_is_that_of_every_combination():
+    axes = {
+        "gamma": [0.5, 2.0],
+        "width": [16, 32],
+        "loss": ["squared_error", "cross_entropy"],
+        "learning_rate": [0.01],
+    }
+    fixed = {name: value for name, value in SMALL.items() if name != "width"}
+    with Store(":memory:") as store:
+        found = Diagram(axes, fixed, [0]).results(store)  # nothing is trained
+        assert store.select() == []
+    assert found["test_loss"].isnull().all()
+    lines = found["critical_learning_rate"]
+    assert lines.dims == ("closure", "gamma", "width", "loss")
+    for width in (16, 32):
+        for loss in axes["loss"]:
+            training = Training.of({**fixed, "width": width, "loss": loss})
+            alone = critical_rates(training, "gamma", [0.5, 2.0])
+            np.testing.assert_array_equal(lines.sel(width=width, loss=loss), alone)
+    assert (lines.sel(closure="train", width=16) != lines.sel(closure="train", width=32)).all()
+
+
+def test_settings_that_are_lists_are_labelled_by_their_text(tmp_path):
+    axes = {"gamma": [1.0], "channels": [[2, 3, 4], [4, 3, 2]], "learning_rate": [0.01]}
+    fixed = {"model": "conv_net", "padding": 1, "samples": 256}
+    with Store(":memory:") as store:
+        found = Diagram(axes, fixed, [0]).results(store)
+    assert list(found["channels"].values) == ["[2,3,4]", "[4,3,2]"]
+    assert np.isfinite(found["critical_learning_rate"].sel(closure="train")).all()
+    found.to_netcdf(tmp_path / "c.nc", engine="scipy")
+
+
+def test_whole_numbers_are_the_cells_of_floats():
+    whole = training_units({"gamma": [1, 2], "learning_rate": [1]}, SMALL, [0])
+    floats = training_units({"gamma": [1.0, 2.0], "learning_rate": [1.0]}, SMALL, [0])
+    assert [repr(unit) for unit in whole] == [repr(unit) for unit in floats]
 
 
 def test_larger_diagram_uses_the_cells_of_a_smaller_one(tmp_path):
@@ -85,17 +130,55 @@ def test_stored_cells_become_one_dataset(found, tmp_path):
     np.testing.assert_array_equal(aligned.values, found["test_loss"].values)
 
 
-def test_wrong_settings_are_refused_before_anything_is_stored():
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"model": "conv"}, "unknown model 'conv'"),
+        ({"model": "mine.py:net"}, "model must be a registered name in a sweep"),
+        ({"widht": 3}, "'widht'; did you mean 'width'"),
+        ({"width": "wide"}, "width"),
+        ({"learning_rates": [0.0, 1.0]}, "learning_rate must be above 0"),
+        ({"learning_rates": [math.inf]}, "learning_rate must be a finite number"),
+        ({"learning_rates": ["abc"]}, "learning_rate must be a finite number, got 'abc'"),
+        ({"learning_rates": 0.1}, "learning_rates needs values in a list"),
+        ({"gammas": [math.nan]}, "gamma must be a finite number, got nan"),
+        ({"gammas": [1, "abc"]}, "gamma must be a finite number, got 'abc'"),
+        ({"gammas": [None]}, "gamma must be a finite number, got None"),
+        ({"gammas": [[1, 2]]}, "gamma must be a finite number"),
+        ({"gammas": [True]}, "gamma must be a finite number, got True"),
+        ({"gammas": [-1]}, "gamma must be above 0"),
+        ({"gammas": [0]}, "gamma must be above 0"),
+        ({"gamma": 2.0}, "gamma is no fixed setting here, got 2.0"),
+        ({"learning_rate": 2.0}, "learning_rate is no fixed setting"),
+        ({"seed": 3}, "seeds"),
+        ({"seeds": 0}, "seeds needs values"),
+        ({"epochs": -1}, "epochs must be above 0"),
+        ({"batch_size": 5000}, "batch_size must be from 1 to the 1438 samples"),
+        ({"batch_size": 1.5}, "batch_size must be a whole number"),
+        ({"samples": 5000}, "samples must be from 1 to 1438 of digits"),
+        ({"loss": "nonsense"}, "unknown loss 'nonsense'"),
+        ({"norm": "nonsense"}, "unknown"),
+        ({"weight_decay": -1}, "weight_decay must be"),
+        ({"momentum": 1.0}, "momentum must be"),
+        ({"divergence_factor": 0}, "divergence_factor must be above 1"),
+        ({"every_epoch": 1}, "every_epoch must be True or False"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused_before_anything_is_stored(arguments, said):
     with Store(":memory:") as store:
-        with pytest.raises(UnknownNameError, match="unknown model 'conv'"):
-            phase_diagram("conv", store=store)
-        with pytest.raises(UnknownNameError, match="'widht'; did you mean 'width'"):
-            phase_diagram(widht=3, store=store)
-        with pytest.raises(InputError, match="learning_rates must be above 0"):
-            phase_diagram(learning_rates=[0.0, 1.0], store=store)
-        with pytest.raises(InputError, match="samples must be from 1 to 1438 of digits"):
-            phase_diagram(samples=5000, store=store)
+        with pytest.raises(NormscopeError, match=said) as raised:
+            phase_diagram(store=store, **arguments)
+        assert "\n" not in str(raised.value)
         assert store.select() == []
+
+
+def test_every_value_of_an_axis_is_built_before_anything_is_stored():
+    axes = {"gamma": [1.0], "model": ["fully_connected", "conv_net"], "learning_rate": [0.1]}
+    with pytest.raises(NormscopeError, match="width"):
+        training_units(axes, {"width": 16}, [0])
+    _, fixed = swept({"model": ["fully_connected", "conv_net"]}, "quick")
+    assert "width" not in fixed  # that of the fully connected net alone
 
 
 def test_figure_is_white_where_any_run_exploded_and_names_the_settings(found):
@@ -110,6 +193,15 @@ def test_figure_is_white_where_any_run_exploded_and_names_the_settings(found):
     assert "fully_connected" in text
     assert "2 seeds" in text
     assert "width 24" in text.replace("\n", " ")
+
+
+def test_order_of_the_values_is_no_matter_to_the_figure(found):
+    turned = found.isel(learning_rate=[2, 0, 1], gamma=[1, 0])
+    for first, second in zip(draw(found).collections, draw(turned).collections, strict=True):
+        np.testing.assert_array_equal(first.get_coordinates(), second.get_coordinates())
+        np.testing.assert_array_equal(
+            np.ma.filled(first.get_array(), -1), np.ma.filled(second.get_array(), -1)
+        )
 
 
 def test_partial_diagram_draws(found):
@@ -148,3 +240,54 @@ def test_status_and_estimate_count_cells(tmp_path):
         cost = estimate(TRAININGS, units, store, workers=2, threads=1)
     assert (cost.cells, cost.open_cells, cost.steps) == (3, 1, 5)
     assert cost.seconds == pytest.approx(5 * cost.seconds_per_step / 2)
+
+
+def test_estimate_sums_over_the_settings():
+    axes = {"gamma": [1.0], "epochs": [1, 100], "learning_rate": [0.01]}
+    fixed = {name: value for name, value in SMALL.items() if name != "epochs"}
+    cost = estimate(TRAININGS, training_units(axes, fixed, [0]), None, workers=1, threads=1)
+    assert cost.steps == 500
+    assert cost.seconds == pytest.approx(505 * cost.seconds_per_step)
+
+
+def slowly(cells):
+    """A cell takes its share of a twentieth of a second."""
+    time.sleep(0.4 * len(cells) / 8)
+    return [xr.Dataset({"outcome": "finished"}) for _ in cells]
+
+
+def test_time_left_of_groups_is_right_by_the_clock(tmp_path):
+    """Groups of eight: a cell's duration is a share of its group's, and so is its rate."""
+    axes = {"gamma": [0.5, 1.0, 2.0, 3.0], "learning_rate": np.geomspace(0.01, 1, 12).tolist()}
+    units = training_units(axes, SMALL, [0])
+    assert {len(unit.cells) for unit in units} == {8}
+    said = []
+
+    def look():
+        while not said:
+            (each,) = status(path) or [None]
+            if each and each.seconds_left is not None and each.counts["finished"] >= 16:
+                said.append((each.seconds_left, time.monotonic()))
+            time.sleep(0.02)
+
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        sweep(Work("phase_diagram", slowly), units, store)
+        ended = time.monotonic()
+        watcher.join()
+    left, looked = said[0]
+    assert left == pytest.approx(ended - looked, rel=0.5)
+
+
+def test_cells_of_a_sweep_that_is_gone_are_not_running(tmp_path):
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        keys = [store.add("squares", {"value": value}, 0) for value in range(3)]
+        store.start(keys[0])
+        (live,) = status(path)
+        assert (live.at_work, live.counts["running"], live.open) == (True, 1, 3)
+    (gone,) = status(path)
+    assert (gone.at_work, gone.counts["running"], gone.open) == (False, 0, 3)
+    assert gone.seconds_left is None

@@ -1,11 +1,20 @@
 """The sweep: results stored once, failures told, interruptions and dead workers survived."""
 
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
 import pytest
 from tests.unit.sweeps.work import CALLS, WORK, units
 
 from normscope.errors import InputError, StateError, UnknownNameError
 from normscope.results import State, Store
 from normscope.sweeps import sweep
+from normscope.sweeps.engines import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +120,67 @@ def test_dead_worker_costs_an_attempt_and_the_sweep_goes_on(tmp_path):
         assert min(attempts.values()) == 1
         assert store.counts()[State.RUNNING] == 0
     assert CALLS == []  # nothing of it ran in this process
+
+
+class SlowDeque(deque):
+    """Takes its time between giving a unit away and returning it."""
+
+    def popleft(self):
+        value = super().popleft()
+        time.sleep(0.3)
+        return value
+
+
+class LostError(Exception):
+    pass
+
+
+class DyingEngine(Engine):
+    """Its first pool dies while another thread is just drawing a unit; the next ones work."""
+
+    pools = 0
+
+    def stream(self, calls, at_once):
+        object.__setattr__(self, "pools", self.pools + 1)
+        if self.pools > 1:
+            yield from (function(*given, **named) for function, given, named in calls)
+            return
+        thread = threading.Thread(target=lambda: next(calls, None))
+        thread.start()
+        time.sleep(0.1)
+        raise LostError
+        yield
+
+
+def test_unit_that_is_just_being_drawn_when_a_worker_dies_is_not_lost(monkeypatch):
+    monkeypatch.setattr("normscope.sweeps.run.deque", SlowDeque)
+    with Store(":memory:") as store:
+        report = sweep(WORK, units([1, 2]), store, engine=DyingEngine(2, {}, (LostError,)))
+        assert report.failures == ()
+        assert results(store) == {1: 1.0, 2: 4.0}
+
+
+DEADLY = """
+import sys
+from tests.unit.sweeps.work import WORK, units
+from normscope.results import Store
+from normscope.sweeps import sweep
+with Store(sys.argv[1]) as store:
+    report = sweep(WORK, units(range(4), deadly=1), store, workers=1, max_attempts=2)
+print(*(f"{failure.cell.parameters['value']}: {failure.error}" for failure in report.failures))
+"""
+
+
+def test_cell_that_kills_the_only_process_is_failed_by_the_next_sweep(tmp_path):
+    path = tmp_path / "s.sqlite"
+    command = [sys.executable, "-c", DEADLY, str(path)]
+    options = {"cwd": Path(__file__).parents[3], "capture_output": True, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.run(command, env=environment, **options)
+    assert first.returncode == -9
+    second = subprocess.run(command, env=environment, **options)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.startswith("1: the worker died 2 times")
+    with Store(path, read_only=True) as store:
+        assert set(results(store)) == {0, 2, 3}
+        assert store.counts()[State.FAILED] == 1

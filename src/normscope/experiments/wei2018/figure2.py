@@ -18,7 +18,7 @@ from normscope.experiments.wei2018.phase_diagram import (
 from normscope.plots.phase_diagram import phase_diagrams
 from normscope.results import Claim, Store
 
-__all__ = ["conv_net_panel", "fully_connected_panel"]
+__all__ = ["panel"]
 
 LOSSES = ("squared_error", "cross_entropy")
 GAMMAS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -53,36 +53,56 @@ def _claims(results: xr.Dataset) -> list[Claim]:
     ]
 
 
-def _fully_connected_scales(data: str) -> dict[str, dict[str, Any]]:
-    quick = {**QUICK, "width": 48}
-    return {"quick": quick, "small": {"data": data}, "paper": {"data": data, **PAPER}}
+def _scales(data: str, model: dict[str, Any], quick: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of one panel; at quick scale a smaller model on the embedded data."""
+    own = {"data": data, **model}
+    return {"quick": {**model, **QUICK, **quick}, "small": own, "paper": {**own, **PAPER}}
 
 
-def _conv_net_scales(data: str) -> dict[str, dict[str, Any]]:
-    quick = {**QUICK, "channels": (6, 8, 10), "padding": 1}
-    return {"quick": quick, "small": {"data": data}, "paper": {"data": data, **PAPER}}
+def _fully_connected(data: str) -> dict[str, dict[str, Any]]:
+    return _scales(data, {"model": "fully_connected", "width": 1000}, {"width": 48})
+
+
+def _conv_net(data: str) -> dict[str, dict[str, Any]]:
+    model = {"model": "conv_net", "channels": (30, 60, 90), "padding": 0}
+    return _scales(data, model, {"channels": (6, 8, 10), "padding": 1})
 
 
 @experiment(
     "wei2018/figure2_mnist_fully_connected",
     claims=_claims,
     figure=phase_diagrams,
-    scales=_fully_connected_scales("mnist"),
+    scales=_fully_connected("mnist"),
 )
 @experiment(
     "wei2018/figure2_cifar10_fully_connected",
     claims=_claims,
     figure=phase_diagrams,
-    scales=_fully_connected_scales("cifar10"),
+    scales=_fully_connected("cifar10"),
 )
-def fully_connected_panel(
+@experiment(
+    "wei2018/figure2_mnist_conv_net",
+    claims=_claims,
+    figure=phase_diagrams,
+    scales=_conv_net("mnist"),
+)
+@experiment(
+    "wei2018/figure2_cifar10_conv_net",
+    claims=_claims,
+    figure=phase_diagrams,
+    scales=_conv_net("cifar10"),
+)
+def panel(
     *,
+    model: str = "fully_connected",
     data: str = "mnist",
     gammas: Sequence[float] = GAMMAS,
     learning_rates: Sequence[float] = RATES,
     losses: Sequence[str] = LOSSES,
-    width: int = 1000,
-    epochs: float = 2.0,
+    width: int | None = None,
+    channels: Sequence[int] | None = None,
+    padding: int | None = None,
+    epochs: float = 1.0,
     samples: int | None = 12800,
     test_samples: int | None = 2000,
     batch_size: int = 128,
@@ -94,16 +114,19 @@ def fully_connected_panel(
     store: Store,
     progress: Progress,
 ) -> xr.Dataset:
-    """Test loss over gamma and learning rate: four fully connected layers, and the theory's lines.
+    """Test loss over gamma and learning rate with the theory's lines: one panel of Figure 2.
 
     Reference: wei2018, Figure 2 and Section 4.
 
     Args:
+        model: fully_connected (four layers) or conv_net (three convolutions).
         data: a registered data set.
         gammas: initial scales of the normalization.
         learning_rates: of SGD.
         losses: to train with.
-        width: of the hidden layers.
+        width: of the hidden layers; None: the model has none, or its own.
+        channels: of the convolutions, likewise.
+        padding: zeros on each side of an image, likewise; the paper has none.
         epochs: passes over the training data.
         samples: of the training data; None: all.
         test_samples: of the test data; None: all.
@@ -120,85 +143,11 @@ def fully_connected_panel(
         ``test_loss``, ``train_loss``, ``diverged`` and others (loss, gamma, learning_rate, seed),
         ``critical_learning_rate`` (loss, closure, gamma).
     """
+    options = {"width": width, "channels": channels and list(channels), "padding": padding}
     settings = {
-        "model": "fully_connected",
+        "model": model,
         "data": data,
-        "width": width,
-        "epochs": epochs,
-        "samples": samples,
-        "test_samples": test_samples,
-        "batch_size": batch_size,
-        "momentum": momentum,
-    }
-    axes = {"gamma": list(gammas), "learning_rate": list(learning_rates)}
-    running = {"workers": workers, "threads": threads, "progress": progress}
-    return both_losses(axes, settings, losses, seeds, seed, store, **running)
-
-
-@experiment(
-    "wei2018/figure2_mnist_conv_net",
-    claims=_claims,
-    figure=phase_diagrams,
-    scales=_conv_net_scales("mnist"),
-)
-@experiment(
-    "wei2018/figure2_cifar10_conv_net",
-    claims=_claims,
-    figure=phase_diagrams,
-    scales=_conv_net_scales("cifar10"),
-)
-def conv_net_panel(
-    *,
-    data: str = "mnist",
-    gammas: Sequence[float] = GAMMAS,
-    learning_rates: Sequence[float] = RATES,
-    losses: Sequence[str] = LOSSES,
-    channels: Sequence[int] = (30, 60, 90),
-    padding: int = 0,
-    epochs: float = 2.0,
-    samples: int | None = 12800,
-    test_samples: int | None = 2000,
-    batch_size: int = 128,
-    momentum: float = 0.9,
-    seeds: int = 1,
-    workers: int = 1,
-    threads: int = 2,
-    seed: int = 0,
-    store: Store,
-    progress: Progress,
-) -> xr.Dataset:
-    """Test loss over gamma and learning rate: three convolutions, and the theory's lines.
-
-    Reference: wei2018, Figure 2 and Section 4.
-
-    Args:
-        data: a registered data set.
-        gammas: initial scales of the normalization.
-        learning_rates: of SGD.
-        losses: to train with.
-        channels: of the convolutions.
-        padding: zeros on each side of an image; the paper has none.
-        epochs: passes over the training data.
-        samples: of the training data; None: all.
-        test_samples: of the test data; None: all.
-        batch_size: samples per step.
-        momentum: heavy-ball momentum.
-        seeds: trainings of each cell.
-        workers: trainings at the same time.
-        threads: of each worker; convolutions gain more from threads than from workers.
-        seed: first seed; the others follow it.
-        store: keeps each training.
-        progress: called with a label as trainings end.
-
-    Returns:
-        ``test_loss``, ``train_loss``, ``diverged`` and others (loss, gamma, learning_rate, seed),
-        ``critical_learning_rate`` (loss, closure, gamma).
-    """
-    settings = {
-        "model": "conv_net",
-        "data": data,
-        "channels": list(channels),
-        "padding": padding,
+        **{name: value for name, value in options.items() if value is not None},
         "epochs": epochs,
         "samples": samples,
         "test_samples": test_samples,

@@ -11,7 +11,9 @@ from normscope.experiments.recipe import Progress, experiment
 from normscope.experiments.wei2018.phase_diagram import (
     agreement,
     both_losses,
+    falls,
     grid_boundary,
+    grid_step,
     nearest_half,
 )
 from normscope.plots.phase_diagram import phase_diagrams
@@ -24,17 +26,17 @@ def _claims(results: xr.Dataset) -> list[Claim]:
     source = "wei2018, Figure 3"
     claims = [*agreement(results, source), *nearest_half(results, source)]
     for loss in map(str, results["loss"].values):
-        limits = grid_boundary(results.sel(loss=loss)).dropna("sigma_w")
+        panel = results.sel(loss=loss)
+        limits = grid_boundary(panel).dropna("sigma_w").sortby("sigma_w")
         text = f"the larger the initial weights, the smaller the critical learning rate ({loss})"
-        ends = (
-            ", ".join(
-                f"{float(limit):.3g} at {float(limit['sigma_w']):.3g}" for limit in limits[[0, -1]]
-            )
-            if limits.size > 1
-            else f"{limits.size} rows have a boundary"
-        )
-        holds = bool((limits.diff("sigma_w") <= 0).all()) if limits.size > 1 else None
-        claims.append(Claim(text, source, ends, holds))
+        if limits.size < 3:
+            measured = f"{limits.size} of {panel.sizes['sigma_w']} rows have a boundary"
+            claims.append(Claim(text, source, measured, None))
+            continue
+        ends = " to ".join(f"{float(x):.3g} at {float(x['sigma_w']):.3g}" for x in limits[[0, -1]])
+        rises = int((limits.diff("sigma_w") > 0).sum())
+        measured = f"{ends}, {rises} rises in {limits.size} rows, {grid_step(panel)}"
+        claims.append(Claim(text, source, measured, falls(limits)))
     return claims
 
 
@@ -71,7 +73,7 @@ def figure3(
     learning_rates: Sequence[float] = tuple(np.geomspace(1e-5, 1, 14).tolist()),
     losses: Sequence[str] = ("squared_error", "cross_entropy"),
     width: int = 1000,
-    epochs: float = 2.0,
+    epochs: float = 1.0,
     samples: int | None = 12800,
     test_samples: int | None = 2000,
     batch_size: int = 128,

@@ -10,9 +10,19 @@ import xarray as xr
 from scipy.stats import spearmanr
 
 from normscope.results import Claim, Store
-from normscope.sweeps.phase_diagram import diagram, seed_list
+from normscope.sweeps.diagram import diagram
+from normscope.sweeps.phase_diagram import seed_list
 
-__all__ = ["agreement", "best_rates", "both_losses", "grid_boundary", "nearest_half", "smaller_is"]
+__all__ = [
+    "agreement",
+    "best_rates",
+    "both_losses",
+    "falls",
+    "grid_boundary",
+    "grid_step",
+    "nearest_half",
+    "smaller_is",
+]
 
 NEAR = np.log10(2)  # "near" is within a factor of two
 
@@ -54,22 +64,38 @@ def both_losses(
 def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
     """The measured critical rate of each row: between the last stable and the first exploded one.
 
+    A cell is stable if all its seeds have a result and none exploded; cells that failed or have
+    not been computed are neither, and the bracket closes over them.
+
     Args:
         panel: one loss's diagram.
 
     Returns:
         The geometric mean of the two; not-a-number where the grid does not hold both.
     """
+    panel = panel.sortby("learning_rate")
     exploded = panel["diverged"].any("seed").transpose(..., "learning_rate")
+    stable = panel["test_loss"].notnull().all("seed").transpose(..., "learning_rate") & ~exploded
     rates = panel["learning_rate"].values
     found = np.full(exploded.shape[0], np.nan)
-    for row, each in enumerate(exploded.values):
-        first = int(np.argmax(each)) if each.any() else 0
-        if first:
-            found[row] = np.sqrt(rates[first - 1] * rates[first])
+    for row, (bad, good) in enumerate(zip(exploded.values, stable.values, strict=True)):
+        below = rates[good & (rates < rates[bad].min(initial=np.inf))]
+        if bad.any() and len(below):
+            found[row] = np.sqrt(below[-1] * rates[bad][0])
     return xr.DataArray(
         found, dims=exploded.dims[:1], coords={exploded.dims[0]: exploded[exploded.dims[0]]}
     )
+
+
+def grid_step(panel: xr.Dataset) -> str:
+    """The ratio of neighbouring learning rates in words: no boundary is known better.
+
+    >>> grid_step(xr.Dataset(coords={"learning_rate": [1.0, 0.1, 0.01]}))
+    'grid step 1.00 decades'
+    """
+    rates = np.sort(panel["learning_rate"].values)
+    widest = float(np.diff(np.log10(rates)).max()) if len(rates) > 1 else np.nan
+    return f"grid step {widest:.2f} decades"
 
 
 def agreement(results: xr.Dataset, source: str) -> list[Claim]:
@@ -81,31 +107,37 @@ def agreement(results: xr.Dataset, source: str) -> list[Claim]:
         for closure in map(str, results["closure"].values):
             line = panel["critical_learning_rate"].sel(closure=closure)
             distance = np.abs(np.log10(line.values / measured.values))
-            claims.append(_distance_claim(distance, f"{closure} closure, {loss}", source))
+            what = f"{closure} closure, {loss}"
+            claims.append(_distance_claim(distance, what, grid_step(panel), source))
     return claims
 
 
-def _distance_claim(distance: np.ndarray, what: str, source: str) -> Claim:
+def _distance_claim(distance: np.ndarray, what: str, step: str, source: str) -> Claim:
     known = distance[np.isfinite(distance)]
     text = f"the theory's line is within a factor of 2 of the measured boundary ({what})"
     if not len(known):
         return Claim(text, source, f"0 of {len(distance)} rows have both", None)
     median, worst = float(np.median(known)), float(known.max())
     measured = (
-        f"median {median:.2f}, worst {worst:.2f} decades in {len(known)} of {len(distance)} rows"
+        f"median {median:.2f}, worst {worst:.2f} decades in {len(known)} of {len(distance)} rows, "
+        f"{step}"
     )
     return Claim(text, source, measured, bool(worst <= NEAR))
 
 
+def _mean_loss(panel: xr.Dataset) -> xr.DataArray:
+    """Mean test loss over the seeds where every one of them ended well."""
+    ended = panel["test_loss"].notnull().all("seed") & ~panel["diverged"].any("seed")
+    return panel["test_loss"].mean("seed").where(ended).sortby([_row(panel), "learning_rate"])
+
+
 def best_rates(panel: xr.Dataset) -> xr.DataArray:
     """The learning rate with the lowest mean test loss of each row, rows without one left out."""
-    loss = panel["test_loss"].mean("seed").where(~panel["diverged"].any("seed"))
-    loss = loss.dropna(_row(panel), how="all")
-    return loss.idxmin("learning_rate")
+    return _mean_loss(panel).dropna(_row(panel), how="all").idxmin("learning_rate")
 
 
 def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
-    """Whether the best learning rate sits near half the critical one."""
+    """Whether the best learning rate sits near half the critical one, for the typical row."""
     claims = []
     for loss in map(str, results["loss"].values):
         panel = results.sel(loss=loss)
@@ -113,13 +145,20 @@ def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
         half = panel["critical_learning_rate"].sel(closure="train") / 2
         ratio = np.log10((best / half.sel({_row(panel): best[_row(panel)]})).values)
         ratio = ratio[np.isfinite(ratio)]
-        text = f"the best learning rate is within a factor of 2 of half the critical one ({loss})"
+        text = (
+            "the best learning rate is within a factor of 2 of half the critical one, by the "
+            f"median over the rows ({loss})"
+        )
         if not len(ratio):
             claims.append(Claim(text, source, "0 rows have both", None))
             continue
-        median, worst = float(np.median(ratio)), float(np.abs(ratio).max())
-        measured = f"best / half: median {10**median:.2g}, worst distance {worst:.2f} decades"
-        claims.append(Claim(text, source, measured, bool(abs(median) <= NEAR)))
+        distance = np.abs(ratio)
+        median, worst = float(np.median(distance)), float(distance.max())
+        measured = (
+            f"distance: median {median:.2f}, worst {worst:.2f} decades in {len(ratio)} rows; "
+            f"best / half: median {10 ** float(np.median(ratio)):.2g}; {grid_step(panel)}"
+        )
+        claims.append(Claim(text, source, measured, bool(median <= NEAR)))
     return claims
 
 
@@ -128,8 +167,7 @@ def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
     claims = []
     for loss in map(str, results["loss"].values):
         panel = results.sel(loss=loss)
-        values = panel["test_loss"].mean("seed").where(~panel["diverged"].any("seed"))
-        lowest = values.min("learning_rate").dropna(_row(panel))
+        lowest = _mean_loss(panel).min("learning_rate").dropna(_row(panel))
         if lowest.size < 3:
             claims.append(Claim(f"{text} ({loss})", source, f"{lowest.size} rows", None))
             continue
@@ -138,6 +176,12 @@ def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
         measured = f"lowest test loss {ends}, rank correlation {rank:.2f}"
         claims.append(Claim(f"{text} ({loss})", source, measured, bool(rank > 0.5)))
     return claims
+
+
+def falls(limits: xr.DataArray) -> bool:
+    """Whether values fall from the first to the last and rise nowhere in between."""
+    steps = np.diff(limits.values)
+    return bool((steps <= 0).all() and limits.values[-1] < limits.values[0])
 
 
 def _row(panel: xr.Dataset) -> str:

@@ -1,0 +1,133 @@
+"""Writes the gallery of results, docs/results/index.md, from the records beside it.
+
+    python docs/gallery.py            # write the page
+    python docs/gallery.py --check    # exit with 1 if it is not up to date
+
+A record is the .json that `normscope run` writes beside a figure. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+VERDICTS = ("reproduced", "not reproduced", "undecided")
+PAPERS = {
+    "santurkar2018": "Santurkar et al. 2018: how batch normalization helps optimization",
+    "wei2018": "Wei et al. 2018: mean-field theory of batch normalization",
+    "kohler2018": "Kohler et al. 2018: length and direction decoupled",
+    "yang2019": "Yang et al. 2019: gradients explode with depth",
+}
+HEAD = """# Results
+
+Every figure that was run, ours beside what the paper says of it: the claims with their verdicts,
+the command that gives the figure, and the time it took. A figure leads to its page, with settings
+and versions. *Reproduced* and *not reproduced* follow from rules in the experiment's code, an
+honest no included; *undecided* is what a run of this size cannot tell. Times are wall-clock times
+of all trainings a figure needs, on two CPU cores that mostly had other work too; figures of one
+paper share trainings.
+"""
+
+Record = dict[str, Any]
+
+
+def page() -> str:
+    """The whole page."""
+    by_paper: dict[str, list[Record]] = {}
+    for file in sorted(RESULTS.glob("*/*.json"), key=natural_order):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        by_paper.setdefault(file.parent.name, []).append(record)
+    papers = sorted(
+        by_paper, key=lambda key: (list(PAPERS).index(key) if key in PAPERS else 99, key)
+    )
+    parts = [HEAD, summary({key: by_paper[key] for key in papers})]
+    for key in papers:
+        parts.append(f"## {PAPERS.get(key, key)}\n")
+        parts += [section(record) for record in by_paper[key]]
+    return "\n".join(parts)
+
+
+def natural_order(file: Path) -> tuple[str, list[tuple[int, str]]]:
+    """By folder, then figure 2 before figure 10."""
+    words = re.findall(r"\d+|\D+", file.stem)
+    return file.parent.name, [(int(w), "") if w.isdigit() else (-1, w) for w in words]
+
+
+def summary(by_paper: dict[str, list[Record]]) -> str:
+    """One row a paper: how many figures and claims, and what became of these."""
+    rows = [["paper", "figures", "claims", *VERDICTS], ["---"] * (3 + len(VERDICTS))]
+    for key, records in by_paper.items():
+        count = counted(records)
+        row = [f"[{key}](#{anchor(PAPERS.get(key, key))})", len(records), count.total()]
+        rows.append([*map(str, row), *(str(count[verdict]) for verdict in VERDICTS)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def counted(records: list[Record]) -> Counter[str]:
+    """Claims by verdict."""
+    return Counter(claim["verdict"] for record in records for claim in record["claims"])
+
+
+def section(record: Record) -> str:
+    """One figure: picture, claims with verdicts, command, time."""
+    name, count = record["name"], counted([record])
+    detail = f"{name}.md" if (RESULTS / f"{name}.md").is_file() else f"{name}.svg"
+    verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
+    scale = f"{record['scale'].capitalize()} scale, {duration(record['seconds'])}"
+    lines = [
+        f"### {name}\n",
+        f"[![Figure of {name}]({name}.svg)]({detail})\n",
+        f"{scale}; {verdicts or 'no claim is judged by it'}.\n",
+        f"```bash\n{record['command']}\n```\n",
+    ]
+    return "\n".join([*lines, *claims_of(record)])
+
+
+def claims_of(record: Record) -> Iterator[str]:
+    """What the paper says and what was seen, as a table."""
+    if not record["claims"]:
+        return
+    yield "| the paper says | here | verdict |\n| --- | --- | --- |"
+    for claim in record["claims"]:
+        yield f"| {cell(claim['text'])} | {cell(claim['measured'])} | {claim['verdict']} |"
+    yield ""
+
+
+def cell(text: str) -> str:
+    """A text that fits into a Markdown table."""
+    return re.sub(r"([|<*_`\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def anchor(title: str) -> str:
+    """The anchor that mkdocs gives to a title."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+
+
+def main() -> int:
+    """Write the page, or say whether it is up to date."""
+    target, text = RESULTS / "index.md", page()
+    if "--check" not in sys.argv[1:]:
+        target.write_text(text, encoding="utf-8")
+        return 0
+    if target.is_file() and target.read_text(encoding="utf-8") == text:
+        return 0
+    print("docs/results/index.md is not up to date; run: python docs/gallery.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

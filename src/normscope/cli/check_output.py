@@ -1,0 +1,71 @@
+"""What ``normscope check`` prints: one row a statement, and how many are false."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from normscope.cli.output import Row, print_json, print_table
+
+if TYPE_CHECKING:
+    from normscope.theorems import Unchecked, Verdict
+
+__all__ = ["Found", "print_verdicts"]
+
+Found = list[tuple[str, "Verdict | Unchecked"]]
+
+
+def print_verdicts(found: Found, form: str, as_json: bool) -> int:
+    """Print what was found.
+
+    Args:
+        found: verdicts, and what has none, each with what it was checked on.
+        form: of the statements.
+        as_json: strict JSON instead of a table.
+
+    Returns:
+        The number of rows that are false.
+    """
+    from normscope.theorems import Verdict
+
+    verdicts = [(subject, each) for subject, each in found if isinstance(each, Verdict)]
+    others = [(subject, each) for subject, each in found if not isinstance(each, Verdict)]
+    refuted = sum(verdict.refuted for _, verdict in verdicts)
+    if as_json:
+        rows = [{"subject": subject, **each.to_dict()} for subject, each in verdicts]
+        unchecked = [{"subject": subject, **each.to_dict()} for subject, each in others]
+        print_json({"form": form, "verdicts": rows, "refuted": refuted, "unchecked": unchecked})
+        return refuted
+    rows_of_others = [_unchecked_row(*each) for each in others]
+    print_table(f"Statements, {form} form", [_row(*each) for each in verdicts] + rows_of_others)
+    if form != "exact":
+        print("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
+    if any(verdict.unmet for _, verdict in verdicts):
+        print("unmet: cases outside the statement's premise, which do not count.")
+    for reason in dict.fromkeys(each.reason for _, each in others):
+        print(f"not checked: {reason}.")
+    held = "All that were checked hold." if others else "All hold."
+    print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
+    return refuted
+
+
+def _unchecked_row(subject: str, unchecked: Unchecked) -> Row:
+    unit = "" if unchecked.unit is None else f", unit {unchecked.unit}"
+    row: Row = dict.fromkeys(("statement", "kind", "on", "cases", "unmet", "fail", "slack"), "-")
+    return {**row, "statement": unchecked.label, "on": subject + unit, "verdict": "not checked"}
+
+
+def _row(subject: str, verdict: Verdict) -> Row:
+    single = verdict.cases == 1 and verdict.layer is not None
+    unit = ("total" if verdict.unit is None else f"unit {verdict.unit}") if single else None
+    vacuous = verdict.unmet == verdict.cases
+    answer = "false" if verdict.refuted else "not met" if vacuous else "holds"
+    return {
+        "statement": verdict.label,
+        "kind": {"identity": "=", "bound": "<="}[verdict.kind],
+        "on": subject if unit is None else f"{subject}, {unit}",
+        "cases": str(verdict.cases),
+        "unmet": str(verdict.unmet) if verdict.premise else "-",
+        "fail": str(verdict.failures),
+        "slack": "-" if vacuous else f"{verdict.slack:.1e}",
+        "verdict": answer,
+    }

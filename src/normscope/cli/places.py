@@ -1,0 +1,162 @@
+"""An object of the user's by its place, and what happens in the user's own code.
+
+A place is ``package.module:name`` or ``path/to/file.py:name``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from normscope.errors import InputError, NormscopeError
+from normscope.registry import unknown_name
+
+__all__ = ["blaming", "found_at", "is_place", "made_at"]
+
+T = TypeVar("T")
+
+
+def is_place(source: str, example: str) -> bool:
+    """Whether a text is a place and no registered name.
+
+    Args:
+        source: what was given.
+        example: name of a function as there might be one, for the error.
+
+    Returns:
+        True if it has a colon.
+
+    Raises:
+        InputError: if it names a file and nothing in it.
+
+    >>> is_place("vgg", "build"), is_place("my_model.py:build", "build")
+    (False, True)
+    """
+    if source.endswith(".py"):
+        raise InputError(
+            f"{source} names a file; say which function in it makes what is wanted, such as "
+            f"{source}:{example}."
+        )
+    return ":" in source
+
+
+def found_at(place: str) -> Any:
+    """The object at a place, which is imported.
+
+    Args:
+        place: ``package.module:name`` or ``path/to/file.py:name``; the working folder is searched
+            too.
+
+    Returns:
+        The object.
+
+    Raises:
+        InputError: if there is no such module or file, or its import fails.
+        UnknownNameError: if it has no such name.
+
+    >>> found_at("math:floor")(2.5)
+    2
+    """
+    home, _, name = place.rpartition(":")
+    if not home or not name:
+        raise InputError(f"expected package.module:name or path/to/file.py:name, got {place!r}.")
+    module = _from_file(Path(home)) if home.endswith(".py") else _from_path(home)
+    if not hasattr(module, name):
+        raise unknown_name(f"name in {home}", name, [n for n in vars(module) if n[0] != "_"])
+    return getattr(module, name)
+
+
+def made_at(place: str, seed: int) -> Any:
+    """What the factory at a place makes, or the object there if it is no factory.
+
+    Args:
+        place: as in `found_at`.
+        seed: torch's, set before the factory is called.
+
+    Returns:
+        The object.
+
+    Raises:
+        InputError: if the factory needs arguments, or fails.
+    """
+    import torch
+    from torch import nn
+
+    target = found_at(place)
+    if isinstance(target, nn.Module) or not callable(target):
+        return target
+    needed = _needed_arguments(target)
+    if needed:
+        raise InputError(
+            f"{place} must be callable without arguments, and needs {', '.join(needed)}; write a "
+            "function that calls it with them."
+        )
+    torch.manual_seed(seed)
+    return blaming(place, target)
+
+
+def _needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C tells nothing
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _from_path(name: str) -> ModuleType:
+    _search_first(Path.cwd())
+    return blaming(name, lambda: importlib.import_module(name))
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    name = f"normscope_source_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None  # a file that ends in .py always has one
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where pickle and dataclasses look for it
+    _search_first(path.resolve().parent)  # as when Python runs the file
+    loader = spec.loader
+    blaming(str(path), lambda: loader.exec_module(module))
+    return module
+
+
+def _search_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def blaming(place: str, call: Callable[[], T]) -> T:
+    """Call something of the user's; its error becomes ours, with the line it came from.
+
+    Args:
+        place: what is called, in the user's words.
+        call: calls it.
+
+    Returns:
+        What the call returns.
+
+    Raises:
+        InputError: if it raises anything that is not an error of normscope already.
+    """
+    try:
+        return call()
+    except NormscopeError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{place} failed with {type(error).__name__}: {error} "
+            f"({Path(where.filename).name}, line {where.lineno})."
+        ) from error

@@ -1,0 +1,89 @@
+"""``normscope report``: stores and results as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli.options import Json
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="STORE|RESULT ...",
+        help="Stores, files that run or sweep wrote, NetCDF files, or folders of them.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file.")]
+Title = Annotated[str | None, typer.Option(help="Of the page.", show_default="by its content")]
+
+_PAGES = (".html", ".htm")
+
+
+def report(
+    inputs: Inputs,
+    out: Out = Path("report.html"),
+    title: Title = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML file with the figures, claims, tables, settings and data of results.
+
+    It needs no network and no other file: open it in a browser, send it, print it.
+
+    Example: normscope report normscope-out phase.sqlite -o report.html
+    """
+    from normscope.cli.output import print_json, working
+    from normscope.errors import InputError
+    from normscope.report import report_of, write_report
+    from normscope.report.words import printable
+
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; name a file in it, such as {out / 'report.html'}.")
+    if out.suffix.lower() not in _PAGES:  # before a slip replaces a store or a figure
+        raise InputError(f"a report is an HTML file, got --out {out}; let its name end in .html.")
+    with working("report") as progress:
+        progress("reading")
+        found = report_of(inputs, title, _theory)
+        progress("writing")
+        path = write_report(found, out)
+    if as_json:
+        print_json(
+            {
+                "report": str(path),
+                "title": found.title,
+                "bytes": path.stat().st_size,
+                "findings": list(found.findings),
+                "sections": [each.title for each in found.sections],
+                "claims": [claim.to_dict() for each in found.sections for claim in each.claims],
+            }
+        )
+        return
+    for finding in found.findings:
+        print(printable(finding))
+    print(f"Report: {printable(str(path))} ({path.stat().st_size / 1000:.0f} kB)")
+
+
+def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> xr.DataArray | None:
+    """The critical learning rates beside a diagram; None where the training is not known whole."""
+    from normscope.report.sweep_command import TRAINED
+
+    if not {*settings, axis} >= TRAINED:  # it would be the theory of another training
+        return None
+    import xarray as xr
+
+    from normscope.errors import NormscopeError
+    from normscope.meanfield import CLOSURES
+    from normscope.sweeps.theory import critical_rates
+    from normscope.sweeps.training_cell import Training
+
+    try:
+        rates = critical_rates(Training.of(settings), axis, values)
+    except (NormscopeError, TypeError):  # records of another program may name anything
+        return None
+    return xr.DataArray(rates, dims=("closure", axis), coords={"closure": list(CLOSURES)})

@@ -1,0 +1,169 @@
+"""What ``normscope sweep`` does: a sweep, an estimate of it, or the search for the boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from normscope.sweeps import Unit, Work
+    from normscope.sweeps.diagram import Diagram
+
+__all__ = ["Request", "estimate_cost", "find_boundary", "run_sweep"]
+
+DIAGRAM = "phase_diagram"
+_BESIDE = (".nc", ".svg")  # what is written beside the store
+_ROUNDS = 7  # trainings of a search, where the theory is within a factor of two
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Args:
+        name: phase_diagram or an experiment.
+        given: values of settings, each a list.
+        scale: for the settings that are not given.
+        seeds: of every cell.
+        out: the store.
+        running: engine, workers, threads, address and max_attempts.
+        as_json: print strict JSON.
+
+    Raises:
+        InputError: if the store's name is that of a file beside it.
+    """
+
+    name: str
+    given: dict[str, list[Any]]
+    scale: str
+    seeds: list[int]
+    out: Path
+    running: dict[str, Any]
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.out.suffix.lower() in _BESIDE:
+            stored = self.out.with_suffix(".sqlite")
+            raise InputError(
+                f"{self.out} is the store, and numbers (.nc) and figure (.svg) go beside it; "
+                f"name it otherwise, such as {stored}."
+            )
+
+    def planned(self) -> tuple[Work, Sequence[Unit], Diagram | None]:
+        """The work, its units, and for a phase diagram the plan that they come from."""
+        if self.name == DIAGRAM:
+            from normscope.sweeps.defaults import swept
+            from normscope.sweeps.diagram import TRAININGS, Diagram
+
+            plan = Diagram(*swept(self.given, self.scale), self.seeds)
+            return TRAININGS, plan.units, plan
+        from normscope.experiments.swept import experiment_sweep
+
+        return *experiment_sweep(self.name, self.scale, self.given, self.seeds), None
+
+    def searched(self) -> tuple[list[float], dict[str, Any]]:
+        """The gammas of a search for the boundary, and the settings.
+
+        Raises:
+            InputError: if something else than gamma is to vary.
+        """
+        from normscope.sweeps.defaults import swept
+
+        if self.name != DIAGRAM:
+            raise InputError(f"--boundary belongs to phase_diagram, got {self.name!r}.")
+        if "learning_rate" in self.given:
+            raise InputError("--boundary searches for the learning rate; leave lr out of --set.")
+        axes, fixed = swept(self.given, self.scale)
+        for name in axes:
+            if name not in ("gamma", "learning_rate"):
+                raise InputError(
+                    f"--boundary varies gamma alone, got {len(axes[name])} values of {name}; run "
+                    "it once for each."
+                )
+        return axes["gamma"], fixed
+
+
+def run_sweep(request: Request) -> None:
+    """Compute the cells; numbers and figure of a diagram are renewed on the way."""
+    from normscope.cli.output import resumable, working
+    from normscope.cli.sweep_output import print_report
+    from normscope.cli.sweep_picture import Picture
+    from normscope.results import Store
+    from normscope.sweeps.engines import ENGINES
+    from normscope.sweeps.sweep import sweep
+
+    work, units, plan = request.planned()
+    ENGINES[request.running["engine"]]
+    files = {"store": str(request.out)}
+    out = request.out
+    with resumable(out), Store(out) as store, working(request.name) as progress:
+        picture = None if plan is None else Picture(plan, store, out, progress)
+        tell = progress if picture is None else picture.tell
+        report = sweep(work, units, store, progress=tell, **request.running)
+        if picture is not None:
+            files |= picture.write()
+    print_report(report, files, request.as_json)
+
+
+def estimate_cost(request: Request) -> None:
+    """Count the cells and estimate the time, nothing written."""
+    from normscope.cli.sweep_output import print_estimate
+    from normscope.results import Store
+    from normscope.sweeps.estimate import Estimate, estimate, open_cells
+
+    work, units, plan = request.planned()
+    running, out = request.running, request.out
+    store = Store(out, read_only=True) if out.is_file() else None
+    try:
+        if plan is not None:
+            found = estimate(work, units, store, running["workers"], running["threads"])
+        else:
+            left = len(open_cells(work, units, store))
+            found = Estimate(len(units), left, None, None, None)
+    finally:
+        if store is not None:
+            store.close()
+    print_estimate(found, out, request.as_json)
+
+
+def find_boundary(request: Request, dry_run: bool) -> None:
+    """Bisect for the critical learning rate, or only say what it would cost."""
+    from normscope.cli.output import resumable, working
+    from normscope.cli.sweep_output import print_boundary
+    from normscope.cli.sweep_picture import write_boundary
+    from normscope.sweeps.boundary import boundary
+    from normscope.sweeps.engines import ENGINES
+
+    gammas, settings = request.searched()
+    ENGINES[request.running["engine"]]
+    if dry_run:
+        _estimate_search(request, gammas, settings)
+        return
+    with resumable(request.out), working("boundary") as progress:
+        found = boundary(
+            gammas,
+            seeds=request.seeds,
+            store=request.out,
+            progress=progress,
+            **request.running,
+            **settings,
+        )
+    files = {"store": str(request.out), **write_boundary(found, request.out)}
+    print_boundary(found, files, request.as_json)
+
+
+def _estimate_search(request: Request, gammas: list[float], settings: dict[str, Any]) -> None:
+    from normscope.cli.sweep_output import print_search_estimate
+    from normscope.sweeps.boundary import SEARCH
+    from normscope.sweeps.diagram import Diagram
+    from normscope.sweeps.estimate import estimate
+
+    once = Diagram({"gamma": gammas, "learning_rate": [0.1]}, settings, request.seeds)
+    running = request.running
+    found = estimate(SEARCH, once.units, None, running["workers"], running["threads"])
+    print_search_estimate(found, _ROUNDS, request.as_json)

@@ -1,0 +1,138 @@
+"""Data that does not fit a model: torch's error becomes one sentence that names the layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from normscope.errors import MisfitError, NormscopeError
+
+__all__ = ["Fitting", "misfit"]
+
+# Parts of torch's messages about shapes; other errors of a forward pass are left alone.
+_SIGNS = re.compile(
+    r"shapes cannot be multiplied|size mismatch|the size of tensor|sizes of tensors must match"
+    r"|is invalid for input of size|expected input\b|expected number of channels|normalized_shape"
+    r"|\dD( \(\w+\))? input|running_mean should contain|kernel size can't be greater"
+    r"|output size is too small|target size|target batch_size|target \d+ is out of bounds"
+    r"|could not be broadcast|don't multiply up to the size",
+    re.IGNORECASE,
+)
+_SIZES = {"in_features": "features", "in_channels": "channels", "num_features": "channels"}
+
+
+class Fitting:
+    """A block that calls a model: its errors about shapes are raised again as `misfit` says them.
+
+    A class and no generator, because every step of a training passes through it.
+
+    Args:
+        model: the model.
+        batch: what it is called with.
+    """
+
+    __slots__ = ("_batch", "_model")
+
+    def __init__(self, model: nn.Module, batch: object) -> None:
+        self._model = model
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, RuntimeError | ValueError | IndexError):
+            return
+        if isinstance(error, NormscopeError):
+            return
+        if explained := misfit(error, self._model, self._batch):
+            raise explained from error
+
+
+def misfit(error: Exception, model: nn.Module, batch: object) -> MisfitError | None:
+    """What an error of a forward pass says of the data, if it is about shapes.
+
+    Args:
+        error: as torch raised it.
+        model: the model that was called; the layer that refused its input is told by its name.
+        batch: what was given: a tensor, or a tuple, list or dictionary of tensors.
+
+    Returns:
+        The error to raise from it, in one sentence; None if it is about something else.
+
+    Examples:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
+        >>> try:
+        ...     model(torch.zeros(5, 1, 2, 2))
+        ... except RuntimeError as error:
+        ...     print(misfit(error, model, torch.zeros(5, 1, 2, 2)))
+        the data does not fit the model: layer '1' (Linear) expects 3 features, got an input of \
+shape (5, 4), from a batch of shape (5, 1, 2, 2); give data of the shape the model was made for, \
+or make the model for this shape.
+    """
+    message = str(error).strip().partition("\n")[0].rstrip(".")
+    if not _SIGNS.search(message):
+        return None
+    name, layer, taken = _refusing(error.__traceback__, model)
+    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in _tensors(batch)) or "no tensor"
+    if layer is None:
+        return MisfitError(
+            f"the loss does not fit the model's output and the targets ({message}), for a batch of "
+            f"shape {shapes}; give the model as many outputs as the targets need."
+        )
+    place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__}"
+    return MisfitError(
+        f"the data does not fit the model: {place} {_expectation(layer, taken, message)}, from a "
+        f"batch of shape {shapes}; give data of the shape the model was made for, or make the "
+        "model for this shape."
+    )
+
+
+def _expectation(layer: nn.Module, taken: Tensor | None, message: str) -> str:
+    """What the layer wants and what it got; in torch's words where ours would say less."""
+    size = next((name for name in _SIZES if hasattr(layer, name)), None)
+    got = "" if taken is None else f", got an input of shape {tuple(taken.shape)}"
+    if size is None or taken is None or _fits(layer, size, taken):
+        return f"refuses its input ({message}){got}"
+    return f"expects {getattr(layer, size)} {_SIZES[size]}{got}"
+
+
+def _fits(layer: nn.Module, size: str, taken: Tensor) -> bool:
+    """Whether the size is right, so that something else is wrong."""
+    place = -1 if size == "in_features" else 1
+    return taken.dim() > 1 and taken.shape[place] == getattr(layer, size)
+
+
+def _refusing(
+    traceback: TracebackType | None, model: nn.Module
+) -> tuple[str, nn.Module | None, Tensor | None]:
+    """Name, module and input of the innermost module of the model that the error passed."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found: tuple[str, nn.Module | None, Tensor | None] = ("", None, None)
+    while traceback is not None:
+        frame = traceback.tb_frame
+        module = frame.f_locals.get("self")
+        if frame.f_code.co_name == "_wrapped_call_impl" and id(module) in names:
+            given = frame.f_locals.get("args") or ()
+            taken = next((part for part in given if isinstance(part, Tensor)), None)
+            found = names[id(module)], module, taken
+        traceback = traceback.tb_next
+    return found
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)

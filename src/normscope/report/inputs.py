@@ -1,0 +1,212 @@
+"""A report of files: stores, results of experiments, labelled numbers, folders of them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from normscope.errors import DataError, InputError, NormscopeError
+from normscope.report.dataset_section import dataset_section
+from normscope.report.diagram import Theory
+from normscope.report.document import Report, Section
+from normscope.report.drawing import inline_svg
+from normscope.report.findings import findings_of, summary_of
+from normscope.report.result_files import is_result_record, read_numbers, section_of_files
+from normscope.report.store_sections import store_sections
+
+__all__ = ["report_of"]
+
+_STORES = (".sqlite", ".sqlite3", ".db")
+_RESULT = (".json", ".svg", ".md", ".nc")  # of `Result.write`, side by side
+_SQLITE = b"SQLite format 3\x00"
+_TITLE = "normscope report"
+_NO_COMMAND = "There is no command: a NetCDF file does not say what wrote it."
+
+
+def report_of(
+    inputs: Iterable[str | os.PathLike[str]],
+    title: str | None = None,
+    theory: Theory | None = None,
+) -> Report:
+    """A report of stores, results and numbers.
+
+    Args:
+        inputs: paths of stores, of files that ``normscope run`` wrote, of NetCDF files, and of
+            folders that hold such.
+        title: of the page; None: that of its only result.
+        theory: gives the critical learning rates of a phase diagram.
+
+    Raises:
+        InputError: if there is nothing to report on.
+    """
+    chosen, passed_over = _chosen(inputs)
+    if not chosen:
+        raise InputError("a report needs a store or a result; name at least one.")
+    sections, unread = _read(chosen, theory)
+    if title is None:
+        title = sections[0].title if len(sections) == 1 else _TITLE
+    left = [*passed_over, *unread]
+    findings = findings_of(sections) + [f"Not in this report: {'; '.join(left)}."] * bool(left)
+    files = [path for source in chosen for path in source.files]
+    return Report(title, findings, sections, summary_of(sections), files)
+
+
+def _chosen(inputs: Iterable[str | os.PathLike[str]]) -> tuple[list[_Source], list[str]]:
+    """What to read, each file once, and in words what is passed over."""
+    chosen: dict[Path, _Source] = {}
+    passed_over: dict[Path, str] = {}
+    for each in inputs:
+        found, passed = _sources_of(Path(each))
+        passed_over |= passed
+        for source in found:
+            if not source.from_folder or source.path.resolve() not in chosen:
+                chosen[source.path.resolve()] = source
+    left = [words for path, words in passed_over.items() if path not in chosen]
+    return list(chosen.values()), left
+
+
+def _read(sources: Iterable[_Source], theory: Theory | None) -> tuple[list[Section], list[str]]:
+    """The sections, and what of a folder could not be read and why.
+
+    Raises:
+        NormscopeError: of a file that was named, or if there is nothing else.
+    """
+    sections: list[Section] = []
+    errors: dict[str, NormscopeError] = {}
+    for source in sources:
+        try:
+            sections += _sections(source, theory)
+        except NormscopeError as error:
+            if not source.from_folder:
+                raise
+            errors[source.path.name] = error
+    if not sections:
+        raise next(iter(errors.values()))
+    return sections, [f"{name} ({str(each).rstrip('.')})" for name, each in errors.items()]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A store, a record of a result, or numbers.
+
+    Args:
+        path: of the file.
+        from_folder: found in a folder and not named, so that it may be passed over.
+    """
+
+    path: Path
+    from_folder: bool = False
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that may be read for it."""
+        if self.path.suffix == ".json":
+            return [self.path.with_suffix(suffix) for suffix in _RESULT]
+        beside = [] if self.path.suffix == ".nc" else ["-wal", "-shm", "-lock"]
+        return [self.path, *(self.path.with_name(self.path.name + each) for each in beside)]
+
+
+def _sources_of(path: Path) -> tuple[list[_Source], dict[Path, str]]:
+    """What to read for one input: stores, records, numbers without a record; what is passed over.
+
+    Raises:
+        InputError: if it is not there or of another kind.
+    """
+    if not path.exists():
+        raise InputError(f"{path} is not there{_closest(path)}")
+    if path.is_dir():
+        return _sources_in(path)
+    if _is_store(path):
+        return [_Source(path)], {}
+    if path.suffix in _RESULT:
+        record = path.with_suffix(".json")
+        if path.suffix == ".nc" and not _is_record(record):
+            return [_Source(path)], {}
+        if record.is_file():
+            return [_Source(record)], {}
+        raise InputError(f"{path} has no {record.name} beside it, which normscope run writes.")
+    raise InputError(
+        f"{path} is of no kind that report reads: a store ({', '.join(_STORES)}), a file that "
+        f"normscope run wrote ({', '.join(_RESULT)}), or a folder of them."
+    )
+
+
+def _is_store(path: Path) -> bool:
+    if path.suffix in _STORES:
+        return True
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def _sources_in(folder: Path) -> tuple[list[_Source], dict[Path, str]]:
+    """Everything in a folder that can be reported on, figure 2 before figure 10."""
+    found = sorted((path for path in folder.rglob("*") if _is_open(path, folder)), key=_natural)
+    records = [path for path in found if path.suffix == ".json" and _is_record(path)]
+    stores = [path for path in found if path.suffix in _STORES and path.stat().st_size]
+    results = {path.with_suffix("") for path in records}
+    swept = {path.with_suffix(""): path.name for path in stores}
+    alone = [p for p in found if p.suffix == ".nc" and p.with_suffix("") not in results]
+    numbers = [path for path in alone if path.with_suffix("") not in swept]
+    left = {
+        path.resolve(): f"{path.name} (a sweep writes it from {swept[path.with_suffix('')]})"
+        for path in alone
+        if path not in numbers
+    }
+    if not (records or stores or numbers):
+        raise InputError(
+            f"{folder} holds no result and no store; normscope run and sweep write such."
+        )
+    return [_Source(path, True) for path in (*records, *numbers, *stores)], left
+
+
+def _is_open(path: Path, folder: Path) -> bool:
+    """Whether it is a file that is there and not hidden, as those are that are being written."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return not hidden and path.is_file()
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    parts = re.split(r"(\d+)", str(path))
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        return is_result_record(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _closest(path: Path) -> str:
+    """The name in the same folder that was probably meant."""
+    if not path.parent.is_dir():
+        return f", nor is the folder {path.parent}."
+    names = [each.name for each in path.parent.iterdir()]
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "."
+
+
+def _sections(source: _Source, theory: Theory | None) -> list[Section]:
+    path = source.path
+    try:
+        if path.suffix == ".json":
+            section = section_of_files(path)
+            for picture in section.pictures if source.from_folder else ():
+                inline_svg(picture.svg, picture.text, "p")  # a broken one is found in time
+            return [section]
+        if path.suffix == ".nc":
+            numbers = read_numbers(path)
+            return [dataset_section(numbers, path.name, stem=path.stem, command_note=_NO_COMMAND)]
+    except DataError as error:
+        if str(path.with_suffix("")) in str(error):
+            raise
+        raise DataError(f"{path}: {error}") from error
+    return store_sections(path, theory)

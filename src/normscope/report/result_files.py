@@ -1,0 +1,154 @@
+"""What ``normscope run`` gave, as a section: from the run itself or from its files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normscope.errors import DataError, InputError
+from normscope.report.dataset_section import variables_table
+from normscope.report.document import Download, Picture, Section
+from normscope.report.downloads import dataset_downloads
+from normscope.report.words import claims_sentence
+from normscope.results import Claim
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["is_result_record", "read_numbers", "result_section", "section_of_files"]
+
+_KEYS = ("name", "scale", "command", "settings", "seconds", "versions", "claims")
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "name": str,
+    "scale": str,
+    "command": str,
+    "settings": dict,
+    "seconds": (int, float),
+    "versions": dict,
+    "claims": list,
+}
+QUICK = "The quick scale shows that everything runs; the paper is judged at scale small or paper."
+
+
+def result_section(
+    record: Mapping[str, Any], svg: str | None = None, dataset: xr.Dataset | None = None
+) -> Section:
+    """A run of an experiment as a section.
+
+    Args:
+        record: as ``Result.to_dict`` gives it.
+        svg: the figure.
+        dataset: the numbers.
+
+    Raises:
+        DataError: if the record is not such.
+    """
+    if not is_result_record(record):
+        raise DataError("the record is not one of normscope run; run the experiment anew.")
+    claims = tuple(_claim(each) for each in record["claims"])
+    name, scale = record["name"], record["scale"]
+    label = record.get("label")
+    words = claims_sentence(claims) if claims else "No claim is judged by this experiment."
+    quick = [QUICK] if scale == "quick" else []
+    return Section(
+        title=f"{label} ({name})" if label else name,
+        paragraphs=[f"{name} at {scale} scale. {words}", *quick],
+        pictures=[] if svg is None else [_picture(svg, name, scale, claims)],
+        tables=[] if dataset is None else [variables_table(dataset)],
+        claims=claims,
+        settings={"scale": scale, **record["settings"]},
+        versions={key: str(value) for key, value in record["versions"].items()},
+        command=record["command"],
+        seconds=_seconds(record["seconds"]),
+        downloads=_downloads(name, record["command"], dataset),
+    )
+
+
+def section_of_files(path: Path) -> Section:
+    """The files of a run, side by side, as a section.
+
+    Args:
+        path: of the .json among them.
+
+    Raises:
+        InputError: if it is no result.
+        DataError: if it cannot be read.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON ({error}); write it anew.") from error
+    if not is_result_record(record):
+        raise InputError(
+            f"{path} is no result of normscope run, which has {', '.join(_KEYS)}; name another."
+        )
+    svg, numbers = path.with_suffix(".svg"), path.with_suffix(".nc")
+    try:
+        drawn = svg.read_text(encoding="utf-8") if svg.is_file() else None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{svg} cannot be read ({error}); run the experiment anew.") from error
+    return result_section(record, drawn, read_numbers(numbers) if numbers.is_file() else None)
+
+
+def is_result_record(record: object) -> bool:
+    """Whether a value is what ``Result.to_dict`` gives."""
+    return isinstance(record, Mapping) and all(
+        isinstance(record.get(key), kind) for key, kind in _KINDS.items()
+    )
+
+
+def read_numbers(path: Path) -> xr.Dataset:
+    """The dataset of a NetCDF file, all of it in memory.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    import xarray as xr
+
+    try:
+        with xr.open_dataset(path, engine="scipy") as opened:
+            return opened.load()
+    except Exception as error:  # whatever the reader stumbles over in a broken file
+        raise DataError(
+            f"{path} cannot be read as NetCDF 3 ({' '.join(str(error).split())[:160]}); write it "
+            "anew by normscope, or by xarray with engine='scipy'."
+        ) from error
+
+
+def _seconds(value: float) -> float | None:
+    """The time it took; None if that is no finite number."""
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError as error:  # JSON's whole numbers have no end
+        raise DataError("the seconds of the record are beyond any clock; run it anew.") from error
+
+
+def _claim(values: object) -> Claim:
+    if isinstance(values, Mapping):
+        texts = [values.get(key) for key in ("text", "source", "measured")]
+        holds = values.get("holds")
+        if all(isinstance(text, str) for text in texts) and (
+            holds is None or isinstance(holds, bool)
+        ):
+            return Claim(str(texts[0]), str(texts[1]), str(texts[2]), holds)
+    raise DataError(f"a claim has text, source, measured and holds, got {str(values)[:80]!r}.")
+
+
+def _picture(svg: str, name: str, scale: str, claims: tuple[Claim, ...]) -> Picture:
+    verdicts = " ".join(f"{each.verdict.capitalize()}: {each.text}." for each in claims)
+    text = f"The figure of {name} at {scale} scale. {verdicts}"
+    return Picture(svg, text, f"{name} at {scale} scale, in the layout of the paper.")
+
+
+def _downloads(name: str, command: str, dataset: xr.Dataset | None) -> tuple[Download, ...]:
+    stem = name.replace("/", "_")
+    if dataset is not None:
+        return dataset_downloads(dataset, stem)
+    reason = f"not in this page, since it was not beside the result; {command} gives it."
+    return (Download(f"{stem}.nc", "application/netcdf", b"", reason),)

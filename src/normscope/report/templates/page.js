@@ -1,0 +1,107 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const KEY = "normscope-theme";
+
+  const remembered = () => {
+    try { return localStorage.getItem(KEY); } catch { return null; }
+  };
+  const remember = (theme) => {
+    try { localStorage.setItem(KEY, theme); } catch { /* a page from disk may not keep anything */ }
+  };
+  const theme = () => root.dataset.theme ?? (system.matches ? "dark" : "light");
+
+  // Before the page is drawn, so that it does not flash in the other theme.
+  if (["light", "dark"].includes(remembered())) root.dataset.theme = remembered();
+
+  const startTheme = (button) => {
+    const label = () => { button.textContent = theme() === "dark" ? "Light theme" : "Dark theme"; };
+    button.addEventListener("click", () => {
+      root.dataset.theme = theme() === "dark" ? "light" : "dark";
+      remember(root.dataset.theme);
+      label();
+    });
+    system.addEventListener("change", label);
+    button.hidden = false;
+    label();
+  };
+
+  const valueOf = (cell) => {
+    if (cell === undefined || "missing" in cell.dataset) return null;
+    return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent.trim();
+  };
+  const words = new Intl.Collator(undefined, { numeric: true, sensitivity: "base" });
+  const compare = (a, b) => {
+    if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+    if (typeof a === "string") return words.compare(a, b);
+    return a < b ? -1 : a > b ? 1 : 0;
+  };
+
+  const sort = (table, column, sign) => {
+    const body = table.tBodies[0];
+    const rows = [...body.rows].map((row) => [valueOf(row.cells[column]), row]);
+    rows.sort(([a], [b]) => {
+      if (a === null || b === null) return (a === null) - (b === null); // last in both directions
+      return sign * compare(a, b);
+    });
+    body.append(...rows.map(([, row]) => row));
+  };
+
+  const startTable = (table) => {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const descending = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((each) => each.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+        sort(table, column, descending ? -1 : 1);
+      });
+    });
+  };
+
+  const copied = async (source) => {
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      return true;
+    } catch { // not allowed for a page from disk in some browsers: select it instead
+      getSelection().selectAllChildren(source);
+      return document.execCommand("copy");
+    }
+  };
+  const startCopy = (button) => {
+    const source = document.getElementById(button.dataset.copies);
+    button.setAttribute("aria-live", "polite");
+    button.hidden = false;
+    const name = button.getAttribute("aria-label");
+    const tell = (text, label) => {
+      button.textContent = text;
+      button.setAttribute("aria-label", label);
+    };
+    button.addEventListener("click", async () => {
+      const text = (await copied(source)) ? "Copied" : "Selected";
+      tell(text, text);
+      setTimeout(() => tell("Copy", name), 2000);
+    });
+  };
+
+  // What scrolls inside the page can be reached and moved by the keyboard.
+  const reachable = () => {
+    for (const box of document.querySelectorAll(".scroll")) {
+      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+      if (scrolls) box.tabIndex = 0; else box.removeAttribute("tabindex");
+    }
+  };
+
+  addEventListener("DOMContentLoaded", () => {
+    startTheme(document.getElementById("theme"));
+    document.querySelectorAll("table.sortable").forEach(startTable);
+    document.querySelectorAll("button.copy").forEach(startCopy);
+    reachable();
+    addEventListener("resize", reachable);
+  });
+})();

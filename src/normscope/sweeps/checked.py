@@ -1,0 +1,128 @@
+"""Settings of trainings, refused in one sentence before anything is computed or stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from numbers import Integral, Real
+from typing import Any
+
+from normscope.curvature.problem import Problem
+from normscope.errors import InputError, NormscopeError
+from normscope.sweeps.training_cell import Training
+from normscope.training import sgd
+from normscope.training.loop import Loop
+
+__all__ = ["check_buildable", "check_settings", "checked_axes", "value_list"]
+
+ABOVE_ZERO = ("gamma", "learning_rate", "epochs")
+NUMBERS = (*ABOVE_ZERO, "momentum", "weight_decay", "divergence_factor")
+COUNTS = ("batch_size", "samples", "test_samples")
+TEXTS = ("model", "data", "loss", "norm")
+SCALED = ("gamma", "learning_rate")  # do not decide whether a network can be built
+
+
+def checked_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The values of the settings that vary; numbers are floats where the setting is one.
+
+    Args:
+        axes: the values by name.
+
+    Returns:
+        The same, so that 1 and 1.0 are one value and one cell.
+    """
+    return {name: [_checked(name, each) for each in values] for name, values in axes.items()}
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that are of the wrong kind, each by itself."""
+    for name, value in settings.items():
+        _checked(name, value)
+
+
+def check_buildable(
+    axes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any], seed: int
+) -> None:
+    """Refuse combinations of settings of which no training can be made.
+
+    Args:
+        axes: the values of the settings that vary, checked.
+        settings: the others.
+        seed: of the weights.
+
+    Raises:
+        InputError: if something other than an error of normscope stops it.
+    """
+    others = {name: values for name, values in axes.items() if name not in SCALED}
+    first = {name: values[0] for name, values in axes.items()}
+    for values in product(*others.values()):
+        training = Training.of({**settings, **first, **dict(zip(others, values, strict=True))})
+        try:
+            _build(training, seed)
+        except NormscopeError:
+            raise
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            text = str(error).partition("\n")[0]
+            raise InputError(
+                f"no {training.model} can be made of these settings "
+                f"({type(error).__name__}: {text}); check the model's options."
+            ) from error
+
+
+def value_list(name: str, values: Any) -> list[Any]:
+    """Several values as a list.
+
+    Raises:
+        InputError: if it is one value, or a text.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{name} needs values in a list, got {values!r}.")
+    return list(values)
+
+
+def _build(training: Training, seed: int) -> None:
+    """All that a training needs, up to its first step."""
+    network, data = training.network(seed), training.data_set
+    problem = Problem(network, training.loss, tuple(data.train))
+    optimizer = sgd(training.learning_rate, training.momentum, weight_decay=training.weight_decay)
+    _ = training.steps
+    Loop(problem, optimizer, training.batch_size, seed, True, training.divergence_factor)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name == "seed":
+        raise InputError("the seeds of a sweep are given by seeds (--seeds), not as a setting.")
+    if name in NUMBERS:
+        return _number(name, value)
+    if name in COUNTS:
+        optional = name != "batch_size"
+        if not (optional and value is None) and not _is(value, Integral):
+            raise InputError(f"{name} must be a whole number, got {value!r}.")
+    if name == "every_epoch" and not isinstance(value, bool):
+        raise InputError(f"every_epoch must be True or False, got {value!r}.")
+    if name in TEXTS:
+        _check_text(name, value)
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if not _is(value, Real) or not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, got {value!r}.")
+    if name in ABOVE_ZERO and not value > 0:
+        raise InputError(f"{name} must be above 0, got {value!r}.")
+    return float(value)
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise InputError(f"{name} must be a name, got {value!r}.")
+    if ":" in value or value.endswith(".py"):
+        raise InputError(
+            f"{name} must be a registered name in a sweep, whose workers make it anew for every "
+            f"cell, got {value!r}; normscope lr and normscope compare take your own."
+        )

@@ -1,0 +1,121 @@
+"""Every help text: an example that parses, and the same words for the same options."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from tests.references.command_line import parse
+
+from normscope.cli.main import app, main
+
+COMMAND = typer.main.get_command(app)
+LEAVES = sorted(
+    [[name] for name, each in COMMAND.commands.items() if not hasattr(each, "commands")]
+    + [["data", name] for name in COMMAND.commands["data"].commands]
+)
+GROUPS = [[], ["data"]]
+
+
+def named(path):
+    return " ".join(path) or "normscope"
+
+
+def help_of(path, capsys, monkeypatch, columns="80"):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main([*path, "--help"]) == 0
+    return capsys.readouterr().out
+
+
+def command_at(path):
+    command = COMMAND
+    for name in path:
+        command = command.commands[name]
+    return command
+
+
+@pytest.mark.parametrize("path", [*GROUPS, *LEAVES], ids=named)
+def test_example_stands_on_one_line_and_parses(path, capsys, monkeypatch):
+    text = help_of(path, capsys, monkeypatch, columns="60")
+    (example,) = re.findall(r"^ *Example: (normscope .*)$", text, re.MULTILINE)
+    arguments = shlex.split(example)[1:]
+    assert arguments[: len(path)] == path
+    context = parse(arguments)
+    assert named([*path]) in context.command_path
+
+
+QUICK = [["theory"], ["curvature"], ["list"], ["data", "list"]]
+
+
+@pytest.mark.parametrize("path", QUICK, ids=named)
+def test_example_runs_as_it_stands(path, capsys, monkeypatch, tmp_path):
+    """Those that take seconds; the others are tested with smaller settings of their own."""
+    text = help_of(path, capsys, monkeypatch)
+    (example,) = re.findall(r"^ *Example: (normscope .*)$", text, re.MULTILINE)
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[2] / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(shlex.split(example)[1:]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=named)
+def test_command_has_json_and_says_what_every_option_is(path):
+    command = command_at(path)
+    options = {name for each in command.params for name in each.opts}
+    assert "--json" in options
+    for each in command.params:
+        assert getattr(each, "help", None), f"{named(path)} {each.name}"
+        assert each.help.endswith("."), f"{named(path)} {each.name}"
+
+
+SHARED = ("--json", "--loss", "--norm", "--option", "--device", "--no-verify", "--data")
+OWN_WORDS = {
+    ("theory", "--data"),  # measures the inputs' moments only
+}
+
+
+@pytest.mark.parametrize("option", SHARED)
+def test_shared_option_has_the_same_words_everywhere(option):
+    found = {
+        each.help
+        for path in LEAVES
+        if (path[0], option) not in OWN_WORDS
+        for each in command_at(path).params
+        if option in each.opts
+    }
+    assert len(found) == 1, found
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=named)
+def test_output_is_named_the_same_everywhere(path):
+    for each in command_at(path).params:
+        if "--out" in each.opts:
+            assert "-o" in each.opts
+        if "--seed" in each.opts:
+            assert "seed" in each.help.lower()
+        if "--scale" in each.opts:
+            assert all(scale in each.help for scale in ("quick", "small", "paper"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [["curvature"], ["lr"], ["compare"], ["check"], ["theory"]],
+    ids=named,
+)
+def test_models_and_devices_are_offered_alike(path):
+    options = {name for each in command_at(path).params for name in each.opts}
+    assert {"--norm", "--option", "--seed"} - options <= (
+        {"--norm"} if path == ["compare"] else set()
+    )
+    assert "--device" in options or path == ["theory"]
+
+
+def test_first_help_names_every_command_with_one_line(capsys, monkeypatch):
+    text = help_of([], capsys, monkeypatch)
+    for name in COMMAND.commands:
+        assert re.search(rf"^  {name} +\S.*$", text, re.MULTILINE), name
+    assert "--install-completion" in text
+    assert "--show-completion" in text

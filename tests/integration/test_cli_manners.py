@@ -1,0 +1,146 @@
+"""Manners of every command: suggestions, colours, pipes, and Ctrl-C while a file is written."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from normscope.cli.main import main
+
+NET = ["fully_connected", "--data", "digits", "--option", "width=6"]
+SWEEP = ["--set", "gamma=0.5,1", "--set", "lr=0.1,1", "--set", "width=5", "--set", "samples=256"]
+WRITING = {
+    "lr": ["lr", *NET, "--batch-size", "32", "--no-verify", "-o", "{}/figure.svg"],
+    "compare": [
+        *("compare", *NET, "--batch-size", "32", "--no-verify", "--steps", "3"),
+        *("--norms", "none,batch", "-o", "{}/figure.svg"),
+    ],
+    "curvature": ["curvature", *NET, "--batch-size", "32", "-o", "{}/figure.svg"],
+    "theory": ["theory", "fully_connected", "--option", "width=6", "-o", "{}/figure.svg"],
+    "run": ["run", "kohler2018/ols", "--out", "{}"],
+    "sweep": ["sweep", "phase_diagram", *SWEEP, "--set", "epochs=1", "--out", "{}/figure.sqlite"],
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_interrupt_while_a_figure_is_written_leaves_the_old_one(
+    name, tmp_path, monkeypatch, capsys
+):
+    def interrupted(figure, path, **options):
+        Path(path).write_text("<half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", interrupted)
+    old = tmp_path / "figure.svg"
+    old.write_text("<old/>")
+    assert main([part.format(tmp_path) for part in WRITING[name]]) == 130
+    assert old.read_text() == "<old/>"
+    assert capsys.readouterr().out == ""
+    figures = [path for path in tmp_path.rglob("*") if path.suffix == ".svg"]
+    assert figures == [old]
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "figure4"], "did you mean 'santurkar2018/figure4' or 'wei2018/figure4'?"),
+        (["run", "Wei2018/figure1"], "did you mean 'wei2018/figure1'?"),
+        (["sweep", "figure12"], "did you mean 'santurkar2018/figure12'?"),
+        (["lr", "fully", "-d", "digits"], "did you mean 'fully_connected'?"),
+        (["list", "norm"], "did you mean 'norms'?"),
+        (["curvature", *NET, "--device", "cud"], "unknown device of this machine 'cud'"),
+        (["curvature", *NET, "--kind", "fischer"], "did you mean 'fisher'?"),
+        (["curvature", *NET, "--mode", "trian"], "did you mean 'train'?"),
+        (["theory", "fully_connected", "--closure", "trian"], "did you mean 'train'?"),
+        (["lr", *NET, "--jsno"], "--json"),
+        (["lrr"], "Did you mean"),
+    ],
+)
+def test_wrong_names_are_one_line_with_the_closest(arguments, message, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+PRINTING = """
+from normscope.cli.output import print_table, progress_over, working
+print_table("Title [bold]", [{"name": "[red]net", "value": 0.5}])
+with progress_over(3, "parts [x]") as begin:
+    begin("first")
+with working("cells") as tell:
+    tell("3 of 18 cells")
+"""
+
+
+def in_a_terminal(environment):
+    """What a program prints into a terminal, both streams."""
+    ours, theirs = pty.openpty()
+    terminal = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"} | environment
+    with subprocess.Popen(
+        [sys.executable, "-c", PRINTING], stdout=theirs, stderr=theirs, env=terminal
+    ):
+        os.close(theirs)
+        printed = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                printed += chunk
+        except OSError:  # the terminal is gone with the program
+            pass
+    os.close(ours)
+    return printed.decode()
+
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|4[0-7]|38;5|38;2|9[0-7])[;m]")
+
+
+def test_terminal_gets_colours_progress_and_time_left():
+    printed = in_a_terminal({})
+    assert COLOUR.search(printed)
+    assert "3 of 18 cells" in printed
+    assert "3/18" in printed
+    assert "0:00:0" in printed
+    assert "[red]net" in printed  # no markup: it is the user's name
+
+
+def test_no_color_is_obeyed():
+    printed = in_a_terminal({"NO_COLOR": "1"})
+    assert "[red]net" in printed
+    assert not COLOUR.search(printed)
+
+
+def test_piped_output_is_plain_and_progress_silent():
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True
+    )
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+    assert "[red]net" in done.stdout
+
+
+def test_device_of_this_machine_is_taken(capsys):
+    assert main(["curvature", *NET, "--batch-size", "32", "--device", "cpu"]) == 0
+    first = capsys.readouterr().out
+    assert main(["curvature", *NET, "--batch-size", "32"]) == 0
+    without_time = re.compile(r"[\d.]+ (m?s)\b")
+    again = capsys.readouterr().out
+    assert without_time.sub("", first) == without_time.sub("", again)
+
+
+def test_misfit_is_one_line(capsys, tmp_path):
+    source = tmp_path / "odd.py"
+    source.write_text(
+        "import torch\n"
+        "def build(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 10))\n"
+    )
+    for command in (["curvature"], ["lr"], ["compare"]):
+        assert main([*command, f"{source}:build", "--data", "digits"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert "layer '1' (Linear) expects 3 features, got an input of shape" in err

@@ -1,0 +1,313 @@
+"""A report as its reader meets it: in a real browser, opened from disk."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+from playwright.sync_api import sync_playwright
+
+from normscope.report import (
+    Report,
+    Section,
+    Table,
+    dataset_downloads,
+    picture_of,
+    write_report,
+)
+from normscope.results import Claim
+
+HOSTILE = "<script>alert(1)</script>"
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+DATASET = xr.Dataset({"loss": ("step", [2.0, 0.5])}, {"step": [0, 1]})
+PHONE = {"width": 375, "height": 812}
+
+
+def figure(width=10.0):
+    drawn = Figure(figsize=(width, 3))
+    axes = drawn.subplots()
+    axes.plot(np.arange(20), np.arange(20) ** 2, color="#440154", label="steep")
+    axes.imshow(np.arange(6.0).reshape(2, 3), extent=(0, 5, 0, 100), aspect="auto")
+    axes.legend()
+    return drawn
+
+
+def whole_report():
+    rows = [("b", 10, 0.5, True), ("A", 9, None, False), ("c", None, float("inf"), None)]
+    numbers = Table("Numbers", ("name", "count", "share", "good"), rows)
+    wide = Table("Wide", [f"column {n}" for n in range(20)], [range(20)] * 40)
+    claims = [
+        Claim("it holds", "a paper", "1.0 ± 0.1", True),
+        Claim("it fails", "a paper", "2.0", False),
+        Claim("nobody knows", "a paper", "-", None),
+    ]
+    section = Section(
+        "A sweep with a rather long name of the users own making: " + "x" * 60,
+        ["A paragraph."],
+        [picture_of(figure(), "A steep line."), picture_of(figure(4.0), "The same, small.")],
+        [wide],
+        claims,
+        {"learning_rate": 0.1, HOSTILE: HOSTILE, "path": "y" * 120},
+        {"torch": "2.13.0"},
+        "normscope run wei2018/figure1 --scale quick --set gammas=(0.5,1.0) " + "z" * 90,
+        3.0,
+        dataset_downloads(DATASET, "numbers"),
+    )
+    second = Section(HOSTILE, ["Another."], [picture_of(figure(), HOSTILE)], [numbers])
+    return Report("A report", ["It was seen.", HOSTILE], [section, second], numbers)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    assert path, (
+        "The tests of the report need a browser: install chromium "
+        "(Debian: apt-get install chromium)."
+    )
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    return write_report(whole_report(), path).as_uri()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """A function that opens the report; what the browser complained of and asked for is checked."""
+    complaints, requests, contexts = [], [], []
+
+    def open_page(**options):
+        context = browser.new_context(accept_downloads=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert {url for url in requests if not url.startswith("data:")} == {address}
+
+
+def column(page, table, number):
+    cells = page.locator(f"#{table} tbody tr td:nth-child({number})")
+    return cells.all_inner_texts()
+
+
+def heads(page, table):
+    return page.locator(f"#{table} thead th")
+
+
+def colour(page, what, property_="color"):
+    return page.eval_on_selector(what, f"e => getComputedStyle(e).{property_}")
+
+
+def test_opens_from_disk_with_its_findings_first(opened):
+    page = opened(viewport={"width": 1280, "height": 800})
+    assert page.title() == "A report"
+    assert page.locator("h1").all_inner_texts() == ["A report"]
+    for each in ("text=It was seen.", "#summary"):
+        assert page.locator(each).first.bounding_box()["y"] < 800
+
+
+def test_numbers_sort_as_numbers_with_missing_ones_last_both_ways(opened):
+    page = opened()
+    button = heads(page, "summary").nth(1).locator("button")
+    assert column(page, "summary", 2) == ["10", "9", "-"]
+    button.click()
+    assert column(page, "summary", 2) == ["9", "10", "-"]
+    assert heads(page, "summary").nth(1).get_attribute("aria-sort") == "ascending"
+    button.click()
+    assert column(page, "summary", 2) == ["10", "9", "-"]
+    assert heads(page, "summary").nth(1).get_attribute("aria-sort") == "descending"
+    assert heads(page, "summary").nth(0).get_attribute("aria-sort") is None
+
+
+def test_infinity_is_the_largest_and_words_ignore_case(opened):
+    page = opened()
+    heads(page, "summary").nth(2).locator("button").click()
+    assert column(page, "summary", 3) == ["0.5", "inf", "-"]
+    heads(page, "summary").nth(0).locator("button").click()
+    assert column(page, "summary", 1) == ["A", "b", "c"]
+
+
+def test_tables_sort_by_the_keyboard(opened):
+    page = opened()
+    heads(page, "claims-table").first.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heads(page, "claims-table").first.get_attribute("aria-sort") == "ascending"
+    assert column(page, "claims-table", 1) == ["not reproduced", "reproduced", "undecided"]
+    page.keyboard.press("Space")
+    assert column(page, "claims-table", 1) == ["undecided", "reproduced", "not reproduced"]
+
+
+def test_theme_follows_the_system_switches_and_is_remembered(opened):
+    page = opened(color_scheme="dark")
+    dark = colour(page, "body", "backgroundColor")
+    drawn = colour(page, "svg.drawing", "fill")
+    button = page.locator("#theme")
+    assert button.inner_text() == "Light theme"
+    button.click()
+    assert button.inner_text() == "Dark theme"
+    assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)" != dark
+    assert colour(page, "svg.drawing", "fill") != drawn
+    page.reload()
+    assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_lines_of_a_drawing_are_seen_in_both_themes(opened):
+    strokes = {}
+    for scheme in ("light", "dark"):
+        page = opened(color_scheme=scheme)
+        strokes[scheme] = page.eval_on_selector_all(
+            "svg.drawing path", "all => all.map(e => getComputedStyle(e).stroke)"
+        )
+    assert "rgb(68, 1, 84)" in strokes["light"]
+    assert "rgb(68, 1, 84)" not in strokes["dark"]
+    assert len(strokes["light"]) == len(strokes["dark"])
+
+
+def test_downloads_give_the_bytes(opened):
+    page = opened()
+    wanted = {each.name: each.content for each in dataset_downloads(DATASET, "numbers")}
+    for name, content in wanted.items():
+        with page.expect_download() as waiting:
+            page.locator(f'a[download="{name}"]').click()
+        assert waiting.value.suggested_filename == name
+        with pathlib.Path(waiting.value.path()).open("rb") as stream:
+            assert stream.read() == content
+
+
+def test_command_is_copied(opened):
+    page = opened()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("button.copy").click()
+    page.locator("button.copy", has_text="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == whole_report().sections[0].command
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone_does_not_scroll_sideways(opened, scheme):
+    page = opened(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    scrolling = page.eval_on_selector_all(
+        ".scroll", "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.tabIndex)"
+    )
+    assert scrolling  # the wide ones scroll inside, and the keyboard reaches them
+    assert set(scrolling) == {0}
+    smallest = page.eval_on_selector_all(
+        "p, li, td, th, dd, dt, figcaption, a",
+        "all => Math.min(...all.map(e => parseFloat(getComputedStyle(e).fontSize)))",
+    )
+    assert smallest >= 14
+
+
+def test_every_drawing_has_a_role_and_a_name(opened):
+    page = opened()
+    assert page.locator("svg").count() == page.locator("svg[role=img]").count() == 3
+    for each in ("A steep line.", "The same, small.", HOSTILE):
+        assert page.get_by_role("img", name=each, exact=True).count() == 1
+
+
+def test_hostile_names_show_as_text(opened):
+    page = opened()
+    assert page.locator("script").count() == 1
+    assert page.locator("h2", has_text=HOSTILE).count() == 1
+    assert page.locator("dt", has_text=HOSTILE).count() == 1
+
+
+CONTRASTS = """() => {
+  const channels = (text) => {
+    const canvas = document.createElement("canvas");
+    canvas.width = canvas.height = 1;
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.fillStyle = text;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const paper = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = channels(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255];
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest("script, style, svg")) continue;
+    const pair = [light(channels(getComputedStyle(element).color)), light(paper(element))];
+    const [low, high] = pair.sort((a, b) => a - b);
+    found.push([(high + 0.05) / (low + 0.05), walker.currentNode.data.trim().slice(0, 40)]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read_against_its_paper(opened, scheme):
+    found = opened(color_scheme=scheme).evaluate(CONTRASTS)
+    assert len(found) > 100
+    assert not [(ratio, text) for ratio, text in found if ratio < 4.5]
+
+
+def test_print_is_light_whole_and_without_buttons(opened, tmp_path):
+    page = opened(color_scheme="dark", viewport={"width": 800, "height": 1100})
+    page.emulate_media(media="print")
+    assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("#theme").is_visible()
+    assert not page.locator("button.copy").is_visible()
+    cut = page.eval_on_selector_all(
+        ".scroll", "all => all.filter(e => getComputedStyle(e).overflow !== 'visible').length"
+    )
+    assert cut == 0
+    assert "A report" in page.locator("h1").inner_text()
+    assert page.pdf(path=tmp_path / "report.pdf").startswith(b"%PDF")
+
+
+def test_focus_can_be_seen(opened):
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_page_reads_well_without_its_script(browser, address):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert page.locator("#summary").is_visible()
+    assert page.locator("button:visible").count() == 0  # none that would do nothing
+    context.close()
+
+
+def test_report_of_the_command_opens_too(browser, tmp_path):
+    path = tmp_path / "x.nc"
+    DATASET.to_netcdf(path, engine="scipy")
+    out = tmp_path / "report.html"
+    command = [sys.executable, "-m", "normscope", "report", str(path), "-o", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    page = browser.new_page()
+    page.goto(out.as_uri())
+    assert page.locator("h1").inner_text() == "x.nc"
+    page.close()

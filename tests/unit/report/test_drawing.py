@@ -1,0 +1,173 @@
+import re
+
+import pytest
+from matplotlib.figure import Figure
+from tests.references.html_outline import svg_tree
+
+from normscope.errors import DataError
+from normscope.report import picture_of
+from normscope.report.drawing import inline_svg
+
+HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+
+
+def cleaned(inside, head='viewBox="0 0 10 10"'):
+    return inline_svg(f"{HEAD}{head}>{inside}</svg>", "a drawing", "p1")
+
+
+def drawn():
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1, 2], [1, 3, 2], "o-", label="a line")
+    axes.imshow([[0.0, 1.0], [2.0, 3.0]])
+    axes.set_title("a < 1 & more")
+    axes.legend()
+    return picture_of(figure, "A line that rises and falls.")
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<script>alert(1)</script>",
+        '<g onload="alert(1)" onclick="alert(1)"><path d="M 0 0"/></g>',
+        '<a xlink:href="javascript:alert(1)"><path d="M 0 0"/></a>',
+        '<a href="https://example.org"><text>away</text></a>',
+        '<use xlink:href="https://example.org/x.svg#a"/>',
+        '<image href="https://example.org/x.png" width="1" height="1"/>',
+        '<image href="data:image/svg+xml;base64,PHN2Zy8+" width="1" height="1"/>',
+        '<image href="data:image/png;base64,iVBO&quot; onload=&quot;alert(1)" width="1"/>',
+        "<style>* { background: url(https://example.org/x) }</style>",
+        '<path style="fill: url(https://example.org/x)"/>',
+        '<path fill="url(https://example.org/x#a)" style="stroke:image-set(url(x) 1x)"/>',
+        '<path style="background-image: url(//example.org); -moz-binding: url(x)"/>',
+        r'<path style="fill: u\72l(https://example.org)"/>',
+        '<path style="fill: red/**/;stroke: expression(alert(1))"/>',
+        "<foreignObject><body xmlns='http://www.w3.org/1999/xhtml'><img src='x'/></body>"
+        "</foreignObject>",
+        '<animate attributeName="href" values="javascript:alert(1)"/>',
+        '<set attributeName="onload" to="alert(1)"/>',
+        '<filter id="f"><feImage href="https://example.org"/></filter><g filter="url(#f)"/>',
+        '<iframe xmlns="http://www.w3.org/1999/xhtml" src="https://example.org"/>',
+        "<!-- alert(1) example.org --><?xml-stylesheet href='https://example.org'?>",
+        "<metadata><x>alert(1)</x></metadata><title>alert(1)</title>",
+    ],
+)
+def test_hostile_drawing_is_harmless(inside):
+    found = cleaned(f'{inside}<path d="M 1 2 L 3 4"/>')
+    for word in ("alert", "example.org", "javascript", "url(", "onload", "expression", "svg+xml"):
+        assert word not in found
+    tags = {each.tag for each in svg_tree(found).iter()}
+    assert tags <= {"svg", "g", "path", "use", "image", "text"}
+    assert "M 1 2 L 3 4" in found  # what was harmless is there
+
+
+@pytest.mark.parametrize(
+    ("svg", "message"),
+    [
+        ('<!DOCTYPE svg [<!ENTITY a "ha">]><svg>&a;</svg>', "entities"),
+        ("<svg", "no SVG that can be read"),
+        ("<html xmlns='http://www.w3.org/1999/xhtml'/>", "begins by"),
+        (f"{HEAD}/>", "neither its size nor its view box"),
+        ("", "no SVG that can be read"),
+    ],
+)
+def test_what_is_no_plain_svg_is_refused(svg, message):
+    with pytest.raises(DataError, match=message):
+        inline_svg(svg, "text", "p")
+
+
+def test_drawing_is_an_image_with_a_text():
+    root = svg_tree(inline_svg(drawn().svg, 'what "it"\n shows <b>', "p1"))
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == 'what "it" shows <b>'
+    assert root.get("width") is None  # the page decides
+    assert root.get("viewBox") == "0 0 460.8 345.6"
+    assert "--natural:614px" in root.get("style")
+
+
+def test_same_figure_twice_shares_no_name_and_every_reference_leads_somewhere():
+    first, second = (inline_svg(drawn().svg, "text", prefix) for prefix in ("a", "b"))
+    names = []
+    for markup in (first, second):
+        ids = {each.get("id") for each in svg_tree(markup).iter()} - {None}
+        used = set(re.findall(r"url\(#([^)]+)\)", markup)) | set(
+            re.findall(r'href="#([^"]+)"', markup)
+        )
+        assert used
+        assert used == ids  # names that nothing refers to are gone
+        names.append(ids)
+    assert not names[0] & names[1]
+
+
+def test_figure_keeps_its_parts():
+    before = svg_tree(drawn().svg)
+    after = svg_tree(inline_svg(drawn().svg, "text", "p"))
+
+    def count(root, tag):
+        return sum(str(each.tag).endswith(tag) for each in root.iter())
+
+    for tag in ("path", "use", "image", "clipPath"):
+        assert count(after, tag) == count(before, tag) > 0
+
+
+def test_ink_and_paper_follow_the_theme():
+    found = inline_svg(drawn().svg, "text", "p")
+    assert "fill:var(--paper)" in found
+    assert "stroke:var(--ink)" in found
+    assert "#ffffff" not in found
+    assert "#000000" not in found
+    assert "stroke:#1f77b4" in found  # seen on both papers
+
+
+def test_coordinates_are_kept_to_a_hundredth():
+    found = cleaned('<path d="M 1.234567 -0.0004 L 1e-07 12.000001 Q 5.6789e-05 3 7 8.25"/>')
+    assert 'd="M 1.23 -0 L 1e-07 12 Q 0 3 7 8.25"' in found
+
+
+def test_look_of_a_style_wins_over_attributes():
+    found = cleaned('<path fill="#000000" stroke="none" style="fill: #ffffff"/>')
+    assert "fill:var(--paper)" in found
+    assert "var(--ink)" not in found
+
+
+def test_letters_inside_a_drawing_are_kept_and_escaped():
+    found = cleaned('<text x="1">a &lt; b<tspan>c</tspan> d</text>')
+    assert '<text x="1">a &lt; b<tspan>c</tspan> d</text>' in found
+
+
+def test_size_without_view_box_becomes_one():
+    root = svg_tree(cleaned("<g/>", head='width="30px" height="20"'))
+    assert root.get("viewBox") == "0 0 30 20"
+
+
+def grown(levels, tens):
+    """Parts that each use the one before ten times."""
+    parts = "".join(
+        f'<g id="a{level}">{tens.format(level - 1) * 10}</g>' for level in range(1, levels + 1)
+    )
+    return f'<defs><g id="a0"><path d="M 0 0"/></g>{parts}</defs><use href="#a{levels}"/>'
+
+
+@pytest.mark.parametrize("tens", ['<use href="#a{}"/>', '<path d="M 0 0" fill="url(#a{})"/>'])
+def test_drawing_that_grows_without_end_is_refused(tens):
+    with pytest.raises(DataError, match="more than 1000000 elements"):
+        cleaned(grown(8, tens))
+    assert "<use" in cleaned(grown(3, tens))
+
+
+def test_parts_that_use_themselves_do_not_hang():
+    cleaned('<g id="a"><use href="#b"/></g><g id="b"><use href="#a"/></g>')
+
+
+def test_deep_drawing_is_refused_in_a_sentence():
+    with pytest.raises(DataError, match="nested deeper than 200"):
+        cleaned("<g>" * 5000 + "</g>" * 5000)
+
+
+def test_size_that_is_no_number_leaves_the_view_box():
+    found = cleaned("", 'width="1.2.3" height="4" viewBox="0 0 30 40"')
+    assert "--natural:30px" in found
+    with pytest.raises(DataError, match="neither its size nor its view box"):
+        cleaned("", 'width="1.2.3" height="4"')
+    with pytest.raises(DataError, match="must be finite"):
+        cleaned("", 'viewBox="0 0 nan inf"')

@@ -1,0 +1,170 @@
+"""Every result shows itself in a notebook as a table, whatever its texts are."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from matplotlib.figure import Figure
+from tests.references.html_outline import outline
+from torch import nn
+
+import normscope as ns
+from normscope.experiments.result import Result
+from normscope.layers.convert import Change
+from normscope.learning_rate.comparison import MODES, Compared
+from normscope.learning_rate.onset import Trial
+from normscope.learning_rate.verification import Verification
+from normscope.probes.cost import ScopeCost
+from normscope.probes.probe import Cost
+from normscope.report.notebook import pairs_html, table_html
+from normscope.results import Claim, Store
+from normscope.sweeps.cells import Cell
+from normscope.sweeps.status import status
+from normscope.sweeps.work import Failure, Report
+from normscope.theorems.unchecked import Unchecked
+from normscope.theorems.verdict import Verdict, Verdicts
+from normscope.training import Evaluation
+from normscope.training.outcome import Outcome, Run
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def problem():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    return net, "squared_error", (torch.randn(16, 4), torch.randn(16, 3))
+
+
+def in_store(tmp_path):
+    store = Store(tmp_path / f"{HOSTILE.replace('/', '-')}.sqlite")
+    store.compute(HOSTILE, {HOSTILE: HOSTILE}, 0, lambda: xr.Dataset({"a": 1.0}))
+    return store
+
+
+def record(tmp_path):
+    with in_store(tmp_path) as store:
+        (found,) = store.select()
+    return found
+
+
+def sweep_status(tmp_path):
+    with in_store(tmp_path) as store:
+        path = store.path
+    (found,) = status(path)
+    return found
+
+
+def scope(measured):
+    net, loss, (x, y) = problem()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = ns.Scope(net, loss, optimizer, "economy", every=1)
+    for _ in range(measured):
+        found.step(x, y)
+        optimizer.step()
+    return found
+
+
+def experiment_result():
+    dataset = xr.Dataset({"a": 1.0})
+    claims = (Claim(HOSTILE, HOSTILE, HOSTILE, None),)
+    return Result(HOSTILE, "quick", dataset, claims, {}, {}, 1.0, lambda d: Figure())
+
+
+def least_squares():
+    points = np.random.default_rng(0).normal(size=(40, 3))
+    return ns.decoupled.ordinary_least_squares(points, points @ [1.0, 2.0, 3.0], steps=9)
+
+
+def rayleigh():
+    return ns.decoupled.rayleigh_ascent(np.diag([3.0, 1, 0]), np.eye(3), np.array([1, 0.3, 0.1]), 9)
+
+
+def advice():
+    return ns.max_learning_rate(*problem(), verify=False)
+
+
+VERIFICATION = Verification(
+    0.1, 0.2, (Trial(0.2, 0, True, 9, 3.0), Trial(0.1, 1, False, 9, 1.0)), 1
+)
+VERDICT = Verdict(HOSTILE, "bound", "printed", 2.0, 1.0, False, -0.5, layer=HOSTILE)
+
+# what makes each result, and a text that must be in its table
+RESULTS = {
+    "top eigenvalue": (lambda _: ns.curvature.top_eigenvalue(*problem()), "rel. residual"),
+    "trace": (lambda _: ns.curvature.trace(*problem()), "trace of the fisher"),
+    "batch sizes": (lambda _: ns.curvature.batch_size_effect(*problem(), [8, 16]), "eigenvalue"),
+    "prediction": (lambda _: ns.meanfield.predict(problem()[0], (4,)), "regime"),
+    "prediction over gamma": (
+        lambda _: ns.meanfield.predict(problem()[0], (4,), gamma=np.array([0.5, 1.0])),
+        "lower bound",
+    ),
+    "trace estimate": (lambda _: ns.curvature.trace(*problem()).estimate, "captured"),
+    "predicted onset": (lambda _: advice().prediction, "reason"),
+    "theory of the advice": (lambda _: advice().theory, "rate"),
+    "curvature of the advice": (lambda _: advice().curvature, "shares"),
+    "verification": (lambda _: VERIFICATION, "Stable up to 0.1, unstable from 0.2"),
+    "trial": (lambda _: VERIFICATION.trials[1], "unstable"),
+    "compared": (
+        lambda _: Compared(HOSTILE, advice(), dict.fromkeys(MODES), None, np.ones(3), False),
+        "loss after 3",
+    ),
+    "advice": (lambda _: ns.max_learning_rate(*problem(), verify=False), "recommended"),
+    "comparison": (
+        lambda _: ns.compare(*problem(), norms=["none", "batch"], verify=False, steps=3),
+        "loss after 3",
+    ),
+    "verdict": (lambda _: VERDICT, "FAILS"),
+    "verdicts": (lambda _: Verdicts([VERDICT], [Unchecked(HOSTILE, HOSTILE)]), "not checked"),
+    "least squares": (lambda _: least_squares(), "condition"),
+    "rayleigh": (lambda _: rayleigh(), "ratio"),
+    "experiment": (lambda _: experiment_result(), "undecided"),
+    "run": (lambda _: Run(Outcome.DIVERGED, np.array([1.0, 9.0]), 2, 0.5), "diverged"),
+    "run without steps": (lambda _: Run(Outcome.FINISHED, np.array([]), 0, 0.5), "finished"),
+    "evaluation": (lambda _: Evaluation(0.5, None), "accuracy"),
+    "claim": (lambda _: Claim(HOSTILE, HOSTILE, HOSTILE, True), "reproduced"),
+    "record": (record, "attempts"),
+    "store": (in_store, "finished"),
+    "status": (sweep_status, "cells"),
+    "sweep": (lambda _: Report(3, 1, 1, (Failure(Cell({}, 0), HOSTILE),), 1.0), "failures"),
+    "scope": (lambda _: scope(2), "ray_loss"),
+    "scope before its first step": (lambda _: scope(0), "No step was measured"),
+    "scope's cost": (lambda _: ScopeCost(1.0, 8.0, {HOSTILE: Cost(1.0, HOSTILE)}, 50), "passes"),
+    "conversion": (lambda _: Change(HOSTILE, "batch", "layer", (HOSTILE,)), "layer"),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_result_shows_itself_as_an_escaped_table(name, tmp_path):
+    make, text = RESULTS[name]
+    result = make(tmp_path)
+    found = outline(f"<div>{result._repr_html_()}</div>")
+    if isinstance(result, Store):
+        result.close()
+    assert len(found.named("table")) == 1
+    assert not found.named("script")
+    assert text in found.elements[0].text
+    widths = [len(row) for row in rows_of(result)]
+    assert len(set(widths)) <= 1
+
+
+def rows_of(result):
+    """The cells of each row of the table."""
+    page = result._repr_html_() if not isinstance(result, Store) else "<table></table>"
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    return [row.split("</td>")[:-1] for row in body.split("</tr>")[:-1]]
+
+
+def test_hostile_text_is_shown_as_text():
+    for html in (
+        table_html([{HOSTILE: HOSTILE}], HOSTILE, HOSTILE),
+        pairs_html({HOSTILE: HOSTILE}),
+    ):
+        found = outline(f"<div>{html}</div>")
+        assert not found.named("script")
+        assert HOSTILE in found.elements[0].text
+
+
+def test_missing_values_are_dashes_and_rows_may_lack_columns():
+    html = table_html([{"a": None, "b": float("nan")}, {"a": True}])
+    assert html.count("<td>-</td>") == 3
+    assert "<td>yes</td>" in html

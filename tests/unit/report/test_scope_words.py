@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import xarray as xr
+
+from normscope.report.scope_words import scope_table, scope_words
+
+
+def scope(loss, **variables):
+    steps = np.arange(len(loss)) * 10
+    return xr.Dataset(
+        {"loss": ("step", np.array(loss)), **variables},
+        {"step": steps, "distance": [0.5, 1.0]},
+        {"probes": "loss", "model": "net"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ([2.0, 1.0], "the loss went from 2 to 1."),
+        ([2.3, 5, 1e9, np.nan, np.inf], "went from 2.3 to 1e+09, then not finite from step 30."),
+        ([2.0, np.inf], "the loss was 2, then not finite from step 10."),
+        ([2.0, np.nan, 1.0], "went from 2 to 1, with 1 step in between not finite."),
+        ([np.nan, np.inf], "the loss was never finite."),
+    ],
+)
+def test_divergence_is_told(loss, words):
+    assert scope_words(scope(loss))[0].endswith(words)
+
+
+def test_table_has_the_last_value_and_counts_what_is_not_finite():
+    dataset = scope(
+        [2.0, 1e9, np.nan],
+        smooth=("step", [1.0, np.nan, np.nan]),
+        steep=("step", [1.0, 2.0, np.inf]),
+        rare=("step", [4.0, np.nan, 5.0]),
+    )
+    rows = {row[0]: row[2:] for row in scope_table(dataset).rows}
+    assert rows["loss"] == (2.0, "nan", 2.0, 1e9, 1)
+    assert rows["smooth"] == (1.0, "nan", 1.0, 1.0, 1)  # not measured at step 10, lost at step 20
+    assert rows["steep"] == (1.0, np.inf, 1.0, 2.0, 1)
+    assert rows["rare"] == (4.0, 5.0, 4.0, 5.0, 0)
+
+
+def test_rays_that_are_not_finite_are_counted():
+    rays = np.array([[1.0, 3.0], [1.0, np.inf], [2.0, np.nan], [np.nan, np.nan]])
+    found = scope_words(scope([1.0, 1.0, 1.0, 1.0], ray_loss=(("step", "distance"), rays)))
+    assert found[1] == (
+        "Along the gradient the loss varied by 2 in the median, 2 at most; at 2 of 3 steps it was "
+        "not finite there."
+    )
+    lost = scope_words(scope([1.0, np.nan], ray_loss=(("step", "distance"), rays[1:3])))
+    assert lost[1] == "Along the gradient, at 2 of 2 steps it was not finite there."
