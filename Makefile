@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.base ## Install, run the main job on embedded data (two minutes), write a report
+demo: $(VENV)/.base ## Install, run the main job on embedded data (a minute and a half), write a report
 	@$(BIN)/normscope demo --out normscope-out
 
 test: lint $(VENV)/.browser ## Install what the tests need, then lint and run every quick test

@@ -17,7 +17,7 @@ Scale = Annotated[
     str,
     typer.Option(
         metavar="SCALE",
-        help="quick (seconds), small (two minutes) or paper (wider nets, more seeds).",
+        help="quick (seconds), small (minutes) or paper (wider nets, more seeds).",
         autocompletion=completion_of(*SCALES),
     ),
 ]
@@ -117,6 +117,9 @@ def _print(result: Result, files: dict[str, str], as_json: bool) -> None:
         f"\nThe papers' claims: {judged.count(True)} reproduced, {judged.count(False)} not "
         f"reproduced, {judged.count(None)} undecided. {result.seconds:.0f} s."
     )
+    for claim in result.claims:
+        if claim.holds is False:
+            _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")
     typer.echo(f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}")
 
 

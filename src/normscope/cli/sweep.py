@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.options import Json
+from normscope.cli.options import FirstSeed, Json
 
 Name = Annotated[
     str,
     typer.Argument(metavar="NAME", help="phase_diagram, an experiment (see list), or status."),
 ]
 File = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="With status: the file of a sweep.")
+    Path | None, typer.Argument(metavar="FILE", help="With status: the file of a sweep.")
 ]
 Settings = Annotated[
     list[str] | None,
@@ -26,7 +26,6 @@ Settings = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Repetitions of every cell.")]
-FirstSeed = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="First of the seeds.")]
 Scale = Annotated[str, typer.Option(help="quick, small or paper, for settings not given.")]
 Out = Annotated[
     Path,
@@ -55,7 +54,7 @@ def sweep(
     file: File = None,
     settings: Settings = None,
     seeds: Seeds = 1,
-    seed: FirstSeed = 0,
+    seed: FirstSeed = None,
     scale: Scale = "quick",
     out: Out = Path("sweep.sqlite"),
     engine: EngineName = "local",
@@ -82,10 +81,14 @@ def sweep(
         raise InputError(f"only status takes a file here, got {file}; name the store with --out.")
     if figure is not None:
         raise InputError("--figure belongs to status; a sweep draws its figure beside --out.")
-    from normscope.cli.sweep_runs import Request, estimate_cost, find_boundary, run_sweep
+    from normscope.cli.sweep_runs import DIAGRAM, Request, estimate_cost, find_boundary, run_sweep
     from normscope.cli.values import named_lists
+    from normscope.experiments import EXPERIMENTS
+    from normscope.registry import unknown_name
     from normscope.sweeps.phase_diagram import seed_list
 
+    if name != DIAGRAM and name not in EXPERIMENTS:
+        raise unknown_name("sweep", name, [DIAGRAM, "status", *EXPERIMENTS])
     given = {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
     running = {
         "engine": engine,
@@ -94,7 +97,7 @@ def sweep(
         "address": address,
         "max_attempts": max_attempts,
     }
-    request = Request(name, given, scale, seed_list(seeds, seed), out, running, as_json)
+    request = Request(name, given, scale, seed_list(seeds, seed or 0), out, running, as_json)
     if boundary:
         find_boundary(request, dry_run)
     elif dry_run:

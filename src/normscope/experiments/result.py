@@ -153,8 +153,9 @@ class Result:
     def __str__(self) -> str:
         """The verdicts, one line each."""
         lines = [f"{self.name} at {self.scale} scale, {self.seconds:.1f} s"]
+        lines += [QUICK] if self.scale == "quick" else []
         lines += [f"  {each.verdict}: {each.text} ({each.measured})" for each in self.claims]
-        return "\n".join(lines + ([QUICK] if self.scale == "quick" else []))
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         names = ("verdict", "text", "measured")

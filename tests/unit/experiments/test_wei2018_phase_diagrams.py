@@ -193,7 +193,7 @@ def test_panel_holds_both_losses(panel):
 
 def test_panel_says_its_settings(panel):
     text = panel[0].figure()._supxlabel.get_text().replace("\n", " ")
-    for words in ("samples all", "batch_size 128", "epochs 1.0", "momentum 0.9", "1 seeds"):
+    for words in ("samples all", "batch_size 128", "epochs 1.0", "momentum 0.9", "1 seed"):
         assert words in text
 
 
