@@ -48,6 +48,7 @@ def test_unknown_scale_is_refused_before_anything_is_written(tmp_path, capsys):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_interrupted_demo_goes_on_and_its_json_is_json_alone(tmp_path, monkeypatch, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt

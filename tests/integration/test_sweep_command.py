@@ -153,7 +153,7 @@ def test_any_experiment_can_be_swept(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["phase_diagrm"], "unknown experiment 'phase_diagrm'"),
+        (["phase_diagrm"], "unknown sweep 'phase_diagrm'; did you mean 'phase_diagram'?"),
         (["status"], "status needs the file"),
         (["status", "nowhere.sqlite"], "there is no store"),
         (["phase_diagram", "file.sqlite"], "only status takes a file"),
@@ -205,6 +205,7 @@ sys.exit(main(["sweep", *sys.argv[2:]]))
 """
 
 
+@pytest.mark.slow
 def test_full_disk_is_told_and_the_finished_cells_are_kept(tmp_path, capsys):
     """A limit on the size of files stands for the full disk: the write fails alike."""
     out = tmp_path / "phase.sqlite"

@@ -53,6 +53,7 @@ def group_is_gone(number):
     return False
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_sweeps_leave_no_process_and_no_running_cell(tmp_path):
     path = tmp_path / "phase.sqlite"
     with started(path) as killed:

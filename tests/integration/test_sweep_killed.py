@@ -58,8 +58,8 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(1300)]
 @pytest.mark.parametrize(
     ("whom", "moments", "workers"),
     [
-        ("parent", 3, 2),
-        ("worker", 3, 2),
+        ("parent", 1, 2),
+        ("worker", 1, 2),
         pytest.param("parent", 20, 1, marks=LONG),
         pytest.param("parent", 20, 2, marks=LONG),
         pytest.param("worker", 20, 2, marks=LONG),

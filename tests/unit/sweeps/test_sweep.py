@@ -106,6 +106,7 @@ def test_wrong_arguments_are_refused():
             sweep(WORK, units([1]), store, address="here:1")
 
 
+@pytest.mark.slow
 def test_dead_worker_costs_an_attempt_and_the_sweep_goes_on(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
         report = sweep(WORK, units(range(6), deadly=1), store, workers=2, max_attempts=2)
@@ -171,6 +172,7 @@ print(*(f"{failure.cell.parameters['value']}: {failure.error}" for failure in re
 """
 
 
+@pytest.mark.slow
 def test_cell_that_kills_the_only_process_is_failed_by_the_next_sweep(tmp_path):
     path = tmp_path / "s.sqlite"
     command = [sys.executable, "-c", DEADLY, str(path)]
