@@ -81,14 +81,10 @@ def sweep(
         raise InputError(f"only status takes a file here, got {file}; name the store with --out.")
     if figure is not None:
         raise InputError("--figure belongs to status; a sweep draws its figure beside --out.")
-    from normscope.cli.sweep_runs import DIAGRAM, Request, estimate_cost, find_boundary, run_sweep
+    from normscope.cli.sweep_runs import Request, estimate_cost, find_boundary, run_sweep
     from normscope.cli.values import named_lists
-    from normscope.experiments import EXPERIMENTS
-    from normscope.registry import unknown_name
     from normscope.sweeps.phase_diagram import seed_list
 
-    if name != DIAGRAM and name not in EXPERIMENTS:
-        raise unknown_name("sweep", name, [DIAGRAM, "status", *EXPERIMENTS])
     given = {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
     running = {
         "engine": engine,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
+from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,7 @@ class Request:
         as_json: print strict JSON.
 
     Raises:
+        UnknownNameError: if the name is neither.
         InputError: if the store's name is that of a file beside it.
     """
 
@@ -47,6 +49,10 @@ class Request:
     as_json: bool
 
     def __post_init__(self) -> None:
+        from normscope.experiments import EXPERIMENTS
+
+        if self.name != DIAGRAM and self.name not in EXPERIMENTS:
+            raise unknown_name("sweep", self.name, [DIAGRAM, "status", *EXPERIMENTS])
         if self.out.suffix.lower() in _BESIDE:
             stored = self.out.with_suffix(".sqlite")
             raise InputError(
