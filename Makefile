@@ -7,10 +7,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real test-slow test-extras lint format docs bench figures clean
+.PHONY: help demo test test-real test-slow test-properties test-extras lint format docs bench figures clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.base ## Install, run the main job on embedded data (a minute and a half), write a report
 	@$(BIN)/normscope demo --out normscope-out
@@ -23,6 +23,9 @@ test-real: $(VENV)/.test ## Tests on the real MNIST and CIFAR-10 (NORMSCOPE_DATA
 
 test-slow: $(VENV)/.test ## Tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-properties: $(VENV)/.test ## Property tests on new random cases, other ones at every call
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=new tests/properties
 
 test-extras: $(VENV)/.test ## Install Ray, Dask, transformers, wandb and MLflow, and test with them
 	$(PIP) -e '.[test,ray,dask,transformers,wandb,mlflow]'

@@ -2,7 +2,15 @@
 
 import signal
 
+from hypothesis import settings
+
 # A suite started in the background inherits a Ctrl-C that is ignored, and so would every command
 # that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# One commit has one answer: `make test` draws the same cases every time, `make test-properties`
+# draws new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("new", derandomize=False)
+settings.load_profile("fixed")

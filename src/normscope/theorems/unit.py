@@ -158,7 +158,8 @@ class Units:
         front = self.gamma / (self.scale * self.batch_size)
         long = vector.norm(dim=-1)
         size = 2 * across.abs() * self.g.norm(dim=-1) + self.along.abs() * long
-        size = front.abs() * size * long / self.scale + pushed.norm(dim=-1) * curved.norm(dim=-1)
+        stretched = self.gamma.abs() * long / self.scale  # pushed, had nothing cancelled in it
+        size = front.abs() * size * long / self.scale + stretched * curved.norm(dim=-1)
         return inner(pushed, curved), -front * bent, size
 
     def curvature_matrix(self, hessian: Tensor) -> Tensor:

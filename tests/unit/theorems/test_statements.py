@@ -282,3 +282,16 @@ def test_lemma_with_the_start_behind_the_origin():
 def test_lemma_takes_weight_matrices():
     start, optimum = torch.randn(3, 4), torch.randn(3, 4)
     assert check("lemma_4_5", start=start, optimum=optimum).holds
+
+
+@pytest.mark.parametrize("seed", [406, 3246, 16522])
+def test_curvature_identity_where_nearly_all_of_a_direction_cancels(seed):
+    """Two samples and an eps of 1e-9: J leaves a billionth of d, and rounding is of d's size."""
+    generator = torch.Generator().manual_seed(seed)
+    y, g = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    root = 1e6 * torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    y = y + seed % 11 - 5
+    spread = float(y.std(correction=0))
+    others = {"gamma": 2.7 * spread, "eps": 1e-9 * spread**2}
+    found = check("theorem_4_2", y=y, g=1e-4 * g, H=root @ root.T, beta=0.0, bound=1.0, **others)
+    assert found.holds
