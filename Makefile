@@ -64,10 +64,11 @@ clean: ## Remove everything that the other targets made
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "normscope needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e .
+	@echo "Installing into $(VENV), about two minutes, once ..."
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python

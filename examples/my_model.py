@@ -2,6 +2,8 @@
 
     normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     normscope lr examples/my_model.py:build --data examples/my_model.py:samples --batch-size 128
+    normscope sweep phase_diagram --set model=examples/my_model.py:build \
+        --set data=examples/my_model.py:samples --set gamma=0.5,1,2 --set lr=1e-2:10:5:log
 
 A factory without arguments returns the model; a function without arguments returns the data, here
 one pair (inputs, targets) of all samples; a list of batches or a DataLoader serves as well.

@@ -23,11 +23,12 @@ def shown(tmp_path_factory):
 
 def test_demo_prints_a_row_for_each_norm_and_what_was_found(shown):
     done, folder = shown
-    assert done.stderr == ""  # a bar shows in a terminal only
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows if row[:1] in (["none"], ["batch"], ["layer"])] == [
-        *("none", "batch", "layer"),
-    ]
+    assert all(line.startswith("demo: ") for line in done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) > 1  # it is not silent in a log
+    names = ("no normalization", "BatchNorm", "LayerNorm")
+    rows = [line.strip() for line in done.stdout.splitlines()]
+    found = [name for row in rows for name in names if row.startswith(f"{name} ")]
+    assert found == [*names]
     assert "- The learning rate at which training breaks is largest" in done.stdout
     assert f"Report: {folder / 'report.html'}" in done.stdout
 
@@ -70,6 +71,6 @@ def test_interrupted_demo_goes_on_and_its_json_is_json_alone(tmp_path, monkeypat
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [row["normalization"] for row in found["norms"]][:2] == ["no normalization", "BatchNorm"]
     assert found["settings"]["seed"] == 3
-    assert len(found["findings"]) >= 7
+    assert 3 <= len(found["findings"]) <= 5  # what the first screen of the report says
     assert set(found["files"]) == {"report", "figure", "numbers"}
     assert {file.name for file in tmp_path.iterdir()} == {"demo.nc", "demo.svg", "report.html"}

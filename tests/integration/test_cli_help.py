@@ -71,7 +71,10 @@ def test_command_has_json_and_says_what_every_option_is(path):
         assert each.help.endswith("."), f"{named(path)} {each.name}"
 
 
-SHARED = ("--json", "--loss", "--norm", "--option", "--device", "--no-verify", "--data")
+SHARED = (
+    *("--json", "--loss", "--norm", "--option", "--device", "--no-verify", "--data"),
+    *("--batch-size", "--momentum"),
+)
 OWN_WORDS = {
     ("theory", "--data"),  # measures the inputs' moments only
 }

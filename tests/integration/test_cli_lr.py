@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -39,10 +40,43 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out.startswith("Learning rate for SGD, batch size 64\nrecommended")
     assert "not asked for" in out
+    assert re.search(r"^lambda_max .* measured: Gauss-Newton matrix of the loss", out, re.MULTILINE)
     monkeypatch.chdir(ROOT)
     places = ["examples.my_model:build", "--data", "examples.my_model:samples"]
     assert main(["lr", *places, *arguments]) == 0
-    assert capsys.readouterr().out == out
+    by_name, by_file = capsys.readouterr().out, out
+    assert by_name.partition("\nOf: ")[0] == by_file.partition("\nOf: ")[0]
+    assert "Of: examples.my_model:build with cross_entropy on examples.my_model:samples" in by_name
+
+
+def test_theory_is_said_to_be_of_another_matrix(capsys):
+    assert main(["lr", *SMALL, "--no-verify"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("by theory")]
+    numbers = (
+        r"([\d.]+) +lambda_max predicted ([\d.]+): ([\d.]+) of the Fisher matrix times ([\d.]+)"
+    )
+    rate, predicted, fisher, factor = map(float, re.search(numbers, row).groups())
+    assert rate == pytest.approx(2 / predicted, rel=0.01)
+    assert predicted == pytest.approx(fisher * factor, rel=0.01)
+    assert factor < 1
+
+
+def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
+    told = []
+
+    class Log:
+        def __enter__(self):
+            return told.append
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr("normscope.cli.output.progress", lambda label, total: Log())
+    options = ["--norms", "none,batch", "--steps", "2", "--no-verify", "--json"]
+    assert main(["compare", *SMALL, *options]) == 0
+    parts = list(dict.fromkeys(text.partition(", ")[0] for text in told))
+    assert parts == ["none (1 of 2)", "batch (2 of 2)"]
+    assert told[-1] == "batch (2 of 2), training at half the limit"
 
 
 def test_adam_is_said_to_be_an_estimate(capsys):
@@ -64,7 +98,11 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
     options = ["--norms", "none, batch", "--steps", "20", "--no-verify", "-o", str(figure)]
     assert main(["compare", *SMALL, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["norm", "none", "batch", "Figure:"]
+    assert [line.split()[0] for line in lines[:3]] == ["norm", "none", "batch"]
+    assert any(
+        line.startswith("λ: largest eigenvalue of the loss's Gauss-Newton") for line in lines
+    )
+    assert lines[-1] == f"Figure: {figure}"
     assert figure.exists()
     assert main(["compare", *SMALL, *options[:5], "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

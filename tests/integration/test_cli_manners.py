@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from normscope.cli.main import main
+from normscope.results import Store
 
 NET = ["fully_connected", "--data", "digits", "--option", "width=6"]
 SWEEP = ["--set", "gamma=0.5,1", "--set", "lr=0.1,1", "--set", "width=5", "--set", "samples=256"]
@@ -70,11 +71,11 @@ def test_wrong_names_are_one_line_with_the_closest(arguments, message, capsys):
 
 
 PRINTING = """
-from normscope.cli.output import print_table, progress_over, working
+from normscope.cli.output import print_table, progress
 print_table("Title [bold]", [{"name": "[red]net", "value": 0.5}])
-with progress_over(3, "parts [x]") as begin:
+with progress("parts [x]", 3) as begin:
     begin("first")
-with working("cells") as tell:
+with progress("cells") as tell:
     tell("3 of 18 cells")
 """
 
@@ -115,7 +116,7 @@ def test_no_color_is_obeyed():
     assert not COLOUR.search(printed)
 
 
-def test_piped_output_is_plain_and_progress_silent():
+def test_piped_output_is_plain_and_what_is_soon_over_silent():
     done = subprocess.run(
         [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True
     )
@@ -131,6 +132,60 @@ def test_device_of_this_machine_is_taken(capsys):
     without_time = re.compile(r"[\d.]+ (m?s)\b")
     again = capsys.readouterr().out
     assert without_time.sub("", first) == without_time.sub("", again)
+
+
+UNKNOWN = [
+    ["list"],
+    ["list", "model"],
+    ["run", "wei2018/figur2"],
+    ["sweep", "phase_diagam"],
+    ["lr", "fully_conected", "--data", "digits"],
+    ["lr", "vgg", "--data", "digit"],
+    ["lr", "vgg", "--data", "digits", "--optimizer", "adm"],
+    ["compare", "vgg", "--data", "digits", "--norms", "none,bach"],
+    ["curvature", "vgg", "--data", "digits", "--loss", "cross_entrpy"],
+    ["theory", "vgg", "--norm", "bach"],
+    ["check", "--model", "vg", "--data", "digits"],
+    ["data", "path", "mnst"],
+    ["lrr"],
+]
+
+
+def test_lists_and_wrong_names_do_not_wait_for_torch():
+    asking = (
+        "import sys; from normscope.cli.main import main; "
+        f"print([main(each) for each in {UNKNOWN!r}][1:]); "
+        "print({'torch', 'numpy', 'xarray', 'matplotlib', 'scipy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-2:] == [str([2] * (len(UNKNOWN) - 1)), "set()"]
+    assert done.stderr.count("normscope: ") == done.stderr.count("\n") == len(UNKNOWN) - 1
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["run", "wei2018/figure1"], ["sweep", "wei2018/figure1"]], ids=" ".join
+)
+def test_what_cannot_move_refuses_a_device(command, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--device", "meta"]) == 2
+    assert "unknown device of this machine 'meta'" in capsys.readouterr().err
+    monkeypatch.setattr("normscope.cli.devices.check_device", lambda device: None)
+    assert main([*command, "--device", "cuda"]) == 2
+    err = capsys.readouterr().err
+    assert f"{command[-1]} computes on the cpu alone and cannot be moved to cuda" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweep_moves_to_a_device(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", "phase_diagram", "--set", "gamma=1", "--set", "lr=0.1", "--out", "a.sqlite"]
+    assert main([*command, "--device", "meta"]) == 2
+    assert "unknown device of this machine 'meta'" in capsys.readouterr().err
+    monkeypatch.setattr("normscope.cli.devices.check_device", lambda device: None)
+    assert main([*command, "--device", "cpu:0"]) == 0  # another name of the one that is here
+    with Store(tmp_path / "a.sqlite") as store:
+        (record,) = store.select("phase_diagram")
+    assert record.parameters["device"] == "cpu:0"
 
 
 def test_misfit_is_one_line(capsys, tmp_path):

@@ -184,12 +184,12 @@ def test_report_is_read_beside_a_writer_and_survives_an_interrupt(
     with Store(folder / "phase.sqlite") as writer:
         keys = [writer.add("beside", {"number": number}, 0) for number in range(3)]
 
-        def looking(record):  # the writer goes on between two reads
+        def looking(store, record):  # the writer goes on between two reads
             if keys:
                 key = keys.pop()
                 writer.start(key)
                 writer.append(key, xr.Dataset({"loss": ("step", [2.0])}, {"step": [0]}))
-            return look(record)
+            return look(store, record)
 
         look = store_sections.look
         monkeypatch.setattr(store_sections, "look", looking)

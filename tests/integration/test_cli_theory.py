@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -112,6 +113,36 @@ def test_wrong_input_is_one_line_and_exit_code_two(capsys, arguments, said):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_text_says_what_the_numbers_are_for(capsys):
+    model = ["fully_connected", "--option", "width=100", "--data", "digits"]
+    assert main(["theory", *model]) == 0
+    out = capsys.readouterr().out
+    assert "Of: the Fisher matrix, which is the curvature of half the squared error" in out
+    assert "inputs of digits, weights alone" in out
+    assert "q_xy" not in out
+    assert "output²: mean square of an output" in out
+    assert re.search(r"^regime head \(the last layer decides\): ", out, re.MULTILINE)
+    (limit,) = re.findall(r"learning rates below ([\d.]+) by closure train", out)
+    assert f"normscope lr {model[0]} --data DATA" in out
+    assert main(["lr", *model, "--no-verify", "--json"]) == 0  # other batches of the same data
+    assert json.loads(capsys.readouterr().out)["by_theory"] == pytest.approx(float(limit), rel=0.05)
+
+
+def test_unknown_size_of_the_input_asks_for_the_option(capsys, tmp_path):
+    source = tmp_path / "convolution.py"
+    source.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))\n"
+    )
+    assert main(["theory", f"{source}:build"]) == 2
+    assert "give --input-shape, such as --input-shape 3,32,32, or --data" in capsys.readouterr().err
+    assert main(["theory", f"{source}:build", "--input-shape", "3,9,9"]) == 2
+    assert "input_shape" not in capsys.readouterr().err
+    assert main(["theory", f"{source}:build", "--input-shape", "3,8,8"]) == 0
+    assert "with 5 outputs" in capsys.readouterr().out
 
 
 def test_help_has_an_example(capsys):

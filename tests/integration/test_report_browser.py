@@ -11,6 +11,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 
+from normscope.experiments.tour import summary
+from normscope.experiments.tour.tour import NORMS
+from normscope.plots.names import name_of
 from normscope.report import (
     Report,
     Section,
@@ -122,8 +125,9 @@ def test_opens_from_disk_with_its_findings_first(opened):
     page = opened(viewport={"width": 1280, "height": 800})
     assert page.title() == "A report"
     assert page.locator("h1").all_inner_texts() == ["A report"]
-    for each in ("text=It was seen.", "#summary"):
+    for each in ("text=It was seen.", "#overview"):
         assert page.locator(each).first.bounding_box()["y"] < 800
+    assert page.locator("#summary").bounding_box()["y"] < 2 * 800
 
 
 def test_numbers_sort_as_numbers_with_missing_ones_last_both_ways(opened):
@@ -217,6 +221,22 @@ def test_phone_does_not_scroll_sideways(opened, scheme):
         "all => Math.min(...all.map(e => parseFloat(getComputedStyle(e).fontSize)))",
     )
     assert smallest >= 14
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_summary_of_the_demo_fits_a_screen_and_the_page_never_scrolls_sideways(
+    browser, tmp_path, width
+):
+    heads = list(summary.HEADS.values())
+    rows = [(name_of(norm), *[0.00123] * (len(heads) - 1)) for norm in NORMS]
+    table = Table("The demo", heads, rows, summary.LEGEND, 3)
+    report = Report("t", ["f"], [], table, overview=picture_of(figure(12.0), "Wide."))
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto(write_report(report, tmp_path / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    hidden = page.eval_on_selector("#summary", "e => e.scrollWidth - e.clientWidth")
+    assert hidden == 0 if width == 1280 else hidden > 0
+    page.close()
 
 
 def test_every_drawing_has_a_role_and_a_name(opened):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normscope.cli.names import completion_of
-from normscope.cli.options import Device, Json, ModelOptions, Norm, Seed
+from normscope.cli.options import (
+    BatchSize,
+    DataOption,
+    Device,
+    Json,
+    LossOption,
+    ModelOption,
+    ModelOptions,
+    Norm,
+    Seed,
+)
 
 if TYPE_CHECKING:
     from normscope.cli.check_output import Found
@@ -21,7 +31,8 @@ Form = Annotated[
     str,
     typer.Option(
         metavar="FORM",
-        help="exact: what is true; printed: as the paper has it; article: as the article does.",
+        help="exact (what is true), printed (as the paper has it) or article (as the encyclopaedia "
+        "article on it has it).",
         autocompletion=completion_of("exact", "printed", "article"),
     ),
 ]
@@ -31,36 +42,6 @@ Cases = Annotated[
         min=1, metavar="NUMBER", help="Random cases for each statement.", show_default=str(CASES)
     ),
 ]
-OwnModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="A registered model, package.module:factory or file.py:factory.",
-        autocompletion=completion_of(kind="models"),
-    ),
-]
-OwnData = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        "-d",
-        metavar="DATA",
-        help="A registered data set, package.module:function or file.py:function.",
-        autocompletion=completion_of(kind="data"),
-    ),
-]
-OwnLoss = Annotated[
-    str | None,
-    typer.Option(
-        "--loss",
-        metavar="LOSS",
-        help="A registered loss, package.module:function or file.py:function.",
-        show_default="cross_entropy",
-        autocompletion=completion_of(kind="losses"),
-    ),
-]
 Layer = Annotated[
     str | None,
     typer.Option(
@@ -68,10 +49,6 @@ Layer = Annotated[
         help="A batch normalization of the model, by its name.",
         show_default="all of them",
     ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(min=2, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
 ]
 
 # a layer of each built-in architecture, small enough for Theorem C.1 where the batch allows
@@ -86,10 +63,10 @@ SAMPLES = 32
 
 
 def check(
-    model: OwnModel = None,
+    model: ModelOption = None,
     layer: Layer = None,
-    data: OwnData = None,
-    loss: OwnLoss = None,
+    data: DataOption = None,
+    loss: LossOption = None,
     form: Form = "exact",
     cases: Cases = None,
     norm: Norm = None,
@@ -123,7 +100,7 @@ def check(
 
 def _everywhere(form: str, cases: int, seed: int) -> Found:
     """Every statement on random cases, then on a layer of each built-in network."""
-    from normscope.cli.output import progress_over
+    from normscope.cli.output import progress
     from normscope.theorems import THEOREMS
     from normscope.theorems import check as on_cases
 
@@ -135,19 +112,20 @@ def _everywhere(form: str, cases: int, seed: int) -> Found:
 
         raise unknown_name("form", form, ("exact", "printed", "article"))
     found: Found = []
-    with progress_over(len(parts) + len(NETWORKS), "checking") as begin:
+    with progress("check", len(parts) + len(NETWORKS)) as begin:
         for name, variant in parts:
-            begin(f"{name} on random cases")
+            begin(f"{name}, random cases")
             worst = on_cases(name, form, variant=variant, cases=cases, seed=seed)
             found.append(("random cases", worst))
         for name in NETWORKS:
-            begin(name)
+            begin(f"{name}, on digits")
             found += _on_network(name, form, seed)
     return found
 
 
 def _on_network(name: str, form: str, seed: int) -> Found:
     from normscope.cli import sources
+    from normscope.cli.check_output import with_remedy
 
     layer, options = NETWORKS[name]
     samples = sources.load_data("digits")
@@ -157,7 +135,12 @@ def _on_network(name: str, form: str, seed: int) -> Found:
     from normscope.theorems import check_layer
 
     verdicts = check_layer(network, "cross_entropy", chosen, layer, form=form, seed=seed)
-    return [(f"{name} {layer}", each) for each in _worst_by_statement(verdicts)]
+    chosen_options = " ".join(f"--option {text.replace(' ', '')}" for text in texts)
+    asked = f"normscope check --model {name} {chosen_options} --data digits --layer {layer}"
+    return [
+        (f"{name} {layer}", with_remedy(each, SAMPLES, f"try {asked} --batch-size"))
+        for each in _worst_by_statement(verdicts)
+    ]
 
 
 def _on_model(
@@ -173,13 +156,16 @@ def _on_model(
     seed: int,
 ) -> Found:
     from normscope.cli import sources
-    from normscope.cli.places import blaming
+    from normscope.cli.check_output import with_remedy
     from normscope.errors import InputError
-    from normscope.layers import is_batch_norm
-    from normscope.theorems import check_layer
+    from normscope.places import blaming
 
     if data is None:
         raise InputError("a model is checked on data; give --data, such as --data digits.")
+    sources.check_names(model, data, loss, norm)
+    from normscope.curvature.batch import sample_count
+    from normscope.theorems import check_layer
+
     samples = sources.load_data(data, seed)
     chosen = sources.chosen_batches(samples, batch_size, 1, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
@@ -191,11 +177,27 @@ def _on_model(
 
     if layer is not None:
         verdicts = checked(layer)
-        return [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
-    names = [name for name, module in network.named_modules() if is_batch_norm(module)]
-    if not names:
+        found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
+    else:
+        found = _on_every_layer(network, checked)
+    if not found:
         raise InputError(f"{model} has no batch normalization to check.")
-    return [(name, each) for name in names for each in _worst_by_statement(checked(name))]
+    smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
+    size = sample_count(chosen[0])
+    return [(name, with_remedy(each, size, smaller)) for name, each in found]
+
+
+def _on_every_layer(network: Any, checked: Callable[[str], Verdicts]) -> Found:
+    from normscope.cli.output import progress
+    from normscope.layers import is_batch_norm
+
+    names = [name for name, module in network.named_modules() if is_batch_norm(module)]
+    found: Found = []
+    with progress("check", len(names)) as begin:
+        for name in names:
+            begin(f"layer {name}")
+            found += [(name, each) for each in _worst_by_statement(checked(name))]
+    return found
 
 
 def _worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:

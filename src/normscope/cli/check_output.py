@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from normscope.cli.output import Row, print_json, print_table
@@ -9,9 +11,11 @@ from normscope.cli.output import Row, print_json, print_table
 if TYPE_CHECKING:
     from normscope.theorems import Unchecked, Verdict
 
-__all__ = ["Found", "print_verdicts"]
+__all__ = ["Found", "print_verdicts", "with_remedy"]
 
 Found = list[tuple[str, "Verdict | Unchecked"]]
+
+_TOO_LARGE = re.compile(r"a unit has (\d+) values, above dense_limit=(\d+)")
 
 
 def print_verdicts(found: Found, form: str, as_json: bool) -> int:
@@ -46,6 +50,28 @@ def print_verdicts(found: Found, form: str, as_json: bool) -> int:
     held = "All that were checked hold." if others else "All hold."
     print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
     return refuted
+
+
+def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Verdict | Unchecked:
+    """What was found; where a batch was too large to check, with the size that is not.
+
+    Args:
+        found: as the library has it.
+        batch_size: of the batch it was found on.
+        smaller: how a smaller batch is asked for; the size follows.
+
+    Returns:
+        The same, or with the reason in the words of the command line.
+    """
+    from normscope.theorems import Unchecked
+
+    if not isinstance(found, Unchecked) or not (sizes := _TOO_LARGE.match(found.reason)):
+        return found
+    values, limit = map(int, sizes.groups())
+    fitting = batch_size * limit // values
+    advice = f"{smaller} {fitting}" if fitting else "choose by --layer one that has fewer positions"
+    reason = f"a unit has {values} values in a batch of {batch_size}, more than {limit}: {advice}"
+    return replace(found, reason=reason)
 
 
 def _unchecked_row(subject: str, unchecked: Unchecked) -> Row:

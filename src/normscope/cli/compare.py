@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from normscope.cli.figures import check_figure, save_figure
 from normscope.cli.options import (
+    BatchSize,
     Data,
     Device,
     Figure,
@@ -19,18 +21,32 @@ from normscope.cli.options import (
     Momentum,
     NoVerify,
     Seed,
-    StepBatchSize,
 )
 
 Norms = Annotated[
     str,
-    typer.Option("--norms", metavar="NORMS", help="Kinds of normalization, separated by commas."),
+    typer.Option(
+        "--norms",
+        metavar="NORMS",
+        help="Kinds of normalization, separated by commas; see normscope list norms.",
+    ),
 ]
 Steps = Annotated[
-    int, typer.Option(min=1, metavar="NUMBER", help="Of the training at half the limit.")
+    int,
+    typer.Option(
+        min=1,
+        metavar="NUMBER",
+        help="Steps of the training at half the limit; --no-verify leaves it in.",
+    ),
 ]
 
 _PARTS = 20  # of one normalization, for the progress bar
+_LEGEND = """\
+safe: nothing is unstable below this learning rate. limit: where training becomes unstable.
+by curvature: the limit predicted without training.
+λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch
+statistics as constants (frozen) and with the running ones (eval).
+growth: of the squared gradient per layer, backwards. loss: after training at half the limit."""
 
 
 def compare(
@@ -40,7 +56,7 @@ def compare(
     loss: Loss = "cross_entropy",
     momentum: Momentum = 0.0,
     option: ModelOptions = None,
-    batch_size: StepBatchSize = None,
+    batch_size: BatchSize = None,
     steps: Steps = 200,
     no_verify: NoVerify = False,
     device: Device = None,
@@ -53,12 +69,14 @@ def compare(
     Example: normscope compare fully_connected --data digits --norms none,batch,layer
     """
     from normscope.cli import sources
-    from normscope.cli.output import print_answer, progress_over
-    from normscope.cli.places import blaming
+    from normscope.cli.output import print_answer, progress
+    from normscope.places import blaming
+
+    kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
+    sources.check_names(model, data, loss, *kinds)
+    check_figure(out)
     from normscope.learning_rate import compare as compared
 
-    check_figure(out)
-    kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, None, option or (), seed, device)
     given: dict[str, Any] = {
@@ -69,10 +87,20 @@ def compare(
         "steps": steps,
         "seed": seed,
     }
-    with progress_over(_PARTS * max(len(kinds), 1), "compare") as begin:
+    with progress("compare", _PARTS * max(len(kinds), 1)) as tell:
         problem = network, sources.load_loss(loss), samples
-        ask = partial(compared, *problem, progress=begin, **given)
+        ask = partial(compared, *problem, progress=_counting(tell, kinds), **given)
         comparison = blaming(f"{model} with {loss} on {data}", ask)
     if out is not None:
         save_figure(comparison.plot(), out)
-    print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json)
+    print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json, _LEGEND)
+
+
+def _counting(tell: Callable[[str], None], norms: list[str]) -> Callable[[str], None]:
+    """Tells which of the normalizations is on."""
+
+    def told(text: str) -> None:
+        norm, _, what = text.partition(": ")
+        tell(f"{norm} ({norms.index(norm) + 1} of {len(norms)}), {what}")
+
+    return told

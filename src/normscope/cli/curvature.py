@@ -12,7 +12,18 @@ import typer
 
 from normscope.cli.figures import check_figure, draw_on
 from normscope.cli.names import completion_of
-from normscope.cli.options import Data, Device, Figure, Json, Loss, Model, ModelOptions, Norm, Seed
+from normscope.cli.options import (
+    BatchSize,
+    Data,
+    Device,
+    Figure,
+    Json,
+    Loss,
+    Model,
+    ModelOptions,
+    Norm,
+    Seed,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,7 +38,7 @@ Kind = Annotated[
     str,
     typer.Option(
         metavar="KIND",
-        help="fisher, ggn or hessian.",
+        help="fisher (of the squared error), ggn (Gauss-Newton, of the loss) or hessian.",
         autocompletion=completion_of("fisher", "ggn", "hessian"),
     ),
 ]
@@ -35,13 +46,10 @@ Mode = Annotated[
     str,
     typer.Option(
         metavar="MODE",
-        help="train: batch statistics; frozen: the same as constants; eval: running.",
+        help="Statistics of the norm layers: train (the batch's, differentiated through, as "
+        "training does), frozen (the batch's, as constants) or eval (the running ones).",
         autocompletion=completion_of("train", "frozen", "eval"),
     ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
 ]
 Batches = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Batches to average over.")]
 Count = Annotated[int, typer.Option("-k", min=1, metavar="NUMBER", help="How many eigenvalues.")]
@@ -49,25 +57,31 @@ Which = Annotated[
     str,
     typer.Option(
         metavar="WHICH",
-        help="largest, smallest, both or magnitude.",
+        help="largest, smallest, both, or magnitude (the largest by absolute value).",
         autocompletion=completion_of("largest", "smallest", "both", "magnitude"),
     ),
 ]
-Tolerance = Annotated[float, typer.Option(metavar="NUMBER", help="On the relative residual.")]
+Tolerance = Annotated[
+    float, typer.Option(metavar="NUMBER", help="How exact: relative residual to stop at.")
+]
 MaxProducts = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="NUMBER", help="Products to give up after.", show_default="100 + 20 k"
+        min=1,
+        metavar="NUMBER",
+        help="Matrix-vector products to give up after; each costs about two gradients.",
+        show_default="100 + 20 k",
     ),
 ]
 WholeSpectrum = Annotated[
     bool, typer.Option("--spectrum", help="Also the density of all eigenvalues.")
 ]
 Probes = Annotated[
-    int, typer.Option(min=2, metavar="NUMBER", help="Random directions of the spectrum.")
+    int, typer.Option(min=2, metavar="NUMBER", help="Random directions that the spectrum averages.")
 ]
 LanczosSteps = Annotated[
-    int, typer.Option(min=1, metavar="NUMBER", help="Products for each direction.")
+    int,
+    typer.Option(min=1, metavar="NUMBER", help="Matrix-vector products for each random direction."),
 ]
 
 
@@ -100,57 +114,64 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.places import blaming
+    from normscope.places import blaming
 
+    sources.check_names(model, data, loss, norm)
     check_figure(out)
     samples = sources.load_data(data, seed)
     chosen = sources.chosen_batches(samples, batch_size, batches, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     problem = (network, sources.load_loss(loss), chosen)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
-    options = {**common, "which": which, "tol": tol}
-    place = f"{model} with {loss} on {data}"
-    top = blaming(place, lambda: _eigenvalues(problem, k, max_products, options))
-    density = (
-        blaming(place, lambda: _density(problem, probes, lanczos_steps, common))
-        if spectrum
-        else None
-    )
+    extreme = (k, max_products, {**common, "which": which, "tol": tol})
+    whole = (probes, lanczos_steps, common) if spectrum else None
+    measure = partial(_measured, problem, extreme, whole)
+    top, density = blaming(f"{model} with {loss} on {data}", measure)
     draw_on(out, partial(_draw, top, density))
     _print(top, density, out, {"model": model, "data": data, "loss": loss}, as_json)
     if not top.converged:
         raise typer.Exit(1)
 
 
+def _measured(
+    problem: Subject,
+    extreme: tuple[int, int | None, dict[str, Any]],
+    whole: tuple[int, int, dict[str, Any]] | None,
+) -> tuple[TopEigenvalue, xr.Dataset | None]:
+    """The extreme eigenvalues, and the density of all if it is asked for."""
+    top = _eigenvalues(problem, *extreme)
+    return top, None if whole is None else _density(problem, *whole)
+
+
 def _eigenvalues(
     problem: Subject, k: int, max_products: int | None, options: dict[str, Any]
 ) -> TopEigenvalue:
-    from normscope.cli.output import progress_over
+    from normscope.cli.output import progress
     from normscope.curvature import top_eigenvalue
     from normscope.errors import NormscopeWarning
 
     allowed = 100 + 20 * k if max_products is None else max_products
-    with progress_over(allowed, "products") as begin, warnings.catch_warnings():
+    with progress("curvature", allowed) as begin, warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)  # the table says it, and the exit code
         tell = _teller(begin)
         return top_eigenvalue(*problem, k=k, max_products=allowed, progress=tell, **options)
 
 
 def _teller(begin: Callable[[str], None]) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
-        begin(f"eigenvalue {progress.value:.5g}, residual {progress.residual:.1e}")
+    def tell(state: Progress) -> None:
+        begin(f"eigenvalue {state.value:.5g} (residual {state.residual:.1e})")
 
     return tell
 
 
 def _density(problem: Subject, probes: int, steps: int, options: dict[str, Any]) -> xr.Dataset:
-    from normscope.cli.output import progress_over
+    from normscope.cli.output import progress
     from normscope.curvature.spectrum import spectrum
 
-    with progress_over(probes * steps, "spectrum") as begin:
+    with progress("spectrum") as tell_text:
 
         def tell(done: int, planned: int) -> None:
-            begin(f"{done} of {planned} products")
+            tell_text(f"{done} of {planned} matrix-vector products")
 
         return spectrum(*problem, probes=probes, lanczos_steps=steps, progress=tell, **options)
 
@@ -204,5 +225,5 @@ def _summary(density: xr.Dataset) -> str:
     return (
         f"spectrum of {size} eigenvalues: trace {mean * size:.5g} ± {error * size:.2g}; "
         f"{small:.2%} within ±{bound:.2g}, {negative:.2%} below; "
-        f"{density.attrs['products']} products, {density.attrs['seconds']:.2f} s"
+        f"{density.attrs['products']} matrix-vector products, {density.attrs['seconds']:.2f} s"
     )

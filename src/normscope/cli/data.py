@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.names import completion_of
+from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import Json, with_example
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ Target = Annotated[
 
 
 def _folder(name: str, root: Path | None) -> Path | None:
+    check_name("data", name)
     from normscope.data import parts, path
     from normscope.data.inventory import missing
 
@@ -96,6 +97,8 @@ def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
 def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
     """Download a data set, if it is not on this machine already."""
     from normscope.cli.output import print_json
+
+    check_name("data", name)
     from normscope.data import download
 
     where = download(name, root)
@@ -108,12 +111,13 @@ def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
 @app.command("verify", epilog=with_example("normscope data verify mnist --root ~/data"))
 def verify_files(name: Name, root: Root = None, as_json: Json = False) -> None:
     """Compare the raw content of all files with the official digests; exit 1 if one differs."""
-    from normscope.cli.output import print_json, progress_over
-    from normscope.data import parts, verify
+    from normscope.cli.output import print_json, progress
 
     _folder(name, root)  # before the progress bar begins: a missing file is one line
-    with progress_over(len(parts(name)), f"verifying {name}") as progress:
-        checks = verify(name, root, progress)
+    from normscope.data import parts, verify
+
+    with progress(f"verifying {name}", len(parts(name))) as begin:
+        checks = verify(name, root, begin)
     if as_json:
         print_json(
             [

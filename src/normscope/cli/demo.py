@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from normscope.cli.names import completion_of
-from normscope.cli.options import SCALES, FirstSeed, Folder, Json
+from normscope.cli.options import EmbeddedScale, ExperimentDevice, FirstSeed, Folder, Json
 
 if TYPE_CHECKING:
     from normscope.experiments import Result
 
-Scale = Annotated[
-    str,
-    typer.Option(
-        metavar="SCALE",
-        help="quick (seconds), small (minutes) or paper (wider nets, more seeds).",
-        autocompletion=completion_of(*SCALES),
-    ),
-]
-
 _UNFINISHED = "demo-unfinished.sqlite"
-# Heads for a terminal; what they mean is below the table.
-_HEADS = {
-    "by curvature": "curvature",
-    "by theory": "theory",
-    "loss varies by": "band",
-    "smoothness": "beta",
-    "shift cosine": "cosine",
-}
-_LEGEND = (
-    "take: half the limit. curvature, theory: the limit predicted without training, and a bound on "
-    "it from the architecture alone. accuracy, loss: after training at take. band, beta, cosine: "
-    "how much the loss varies along the gradient, how fast the gradient changes there, how little "
-    "the update of the layers below turns it. λ max: of the curvature. growth: of the squared "
-    "gradient per layer, backwards."
-)
 
 
 def demo(
     out: Folder = Path("normscope-out"),
-    scale: Scale = "small",
+    scale: EmbeddedScale = "small",
     seed: FirstSeed = None,
+    device: ExperimentDevice = "cpu",
     as_json: Json = False,
 ) -> None:
     """What five normalizations do to one net: learning rate, landscape, curvature, theory.
@@ -54,22 +30,25 @@ def demo(
 
     Example: normscope demo --out normscope-out
     """
-    from normscope.cli.output import progress_over, resumable
+    from normscope.cli.devices import device_setting
+    from normscope.cli.output import progress, resumable
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.experiments.tour.tour import progress_steps
     from normscope.results import Store
 
-    overrides = {} if seed is None else {"seed": seed}
-    settings = EXPERIMENTS["tour"].settings(scale, overrides)  # refuse before anything is written
+    recipe = EXPERIMENTS["tour"]
+    overrides: dict[str, object] = {} if seed is None else {"seed": seed}
+    overrides |= device_setting("demo", recipe.defaults(), device)
+    settings = recipe.settings(scale, overrides)  # refuse before anything is written
     out.mkdir(parents=True, exist_ok=True)
     kept = out / _UNFINISHED
     with (
         resumable(kept),
         Store(kept) as store,
-        progress_over(progress_steps(settings), "demo") as progress,
+        progress("demo", progress_steps(settings)) as begin,
     ):
-        result = run_experiment("tour", scale, store=store, progress=progress, **overrides)
+        result = run_experiment("tour", scale, store=store, progress=begin, **overrides)
     files = _write(result, out, f"normscope demo --scale {scale} --seed {settings['seed']}")
     for leftover in out.glob(f"{_UNFINISHED}*"):  # the work is done: the next demo begins anew
         leftover.unlink()
@@ -97,18 +76,18 @@ def _write(result: Result, out: Path, command: str) -> dict[str, str]:
 
 def _print(result: Result, files: dict[str, str], as_json: bool) -> None:
     from normscope.cli.output import print_json, print_table
-    from normscope.experiments.tour.summary import findings, summary_rows
+    from normscope.experiments.tour.summary import LEGEND, findings, summary_rows, summary_table
 
-    rows, found = summary_rows(result.dataset), findings(result.dataset)
+    found = findings(result.dataset)
     if as_json:
+        rows = summary_rows(result.dataset)
         print_json({**result.to_dict(), "norms": rows, "findings": found, "files": files})
         return
     seeds = result.dataset.sizes["seed"]
     several = f", medians over {seeds} seeds" if seeds > 1 else ""
-    norms = map(str, result.dataset["norm"].values)
-    short = [{"norm": norm, **_shortened(row)} for norm, row in zip(norms, rows, strict=True)]
-    print_table(f"One net on {result.dataset.attrs['data']}{several}", short)
-    _print_wrapped(_LEGEND, "")
+    title = f"One net on {result.dataset.attrs['data']}{several}"
+    print_table(title, summary_table(result.dataset))
+    _print_wrapped(LEGEND, "")
     typer.echo()
     for sentence in found:
         _print_wrapped(sentence, "- ")
@@ -121,12 +100,6 @@ def _print(result: Result, files: dict[str, str], as_json: bool) -> None:
         if claim.holds is False:
             _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")
     typer.echo(f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}")
-
-
-def _shortened(row: dict[str, object]) -> dict[str, object]:
-    """A row under heads that fit a terminal."""
-    _, *columns = row.items()
-    return {_HEADS.get(name, name): value for name, value in columns}
 
 
 def _print_wrapped(text: str, sign: str) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from normscope.cli.names import HOMES, completion_of
+from normscope.cli.names import KINDS, completion_of, summaries_in_source
 from normscope.cli.options import Json
 
 Kind = Annotated[
     str | None,
     typer.Argument(
         metavar="KIND",
-        help=f"{', '.join(list(HOMES)[:-1])} or {list(HOMES)[-1]}.",
+        help=f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}.",
         show_default="all",
-        autocompletion=completion_of(*HOMES),
+        autocompletion=completion_of(*KINDS),
     ),
 ]
 
@@ -30,9 +29,9 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
     from normscope.cli.output import print_json
     from normscope.registry import unknown_name
 
-    if kind is not None and kind not in HOMES:
-        raise unknown_name("kind", kind, HOMES)
-    found = {each: _summaries(each) for each in ([kind] if kind else HOMES)}
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    found = {each: _in_order(summaries_in_source(each)) for each in ([kind] if kind else KINDS)}
     if as_json:
         print_json(found)
         return
@@ -43,10 +42,8 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
             print(f"  {name:{widest}}  {summary}")
 
 
-def _summaries(kind: str) -> dict[str, str]:
-    home, registry = HOMES[kind]
-    items: Any = getattr(importlib.import_module(home), registry)
-    return {name: items.summary(name) for name in sorted(items, key=_natural_order)}
+def _in_order(summaries: dict[str, str]) -> dict[str, str]:
+    return {name: summaries[name] for name in sorted(summaries, key=_natural_order)}
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:

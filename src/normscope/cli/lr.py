@@ -10,6 +10,7 @@ import typer
 from normscope.cli.figures import check_figure, draw_on
 from normscope.cli.names import completion_of
 from normscope.cli.options import (
+    BatchSize,
     Data,
     Device,
     Figure,
@@ -21,25 +22,27 @@ from normscope.cli.options import (
     Norm,
     NoVerify,
     Seed,
-    StepBatchSize,
 )
 
 if TYPE_CHECKING:
+    from normscope.learning_rate.advice import Advice
     from normscope.training.optimizers import OptimizerFactory
 
-Nesterov = Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum.")]
-WeightDecay = Annotated[float, typer.Option(min=0, metavar="NUMBER", help="Of SGD.")]
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
+Nesterov = Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum, with SGD.")]
+WeightDecay = Annotated[float, typer.Option(min=0, metavar="NUMBER", help="Weight decay of SGD.")]
 OptimizerName = Annotated[
     str,
     typer.Option(
         "--optimizer",
         metavar="NAME",
         help="sgd, adam, adamw or rmsprop.",
-        autocompletion=completion_of("sgd", "adam", "adamw", "rmsprop"),
+        autocompletion=completion_of(*OPTIMIZERS),
     ),
 ]
 
 _PLANNED = 18  # parts of a typical answer, for the progress bar
+_THEORY = "normscope theory is about half the squared error instead"
 
 
 def lr(
@@ -52,7 +55,7 @@ def lr(
     optimizer: OptimizerName = "sgd",
     norm: Norm = None,
     option: ModelOptions = None,
-    batch_size: StepBatchSize = None,
+    batch_size: BatchSize = None,
     no_verify: NoVerify = False,
     device: Device = None,
     seed: Seed = 0,
@@ -64,10 +67,10 @@ def lr(
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.output import print_answer, progress_over
-    from normscope.cli.places import blaming
-    from normscope.learning_rate import max_learning_rate
+    from normscope.cli.output import print_answer
 
+    sources.check_names(model, data, loss, norm)
+    check_optimizer(optimizer)
     check_figure(out)
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
@@ -80,12 +83,36 @@ def lr(
         "batch_size": sources.step_batch_size(samples, batch_size),
         "seed": seed,
     }
-    with progress_over(_PLANNED, "learning rate") as begin:
-        problem = network, sources.load_loss(loss), samples
-        ask = partial(max_learning_rate, *problem, progress=begin, **given)
-        advice = blaming(f"{model} with {loss} on {data}", ask)
+    place = f"{model} with {loss} on {data}"
+    advice = _advice(place, network, sources.load_loss(loss), samples, given)
     draw_on(out, advice.plot)
-    print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json)
+    note = f"Of: {place}, batches of {advice.batch_size}, all parameters; {_THEORY}."
+    print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json, note)
+
+
+def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, Any]) -> Advice:
+    from normscope.cli.output import progress
+    from normscope.learning_rate import max_learning_rate
+    from normscope.places import blaming
+
+    with progress("learning rate", _PLANNED) as begin:
+        ask = partial(max_learning_rate, network, loss, samples, progress=begin, **given)
+        return blaming(place, ask)
+
+
+def check_optimizer(name: str) -> None:
+    """Refuse the name of an optimizer that there is none of; torch is not loaded.
+
+    Args:
+        name: what was given.
+
+    Raises:
+        UnknownNameError: if it is none of `OPTIMIZERS`.
+    """
+    from normscope.registry import unknown_name
+
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
 
 
 def optimizer_named(name: str) -> OptimizerFactory | None:
@@ -96,17 +123,8 @@ def optimizer_named(name: str) -> OptimizerFactory | None:
 
     Returns:
         The factory, at any learning rate.
-
-    Raises:
-        UnknownNameError: if there is no such optimizer.
     """
     from torch.optim import Adam, AdamW, RMSprop
 
-    from normscope.registry import unknown_name
-
     known: dict[str, Any] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-    if name == "sgd":
-        return None
-    if name not in known:
-        raise unknown_name("optimizer", name, ["sgd", *known])
-    return partial(known[name], lr=1e-3)
+    return None if name == "sgd" else partial(known[name], lr=1e-3)

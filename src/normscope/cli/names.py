@@ -1,46 +1,82 @@
-"""Registered names read from the source, so that a shell's Tab key does not wait for torch.
+"""Registered names read from the source, so that nobody waits for torch to be told a name.
 
-Every item is registered by a decorator where it is defined; the names are found there without
-importing anything. A test compares them with the registries.
+Every item is registered by a decorator where it is defined; its name and its first line are found
+there without importing anything. A test compares them with the registries.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HOMES", "SOURCES", "completion_of", "names_in_source"]
+from normscope.registry import unknown_name
 
-# Where each registry lives; named here so that nothing heavy loads before it is asked for.
-HOMES = {
-    "experiments": ("normscope.experiments", "EXPERIMENTS"),
-    "probes": ("normscope.probes", "PROBES"),
-    "models": ("normscope.models", "MODELS"),
-    "norms": ("normscope.layers", "NORMS"),
-    "theorems": ("normscope.theorems", "THEOREMS"),
-    "data": ("normscope.data", "DATASETS"),
-    "losses": ("normscope.losses", "LOSSES"),
-    "engines": ("normscope.sweeps", "ENGINES"),
+__all__ = ["KINDS", "Kind", "check_name", "completion_of", "names_in_source", "summaries_in_source"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Where the items of one kind are.
+
+    Args:
+        noun: one of them, as the registry's errors have it.
+        home: the module of the registry.
+        registry: its name there.
+        files: those that register items, as a pattern below the package.
+        decorator: that registers.
+    """
+
+    noun: str
+    home: str
+    registry: str
+    files: str
+    decorator: str
+
+
+KINDS = {
+    "experiments": Kind(
+        "experiment", "normscope.experiments", "EXPERIMENTS", "experiments/**/*.py", "experiment"
+    ),
+    "probes": Kind("probe", "normscope.probes", "PROBES", "probes/*.py", "PROBES.register"),
+    "models": Kind("model", "normscope.models", "MODELS", "models/*.py", "architecture"),
+    "norms": Kind("normalization", "normscope.layers", "NORMS", "layers/*.py", "NORMS.register"),
+    "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", "theorems/*.py", "statement"),
+    "data": Kind("dataset", "normscope.data", "DATASETS", "data/*.py", "DATASETS.register"),
+    "losses": Kind("loss", "normscope.losses", "LOSSES", "losses.py", "LOSSES.register"),
+    "engines": Kind("engine", "normscope.sweeps", "ENGINES", "sweeps/*.py", "ENGINES.register"),
 }
-# The files of each kind, and the decorator that registers.
-SOURCES = {
-    "experiments": ("experiments/**/*.py", "experiment"),
-    "probes": ("probes/*.py", "PROBES.register"),
-    "models": ("models/*.py", "architecture"),
-    "norms": ("layers/*.py", "NORMS.register"),
-    "theorems": ("theorems/*.py", "statement"),
-    "data": ("data/*.py", "DATASETS.register"),
-    "losses": ("losses.py", "LOSSES.register"),
-    "engines": ("sweeps/*.py", "ENGINES.register"),
-}
+"""The kinds of names by what ``normscope list`` calls them."""
+
+
+def summaries_in_source(kind: str) -> dict[str, str]:
+    """What each item of one kind is, in the first line of its docstring, as the source has it.
+
+    Args:
+        kind: a key of `KINDS`.
+
+    Returns:
+        The lines by name, sorted.
+
+    >>> summaries_in_source("losses")["cross_entropy"]
+    'Mean over the samples of minus the log-probability of the target class.'
+    """
+    asked = KINDS[kind]
+    found: dict[str, str] = {}
+    for file in (Path(__file__).parents[1]).glob(asked.files):
+        text = file.read_text(encoding="utf-8")
+        if f"@{asked.decorator}" in text:  # most files register nothing: not worth parsing
+            found |= _registered(ast.parse(text), asked.decorator)
+    return dict(sorted(found.items()))
 
 
 def names_in_source(kind: str) -> list[str]:
     """The names of one kind, as the source registers them.
 
     Args:
-        kind: a key of `SOURCES`.
+        kind: a key of `KINDS`.
 
     Returns:
         The names, sorted.
@@ -48,22 +84,37 @@ def names_in_source(kind: str) -> list[str]:
     >>> names_in_source("losses")
     ['cross_entropy', 'squared_error']
     """
-    pattern, decorator = SOURCES[kind]
-    found: list[str] = []
-    for file in (Path(__file__).parents[1]).glob(pattern):
-        text = file.read_text(encoding="utf-8")
-        if f"@{decorator}" in text:  # most files register nothing: not worth parsing
-            found += _registered(ast.parse(text), decorator)
-    return sorted(found)
+    return list(summaries_in_source(kind))
 
 
-def _registered(tree: ast.Module, decorator: str) -> Iterator[str]:
+def check_name(kind: str, name: str, *others: str, noun: str = "") -> None:
+    """Refuse an unknown name at once, before torch is loaded.
+
+    Args:
+        kind: a key of `KINDS`.
+        name: what was given.
+        *others: words that stand there too.
+        noun: what the name is of; by default the kind's.
+
+    Raises:
+        UnknownNameError: if the source registers no such name, and nothing else can have.
+    """
+    asked = KINDS[kind]
+    if asked.home in sys.modules:  # the registry is here, and may know further names
+        return
+    known = [*others, *names_in_source(kind)]
+    if name not in known:
+        raise unknown_name(noun or asked.noun, name, known)
+
+
+def _registered(tree: ast.Module, decorator: str) -> Iterator[tuple[str, str]]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             for each in node.decorator_list:
                 call = each.func if isinstance(each, ast.Call) else each
                 if ast.unparse(call) == decorator:
-                    yield _given_name(each) or node.name
+                    summary = (ast.get_docstring(node) or "").partition("\n")[0]
+                    yield _given_name(each) or node.name, summary
 
 
 def _given_name(decorator: ast.expr) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,62 +12,28 @@ from normscope.cli.names import completion_of
 SCALES = ("quick", "small", "paper")
 LARGEST_SEED = 2**62
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A registered model, package.module:factory or file.py:factory.",
-        autocompletion=completion_of(kind="models"),
-    ),
-]
-Data = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        "-d",
-        metavar="DATA",
-        help="A registered data set, package.module:function or file.py:function.",
-        autocompletion=completion_of(kind="data"),
-    ),
-]
-Loss = Annotated[
-    str,
-    typer.Option(
-        metavar="LOSS",
-        help="A registered loss, package.module:function or file.py:function.",
-        autocompletion=completion_of(kind="losses"),
-    ),
-]
-Norm = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NORM",
-        help="Normalization of a registered model.",
-        show_default="batch",
-        autocompletion=completion_of(kind="norms"),
-    ),
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="Of a registered model: width=100."),
-]
-Momentum = Annotated[
-    float, typer.Option(min=0, metavar="NUMBER", help="Heavy-ball momentum, below 1.")
-]
-StepBatchSize = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
-]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="No short runs: answer at once.")]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DEVICE",
-        help="Such as cpu, cuda or cuda:1.",
-        show_default="where the model is made",
-        autocompletion=completion_of("cpu", "cuda", "mps"),
-    ),
-]
+# What stands in the help of an option wherever it is: only how it is given differs.
+_MODEL: dict[str, Any] = {
+    "metavar": "MODEL",
+    "help": "A registered model, package.module:factory or file.py:factory.",
+    "autocompletion": completion_of(kind="models"),
+}
+_DATA: dict[str, Any] = {
+    "metavar": "DATA",
+    "help": "A registered data set, package.module:function or file.py:function.",
+    "autocompletion": completion_of(kind="data"),
+}
+_LOSS: dict[str, Any] = {
+    "metavar": "LOSS",
+    "help": "A registered loss, package.module:function or file.py:function.",
+    "autocompletion": completion_of(kind="losses"),
+}
+_DEVICE: dict[str, Any] = {
+    "metavar": "DEVICE",
+    "help": "Where to compute: cpu, cuda, cuda:1 and the like.",
+    "autocompletion": completion_of("cpu", "cuda", "mps"),
+}
+_SCALE: dict[str, Any] = {"metavar": "SCALE", "autocompletion": completion_of(*SCALES)}
 
 
 def _checked_seed(seed: int | None) -> int | None:
@@ -77,6 +43,56 @@ def _checked_seed(seed: int | None) -> int | None:
     return seed
 
 
+Model = Annotated[str, typer.Argument(**_MODEL)]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", show_default="random cases and built-in nets", **_MODEL),
+]
+Data = Annotated[str, typer.Option("--data", "-d", **_DATA)]
+DataOption = Annotated[str | None, typer.Option("--data", "-d", **_DATA)]
+InputData = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        "-d",
+        show_default="iid normal inputs",
+        **{**_DATA, "help": "Data whose inputs' moments are taken, named as elsewhere."},
+    ),
+]
+Loss = Annotated[str, typer.Option(**_LOSS)]
+LossOption = Annotated[str | None, typer.Option(show_default="cross_entropy", **_LOSS)]
+Norm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NORM",
+        help="Normalization of a registered model; see normscope list norms.",
+        show_default="batch",
+        autocompletion=completion_of(kind="norms"),
+    ),
+]
+ModelOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of a registered model, such as width=100; may be repeated.",
+    ),
+]
+Momentum = Annotated[
+    float, typer.Option(min=0, metavar="NUMBER", help="Heavy-ball momentum of SGD, below 1.")
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
+]
+NoVerify = Annotated[
+    bool,
+    typer.Option(
+        "--no-verify", help="Predict the limit only, without the short runs that verify it."
+    ),
+]
+Device = Annotated[str | None, typer.Option(show_default="where the model is made", **_DEVICE)]
+ExperimentDevice = Annotated[str, typer.Option("--device", **_DEVICE)]
 Seed = Annotated[
     int,
     typer.Option(
@@ -97,20 +113,31 @@ FirstSeed = Annotated[
 Scale = Annotated[
     str,
     typer.Option(
-        metavar="SCALE",
         help="quick (seconds), small (minutes, real data) or paper (the paper's settings).",
-        autocompletion=completion_of(*SCALES),
+        **_SCALE,
+    ),
+]
+EmbeddedScale = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        help="quick (seconds), small (minutes) or paper (wider nets, more seeds).",
+        **_SCALE,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting other than the scale's."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting other than the scale's; may be repeated."
+    ),
 ]
 Figure = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="FIGURE", help="Draw a figure into this file."),
 ]
-Folder = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="For what is written.")]
+Folder = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FOLDER", help="Write the files into this folder.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
 
 

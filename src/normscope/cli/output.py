@@ -6,17 +6,20 @@ import json
 import math
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.console import Console
 
 Row = dict[str, object]
 
 _DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
+_SILENT = 2.0  # seconds: what is over sooner needs no line in a log
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
@@ -55,7 +58,7 @@ class Answer(Protocol):
 
 
 def print_answer(
-    answer: Answer, source: dict[str, object], figure: Path | None, as_json: bool
+    answer: Answer, source: dict[str, object], figure: Path | None, as_json: bool, note: str
 ) -> None:
     """Print a result, and where its figure is: as JSON beside what it was asked of, or as text.
 
@@ -64,12 +67,14 @@ def print_answer(
         source: what it was asked of, by name.
         figure: where its figure was written, if it was.
         as_json: strict JSON instead of text.
+        note: what the numbers are, under the text.
     """
     if as_json:
         path = None if figure is None else str(figure)
         print_json({**source, **answer.to_dict(), "figure": path})
         return
     print(answer)
+    print(f"\n{note}")
     if figure is not None:
         print(f"Figure: {figure}")
 
@@ -85,65 +90,142 @@ def _finite(value: object) -> object:
 
 
 @contextmanager
-def progress_over(total: int, label: str) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr.
-
-    Args:
-        total: number of parts.
-        label: what is on.
-
-    Yields:
-        A function to call, with a text, as each part begins.
-    """
-    with _shown(*_bar_columns()) as bar:
-        task = bar.add_task(label, total=total)
-        begun = 0
-
-        def begin(text: str) -> None:
-            nonlocal begun
-            bar.update(task, completed=begun, description=f"{label}: {text}")
-            begun += 1
-
-        yield begin
-
-
-@contextmanager
-def working(label: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life on stderr for work whose length is told on the way, or not at all.
+def progress(label: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """What is on, on stderr: a bar with the time left in a terminal, plain lines elsewhere.
 
     Args:
         label: what is on.
+        total: number of parts; None if it is told on the way, or not at all.
 
     Yields:
-        A function to say what is on; "3 of 18" in its text moves the bar and gives the time left.
+        A function to call, with a text, as each part begins. Without a total "3 of 18" in the text
+        says how far it is; in a log a line begins with what stands before the first comma.
     """
-    from rich.progress import SpinnerColumn, TimeElapsedColumn
-
-    with _shown(SpinnerColumn(), TimeElapsedColumn(), *_bar_columns()) as bar:
-        task = bar.add_task(label, total=None)
-
-        def tell(text: str) -> None:
-            counted = _DONE_OF_ALL.search(text)
-            done, total = (int(part) for part in counted.groups()) if counted else (None, None)
-            bar.update(task, completed=done, total=total, description=f"{label}: {text}")
-
-        yield tell
-
-
-def _bar_columns() -> tuple[ProgressColumn, ...]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("{task.description}", markup=False)  # a user's name may hold brackets
-    return text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-
-
-def _shown(*columns: ProgressColumn) -> Progress:
-    """The bar; in a terminal only, since it would be noise in a log file."""
     from rich.console import Console
-    from rich.progress import Progress
 
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Bar(label, total, console) if console.is_terminal else Lines(label, total) as shown:
+        yield shown.tell
+
+
+class Bar:
+    """Progress in a terminal.
+
+    Args:
+        label: what is on.
+        total: number of parts, if it is known.
+        console: of stderr.
+    """
+
+    def __init__(self, label: str, total: int | None, console: Console) -> None:
+        from rich import progress as columns
+
+        text = columns.TextColumn("{task.description}", markup=False)  # it may hold brackets
+        life = () if total else (columns.SpinnerColumn(), columns.TimeElapsedColumn())
+        counts = columns.BarColumn(), columns.MofNCompleteColumn(), columns.TimeRemainingColumn()
+        self._bar = columns.Progress(*life, text, *counts, console=console, transient=True)
+        self._task = self._bar.add_task(label, total=total)
+        self._label, self._total, self._begun = label, total, 0
+
+    def tell(self, text: str) -> None:
+        """A part begins."""
+        done, total = (self._begun, self._total) if self._total else _done_of_all(text)
+        shown = f"{self._label}: {text}"
+        self._bar.update(self._task, completed=done, total=total, description=shown)
+        self._begun += 1
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+class Lines:
+    """Progress in a log: what takes two seconds has a line, and so has every part that takes one.
+
+    The parts are told apart by what stands before the first comma; a text without one names no
+    part. A part that goes on has a line after ten seconds, and further ones, farther and farther
+    apart: an hour has about forty.
+
+    Args:
+        label: what is on.
+        total: number of parts, if it is known.
+        clock: tells the seconds.
+    """
+
+    def __init__(
+        self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._label, self._total, self._clock = label, total, clock
+        self._begun, self._text, self._said = 0, "", ""
+        self._start = self._last = clock()
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._watch = threading.Thread(target=self._look_on, daemon=True)
+
+    def tell(self, text: str) -> None:
+        """A part begins."""
+        with self._lock:
+            self._text, self._begun = text, self._begun + 1
+            self.look()
+
+    def look(self) -> None:
+        """Print a line if one is due."""
+        now = self._clock()
+        seconds, since, part = now - self._start, now - self._last, _part_of(self._text)
+        if self._last == self._start:
+            due = seconds >= _SILENT
+        elif part != self._said:
+            due = since >= max(1, seconds / 50)
+        else:
+            due = since >= max(10, seconds / 10)
+        if due:
+            self._last, self._said = now, part
+            with suppress(OSError):  # a reader who has gone must not end the work
+                print(f"{self._line()} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        if not self._begun:
+            return self._label
+        line = f"{self._label}: {self._text}"
+        if not self._total or self._begun > self._total or _DONE_OF_ALL.search(self._text):
+            return line
+        return f"{line}, {self._begun} of {self._total}"
+
+    def _look_on(self) -> None:
+        """A part may be long and say nothing."""
+        while not self._ended.wait(0.5):
+            with self._lock:
+                self.look()
+
+    def __enter__(self) -> Lines:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._watch.join()
+
+
+def _part_of(text: str) -> str:
+    """The name of the part that is on, if it has one.
+
+    >>> _part_of("batch (2 of 3), ramp from 0.1"), _part_of("3 of 18 cells")
+    ('batch (2 of 3)', '')
+    """
+    name, comma, _ = text.partition(", ")
+    return name if comma else ""
+
+
+def _done_of_all(text: str) -> tuple[int | None, int | None]:
+    """How far it is, if the text says so.
+
+    >>> _done_of_all("3 of 18 cells"), _done_of_all("reading")
+    ((3, 18), (None, None))
+    """
+    counted = _DONE_OF_ALL.search(text)
+    return (int(counted[1]), int(counted[2])) if counted else (None, None)
 
 
 @contextmanager

@@ -21,7 +21,10 @@ Inputs = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file.")]
-Title = Annotated[str | None, typer.Option(help="Of the page.", show_default="by its content")]
+Title = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Title of the page.", show_default="by its content"),
+]
 
 _PAGES = (".html", ".htm")
 
@@ -38,7 +41,7 @@ def report(
 
     Example: normscope report normscope-out phase.sqlite -o report.html
     """
-    from normscope.cli.output import print_json, working
+    from normscope.cli.output import print_json, progress
     from normscope.errors import InputError
     from normscope.report import report_of, write_report
     from normscope.report.words import printable
@@ -47,10 +50,10 @@ def report(
         raise InputError(f"{out} is a folder; name a file in it, such as {out / 'report.html'}.")
     if out.suffix.lower() not in _PAGES:  # before a slip replaces a store or a figure
         raise InputError(f"a report is an HTML file, got --out {out}; let its name end in .html.")
-    with working("report") as progress:
-        progress("reading")
+    with progress("report") as begin:
+        begin("reading")
         found = report_of(inputs, title, _theory)
-        progress("writing")
+        begin("writing")
         path = write_report(found, out)
     if as_json:
         print_json(

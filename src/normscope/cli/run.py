@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.names import completion_of
-from normscope.cli.options import FirstSeed, Folder, Json, Scale, Settings
+from normscope.cli.names import check_name, completion_of
+from normscope.cli.options import ExperimentDevice, FirstSeed, Folder, Json, Scale, Settings
+
+if TYPE_CHECKING:
+    from normscope.experiments import Recipe
 
 Name = Annotated[
     str,
@@ -31,6 +34,7 @@ def run(
     out: Folder = Path("normscope-out"),
     settings: Settings = None,
     seed: FirstSeed = None,
+    device: ExperimentDevice = "cpu",
     name: Label = None,
     strict: Strict = False,
     as_json: Json = False,
@@ -42,23 +46,20 @@ def run(
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
-    from normscope.cli.output import print_json, resumable, working
-    from normscope.cli.values import named_values
-    from normscope.errors import InputError
+    from normscope.cli.output import print_json, progress, resumable
+
+    check_name("experiments", experiment)
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.results import Store
 
-    overrides = named_values(settings or ())
-    if seed is not None:
-        if "seed" in overrides:
-            raise InputError("the seed is given twice; leave out --seed or --set seed=.")
-        overrides["seed"] = seed
-    EXPERIMENTS[experiment].settings(scale, overrides)  # refuse before anything is written
+    recipe = EXPERIMENTS[experiment]
+    overrides = _overrides(recipe, settings, seed, device)
+    recipe.settings(scale, overrides)  # refuse before anything is written
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "runs.sqlite"
-    with resumable(kept), Store(kept) as store, working(experiment) as progress:
-        result = run_experiment(experiment, scale, store=store, progress=progress, **overrides)
+    with resumable(kept), Store(kept) as store, progress(experiment) as begin:
+        result = run_experiment(experiment, scale, store=store, progress=begin, **overrides)
     result = replace(result, label=name)
     paths = {what: str(path) for what, path in result.write(out).items()}
     if as_json:
@@ -68,3 +69,19 @@ def run(
         print(f"Figure: {paths['figure']}   Numbers: {paths['numbers']}")
     if strict and any(claim.holds is False for claim in result.claims):
         raise typer.Exit(1)
+
+
+def _overrides(
+    recipe: Recipe, settings: list[str] | None, seed: int | None, device: str
+) -> dict[str, Any]:
+    """The settings that are given, also by options of their own."""
+    from normscope.cli.devices import device_setting
+    from normscope.cli.values import named_values
+    from normscope.errors import InputError
+
+    found = named_values(settings or ())
+    if seed is not None:
+        if "seed" in found:
+            raise InputError("the seed is given twice; leave out --seed or --set seed=.")
+        found["seed"] = seed
+    return found | device_setting(recipe.name, recipe.defaults(), device)

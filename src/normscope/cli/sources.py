@@ -10,15 +10,39 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from normscope.cli.places import found_at, is_place, made_at
+from normscope.cli.devices import check_device
+from normscope.cli.names import check_name
 from normscope.cli.values import named_values
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.registry import unknown_name
+from normscope.places import found_at, is_place, made_at
 
 if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_BATCH_SIZE = 256
+
+
+def check_names(
+    model: str, data: str | None = None, loss: str | None = None, *norms: str | None
+) -> None:
+    """Refuse names that nothing is registered under, before torch is loaded.
+
+    Args:
+        model: a registered name, or a place, which is not looked at yet.
+        data: likewise.
+        loss: likewise.
+        *norms: kinds of normalization.
+    """
+    for kind, source, example in (
+        ("models", model, "build"),
+        ("data", data, "samples"),
+        ("losses", loss, "loss"),
+    ):
+        if source is not None and not is_place(source, example):
+            check_name(kind, source)
+    for norm in norms:
+        if norm is not None:
+            check_name("norms", norm)
 
 
 def load_data(source: str, seed: int = 0) -> Any:
@@ -179,16 +203,9 @@ def _registered_model(
 
 def _on_device(model: nn.Module, device: str | None) -> nn.Module:
     """The model on a device that this machine has; the data follows it there."""
-    import torch
-
     if device is None:
         return model
-    known = ["cpu"]
-    if torch.accelerator.is_available():
-        name = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]  # there is
-        known += [name, *(f"{name}:{i}" for i in range(torch.accelerator.device_count()))]
-    if device not in known:
-        raise unknown_name("device of this machine", device, known)
+    check_device(device)
     return model.to(device)
 
 

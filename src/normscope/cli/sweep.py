@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import FirstSeed, Json
+from normscope.cli.names import check_name, completion_of
+from normscope.cli.options import ExperimentDevice, FirstSeed, Json, Scale
+
+DIAGRAM, STATUS = "phase_diagram", "status"
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="phase_diagram, an experiment (see list), or status."),
+    typer.Argument(
+        metavar="NAME",
+        help="phase_diagram, an experiment (see normscope list experiments), or status.",
+        autocompletion=completion_of(DIAGRAM, STATUS, kind="experiments"),
+    ),
 ]
 File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="With status: the file of a sweep.")
@@ -22,20 +29,38 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUES",
-        help="A value, a list 1,2,3, a range 0.1:3:12 (first:last:count) or 1e-3:1:16:log.",
+        help="A setting: a value, a list 1,2,3, a range 0.1:3:12 (first:last:count) or "
+        "1e-3:1:16:log; may be repeated.",
     ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Repetitions of every cell.")]
-Scale = Annotated[str, typer.Option(help="quick, small or paper, for settings not given.")]
+Seeds = Annotated[
+    int,
+    typer.Option(min=1, metavar="NUMBER", help="Repetitions of every cell, each with its seed."),
+]
 Out = Annotated[
     Path,
-    typer.Option("--out", "-o", metavar="FILE", help="The store; numbers and figure beside it."),
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="The store; numbers and figure are written beside it."
+    ),
 ]
-EngineName = Annotated[str, typer.Option("--engine", help="local, ray or dask.")]
-Workers = Annotated[int, typer.Option(min=1, help="Cells at the same time.")]
-Threads = Annotated[int, typer.Option(min=1, help="Of each worker.")]
-Address = Annotated[str | None, typer.Option(help="Of a Ray or Dask cluster that runs already.")]
-Attempts = Annotated[int, typer.Option(min=1, help="Times a cell may lose its worker.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="local (this machine), ray or dask (a cluster).",
+        autocompletion=completion_of(kind="engines"),
+    ),
+]
+Workers = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Cells at the same time.")]
+Threads = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Threads of each worker.")]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Address of a Ray or Dask cluster that runs already."),
+]
+Attempts = Annotated[
+    int, typer.Option(min=1, metavar="NUMBER", help="Times a cell may lose its worker.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count cells and estimate the time.")]
 Boundary = Annotated[
     bool, typer.Option("--boundary", help="Bisect for the critical learning rate, to 5 %.")
@@ -56,6 +81,7 @@ def sweep(
     seeds: Seeds = 1,
     seed: FirstSeed = None,
     scale: Scale = "quick",
+    device: ExperimentDevice = "cpu",
     out: Out = Path("sweep.sqlite"),
     engine: EngineName = "local",
     workers: Workers = 1,
@@ -70,36 +96,42 @@ def sweep(
 ) -> None:
     """Sweep settings over ranges; the same command goes on where it was cut off.
 
+    A cell is one combination of settings and seed: of phase_diagram a training over gamma (the
+    scale of the norm layers) and learning rate, else the experiment.
+
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """
-    from normscope.errors import InputError
-
-    if name == "status":
+    if name == STATUS:
         _show_status(file, follow, figure, as_json)
         return
+    _refuse_of_status(file, follow, figure)
+    check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")
+    from normscope.cli.sweep_runs import Request, carry_out
+    from normscope.sweeps.phase_diagram import seed_list
+
+    running = {"engine": engine, "workers": workers, "threads": threads}
+    running |= {"address": address, "max_attempts": max_attempts}
+    numbers = seed_list(seeds, seed or 0)
+    request = Request(name, _values(settings), scale, numbers, device, out, running, as_json)
+    carry_out(request, boundary, dry_run)
+
+
+def _values(settings: list[str] | None) -> dict[str, list[Any]]:
+    """The values of each setting that is given, by its whole name."""
+    from normscope.cli.values import named_lists
+
+    return {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
+
+
+def _refuse_of_status(file: Path | None, follow: bool, figure: Path | None) -> None:
+    from normscope.errors import InputError
+
     if file is not None:
         raise InputError(f"only status takes a file here, got {file}; name the store with --out.")
     if figure is not None:
         raise InputError("--figure belongs to status; a sweep draws its figure beside --out.")
-    from normscope.cli.sweep_runs import Request, estimate_cost, find_boundary, run_sweep
-    from normscope.cli.values import named_lists
-    from normscope.sweeps.phase_diagram import seed_list
-
-    given = {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
-    running = {
-        "engine": engine,
-        "workers": workers,
-        "threads": threads,
-        "address": address,
-        "max_attempts": max_attempts,
-    }
-    request = Request(name, given, scale, seed_list(seeds, seed or 0), out, running, as_json)
-    if boundary:
-        find_boundary(request, dry_run)
-    elif dry_run:
-        estimate_cost(request)
-    else:
-        run_sweep(request)
+    if follow:
+        raise InputError("--follow belongs to status; a sweep shows how far it is by itself.")
 
 
 def _show_status(file: Path | None, follow: bool, figure: Path | None, as_json: bool) -> None:

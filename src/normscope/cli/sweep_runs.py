@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normscope.cli.devices import device_setting
+from normscope.cli.sweep import DIAGRAM, STATUS
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 
@@ -15,9 +17,8 @@ if TYPE_CHECKING:
     from normscope.sweeps import Unit, Work
     from normscope.sweeps.diagram import Diagram
 
-__all__ = ["Request", "estimate_cost", "find_boundary", "run_sweep"]
+__all__ = ["Request", "carry_out", "estimate_cost", "find_boundary", "run_sweep"]
 
-DIAGRAM = "phase_diagram"
 _BESIDE = (".nc", ".svg")  # what is written beside the store
 _ROUNDS = 7  # trainings of a search, where the theory is within a factor of two
 
@@ -31,19 +32,21 @@ class Request:
         given: values of settings, each a list.
         scale: for the settings that are not given.
         seeds: of every cell.
+        device: where the cells are computed.
         out: the store.
         running: engine, workers, threads, address and max_attempts.
         as_json: print strict JSON.
 
     Raises:
         UnknownNameError: if the name is neither.
-        InputError: if the store's name is that of a file beside it.
+        InputError: if the store's name is that of a file beside it, or the work does not move.
     """
 
     name: str
     given: dict[str, list[Any]]
     scale: str
     seeds: list[int]
+    device: str
     out: Path
     running: dict[str, Any]
     as_json: bool
@@ -52,13 +55,25 @@ class Request:
         from normscope.experiments import EXPERIMENTS
 
         if self.name != DIAGRAM and self.name not in EXPERIMENTS:
-            raise unknown_name("sweep", self.name, [DIAGRAM, "status", *EXPERIMENTS])
+            raise unknown_name("sweep", self.name, [DIAGRAM, STATUS, *EXPERIMENTS])
+        moved = device_setting(self.name, self._settings(), self.device)
+        self.given.update({name: [value] for name, value in moved.items()})
         if self.out.suffix.lower() in _BESIDE:
             stored = self.out.with_suffix(".sqlite")
             raise InputError(
                 f"{self.out} is the store, and numbers (.nc) and figure (.svg) go beside it; "
                 f"name it otherwise, such as {stored}."
             )
+
+    def _settings(self) -> set[str]:
+        """Names of the settings that there are."""
+        if self.name == DIAGRAM:
+            from normscope.sweeps.training_cell import Training
+
+            return {field.name for field in fields(Training)}
+        from normscope.experiments import EXPERIMENTS
+
+        return set(EXPERIMENTS[self.name].defaults())
 
     def planned(self) -> tuple[Work, Sequence[Unit], Diagram | None]:
         """The work, its units, and for a phase diagram the plan that they come from."""
@@ -94,9 +109,25 @@ class Request:
         return axes["gamma"], fixed
 
 
+def carry_out(request: Request, boundary: bool, dry_run: bool) -> None:
+    """Do what was asked for.
+
+    Args:
+        request: the sweep.
+        boundary: search for the critical learning rate instead.
+        dry_run: only say what it would cost.
+    """
+    if boundary:
+        find_boundary(request, dry_run)
+    elif dry_run:
+        estimate_cost(request)
+    else:
+        run_sweep(request)
+
+
 def run_sweep(request: Request) -> None:
     """Compute the cells; numbers and figure of a diagram are renewed on the way."""
-    from normscope.cli.output import resumable, working
+    from normscope.cli.output import progress, resumable
     from normscope.cli.sweep_output import print_report
     from normscope.cli.sweep_picture import Picture
     from normscope.results import Store
@@ -107,9 +138,9 @@ def run_sweep(request: Request) -> None:
     ENGINES[request.running["engine"]]
     files = {"store": str(request.out)}
     out = request.out
-    with resumable(out), Store(out) as store, working(request.name) as progress:
-        picture = None if plan is None else Picture(plan, store, out, progress)
-        tell = progress if picture is None else picture.tell
+    with resumable(out), Store(out) as store, progress(request.name) as begin:
+        picture = None if plan is None else Picture(plan, store, out, begin)
+        tell = begin if picture is None else picture.tell
         report = sweep(work, units, store, progress=tell, **request.running)
         if picture is not None:
             files |= picture.write()
@@ -139,7 +170,7 @@ def estimate_cost(request: Request) -> None:
 
 def find_boundary(request: Request, dry_run: bool) -> None:
     """Bisect for the critical learning rate, or only say what it would cost."""
-    from normscope.cli.output import resumable, working
+    from normscope.cli.output import progress, resumable
     from normscope.cli.sweep_output import print_boundary
     from normscope.cli.sweep_picture import write_boundary
     from normscope.sweeps.boundary import boundary
@@ -150,12 +181,12 @@ def find_boundary(request: Request, dry_run: bool) -> None:
     if dry_run:
         _estimate_search(request, gammas, settings)
         return
-    with resumable(request.out), working("boundary") as progress:
+    with resumable(request.out), progress("boundary") as tell:
         found = boundary(
             gammas,
             seeds=request.seeds,
             store=request.out,
-            progress=progress,
+            progress=tell,
             **request.running,
             **settings,
         )

@@ -11,8 +11,20 @@ import typer
 
 from normscope.cli.figures import check_figure, draw_on
 from normscope.cli.names import completion_of
-from normscope.cli.options import Figure, Json, Model, ModelOptions, Momentum, Norm, Seed
+from normscope.cli.options import (
+    BatchSize,
+    Figure,
+    InputData,
+    Json,
+    Model,
+    ModelOptions,
+    Momentum,
+    Norm,
+    Seed,
+)
+from normscope.cli.theory_output import Basis, print_as_json, print_predictions
 from normscope.cli.values import numbers
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +35,8 @@ Gamma = Annotated[
     str | None,
     typer.Option(
         metavar="VALUES",
-        help="Scale of every norm layer: 1, 0.5,1,2, 0.1:3:30 (30 values from 0.1 to 3), or "
-        "0.1:3:30:log.",
+        help="Scale of every norm layer: a value, a list 0.5,1,2, a range 0.1:3:30 "
+        "(first:last:count) or 0.1:3:30:log.",
         show_default="the model's own",
     ),
 ]
@@ -32,30 +44,24 @@ Closure = Annotated[
     str,
     typer.Option(
         metavar="CLOSURE",
-        help="train, frozen, printed or all.",
+        help="How the theory treats batch statistics: train (differentiated through, as training "
+        "does), frozen (as constants), printed (the paper to the letter) or all three.",
         autocompletion=completion_of("train", "frozen", "printed", "all"),
     ),
 ]
-Data = Annotated[
+InputShape = Annotated[
     str | None,
     typer.Option(
-        "--data",
-        "-d",
-        metavar="DATA",
-        help="A data set, as elsewhere, to measure the inputs' moments on.",
-        show_default="iid normal inputs",
-        autocompletion=completion_of(kind="data"),
+        metavar="SIZES",
+        help="Sizes of one sample, such as 3,32,32.",
+        show_default="those of the data or the model",
     ),
 ]
-InputShape = Annotated[
-    str | None, typer.Option(metavar="SIZES", help="Of one sample, such as 3,32,32.")
-]
-BatchSize = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.")]
 Parameters = Annotated[
     str,
     typer.Option(
         metavar="WHICH",
-        help="weights, as in the paper, or all.",
+        help="weights (as in the paper) or all (biases, scales and shifts too).",
         autocompletion=completion_of("weights", "all"),
     ),
 ]
@@ -66,11 +72,11 @@ def theory(
     model: Model,
     gamma: Gamma = None,
     closure: Closure = "train",
-    data: Data = None,
+    data: InputData = None,
     input_shape: InputShape = None,
     norm: Norm = None,
     option: ModelOptions = None,
-    batch_size: BatchSize = 256,
+    batch_size: BatchSize = None,
     momentum: Momentum = 0.0,
     parameters: Parameters = "weights",
     seed: Seed = 0,
@@ -80,55 +86,66 @@ def theory(
 ) -> None:
     """Largest eigenvalue of the Fisher matrix at initialization, by mean-field theory.
 
-    Nothing is trained or measured but the variances of the initial weights.
+    The Fisher matrix is the curvature of half the squared error; normscope lr has the limit for
+    any loss. Nothing is trained or measured but the variances of the initial weights.
 
     Example: normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot
     """
     from normscope.cli import sources
 
+    sources.check_names(model, data, None, norm)
     figure = Path("theory.svg") if plot and out is None else out
     check_figure(figure)
-    values = None if gamma is None else numbers(gamma, "gamma")
     samples = None if data is None else sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed)
+    size = batch_size or sources.DEFAULT_BATCH_SIZE
     options: dict[str, Any] = {
         "input_shape": _shape(input_shape, model, option or (), samples),
-        "data": None if samples is None else _first_batch(samples, batch_size, seed),
-        "gamma": values,
-        "batch_size": batch_size,
+        "data": None if samples is None else _first_batch(samples, size, seed),
+        "gamma": None if gamma is None else numbers(gamma, "gamma"),
+        "batch_size": size,
         "parameters": parameters,
     }
     found, refused = _predictions(network, closure, options)
     draw_on(figure, partial(_draw, found))
-    _print(found, refused, figure, {"model": model, "momentum": momentum}, as_json)
+    basis = Basis(model, momentum, data, parameters, network)
+    (print_as_json if as_json else print_predictions)(found, refused, figure, basis)
 
 
 def _predictions(
     network: Any, closure: str, options: dict[str, Any]
 ) -> tuple[list[Prediction], dict[str, str]]:
     """A prediction for each closure; of all, those that the network has none for are told."""
-    from normscope.errors import InputError
+    from normscope.cli.output import progress
     from normscope.meanfield import CLOSURES, predict
 
-    if closure != "all":
-        return [predict(network, closure=closure, **options)], {}
     found, refused = [], {}
-    for name in CLOSURES:
-        try:
-            found.append(predict(network, closure=name, **options))
-        except InputError as error:
-            if name != "printed":  # only the paper's recursions end where others go on
-                raise
-            refused[name] = str(error)
+    with progress("theory") as begin:
+        for name in CLOSURES if closure == "all" else (closure,):
+            begin(f"closure {name}")
+            try:
+                found.append(predict(network, closure=name, **options))
+            except InputError as error:
+                if closure != "all" or name != "printed":  # the paper's recursions end earlier
+                    raise _of_options(error) from error
+                refused[name] = str(error)
     return found, refused
+
+
+def _of_options(error: InputError) -> InputError:
+    """The error in the words of the command line."""
+    if "needs input_shape" not in str(error):
+        return type(error)(str(error).replace("input_shape", "--input-shape"))
+    return type(error)(
+        "the model does not begin with a linear layer, which would tell the sizes of its input; "
+        "give --input-shape, such as --input-shape 3,32,32, or --data."
+    )
 
 
 def _shape(
     text: str | None, model: str, options: list[str] | tuple[str, ...], samples: Any
 ) -> tuple[int, ...] | None:
     """The input's shape: given, that of the data, or the registered model's own."""
-    from normscope.errors import InputError
-
     if text is not None:
         try:
             return tuple(int(size) for size in text.split(","))
@@ -164,36 +181,3 @@ def _draw(found: list[Prediction], axes: Axes) -> None:
     curves = [each.to_xarray()["lambda_max"] for each in found]
     names = xr.Variable("closure", [each.closure for each in found])
     closure_curves(xr.Dataset({"lambda_max": xr.concat(curves, names)}), axes)
-
-
-def _print(
-    found: list[Prediction],
-    refused: dict[str, str],
-    figure: Path | None,
-    source: dict[str, Any],
-    as_json: bool,
-) -> None:
-    from normscope.cli.output import print_json
-
-    momentum = source["momentum"]
-    if as_json:
-        answers = [_plain(each, momentum) for each in found]
-        path = None if figure is None else str(figure)
-        print_json({**source, "closures": answers, "refused": refused, "figure": path})
-        return
-    for each in found:
-        typer.echo(str(each))
-        if momentum and each.gamma is None and each.lambda_max is not None:
-            rate = each.max_learning_rate(momentum)
-            typer.echo(f"with momentum {momentum:g}: learning rates below {rate:.4g}")
-        typer.echo("")
-    for name, reason in refused.items():
-        typer.echo(f"{name}: {reason}")
-    if figure is not None:
-        typer.echo(f"Figure: {figure}")
-
-
-def _plain(prediction: Prediction, momentum: float) -> dict[str, Any]:
-    rate: Any = prediction.max_learning_rate(momentum)
-    plain = rate.tolist() if hasattr(rate, "tolist") else rate
-    return {**prediction.to_dict(), "max_learning_rate": plain}

@@ -136,4 +136,5 @@ class TopEigenvalue:
 
     def _footing(self) -> str:
         state = "converged" if self.converged else "NOT CONVERGED"
-        return f"{state} to {self.tolerance:g}, {self.matvecs:.1f} products, {self.seconds:.2f} s"
+        products = f"{round(self.matvecs, 1):g} matrix-vector products"
+        return f"{state} to {self.tolerance:g}, {products}, {self.seconds:.2f} s"

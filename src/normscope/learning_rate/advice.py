@@ -194,21 +194,36 @@ class Advice:
     def _rows(self) -> list[tuple[str, str]]:
         low, high = self.interval
         above = f"{high:.3g}" if math.isfinite(high) else "no end found"
-        theory = (
-            f"none: {self.theory.reason}" if self.by_theory is None else f"{self.by_theory:.3g}"
-        )
         rows = [
             ("recommended", f"{self.recommended:.3g}"),
             ("limit", f"{self.limit:.3g}   ({low:.3g} to {above})"),
             ("safe", f"{self.safe:.3g}"),
             ("by curvature", f"{self.by_curvature:.3g}   {self.prediction.reason}"),
-            ("by theory", theory),
+            ("by theory", self._theory_text()),
             ("verified", self._verified_text()),
-            ("lambda_max", ", ".join(f"{value:.4g}" for value in self.curvature.values)),
+            ("lambda_max", self._curvature_text()),
         ]
         largest = list(self.shares.items())[:_SHOWN_LAYERS]
         parts = [f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005]
         return [*rows, ("steepest in", ", ".join(parts))]
+
+    def _theory_text(self) -> str:
+        found = self.theory
+        if found.rate is None:
+            return f"none: {found.reason}"
+        if found.fisher is None or found.factor is None:
+            return f"{found.rate:.3g}"
+        return (
+            f"{found.rate:.3g}   lambda_max predicted {found.fisher * found.factor:.4g}: "
+            f"{found.fisher:.4g} of the Fisher matrix times {found.factor:.3g} for this loss, "
+            "weights alone"
+        )
+
+    def _curvature_text(self) -> str:
+        values = ", ".join(f"{value:.4g}" for value in self.curvature.values)
+        matrix = {"ggn": "Gauss-Newton matrix"}.get(self.curvature.kind, "Hessian")
+        scaled = "" if self.rule.is_exact else f" over {self.rule.name}'s scale"
+        return f"{values}   measured: {matrix} of the loss{scaled}, all parameters, by batch"
 
     def _verified_text(self) -> str:
         found = self.verification

@@ -23,10 +23,14 @@ class Theory:
     Args:
         rate: the bound; None if the theory has none.
         reason: why not, or in which regime the net is.
+        fisher: largest eigenvalue of the Fisher matrix, which is that of half the squared error.
+        factor: by which the loss's Gauss-Newton matrix differs from it.
     """
 
     rate: float | None
     reason: str
+    fisher: float | None = None
+    factor: float | None = None
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
@@ -71,7 +75,8 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
         factor = output_curvature(loss, found, _classes(problem.model, batch[1]))
     except NormscopeError as error:
         return Theory(None, str(error))
-    return Theory(rule.largest_stable_rate(float(factor * found.lambda_max)), str(found.regime))
+    fisher, factor = float(found.lambda_max), float(factor)
+    return Theory(rule.largest_stable_rate(factor * fisher), str(found.regime), fisher, factor)
 
 
 def _known_loss(problem: Problem) -> str | None:

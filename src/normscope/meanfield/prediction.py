@@ -18,14 +18,31 @@ if TYPE_CHECKING:
 __all__ = ["Prediction"]
 
 _COLUMNS = (
-    ("inputs", "N"),
-    ("second_moment", "q"),
-    ("second_moment_pair", "q_xy"),
+    ("inputs", "inputs"),
+    ("second_moment", "output²"),
+    ("second_moment_pair", "two samples"),
     ("gradient", "gradient²"),
     ("growth", "growth"),
-    ("term", "f"),
+    ("term", "term"),
     ("share", "share"),
 )
+_LEGEND = (
+    "inputs: of one unit. output²: mean square of an output; two samples: mean product of the "
+    "outputs for two samples.",
+    "gradient²: of one sample, by the layer's outputs; growth: over that of the layer above.",
+    "term, share: the layer's part of the lower bound.",
+)
+_CLOSURES = {
+    "train": "through batch statistics, as training does",
+    "frozen": "batch statistics as constants",
+    "printed": "the paper to the letter",
+}
+_REGIMES = {
+    "head": "the last layer decides",
+    "bound": "mean gradients of all layers decide",
+    "explosive": "single samples decide, beyond the bound",
+    "undetermined": "the theory has no answer",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,29 +171,33 @@ class Prediction:
             return table_html(self._sweep_rows(), self._heading())
         titles = [("name", "layer"), *_COLUMNS]
         rows = [{title: getattr(row, name) for name, title in titles} for row in self.layers]
-        return table_html(rows, self._heading(), "\n".join(self._footing()))
+        return table_html(rows, self._heading(), "\n".join([*_LEGEND, *self._footing()]))
 
     def _heading(self) -> str:
-        return f"Mean-field theory, closure {self.closure}, batch size {self.batch_size:g}"
+        closure = f"{self.closure} ({_CLOSURES[self.closure]})"
+        return f"Mean-field theory, closure {closure}, batch size {self.batch_size:g}"
 
     def _layer_lines(self) -> list[str]:
         width = max(len("layer"), *(len(row.name) for row in self.layers))
-        titles = "".join(f"{title:>11}" for _, title in _COLUMNS)
+        titles = "".join(f"{title:>13}" for _, title in _COLUMNS)
         lines = [f"{'layer':<{width}}{titles}"]
         for row in self.layers:
-            cells = "".join(f"{float(getattr(row, name)):>11.4g}" for name, _ in _COLUMNS)
+            cells = "".join(f"{float(getattr(row, name)):>13.4g}" for name, _ in _COLUMNS)
             lines.append(f"{row.name:<{width}}{cells}")
-        return lines
+        return [*lines, *_LEGEND]
 
     def _footing(self) -> list[str]:
         if self.lambda_max is None:
             largest = "lambda_max undetermined"
         else:
             rate = self.max_learning_rate()
-            largest = f"lambda_max {self.lambda_max:.4g}, learning rates below {rate:.4g}"
+            largest = (
+                f"lambda_max {self.lambda_max:.4g} of the Fisher matrix: learning rates below "
+                f"{rate:.4g} for half the squared error"
+            )
         bound = f"lower bound per output {self.lower_bound:.4g}"
         notes = [f"note: {note}." for note in self.notes]
-        return [f"{largest}; {bound}", f"regime {self.regime}: {self.reason}", *notes]
+        return [f"{largest}; {bound}", f"{_in_words(str(self.regime))}: {self.reason}", *notes]
 
     def _sweep_rows(self) -> list[dict[str, Any]]:
         assert self.gamma is not None
@@ -193,7 +214,11 @@ class Prediction:
         head = f"{'gamma':>8}{'lambda_max':>12}{'lower bound':>13}{'max rate':>12}  regime"
         rows = (tuple(row.values()) for row in self._sweep_rows())
         lines = (f"{g:8.4g}{v:12.4g}{b:13.4g}{r:12.4g}  {name}" for g, v, b, r, name in rows)
-        return [head, *lines]
+        return [head, *lines, *map(_in_words, dict.fromkeys(self.regime))]
+
+
+def _in_words(regime: str) -> str:
+    return f"regime {regime} ({_REGIMES[regime]})"
 
 
 def _number(value: float | Array | None) -> Array:

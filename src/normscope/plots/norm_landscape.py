@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, new_figure
@@ -16,7 +17,7 @@ from normscope.plots.style import colour_of, new_figure
 __all__ = ["norm_landscape", "norm_shift"]
 
 _BANDS = {"loss": "loss along\nthe gradient", "gradient_distance": "change of\nthe gradient"}
-_BEHIND = "#999999"
+_BEHIND = "#777777"
 
 
 def norm_landscape(results: xr.Dataset) -> Figure:
@@ -55,7 +56,7 @@ def _draw_bands(
     for axes, norm in zip(panels, norms, strict=True):
         if norm != norms[0]:
             for end in ends:
-                axes.plot(steps, end.sel(norm=norms[0]), color=_BEHIND, lw=0.7, ls=":")
+                axes.plot(steps, end.sel(norm=norms[0]), color=_BEHIND, lw=1.0, ls=":")
         low, high = (end.sel(norm=norm).values for end in ends)
         axes.fill_between(steps, low, high, color=colour_of(norm), alpha=0.35, lw=0)
         for edge in (low, high):
@@ -102,6 +103,7 @@ def _draw_lines(axes: Axes, curves: xr.DataArray, label: str, logarithmic: bool 
         axes.plot(lines["step"], known.median("seed").values, lw=1.6, label=name_of(norm), **style)
     if logarithmic:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())  # else labels crowd within a decade
     axes.set_xlabel("step")
     axes.set_ylabel(label)
     for side in ("top", "right"):

@@ -14,7 +14,7 @@ from normscope.plots.names import name_of
 from normscope.plots.rate_limits import rate_limits
 from normscope.plots.style import colour_of, new_figure
 
-__all__ = ["overview", "trainings"]
+__all__ = ["overview"]
 
 
 def overview(results: xr.Dataset) -> Figure:
@@ -30,36 +30,13 @@ def overview(results: xr.Dataset) -> Figure:
     left, own, shared = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     rate_limits(results, left)
     left.set_title("Where training breaks", loc="left", fontsize=11)
-    _draw_both(own, shared, results)
-    return figure
-
-
-def trainings(results: xr.Dataset) -> Figure:
-    """Draw the two panels of training alone, with a legend.
-
-    Args:
-        results: of the experiment "tour".
-
-    Returns:
-        The figure.
-    """
-    figure = new_figure(width=9.6, height=4.0)
-    own, shared = figure.subplots(1, 2)
-    _draw_both(own, shared, results)
-    handles, labels = own.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
-    )
-    return figure
-
-
-def _draw_both(own: Axes, shared: Axes, results: xr.Dataset) -> None:
     draw_trainings(own, results, "")
     own.set_title("Each at half its own limit", loc="left", fontsize=11)
     own.set_ylabel("training loss")
     draw_trainings(shared, results, "shared_")
     rate = float(results["shared_rate"])
     shared.set_title(f"All at {rate:.2g}, half the largest", loc="left", fontsize=11)
+    return figure
 
 
 def draw_trainings(axes: Axes, results: xr.Dataset, prefix: str) -> None:

@@ -18,7 +18,10 @@ from normscope.plots.style import new_figure
 __all__ = ["draw_lines", "phase_diagram", "phase_diagrams", "write_settings"]
 
 _DASHES = {"train": "-", "frozen": "--", "printed": ":"}
-_LABELS = {"gamma": r"$\gamma$", "sigma_w": r"$\sigma_w$", "learning_rate": r"$\eta$"}
+_LABELS = {
+    "gamma": r"initial scale of BatchNorm $\gamma$",
+    "sigma_w": r"spread of the weights $\sigma_w$",
+}
 _LINE = "#D62728"
 _SPAN = 100.0  # of the colours, from the lowest loss on
 _ALL = ("samples", "test_samples")  # None: all of them
@@ -39,20 +42,41 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     Returns:
         The axes drawn on.
     """
-    alone = axes is None
+    figure = None
     if axes is None:
         figure = new_figure(width=6.4, height=4.8)
         axes = figure.subplots()
         write_settings(figure, results)
     setting = _setting(results)
     results = results.sortby([setting, "learning_rate"])
+    _draw_cells(axes, results, setting)
+    if "critical_learning_rate" in results:
+        draw_lines(axes, results["critical_learning_rate"], setting)
+    axes.set_xlabel(r"learning rate $\eta$")
+    axes.set_ylabel(_LABELS.get(setting, setting.replace("_", " ")))
+    handles, labels = axes.get_legend_handles_labels()
+    if figure is not None and handles:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            ncols=4,
+            frameon=False,
+            fontsize="small",
+            columnspacing=1.2,
+        )
+    return axes
+
+
+def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
+    """The cells in ascending order, with their colours, between the borders of the grid."""
     exploded = (results["diverged"] == 1).any("seed").transpose(setting, "learning_rate").values
     loss = results["test_loss"].mean("seed").transpose(setting, "learning_rate").values
     shown = np.ma.masked_invalid(np.where(exploded, np.nan, loss))
     rates, values = results["learning_rate"].values, results[setting].values
-    axes.set_facecolor("#BBBBBB")
     logarithmic = _is_logarithmic(values)
     x, y = _edges(rates, logarithmic=True), _edges(values, logarithmic)
+    axes.set_facecolor("#BBBBBB")
     axes.pcolormesh(x, y, np.where(exploded, 1.0, np.nan), cmap="Greys", vmin=1, vmax=2)
     scale = None
     if shown.count() and shown.min() > 0:
@@ -61,17 +85,10 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
     if shown.count():
         axes.figure.colorbar(mesh, ax=axes, label="test loss")
-    if "critical_learning_rate" in results:
-        draw_lines(axes, results["critical_learning_rate"], setting)
     axes.set_xscale("log")
     axes.set_yscale("log" if logarithmic else "linear")
     axes.set_xlim(x[0], x[-1])
     axes.set_ylim(y[0], y[-1])
-    axes.set_xlabel(f"learning rate {_LABELS['learning_rate']}")
-    axes.set_ylabel(_LABELS.get(setting, setting))
-    if alone and axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, frameon=False)
-    return axes
 
 
 def phase_diagrams(results: xr.Dataset) -> Figure:
@@ -106,9 +123,9 @@ def draw_lines(axes: Axes, lines: xr.DataArray, setting: str) -> None:
     for closure in map(str, lines["closure"].values):
         line = lines.sel(closure=closure)
         style = _DASHES.get(closure, "-.")
-        axes.plot(line, line[setting], style, color=_LINE, label=rf"$\eta_*$, {closure}")
+        axes.plot(line, line[setting], style, color=_LINE, label=f"theory, {closure}")
     half = lines.sel(closure="train") / 2
-    axes.plot(half, half[setting], "-", color=_LINE, lw=0.7, label=r"$\eta_*/2$, train")
+    axes.plot(half, half[setting], "-", color=_LINE, lw=0.7, label="half of it, train")
 
 
 def _setting(results: xr.Dataset) -> str:

@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from normscope.plots.quantities import layer_name
 from normscope.plots.style import new_figure
 
 __all__ = ["layer_lines"]
@@ -19,6 +20,7 @@ def layer_lines(
     axes: Axes | None = None,
     dimension: str = "layer",
     logarithmic: bool = False,
+    legend: bool = True,
 ) -> Axes:
     """Draw a line for each layer, from dark to bright in their order; layers without values not.
 
@@ -27,6 +29,7 @@ def layer_lines(
         axes: where to draw; None for a new figure.
         dimension: the name of the dimension of layers.
         logarithmic: whether the values' axis is.
+        legend: whether the layers are named on it.
 
     Returns:
         The axes drawn on.
@@ -37,7 +40,8 @@ def layer_lines(
     names = [str(n) for n in values[dimension].values]
     shown = [n for n in names if np.isfinite(values.sel({dimension: n}).values).any()]
     for place, name in enumerate(shown):
-        colour = colormaps["viridis"](0.9 * place / max(len(shown) - 1, 1))
+        # by the place among all, so that a layer has one colour wherever it is drawn
+        colour = colormaps["viridis"](0.9 * names.index(name) / max(len(names) - 1, 1))
         line = values.sel({dimension: name}).values
         marker = "." if len(line) == 1 else ""
         label = _label(name) if _is_named(place, len(shown)) else None
@@ -45,14 +49,14 @@ def layer_lines(
     if logarithmic and bool((values > 0).any()):
         axes.set_yscale("log")
     axes.set_xlabel("step")
-    if shown:
+    if shown and legend:
         axes.legend(frameon=False, fontsize="x-small")
     return axes
 
 
 def _label(name: str) -> str:
     """A layer's name in a legend, which leaves out labels that begin by an underscore."""
-    return f" {name}" if name.startswith("_") else name or "(the model itself)"
+    return f" {name}" if name.startswith("_") else layer_name(name)
 
 
 def _is_named(place: int, count: int) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import xarray as xr
 from matplotlib.axes import Axes
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 from normscope.errors import StateError
 from normscope.plots.bands import band
 from normscope.plots.probe_layers import layer_lines
+from normscope.plots.quantities import dimension_name, quantity_name
 from normscope.plots.style import new_figure
 
 __all__ = ["scope_figure"]
@@ -27,28 +30,35 @@ def _curve(values: xr.DataArray, axes: Axes) -> None:
 
 def _first_comparison(values: xr.DataArray, axes: Axes) -> None:
     comparison = values.isel(comparison=0)
-    layer_lines(comparison, axes, dimension="norm_layer", logarithmic=True)
+    layer_lines(comparison, axes, dimension="norm_layer", logarithmic=True, legend=False)
 
 
-_layers_log = partial(layer_lines, logarithmic=True)
-_PANELS: dict[str, tuple[str, _Drawing]] = {
-    "loss": ("loss", _curve),
-    "ray_loss": ("loss along the gradient", band),
-    "gradient_distance": ("change of the gradient along it", band),
-    "gradient_cosine": ("cosine of the gradients along it", band),
-    "effective_smoothness": ("effective smoothness", _curve),
-    "local_smoothness": ("local smoothness", _curve),
-    "top_eigenvalue": ("top eigenvalue", _curve),
-    "shift_distance": ("covariate shift, distance", _layers_log),
-    "shift_cosine": ("covariate shift, cosine", layer_lines),
-    "gradient_norm": ("gradient norm", _layers_log),
-    "activation_mean_change": ("change of the mean", _layers_log),
-    "activation_variance_change": ("change of the variance", _layers_log),
-    "mean_gap": ("mean, batch to running", _first_comparison),
-    "spread_gap": ("spread, batch to running", _first_comparison),
+_layers = partial(layer_lines, legend=False)
+_layers_log = partial(layer_lines, logarithmic=True, legend=False)
+_PANELS: dict[str, _Drawing] = {
+    "loss": _curve,
+    "ray_loss": band,
+    "gradient_distance": band,
+    "gradient_cosine": band,
+    "effective_smoothness": _curve,
+    "local_smoothness": _curve,
+    "top_eigenvalue": _curve,
+    "shift_distance": _layers_log,
+    "shift_cosine": _layers,
+    "gradient_norm": _layers_log,
+    "activation_mean_change": _layers_log,
+    "activation_variance_change": _layers_log,
+    "mean_gap": _first_comparison,
+    "spread_gap": _first_comparison,
 }
 
+# where the layers of a kind are named
+_LEGENDS: dict[str, Literal["outside lower left", "outside lower right"]] = {
+    "layer": "outside lower left",
+    "norm_layer": "outside lower right",
+}
 _COLUMNS = 3
+_TITLE_WIDTH = 34  # letters over a panel
 
 
 def scope_figure(results: xr.Dataset) -> Figure:
@@ -71,9 +81,30 @@ def scope_figure(results: xr.Dataset) -> Figure:
     figure = new_figure(3.4 * columns, 2.6 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, shown, strict=False):
-        title, draw = _PANELS[name]
-        draw(results[name], axes)
-        axes.set_title(title, fontsize="medium")
+        _PANELS[name](results[name], axes)
+        title = textwrap.wrap(quantity_name(name), _TITLE_WIDTH)
+        axes.set_title("\n".join(title), fontsize="medium")
     for axes in panels[len(shown) :]:
         axes.remove()
+    _name_layers(figure, {name: axes for axes, name in zip(panels, shown, strict=False)}, results)
     return figure
+
+
+def _name_layers(figure: Figure, panels: dict[str, Axes], results: xr.Dataset) -> None:
+    """One legend below for all panels over the same layers: that of the panel which has most."""
+    for dimension, place in _LEGENDS.items():
+        own = [axes for name, axes in panels.items() if dimension in results[name].dims]
+        if not own:
+            continue
+        fullest = max(own, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
+        handles, labels = fullest.get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc=place,
+            ncols=min(len(labels), 4),
+            frameon=False,
+            fontsize="small",
+            title=dimension_name(dimension),
+            title_fontsize="small",
+        )

@@ -13,7 +13,7 @@ from normscope.plots.style import new_figure
 __all__ = ["verdicts"]
 
 _FORMS = {"exact": "#0072B2", "printed": "#D55E00", "article": "#009E73"}
-_LABELS = {"printed": "as printed", "article": "as in the article"}
+_LABELS = {"exact": "exact form", "printed": "as printed", "article": "as in the article"}
 _SMALLEST = 1e-18  # sides that are equal to the last bit are drawn here
 _INK = "#555555"
 

@@ -160,7 +160,7 @@ def _linear_weights(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.L
 
 
 def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:
-    """Whether five m x m products are cheaper than the gradient, and the pass comes by here.
+    """Whether four m x m products are cheaper than the gradient, and the pass comes by here.
 
     Without a bias or an earlier layer that is trained nothing would be differentiated by at this
     place once the weight is not.
@@ -194,12 +194,13 @@ def _products(start: _Factors, inputs: Tensor, signals: Tensor) -> Products:
     other_inputs, other_signals = inputs - start.inputs, signals - start.signals
     across = other_signals @ start.signals.T
     moved = other_inputs @ start.inputs.T
-    change = other_inputs @ other_inputs.T
+    change, turned = other_inputs @ other_inputs.T, other_signals @ other_signals.T
     whole = start.inputs_gram + moved + moved.T + change  # X' X'^T
+    whole_signals = start.signals_gram + across + across.T + turned  # D' D'^T
     inner = _inner(start.signals_gram + across, start.inputs_gram + moved)
-    norm = _inner(signals @ signals.T, whole)
+    norm = _inner(whole_signals, whole)
     difference = (
-        _inner(other_signals @ other_signals.T, whole)
+        _inner(turned, whole)
         + 2 * _inner(across, moved.T + change)
         + _inner(start.signals_gram, change)
     )

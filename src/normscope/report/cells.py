@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normscope.report.document import Table
+from normscope.report.document import Name, Table
 
 __all__ = ["Cell", "cell", "numeric_columns", "shown"]
 
@@ -21,24 +21,34 @@ class Cell:
         text: what is shown.
         order: the number to sort by; None: sorted by its text.
         missing: whether nothing is known; sorted last.
+        key: the name in the data, if that is another.
     """
 
     text: str
     order: str | None = None
     missing: bool = False
+    key: str = ""
 
 
-def cell(value: object) -> Cell:
+def cell(value: object, digits: int = 4) -> Cell:
     """How a value is shown and sorted.
 
-    >>> cell(0.123456), cell(None)
-    (Cell(text='0.1235', order='0.123456', missing=False), Cell(text='-', order=None, missing=True))
+    >>> cell(0.123456).text, cell(0.123456, 2).text, cell(0.123456).order
+    ('0.1235', '0.12', '0.123456')
+    >>> cell(None)
+    Cell(text='-', order=None, missing=True, key='')
+
+    Args:
+        value: of a table.
+        digits: of a number that is not whole.
     """
+    if isinstance(value, Name):
+        return Cell(value.words, key=value.key if value.key != value.words else "")
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return Cell(MISSING, missing=True)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(shown(value))
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
     if isinstance(value, float) and math.isinf(value):
         return Cell(text, "Infinity" if value > 0 else "-Infinity")
     return Cell(text, repr(value))

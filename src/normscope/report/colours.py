@@ -13,6 +13,8 @@ _HEX = re.compile(r"#([0-9a-f]{6}|[0-9a-f]{3})\Z", re.IGNORECASE)
 _NAMED = {"black": "#000000", "white": "#ffffff"}
 _GREY_SPREAD = 6  # of the channels of a colour that counts as grey
 _LINE_CONTRAST = 3.0  # of a line against the paper (WCAG 2.2, 1.4.11)
+_TEXT_CONTRAST = 4.5  # of letters (1.4.3)
+_BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Palette:
     """The colours of one drawing as CSS variables that follow the theme.
 
     Black becomes the ink and white the paper; greys keep their place between the two. A line that
-    would not be seen on dark paper is lighter there. Areas keep their colour: it may be a value.
+    would not be seen on dark paper is lighter there, and letters are lighter or darker until they
+    are read on either. Areas keep their colour: it may be a value.
 
     >>> palette = Palette()
     >>> palette.value("#000000"), palette.value("#440154", is_line=True)
@@ -53,12 +56,13 @@ class Palette:
 
     _names: dict[str, str] = field(default_factory=dict)  # of the variables, by their value
 
-    def value(self, text: str, is_line: bool = False) -> str:
+    def value(self, text: str, is_line: bool = False, is_letter: bool = False) -> str:
         """What to write for a colour; what is no colour stays as it is.
 
         Args:
             text: as the drawing has it.
             is_line: whether it is of a line or a marker.
+            is_letter: whether it is of letters.
         """
         text = _NAMED.get(text.lower(), text)
         if not _HEX.match(text):
@@ -66,8 +70,12 @@ class Palette:
         colour = _parsed(text)
         if max(colour) - min(colour) <= _GREY_SPREAD:
             return self._grey(colour)
+        if is_letter:
+            light = _moved(colour, _BLACK, LIGHT.paper, _TEXT_CONTRAST)
+            return self._variable(light, _moved(colour, _WHITE, DARK.paper, _TEXT_CONTRAST))
         if is_line and contrast(_written(colour), DARK.paper) < _LINE_CONTRAST:
-            return self._variable(_written(colour), _lifted(colour))
+            lifted = _moved(colour, _WHITE, DARK.paper, _LINE_CONTRAST)
+            return self._variable(_written(colour), lifted)
         return text.lower()
 
     def _grey(self, colour: Colour) -> str:
@@ -102,11 +110,11 @@ def _mixed(first: Colour, second: Colour, share: float) -> Colour:
     return red, green, blue
 
 
-def _lifted(colour: Colour) -> str:
-    """The colour with as much white as it needs to be seen on dark paper."""
+def _moved(colour: Colour, towards: Colour, paper: str, least: float) -> str:
+    """The colour with as much of another as it needs to be seen on the paper."""
     for percent in range(0, 101, 3):
-        found = _written(_mixed(colour, (255, 255, 255), percent / 100))
-        if contrast(found, DARK.paper) >= _LINE_CONTRAST:
+        found = _written(_mixed(colour, towards, percent / 100))
+        if contrast(found, paper) >= least:
             break
     return found
 

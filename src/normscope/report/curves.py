@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import xarray as xr
 
 from normscope.report.document import Picture
 from normscope.report.pictures import picture_of
@@ -13,19 +12,9 @@ from normscope.report.records_table import parameter_words
 from normscope.report.words import counted
 from normscope.results import Record
 
-__all__ = ["curves_picture", "has_curve"]
+__all__ = ["curves_picture"]
 
 _MOST = 8  # lines that are told apart
-
-
-def has_curve(dataset: xr.Dataset) -> bool:
-    """Whether a dataset has the losses of one training."""
-    return (
-        "loss" in dataset
-        and dataset["loss"].dims == ("step",)
-        and dataset["loss"].size > 0
-        and dataset["loss"].dtype.kind in "iuf"
-    )
 
 
 def curves_picture(trainings: Sequence[Record], varying: Sequence[str]) -> Picture | None:

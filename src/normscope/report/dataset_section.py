@@ -12,7 +12,13 @@ from normscope.report.diagram import dataset_diagrams
 from normscope.report.diagram_words import shown_diagrams
 from normscope.report.document import Picture, Section, Table
 from normscope.report.downloads import dataset_downloads
-from normscope.report.scope_words import is_scope, scope_picture, scope_table, scope_words
+from normscope.report.scope_words import (
+    is_scope,
+    scope_picture,
+    scope_question,
+    scope_table,
+    scope_words,
+)
 from normscope.report.words import counted
 
 if TYPE_CHECKING:
@@ -53,6 +59,7 @@ def dataset_section(
         versions=versions or {},
         command_note=command_note,
         downloads=dataset_downloads(dataset, stem),
+        asked=scope_question(dataset) if is_scope(dataset) else "",
     )
 
 

@@ -11,7 +11,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.results import Record
-from normscope.results.export import latest_results
 from normscope.results.identity import canonical_json
 from normscope.results.labels import varying_settings
 
@@ -32,10 +31,8 @@ def diagrams(
 ) -> dict[str, xr.Dataset]:
     """Every diagram in the records, by what tells it from the others.
 
-    Of several revisions of a cell the one counts that `Store.to_xarray` takes.
-
     Args:
-        records: of trainings; those without a result are holes.
+        records: of trainings, of each cell the one that counts; those without a result are holes.
         theory: gives the critical learning rates.
         losses: the test loss by the key of a record; None: read from the records.
 
@@ -130,7 +127,7 @@ def _grid(
     places = [{value: place for place, value in enumerate(each)} for each in labels.values()]
     shape = tuple(map(len, labels.values()))
     loss, diverged = np.full(shape, np.nan), np.full(shape, np.nan)
-    for record in latest_results(records):
+    for record in (each for each in records if each.state.has_result):
         here = (record.parameters[axis], record.parameters[RATE], record.seed)
         where = tuple(place[value] for place, value in zip(places, here, strict=True))
         loss[where] = _loss(record) if losses is None else losses.get(record.key, np.nan)

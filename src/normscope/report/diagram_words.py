@@ -13,7 +13,13 @@ from normscope.report.document import Picture
 from normscope.report.pictures import picture_of
 from normscope.report.words import counted, listed
 
-__all__ = ["diagram_picture", "diagram_words", "has_results", "shown_diagrams"]
+__all__ = ["diagram_picture", "diagram_words", "has_results", "shown_diagrams", "theory_words"]
+
+_CLOSURES = {
+    "train": "train follows the batch's statistics, as training does",
+    "frozen": "frozen holds them fixed",
+    "printed": "printed is the paper's formula",
+}
 
 
 def has_results(dataset: xr.Dataset) -> bool:
@@ -65,8 +71,20 @@ def diagram_picture(dataset: xr.Dataset, name: str = "") -> Picture:
         "exploded, grey where nothing is known."
     )
     if "critical_learning_rate" in dataset:
-        caption += " Red: the theory's critical learning rate by each closure, and half of it."
+        caption += f" {theory_words(dataset)}"
     return picture_of(figure, f"Heat map. {diagram_words(dataset)}", caption)
+
+
+def theory_words(dataset: xr.Dataset) -> str:
+    """What the theory's lines of a diagram are.
+
+    Args:
+        dataset: with ``critical_learning_rate`` over the closures.
+    """
+    closures = map(str, dataset["critical_learning_rate"]["closure"].values)
+    known = [_CLOSURES[each] for each in closures if each in _CLOSURES]
+    told = f": {'; '.join(known)}" if known else ""
+    return f"Red: the theory's critical learning rate{told}. Thin: half of it."
 
 
 def shown_diagrams(

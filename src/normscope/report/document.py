@@ -9,9 +9,29 @@ from typing import Any
 
 from normscope.results import Claim
 
-__all__ = ["Download", "Picture", "Report", "Section", "Table"]
+__all__ = ["Download", "Name", "Picture", "Report", "Section", "Table", "Value"]
 
-Value = str | float | int | bool | None
+
+@dataclass(frozen=True)
+class Name:
+    """A name in words beside that in the data, which a programmer looks for.
+
+    >>> str(Name("gradient norm", "gradient_norm")), str(Name("loss", "loss"))
+    ('gradient norm (gradient_norm)', 'loss')
+
+    Args:
+        words: for a reader.
+        key: in the data.
+    """
+
+    words: str
+    key: str
+
+    def __str__(self) -> str:
+        return self.words if self.words == self.key else f"{self.words} ({self.key})"
+
+
+Value = str | float | int | bool | Name | None
 
 
 @dataclass(frozen=True)
@@ -37,11 +57,15 @@ class Table:
         caption: what the rows are.
         columns: their heads.
         rows: one value for each column; None: nothing is known there.
+        note: what the heads mean, below the table.
+        digits: of numbers that are not whole.
     """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Value]]
+    note: str = ""
+    digits: int = 4
 
 
 @dataclass(frozen=True)
@@ -78,6 +102,7 @@ class Section:
         seconds: that it took.
         downloads: its data.
         command_note: what the command does besides, or why there is none.
+        asked: the question that it answers; a page of this section alone begins with it.
     """
 
     title: str
@@ -91,18 +116,22 @@ class Section:
     seconds: float | None = None
     downloads: Sequence[Download] = ()
     command_note: str = ""
+    asked: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page: what was found, then one section for each result.
+    """A page: what was asked and found, a picture of it, then one section for each result.
 
     Args:
         title: its only head of the first rank.
-        findings: what was found, in sentences; the first screen.
-        summary: a table for the first screen.
+        findings: what was found, in a few sentences; the first screen.
         sections: the results.
+        summary: a table, below the first picture.
         sources: the files it was made of, which no page may replace.
+        asked: the question, in a sentence; "": that of its only section.
+        overview: the picture of the first screen; sections that hold it too refer to it. None: the
+            first picture of the sections.
     """
 
     title: str
@@ -110,3 +139,18 @@ class Report:
     sections: Sequence[Section]
     summary: Table | None = None
     sources: Sequence[Path] = ()
+    asked: str = ""
+    overview: Picture | None = None
+
+    @property
+    def question(self) -> str:
+        """What was asked."""
+        alone = self.sections[0].asked if len(self.sections) == 1 else ""
+        return self.asked or alone
+
+    @property
+    def first_picture(self) -> Picture | None:
+        """The picture of the first screen."""
+        if self.overview is not None:
+            return self.overview
+        return next((each for section in self.sections for each in section.pictures), None)

@@ -124,17 +124,19 @@ class _Copier:
     def _style(self, element: ElementTree.Element) -> str:
         given = dict(_declarations(element))
         is_line = given.get("stroke", "none") != "none"
-        kept = {name: self._value(name, value, is_line) for name, value in given.items()}
+        # matplotlib fills a group for the letters in it, and a path for an area
+        is_letter = not is_line and _tag(element) in ("g", "text", "tspan")
+        kept = {name: self._value(name, value, is_line, is_letter) for name, value in given.items()}
         return ";".join(f"{name}:{value}" for name, value in kept.items() if value is not None)
 
-    def _value(self, name: str, value: str, is_line: bool) -> str | None:
+    def _value(self, name: str, value: str, is_line: bool, is_letter: bool) -> str | None:
         local = _LOCAL_URL.match(value)
         if local:
             new = self._names.get(local.group(1))
             return None if new is None else f"url(#{new})"
         if not (_SAFE_VALUE.match(value) or _COLOUR_CALL.match(value)):
             return None
-        return self.palette.value(value, is_line) if name in _COLOURS else value
+        return self.palette.value(value, is_line, is_letter) if name in _COLOURS else value
 
 
 def _tag(element: ElementTree.Element) -> str:

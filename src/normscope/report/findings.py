@@ -10,6 +10,8 @@ from normscope.report.words import claims_sentence, counted
 
 __all__ = ["findings_of", "summary_of"]
 
+_MOST = 5  # sentences of the first screen
+
 
 def findings_of(sections: Sequence[Section]) -> list[str]:
     """The first screen: the claims counted, those that failed named, the rest in its own words."""
@@ -25,17 +27,21 @@ def findings_of(sections: Sequence[Section]) -> list[str]:
         verb = "is" if more == 1 else "are"
         found.append(f"{counted(more, 'further claim')} {verb} not reproduced; see below.")
     others = [section for section in sections if not section.claims]
-    found += [sentence for section in others[:4] for sentence in section.paragraphs[:3]]
-    if len(others) > 4:
-        more = len(others) - 4
+    shown = others[: max(_MOST - len(found), 1)]
+    each = max((_MOST - len(found)) // max(len(shown), 1), 1)
+    found += [sentence for section in shown for sentence in section.paragraphs[:each]]
+    if len(others) > len(shown):
+        more = len(others) - len(shown)
         found.append(
             f"{counted(more, 'further section')} {'follows' if more == 1 else 'follow'} below."
         )
     return found
 
 
-def summary_of(sections: Sequence[Section]) -> Table:
-    """One row for each section."""
+def summary_of(sections: Sequence[Section]) -> Table | None:
+    """One row for each section; None of a single one, which says all that itself."""
+    if len(sections) == 1:
+        return None
     verdicts = ("reproduced", "not reproduced", "undecided")
     judged = any(section.claims for section in sections)
     rows = []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,54 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from normscope import __version__
-from normscope.errors import DataError, InputError
+from normscope.errors import InputError
 from normscope.files import replacing
 from normscope.report.cells import cell, numeric_columns, shown
 from normscope.report.colours import DARK, LIGHT
-from normscope.report.document import Download, Picture, Report, Section, Table
-from normscope.report.drawing import inline_svg
+from normscope.report.document import Download, Report
+from normscope.report.places import shown_first, shown_sections
 from normscope.report.words import printable
-from normscope.results import Claim
 
 __all__ = ["render", "write_report"]
-
-
-@dataclass(frozen=True)
-class ShownPicture:
-    """A picture with its place on the page."""
-
-    anchor: str
-    svg: Markup
-    caption: str
-
-
-@dataclass(frozen=True)
-class ShownTable:
-    """A table with its place on the page."""
-
-    anchor: str
-    table: Table
-
-
-@dataclass(frozen=True)
-class ShownClaim:
-    """A claim with its place on the page and that of its evidence."""
-
-    anchor: str
-    claim: Claim
-    evidence: str
-    evidence_name: str
-
-
-@dataclass(frozen=True)
-class ShownSection:
-    """A section with the places of its parts."""
-
-    anchor: str
-    section: Section
-    pictures: Sequence[ShownPicture]
-    tables: Sequence[ShownTable]
-    claims: Sequence[ShownClaim]
 
 
 def render(report: Report) -> str:
@@ -79,7 +38,8 @@ def render(report: Report) -> str:
     return printable(
         template.render(
             report=report,
-            sections=list(_shown_sections(report.sections)),
+            first=shown_first(report),
+            sections=list(shown_sections(report)),
             style=Markup(style),
             script=Markup(script),
             policy=_policy(style, script),
@@ -128,7 +88,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "shown": shown, "href": _href, "size": _size}
+    environment.filters |= {"cell": cell, "shown": shown, "breakable": _breakable}
+    environment.filters |= {"href": _href, "size": _size}
     environment.globals |= {"numeric_columns": numeric_columns, "light": LIGHT, "dark": DARK}
     return environment
 
@@ -156,40 +117,19 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _shown_sections(sections: Sequence[Section]) -> Iterator[ShownSection]:
-    claims = 0
-    for number, section in enumerate(sections, start=1):
-        anchor = f"section-{number}"
-        pictures = [
-            _shown_picture(each, f"{anchor}-figure-{place}", f"p{number}-{place}", section.title)
-            for place, each in enumerate(section.pictures, start=1)
-        ]
-        tables = [
-            ShownTable(f"{anchor}-table-{place}", each)
-            for place, each in enumerate(section.tables, start=1)
-        ]
-        evidence = [p.anchor for p in pictures] + [t.anchor for t in tables] or [anchor]
-        kind = "figure" if pictures else "table" if tables else "section"
-        shown_claims = [
-            ShownClaim(f"claim-{claims + place}", each, evidence[0], f"{kind} of {section.title}")
-            for place, each in enumerate(section.claims, start=1)
-        ]
-        claims += len(shown_claims)
-        yield ShownSection(anchor, section, pictures, tables, shown_claims)
-
-
-def _shown_picture(picture: Picture, anchor: str, prefix: str, title: str) -> ShownPicture:
-    try:
-        svg = inline_svg(picture.svg, picture.text, prefix)
-    except DataError as error:
-        raise DataError(f"{title}: {error}") from error
-    return ShownPicture(anchor, Markup(svg), picture.caption or picture.text)
-
-
 def _href(download: Download) -> Markup:
     """The file's bytes as an address."""
     content = base64.b64encode(download.content).decode()
     return Markup("data:{};base64,{}").format(download.media_type, content)
+
+
+def _breakable(name: str) -> Markup:
+    """The name of a variable, which may be broken after an underscore so that columns are narrow.
+
+    >>> _breakable("a_<b>")
+    Markup('a_<wbr>&lt;b&gt;')
+    """
+    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _size(download: Download) -> str:

@@ -64,6 +64,7 @@ def result_section(
         command=record["command"],
         seconds=_seconds(record["seconds"]),
         downloads=_downloads(name, record["command"], dataset),
+        asked=f"Does {label or name} come out as the paper says?" if "/" in name else "",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +51,7 @@ def write_scope_report(
         versions=present_versions(),
         command_note="There is no command: a scope watches a training of your own program.",
     )
-    # words and table stand on the first screen already
-    below = replace(section, paragraphs=(), tables=())
-    report = Report(title or _TITLE, scope_words(dataset), [below], scope_table(dataset))
+    report = Report(title or _TITLE, scope_words(dataset), [section])
     return write_report(report, path)
 
 

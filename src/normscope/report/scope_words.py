@@ -8,24 +8,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import StateError
-from normscope.report.document import Picture, Table
+from normscope.plots.quantities import dimension_name, quantity_name
+from normscope.report.document import Name, Picture, Table
 from normscope.report.pictures import picture_of
-from normscope.report.words import counted
+from normscope.report.words import counted, listed
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["is_scope", "scope_picture", "scope_table", "scope_words"]
+__all__ = ["is_scope", "scope_picture", "scope_question", "scope_table", "scope_words"]
 
-_WORDS = {
-    "effective_smoothness": "effective smoothness",
-    "top_eigenvalue": "top eigenvalue of the curvature",
-}
+_TOLD = ("effective_smoothness", "top_eigenvalue")  # in words, besides the losses
 
 
 def is_scope(dataset: xr.Dataset) -> bool:
     """Whether a dataset is what a scope measured, of one training."""
     return "probes" in dataset.attrs and "loss" in dataset and dataset["loss"].dims == ("step",)
+
+
+def scope_question(dataset: xr.Dataset) -> str:
+    """What a scope is asked."""
+    model = dataset.attrs.get("model", "model")
+    return f"How smooth is the training of this {model}, and how do its layers fare?"
 
 
 def scope_words(dataset: xr.Dataset) -> list[str]:
@@ -40,8 +44,8 @@ def scope_words(dataset: xr.Dataset) -> list[str]:
         *_rays(dataset),
     ]
     found += [
-        f"{_course(dataset, name, f'The {words}')}."
-        for name, words in _WORDS.items()
+        f"{_course(dataset, name, f'The {quantity_name(name)}')}."
+        for name in _TOLD
         if name in dataset
         and dataset[name].dims == ("step",)
         and bool(dataset[name].notnull().any())
@@ -62,7 +66,7 @@ def scope_picture(dataset: xr.Dataset, name: str = "") -> Picture | None:
         figure = scope_figure(dataset)
     except StateError:
         return None
-    panels = [axes.get_title() for axes in figure.axes]
+    panels = [" ".join(axes.get_title().split()) for axes in figure.axes]
     text = f"{counted(len(panels), 'panel')} over the training steps: {', '.join(panels)}. "
     text += " ".join(scope_words(dataset))
     caption = f"What the scope measured{f', {name}' if name else ''}: each panel over the steps."
@@ -86,9 +90,10 @@ def scope_table(dataset: xr.Dataset) -> Table:
         ends = (told[0], told[-1]) if told.size else (None, None)
         limits = (known.min(), known.max()) if known.size else (None, None)
         numbers = (*map(_end, ends), *map(_end, limits), int(broken.sum()))
-        rows.append((str(name), ", ".join(map(str, others)), *numbers))
+        over = listed([dimension_name(str(dim)) for dim in others]) if others else ""
+        rows.append((Name(quantity_name(str(name)), str(name)), over, *numbers))
     columns = ("quantity", "median over", "first", "last", "least", "largest", "not finite")
-    return Table("What was measured, over the steps", columns, rows)
+    return Table("What was measured, over the steps, with its name in the data", columns, rows)
 
 
 def _broken(dataset: xr.Dataset, values: NDArray[Any]) -> NDArray[np.bool_]:

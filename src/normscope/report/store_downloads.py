@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import prod
 
@@ -10,7 +11,6 @@ from normscope.report.document import Download, Table
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
 from normscope.report.looked import Looked
 from normscope.results import Store
-from normscope.results.identity import canonical_json
 from normscope.results.labels import varying_settings
 
 __all__ = ["store_downloads"]
@@ -45,7 +45,8 @@ def _combined_bytes(looked: Sequence[Looked]) -> int:
     done = [each for each in looked if each.record.state.has_result]
     settings = [each.record.parameters for each in done]
     labels = [
-        {canonical_json(each.get(name)) for each in settings} for name in varying_settings(settings)
+        {json.dumps(each.get(name), sort_keys=True) for each in settings}
+        for name in varying_settings(settings)
     ]
     cells = prod(map(len, labels)) * len({each.record.seed for each in done})
     return cells * max((each.bytes for each in done), default=0)

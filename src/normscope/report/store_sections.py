@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from normscope.errors import InputError
 from normscope.report.curves import curves_picture
@@ -19,7 +20,7 @@ from normscope.report.sweep_command import sweep_command
 from normscope.report.words import counted, states_sentence
 from normscope.results import Record, State, Store
 from normscope.results.export import latest_results
-from normscope.results.labels import constant_settings, varying_settings
+from normscope.results.labels import varying_settings
 
 __all__ = ["store_sections"]
 
@@ -56,27 +57,21 @@ def _section(
     store: Store, path: Path, name: str, records: Sequence[Record], theory: Theory | None
 ) -> Section:
     counts = {str(state): sum(each.state is state for each in records) for state in State}
-    looked = [look(record) for record in records]
+    looked = [look(store, record) for record in records]
     varying = varying_settings([record.parameters for record in records])
     words, pictures = _drawn(name, looked, varying, theory)
     table = records_table(records, [each.single for each in looked], varying)
     downloads = store_downloads(store, path.name, looked, table)
-    shown = [Table(table.caption, table.columns, table.rows[:MOST_ROWS])]
-    if len(records) > MOST_ROWS:
-        kept = not downloads[0].left_out
-        rest = "the CSV file has all" if kept else "the store has all, too many for a file in here"
-        words.append(f"The table shows the first {MOST_ROWS} records; {rest}.")
     failures, more = _failures(records, varying)
     command, note = _command(name, looked, path.name)
-    seeds = sorted({record.seed for record in records})
     times = [record.seconds for record in records if record.seconds is not None]
-    settings = {**constant_settings([record.parameters for record in records]), "seeds": seeds}
+    cut = _cut(len(records), has_file=not downloads[0].left_out)
     return Section(
         title=f"{name} in {path.name}",
-        paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *words, *more],
+        paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *words, *cut, *more],
         pictures=pictures,
-        tables=[*shown, *failures],
-        settings=settings,
+        tables=[Table(table.caption, table.columns, table.rows[:MOST_ROWS]), *failures],
+        settings=_settings(records, varying),
         versions={
             "normscope": ", ".join(sorted({record.version for record in records})),
             "torch, numpy, python": "not kept by a store",
@@ -85,7 +80,32 @@ def _section(
         command_note=note,
         seconds=sum(times) if times else None,
         downloads=downloads,
+        asked=_asked(name, looked),
     )
+
+
+def _asked(name: str, looked: Sequence[Looked]) -> str:
+    """The question that records of this kind answer."""
+    if name == SWEPT:
+        return "Under which settings does training converge, and where does it explode?"
+    if any(each.is_scope for each in looked):
+        return "How smooth are these trainings, and how do the layers fare in them?"
+    return ""
+
+
+def _settings(records: Sequence[Record], varying: Sequence[str]) -> dict[str, Any]:
+    """What all records have in common, and their seeds."""
+    seeds = sorted({record.seed for record in records})
+    common = {k: value for k, value in records[0].parameters.items() if k not in varying}
+    return {**common, "seeds": seeds}
+
+
+def _cut(records: int, has_file: bool) -> list[str]:
+    """A sentence if there are more records than the table shows."""
+    if records <= MOST_ROWS:
+        return []
+    rest = "the CSV file has all" if has_file else "the store has all, too many for a file in here"
+    return [f"The table shows the first {MOST_ROWS} records; {rest}."]
 
 
 def _drawn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from math import prod
@@ -9,7 +10,6 @@ from typing import Any
 
 from normscope.report.words import counted, listed
 from normscope.results import Record
-from normscope.results.identity import canonical_json
 
 __all__ = ["TRAINED", "sweep_command"]
 
@@ -37,7 +37,7 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
     seeds = range(min(each.seed for each in records), max(each.seed for each in records) + 1)
     names = list(dict.fromkeys(name for record in records for name in record.parameters))
     values = {name: _different(records, name) for name in names}
-    cells = len({(canonical_json(record.parameters), record.seed) for record in records})
+    cells = len({(json.dumps(each.parameters, sort_keys=True), each.seed) for each in records})
     whole = prod(map(len, values.values())) * len(seeds)
     if whole > _SCATTERED * cells:
         return "", (
@@ -65,10 +65,8 @@ def _note(records: Sequence[Record], cells: int, whole: int) -> str:
 
 def _different(records: Sequence[Record], name: str) -> list[Any]:
     """The values of a parameter, each once, in the order of the records."""
-    found = {
-        canonical_json(each.parameters.get(name)): each.parameters.get(name) for each in records
-    }
-    values = list(found.values())
+    given = [each.parameters.get(name) for each in records]
+    values = list({json.dumps(value, sort_keys=True): value for value in given}.values())
     numeric = all(isinstance(each, int | float) for each in values)
     return sorted(values) if numeric else values
 

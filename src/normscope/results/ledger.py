@@ -102,7 +102,7 @@ class Ledger:
         content = None if dataset is None else encode(pieces_of(dataset))
         with self._record(key, (State.RUNNING,), "finished") as (connection, row):
             if content is None:
-                content = encode(self._pieces(key))
+                content = encode(self.pieces(key))
             tables.drop_contents(connection, row)
             tables.write_content(connection, row, content)
             taken = self._seconds(key) if seconds is None else seconds
@@ -234,10 +234,10 @@ class Ledger:
         )
 
     def _dataset(self, key: str) -> xr.Dataset:
-        return assemble(self._pieces(key))
+        return assemble(self.pieces(key))
 
-    def _pieces(self, key: str) -> Pieces:
-        """What was stored under the key, checked and joined."""
+    def pieces(self, key: str) -> Pieces:
+        """What was stored under the key as it lies in the file, checked and joined."""
         with self._database.reading() as connection:
             row = tables.row_of(connection, self._database.name, key)
             found = tables.contents(connection, self._database.name, row)

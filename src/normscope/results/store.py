@@ -179,7 +179,7 @@ class Store(Ledger):
         chosen = latest_results(records)
         if not chosen:
             raise nothing_to_combine(self.select(), experiment, records, parameters)
-        cells = [Cell(each.parameters, each.seed, self._pieces(each.key)) for each in chosen]
+        cells = [Cell(each.parameters, each.seed, self.pieces(each.key)) for each in chosen]
         return combine(experiment, cells)
 
     def to_netcdf(self, path: str | os.PathLike[str], experiment: str) -> None:

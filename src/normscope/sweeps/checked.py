@@ -10,6 +10,7 @@ from typing import Any
 
 from normscope.curvature.problem import Problem
 from normscope.errors import InputError, NormscopeError
+from normscope.sweeps.own import own_places, scales
 from normscope.sweeps.training_cell import Training
 from normscope.training import sgd
 from normscope.training.loop import Loop
@@ -19,7 +20,8 @@ __all__ = ["check_buildable", "check_settings", "checked_axes", "value_list"]
 ABOVE_ZERO = ("gamma", "learning_rate", "epochs")
 NUMBERS = (*ABOVE_ZERO, "momentum", "weight_decay", "divergence_factor")
 COUNTS = ("batch_size", "samples", "test_samples")
-TEXTS = ("model", "data", "loss", "norm")
+PLACES = ("model", "data", "loss")  # may be a user's own
+TEXTS = (*PLACES, "norm", "device")
 SCALED = ("gamma", "learning_rate")  # do not decide whether a network can be built
 
 
@@ -32,6 +34,12 @@ def checked_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     Returns:
         The same, so that 1 and 1.0 are one value and one cell.
     """
+    for name in PLACES:
+        if own_places(axes.get(name, [])):
+            raise InputError(
+                f"a {name} of your own cannot vary within one sweep, got {axes[name]}; run one "
+                "sweep for each."
+            )
     return {name: [_checked(name, each) for each in values] for name, values in axes.items()}
 
 
@@ -59,7 +67,7 @@ def check_buildable(
     for values in product(*others.values()):
         training = Training.of({**settings, **first, **dict(zip(others, values, strict=True))})
         try:
-            _build(training, seed)
+            _build(training, seed, len(axes.get("gamma", ())))
         except NormscopeError:
             raise
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -81,10 +89,15 @@ def value_list(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def _build(training: Training, seed: int) -> None:
+def _build(training: Training, seed: int, gammas: int) -> None:
     """All that a training needs, up to its first step."""
-    network, data = training.network(seed), training.data_set
-    problem = Problem(network, training.loss, tuple(data.train))
+    network, data = training.network(seed).to(training.device), training.data_set
+    if gammas > 1 and own_places([training.model]) and not scales(network):
+        raise InputError(
+            f"{training.model} has no norm layer with a scale that gamma could set; ask for "
+            "gamma=1 alone, or for a normalization, such as norm=batch."
+        )
+    problem = Problem(network, training.loss_function, tuple(data.train))
     optimizer = sgd(training.learning_rate, training.momentum, weight_decay=training.weight_decay)
     _ = training.steps
     Loop(problem, optimizer, training.batch_size, seed, True, training.divergence_factor)
@@ -121,8 +134,3 @@ def _is(value: Any, kind: type) -> bool:
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str):
         raise InputError(f"{name} must be a name, got {value!r}.")
-    if ":" in value or value.endswith(".py"):
-        raise InputError(
-            f"{name} must be a registered name in a sweep, whose workers make it anew for every "
-            f"cell, got {value!r}; normscope lr and normscope compare take your own."
-        )

@@ -15,6 +15,7 @@ from normscope.results import Record, State, Store, record_key
 from normscope.results.identity import canonical_json
 from normscope.sweeps.cells import Cell, Unit, grid_cells, units_of
 from normscope.sweeps.checked import check_buildable, check_settings, checked_axes
+from normscope.sweeps.own import source_digest
 from normscope.sweeps.sweep import opened, sweep
 from normscope.sweeps.theory import critical_lines
 from normscope.sweeps.together import GROUP, group_of, train_units
@@ -25,6 +26,7 @@ __all__ = ["EXPERIMENT", "TRAININGS", "Diagram", "complete", "diagram", "trainin
 
 EXPERIMENT = "phase_diagram"  # the name of the cells' records
 TRAININGS = Work(EXPERIMENT, train_units, revision=1, diverged=has_diverged)
+_APART = ("device", "code", "options")  # most trainings have none: not in what they are known by
 SCALARS = ("test_loss", "test_accuracy", "train_loss", "loss_growth", "steps_done")
 
 
@@ -131,7 +133,12 @@ def _place(
 def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a training by name, those of the model beside the others."""
     training = Training.of(settings)
-    named = {name: value for name, value in vars(training).items() if name != "options"}
+    code = training.code or source_digest(training.places)
+    named = {name: value for name, value in vars(training).items() if name not in _APART}
+    if training.device != Training.device:
+        named["device"] = training.device
+    if code is not None:
+        named["code"] = code
     return {**named, **(training.options or {})}
 
 

@@ -16,8 +16,9 @@ from normscope.errors import StateError
 from normscope.registry import Registry
 from normscope.sweeps.worker import Answer, follow_parent
 
-__all__ = ["ENGINES", "Engine", "Opening", "open_engine"]
+__all__ = ["ENGINES", "LEAST", "Engine", "Opening", "open_engine"]
 
+LEAST = 2  # joblib's workers: a single one would be this process, whatever the engine
 Call = tuple[Callable[..., Answer], tuple[Any, ...], dict[str, Any]]  # as joblib.delayed makes it
 
 
@@ -53,7 +54,7 @@ class Engine:
         if self.is_this_process:
             return (function(*given, **named) for function, given, named in calls)
         parallel = joblib.Parallel(
-            n_jobs=self.workers,
+            n_jobs=max(self.workers, LEAST),
             batch_size=1,
             pre_dispatch=at_once,
             return_as="generator_unordered",

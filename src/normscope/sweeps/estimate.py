@@ -99,7 +99,8 @@ def seconds_per_step(training: Training, threads: int = 1, seconds: float = _SEC
     Returns:
         Seconds.
     """
-    problem = Problem(training.network(0), training.loss, tuple(training.data_set.train))
+    network = training.network(0).to(training.device)
+    problem = Problem(network, training.loss_function, tuple(training.data_set.train))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -52,9 +52,11 @@ def phase_diagram(
     diagrams that share trainings share them. Reference: wei2018, Figure 2.
 
     Args:
-        model: a registered model.
-        data: a registered data set.
-        gammas: initial scales of the normalization.
+        model: a registered model, or the place of a factory of your own, such as
+            ``my_model.py:build`` or ``package.module:build``.
+        data: a registered data set, or the place of a function of your own that returns a pair
+            (inputs, targets), or two such pairs (training, test).
+        gammas: initial scales of every norm layer.
         learning_rates: of SGD.
         seeds: how many repetitions, or their seeds.
         epochs: passes over the training data.

@@ -18,7 +18,7 @@ import joblib
 from normscope.errors import NormscopeError
 from normscope.results import Record, State, Store
 from normscope.sweeps.cells import Cell, Unit
-from normscope.sweeps.engines import Call, Engine, open_engine
+from normscope.sweeps.engines import LEAST, Call, Engine, open_engine
 from normscope.sweeps.work import Failure, Report, Work
 from normscope.sweeps.worker import Answer, answer
 
@@ -28,7 +28,6 @@ _DEATH = (
     "the worker died {} times while computing this (killed, or out of memory); "
     "use fewer workers or smaller settings."
 )
-_ISOLATED = 2  # workers of which one is used: joblib's single worker would be this process
 
 
 class Run:
@@ -73,7 +72,7 @@ class Run:
         suspects = deque(n for n in self.waiting if self._cut_off.intersection(self._keys[n]))
         self._go_through(engine, deque(n for n in self.waiting if n not in suspects))
         if suspects:  # one of them may have killed the sweep before this one
-            with open_engine("local", _ISOLATED, self._threads) as isolated:
+            with open_engine("local", LEAST, self._threads) as isolated:
                 self._go_through(isolated, suspects, at_once=1)
 
     def _go_through(self, engine: Engine, queue: deque[int], at_once: int | None = None) -> None:

@@ -40,7 +40,7 @@ def group_of(cell: Cell) -> Hashable | None:
     width = (training.options or {}).get("width", 1000)
     small = training.model == "fully_connected" and isinstance(width, int) and width <= WIDEST
     plain = training.norm in ("batch", "none") and training.loss in LOSSES
-    if not (small and plain) or training.every_epoch:
+    if not (small and plain) or training.every_epoch or training.device != Training.device:
         return None
     others = {name: value for name, value in cell.parameters.items() if name not in _OWN}
     return f"{cell.seed} {canonical_json(others)}"

@@ -17,6 +17,8 @@ from normscope.curvature.problem import Problem
 from normscope.data import Dataset, load
 from normscope.errors import InputError
 from normscope.models import build
+from normscope.places import found_at
+from normscope.sweeps.own import OWN_NORM, check_source, own_data, own_network, own_places
 from normscope.training import Evaluation, Outcome, evaluate, sgd
 from normscope.training.loop import Loop
 
@@ -31,20 +33,22 @@ class Training:
     """The settings of one training.
 
     Args:
-        model: a registered model.
-        data: a registered data set.
+        model: a registered model, or the place of a user's own (``my_model.py:build``).
+        data: a registered data set, or the place of a user's own.
         gamma: initial scale of the normalization.
         learning_rate: of SGD.
-        loss: a registered loss.
+        loss: a registered loss, or the place of a user's own.
         epochs: passes over the training data; need not be whole.
         batch_size: samples per step.
         momentum: heavy-ball momentum.
         weight_decay: factor of the parameters in the gradient.
-        norm: the normalization.
+        norm: the normalization; "own" for that of a user's own model.
         samples: how many of the training samples are used, the first ones; None: all.
         test_samples: how many of the test samples; None: all.
         divergence_factor: multiple of the first loss that ends the training at once.
         every_epoch: evaluate after every epoch, not only at the end.
+        device: where it is trained.
+        code: digest of the files that a user's own parts stand in; None: not checked.
         options: of the model, such as its width.
     """
 
@@ -62,6 +66,8 @@ class Training:
     test_samples: int | None = None
     divergence_factor: float = 1e3
     every_epoch: bool = False
+    device: str = "cpu"
+    code: str | None = None
     options: Mapping[str, Any] | None = None
 
     @classmethod
@@ -70,7 +76,19 @@ class Training:
         own = {field.name for field in fields(cls)} - {"options"}
         options = {name: value for name, value in parameters.items() if name not in own}
         given = {name: value for name, value in parameters.items() if name in own}
+        if "norm" not in given and own_places([given.get("model", cls.model)]):
+            given["norm"] = OWN_NORM
         return cls(**given, options=options)
+
+    @property
+    def places(self) -> list[str]:
+        """Where the user's own parts are; empty if all are registered."""
+        return own_places([self.model, self.data, self.loss])
+
+    @property
+    def loss_function(self) -> Any:
+        """The loss, by its name or as the user's function."""
+        return found_at(self.loss) if own_places([self.loss]) else self.loss
 
     @property
     def data_set(self) -> Dataset:
@@ -102,6 +120,9 @@ class Training:
 
     def network(self, seed: int) -> nn.Module:
         """The network before training."""
+        check_source(self.places, self.code)
+        if own_places([self.model]):
+            return own_network(self.model, seed, self.norm, self.gamma, self.options or {})
         shape = tuple(self.data_set.train.x.shape[1:])
         sizes = {"input_shape": shape, "outputs": self.outputs}
         options = {**sizes, **(self.options or {})}
@@ -111,7 +132,7 @@ class Training:
 @functools.lru_cache(maxsize=4)
 def split_of(data: str, samples: int | None, test_samples: int | None) -> Dataset:
     """The first samples of a data set; large ones are mapped into memory and not copied."""
-    whole = load(data)
+    whole = own_data(data) if own_places([data]) else load(data)
     for name, wanted, split in (
         ("samples", samples, whole.train),
         ("test_samples", test_samples, whole.test),
@@ -140,8 +161,8 @@ def training_cell(*, seed: int, **parameters: Any) -> xr.Dataset:
     ('finished', 2)
     """
     training = Training.of(parameters)
-    network = training.network(seed)
-    problem = Problem(network, training.loss, tuple(training.data_set.train))
+    network = training.network(seed).to(training.device)
+    problem = Problem(network, training.loss_function, tuple(training.data_set.train))
     optimizer = sgd(training.learning_rate, training.momentum, weight_decay=training.weight_decay)
     loop = Loop(problem, optimizer, training.batch_size, seed, True, training.divergence_factor)
     by_epoch: list[Evaluation] = []
@@ -205,7 +226,7 @@ def summary(
 def tested(network: nn.Module, training: Training) -> Evaluation:
     """Loss and accuracy on the test split, by the running statistics."""
     test = training.data_set.test
-    return evaluate(network, training.loss, (test.x, test.y), batch_size=_BATCH)
+    return evaluate(network, training.loss_function, (test.x, test.y), batch_size=_BATCH)
 
 
 def _with_epochs(

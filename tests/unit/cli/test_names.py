@@ -2,17 +2,30 @@ import importlib
 
 import pytest
 
-from normscope.cli.names import HOMES, SOURCES, completion_of, names_in_source
+from normscope.cli.names import (
+    KINDS,
+    check_name,
+    completion_of,
+    names_in_source,
+    summaries_in_source,
+)
+from normscope.errors import UnknownNameError
 
 
-@pytest.mark.parametrize("kind", HOMES)
-def test_names_in_source_are_those_of_the_registry(kind):
-    """What a shell completes without torch is what the commands know with it."""
-    home, registry = HOMES[kind]
-    known = getattr(importlib.import_module(home), registry)
+def registry_of(kind):
+    home = importlib.import_module(KINDS[kind].home)
+    return getattr(home, KINDS[kind].registry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_and_lines_in_source_are_those_of_the_registry(kind):
+    """What is told without torch is what the commands know with it."""
+    known = registry_of(kind)
     own = [name for name in known if _home_of(known[name]).startswith("normscope.")]
-    assert names_in_source(kind) == sorted(own)
     assert own
+    assert names_in_source(kind) == sorted(own)
+    assert summaries_in_source(kind) == {name: known.summary(name) for name in sorted(own)}
+    assert KINDS[kind].noun == known.kind
 
 
 def _home_of(item):
@@ -20,8 +33,17 @@ def _home_of(item):
     return getattr(measured, "__module__", "") or ""
 
 
-def test_every_kind_has_sources():
-    assert set(SOURCES) == set(HOMES)
+def test_unknown_name_is_refused_only_while_the_registry_is_not_there(monkeypatch):
+    monkeypatch.delitem(importlib.import_module("sys").modules, "normscope.models", raising=False)
+    check_name("models", "vgg")
+    check_name("models", "status", "status")
+    with pytest.raises(UnknownNameError, match="unknown model 'vg'; did you mean 'vgg'"):
+        check_name("models", "vg")
+    with pytest.raises(UnknownNameError, match="unknown sweep 'vg'"):
+        check_name("models", "vg", noun="sweep")
+    monkeypatch.undo()
+    registry_of("models")
+    check_name("models", "one that was registered later")
 
 
 def test_completion_takes_words_and_names():

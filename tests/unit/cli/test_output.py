@@ -1,9 +1,12 @@
 import json
 import math
+import re
+import time
 
 import pytest
 
-from normscope.cli.output import print_json, print_table
+from normscope.cli import output
+from normscope.cli.output import Lines, print_json, print_table, progress
 
 
 def test_json_is_strict(capsys):
@@ -23,3 +26,78 @@ def test_table_is_plain_text_when_piped(capsys):
     rows = [line.split() for line in text.splitlines()]
     assert ["one", "0.1235"] in rows
     assert ["two", "-"] in rows
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def told(parts, total=None):
+    """The lines of parts that take some seconds each, looked at every half second."""
+    clock = Clock()
+    lines = Lines("compare", total, clock)
+    for text, seconds in parts:
+        lines.tell(text)
+        for _ in range(round(2 * seconds)):
+            clock.now += 0.5
+            lines.look()
+
+
+def test_log_has_one_line_for_each_part_and_its_seconds(capsys):
+    norms = ["none (1 of 3)", "batch (2 of 3)", "layer (3 of 3)"]
+    told([(f"{norm}, {what}", 3) for norm in norms for what in ("ramp", "run")])
+    assert capsys.readouterr().err.splitlines() == [
+        "compare: none (1 of 3), ramp (2 s)",
+        "compare: batch (2 of 3), ramp (6 s)",
+        "compare: layer (3 of 3), ramp (12 s)",
+    ]
+
+
+def test_log_of_what_is_soon_over_is_empty(capsys):
+    told([("first", 1), ("second", 0.5)])
+    assert capsys.readouterr().err == ""
+
+
+def test_log_of_a_long_part_has_signs_of_life_that_grow_rare(capsys):
+    told([("cells", 3600)])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["compare: cells (2 s)", "compare: cells (12 s)", "compare: cells (22 s)"]
+    assert 30 < len(lines) < 60
+
+
+def test_log_of_a_count_is_no_line_for_each(capsys):
+    told([(f"{done} of 60 products", 1) for done in range(60)])
+    assert len(capsys.readouterr().err.splitlines()) == 6
+
+
+def test_log_counts_the_parts_unless_they_do_so_themselves(capsys):
+    told([("fact, random cases", 2), ("batch 1 of 3, curvature", 2), ("one too many", 2)], total=2)
+    assert capsys.readouterr().err.splitlines() == [
+        "compare: fact, random cases, 1 of 2 (2 s)",
+        "compare: batch 1 of 3, curvature (3 s)",
+        "compare: one too many (4 s)",
+    ]
+
+
+def test_log_goes_on_while_nothing_is_told(capsys, monkeypatch):
+    monkeypatch.setattr(output, "_SILENT", 0.1)
+    with progress("reading", 40):
+        time.sleep(0.8)
+    assert re.fullmatch(r"reading \(\d s\)\n", capsys.readouterr().err)
+
+
+def test_log_whose_reader_has_gone_does_not_end_the_work(monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+        flush = write
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    told([("first", 4)])

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.cli.places import found_at
 from normscope.cli.sources import chosen_batches, load_data, load_loss, load_model
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.losses import cross_entropy
+from normscope.places import found_at
 
 SOURCE = """
 import torch

@@ -10,9 +10,16 @@ import xarray as xr
 from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
+from normscope.experiments.tour.headlines import findings, question
 from normscope.experiments.tour.net import LOSS, Net
 from normscope.experiments.tour.page import tour_report
-from normscope.experiments.tour.summary import STORIES, findings, summary_rows
+from normscope.experiments.tour.summary import (
+    HEADS,
+    LEGEND,
+    STORIES,
+    summary_rows,
+    summary_table,
+)
 from normscope.experiments.tour.tour import progress_steps
 from normscope.learning_rate import max_learning_rate
 from normscope.models import build
@@ -117,11 +124,28 @@ def test_summary_has_a_row_for_each_normalization(results):
     )
 
 
-def test_findings_are_the_first_sentences_of_every_part(results):
+def test_table_for_readers_has_short_numbers_and_fits_a_terminal(results):
+    whole, short = summary_rows(results), summary_table(results)
+    for full, row in zip(whole, short, strict=True):
+        assert row["limit"] == pytest.approx(full["limit"], rel=0.005)
+        assert len(f"{row['limit']:.4g}") <= 6
+    assert [" ".join(head.split()) for head in short[0]] == list(HEADS.values())
+    widths = [max(map(len, [*head.splitlines(), "0.00123"])) for head in list(short[0])[1:]]
+    assert len("no normalization") + sum(widths) + 3 * (len(widths) + 1) <= 120
+    assert all(head in LEGEND.lower() for head in ("limit", "accuracy", "shift cosine"))
+
+
+def test_findings_are_a_few_short_sentences_with_numbers(results):
     found = findings(results)
-    assert len(found) == len(STORIES)
+    assert 3 <= len(found) <= 5
     assert all(sentence.endswith(".") for sentence in found)
     assert all(any(letter.isdigit() for letter in sentence) for sentence in found)
+    assert all(len(sentence) < 330 for sentence in found)
+    limit = results["limit"].median("seed")
+    assert f"{float(f'{float(limit.max()):.2g}'):g}" in found[0]
+    assert "on digits, without normalization, with BatchNorm and with LayerNorm" in question(
+        results
+    )
 
 
 def test_report_has_a_section_for_each_part_with_its_picture(result):
@@ -132,6 +156,8 @@ def test_report_has_a_section_for_each_part_with_its_picture(result):
     assert all(picture.text for section in report.sections for picture in section.pictures)
     assert report.summary is not None
     assert len(report.summary.rows) == 3
+    limits, training, landscape = (section.pictures[0] for section in report.sections[:3])
+    assert limits is training is report.overview is not landscape  # drawn once, on top
     assert report.sections[-1].command == "normscope demo"
     judged = [claim for section in report.sections for claim in section.claims]
     assert judged == list(result.claims)  # each beside its evidence
@@ -139,5 +165,8 @@ def test_report_has_a_section_for_each_part_with_its_picture(result):
 
 def test_one_normalization_alone_has_findings_and_no_comparison(results):
     alone = results.sel(norm=["layer"])
-    assert len(findings(alone)) == len(STORIES)
+    found = findings(alone)
+    assert len(found) == 5
+    assert not any("largest" in sentence and "smallest" in sentence for sentence in found)
+    assert all(tell(alone) for tell in STORIES.values())
     assert not any("BatchNorm takes" in claim.text for claim in tour_claims(alone))

@@ -10,7 +10,13 @@ from normscope.experiments.tour.findings import (
     about_shift,
 )
 from normscope.experiments.tour.findings_of_limits import about_limits, about_training
-from normscope.experiments.tour.findings_of_theory import about_depth, about_theorems
+from normscope.experiments.tour.findings_of_theory import (
+    about_depth,
+    about_diagram,
+    about_theorems,
+)
+from normscope.experiments.tour.headlines import findings
+from normscope.experiments.tour.tables import tables_of
 
 CELL = ("norm", "seed")
 
@@ -90,35 +96,46 @@ def test_prediction_is_given_by_its_best_and_worst(results):
 def test_training_counts_divergences_and_gives_the_loss_of_the_others(results):
     shared, own, accuracy = about_training(results)
     assert "2, half the largest limit, trainings diverge: 1 of 2 without normalization" in shared
-    assert "loss is 0.31 without normalization and 0.031 with BatchNorm." in shared
+    assert shared.endswith("after 20 steps the loss is 0.031 with BatchNorm.")
     assert "half its own limit trainings diverge: 1 of 2 with BatchNorm; after 20 steps" in own
-    assert "0.85 (0.8 to 0.9) without normalization and 0.95 with BatchNorm" in accuracy
+    assert "is highest without normalization, 0.85 (0.8 to 0.9), and lowest with" in accuracy
     calm = results.assign(outcome=(CELL, [["finished"] * 2] * 2))
-    assert "half its own limit no training diverges; after 20 steps" in about_training(calm)[1]
+    assert (
+        "half its own limit no training diverges; after 20 steps the loss is highest without "
+        "normalization, 0.31, and lowest with BatchNorm, 0.031, in all 2 seeds."
+    ) in about_training(calm)[1]
     wild = results.assign(shared_outcome=(CELL, [["diverged"] * 2] * 2))
     assert about_training(wild)[0].endswith(
         "2 of 2 without normalization and 2 of 2 with BatchNorm."
     )
 
 
-def test_landscape_says_in_how_many_seeds_it_is_smaller(results):
-    first, loss, gradient, smoothness, _ = about_landscape(results)
+def test_landscape_says_what_is_smaller_in_every_seed(results):
+    first, against, _ = about_landscape(results)
     assert "varies most without normalization, 2, and least with BatchNorm, 1" in first
-    assert "2 without normalization and 1 with BatchNorm (smaller in all 2 seeds)" in loss
-    assert "3 with BatchNorm (smaller in none of 2 seeds)" in gradient
-    assert "infinite with BatchNorm (smaller in none of 2 seeds)" in smoothness
+    assert "Smaller than without normalization in every seed: the variation of the loss" in against
+    assert "of the loss with BatchNorm; the change of the gradient along its own" in against
+    assert "own direction in no other net; the effective smoothness" in against
+    assert against.endswith("per distance, in no other net.")
+    assert len(about_landscape(results.sel(norm=["none"]))) == 2
 
 
-def test_equal_shift_is_lower_in_no_seed(results):
-    assert "0.5 with BatchNorm (lower in none of 2 seeds)" in about_shift(results)[1]
+def test_equal_shift_is_lower_in_no_net(results):
+    nowhere = "Nowhere else is it lower than without normalization in every seed."
+    assert about_shift(results)[1] == nowhere
+    turned = results.assign(
+        shift_cosine=results["shift_cosine"] * xr.DataArray([1, 0.5], dims="norm")
+    )
+    assert about_shift(turned)[1].endswith("normalization in every seed with BatchNorm.")
 
 
 def test_curvature_warns_of_modes_that_differ_only(results):
-    first, everything, ends = about_curvature(results)
+    first, warning = about_curvature(results)
     assert "is largest without normalization, 9, and smallest with BatchNorm, 2, in this" in first
-    assert "4 with the statistics held fixed with BatchNorm, where training feels 2" in first
-    assert "9 without normalization and 2 with BatchNorm" in everything
-    assert "from -3 to 9 without normalization and 0 to 2 with BatchNorm" in ends
+    assert "4 with the statistics held fixed with BatchNorm, where training feels 2" in warning
+    same = results.assign(lambda_max=results["lambda_max"].sel(mode="train", drop=True))
+    alike = same.assign(lambda_max=same["lambda_max"].expand_dims(mode=results["mode"]))
+    assert len(about_curvature(alike)) == 1
 
 
 def test_depth_gives_growth_with_and_without_skips(results):
@@ -149,3 +166,60 @@ def test_theorems_that_fail_are_named_with_their_counts():
     assert "up to 0.2 of its terms)" in sentence
     broken = checks.assign(refuted=("verdict", [1, 0, 0, 1, 0]))
     assert "exact form hold in 2; not so one (fails in 1 of 2" in about_theorems(broken)[0]
+
+
+def diagram():
+    """Trainings that break between 1 and 10 at both scales; theory says 3 and 40."""
+    cells = ("gamma", "learning_rate", "diagram_seed")
+    broken = np.broadcast_to(np.array([0, 0, 1, 1])[None, :, None], (2, 4, 1))
+    return xr.Dataset(
+        {
+            "diagram_test_loss": (cells, np.where(broken, np.nan, 1.0)),
+            "diagram_diverged": (cells, broken),
+            "diagram_critical_learning_rate": (("closure", "gamma"), [[3.0, 40.0]]),
+        },
+        coords={
+            "gamma": [0.5, 1.0],
+            "learning_rate": [0.1, 1.0, 10.0, 100.0],
+            "diagram_seed": [0],
+            "closure": ["train"],
+        },
+    )
+
+
+def test_distance_of_theory_is_given_as_a_factor():
+    (first,) = about_diagram(diagram())
+    assert "within a factor of 2 of the measured one at 1 of 2 scales" in first
+    assert "at worst a factor of 12.6 away" in first  # 40 / sqrt(1 * 10)
+    assert "rates of the grid are a factor of 10.0 apart" in first
+    (table,) = tables_of("diagram", diagram())
+    assert table.rows[1] == pytest.approx([1.0, np.sqrt(10), 40.0, 40 / np.sqrt(10)])
+
+
+def test_first_screen_follows_the_numbers(results):
+    checks = xr.Dataset(
+        {
+            "statement": ("verdict", ["theorem_4_1", "fact_c1", "theorem_4_1"]),
+            "form": ("verdict", ["exact", "exact", "printed"]),
+            "norm_layer": ("verdict", ["a", "a", "a"]),
+            "refuted": ("verdict", [0, 0, 1]),
+        },
+        coords={"verdict": range(3)},
+    )
+    whole = xr.merge([results, checks, diagram()])
+    limits, training, landscape, curvature, theory = findings(whole)
+    assert (
+        "largest with BatchNorm, 3, and smallest without normalization, 0.15: a factor of 20"
+        in limits
+    )
+    assert "every limit within a factor of 2.00" in limits
+    assert (
+        "diverges without normalization (1 of 2 seeds); at half its own limit, training" in training
+    )
+    assert "varies most without normalization, 2, and least with BatchNorm, 1." in landscape
+    assert "largest without normalization, 9, and smallest with BatchNorm, 2." in curvature
+    assert "hold in all 2 checks; as printed, Theorem 4.1 fails." in theory
+    assert "at 1 of 2 scales of BatchNorm, at worst a factor of 12.6 away." in theory
+    turned = findings(swapped(whole))
+    assert "largest without normalization, 3, and smallest with BatchNorm, 0.15" in turned[0]
+    assert "varies most with BatchNorm, 2, and least without normalization, 1." in turned[2]

@@ -30,7 +30,8 @@ def test_every_layer_has_a_line():
 def test_layer_without_values_is_left_out():
     some = values()
     some[:, 1] = np.nan
-    assert len(layer_lines(some).lines) == 2
+    drawn, whole = layer_lines(some).lines, layer_lines(values()).lines
+    assert [line.get_color() for line in drawn] == [whole[0].get_color(), whole[2].get_color()]
 
 
 def test_other_dimensions_are_averaged():
@@ -64,6 +65,8 @@ def test_scope_figure_has_a_panel_for_each_quantity(tmp_path):
         "loss along the gradient",
         "gradient norm",
     ]
+    (legend,) = figure.legends  # one for all panels over layers
+    assert [text.get_text() for text in legend.get_texts()] == ["layer0", "layer1", "layer2"]
     figure.savefig(tmp_path / "scope.svg")
     assert (tmp_path / "scope.svg").stat().st_size > 5000
 
@@ -74,7 +77,7 @@ def test_nothing_measured_is_told():
 
 
 def test_layers_of_any_name_are_in_the_legend():
-    some = values().assign_coords(layer=["", "_fc", "plain"])
+    some = values().assign_coords(layer=["", "_fc", "7"])
     texts = [text.get_text() for text in layer_lines(some).get_legend().get_texts()]
-    assert texts == ["(the model itself)", " _fc", "plain"]
+    assert texts == ["(the model itself)", " _fc", "layer 7"]
     layer_lines(some[:, :1])  # no warning of an empty legend

@@ -6,7 +6,7 @@ import xarray as xr
 
 from normscope.plots.gradient_depth import gradient_depth
 from normscope.plots.norm_landscape import norm_landscape, norm_shift
-from normscope.plots.overview import overview, trainings
+from normscope.plots.overview import overview
 from normscope.plots.rate_limits import rate_limits
 from normscope.plots.spectra import spectra
 from normscope.plots.style import colour_of
@@ -98,13 +98,6 @@ def test_overview_marks_divergence_at_the_last_loss_that_is_a_number(results):
     assert {line.get_color() for line in crosses} == {colour_of("none")}
     assert not [line for line in own.lines if line.get_marker() == "x"]
     assert shared.get_title(loc="left").startswith("All at 1.5")
-
-
-def test_trainings_alone_name_each_norm_once(results):
-    figure = trainings(results)
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["no normalization", "BatchNorm"]
-    assert len(figure.axes) == 2
 
 
 def test_landscape_has_a_column_for_each_norm_on_one_scale(results):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
+from normscope.plots.style import colour_of
 from normscope.report.colours import DARK, LIGHT, Palette, contrast
 
 PAIR = re.compile(r"light-dark\((#[0-9a-f]{6}),(#[0-9a-f]{6})\)")
@@ -76,3 +77,13 @@ def test_same_colour_is_one_variable():
 @pytest.mark.parametrize("text", ["none", "currentColor", "rgb(1,2,3)", "#12345", "url(#a)"])
 def test_what_is_no_plain_colour_stays(text):
     assert Palette().value(text) == text
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "noisy", "l1", "layer"])
+def test_coloured_letters_are_read_in_both_themes(norm):
+    palette = Palette()
+    if palette.value(colour_of(norm), is_letter=True) == "var(--ink)":
+        return
+    light, dark = both(palette)
+    assert contrast(light, LIGHT.paper) >= 4.5
+    assert contrast(dark, DARK.paper) >= 4.5

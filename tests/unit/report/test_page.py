@@ -104,10 +104,42 @@ def test_first_screen_holds_the_findings_and_the_summary(page):
 def test_claims_lead_to_their_evidence(page):
     rows = re.findall(r'<tr id="claim-\d+">.*?</tr>', page, re.DOTALL)
     targets = [re.findall(r'href="#([^"]+)"', row) for row in rows]
-    first = ["section-1-figure-1"]
+    first = ["overview"]
     assert targets == [first, first, ["section-2-table-1"], ["section-3"]]
     verdicts = [re.search(r'class="verdict \w+">([a-z ]+)</span>', row)[1] for row in rows]
     assert verdicts == ["reproduced", "not reproduced", "undecided", "reproduced"]
+
+
+def test_first_picture_stands_before_every_table_and_is_drawn_once(page):
+    places = [page.index(f'id="{name}"') for name in ("findings", "overview", "summary")]
+    assert places == sorted(places)
+    assert places[-1] < page.index('id="section-1"') < page.index('id="claims"')
+    assert page.count("<figure") == 2  # of two pictures
+    section = page.partition('id="section-1"')[2].partition('id="section-2"')[0]
+    assert 'href="#overview"' in section
+
+
+def test_picture_of_its_own_leaves_those_of_the_sections_where_they_are():
+    own, other = picture("All."), picture("One.")
+    sections = [Section("a", pictures=[other]), Section("b", pictures=[own])]
+    found = outline(render(Report("t", ["f"], sections, overview=own)))
+    assert [e.attributes["aria-label"] for e in found.named("svg")] == ["All.", "One."]
+
+
+def test_page_of_one_section_asks_its_question_and_says_nothing_twice():
+    section = Section("s", ["Seen.", "More."], asked="What is seen?")
+    page = render(Report("t", ["Seen."], [section]))
+    assert [page.count(text) for text in ("Seen.", "More.", "What is seen?")] == [1, 1, 1]
+    both = render(Report("t", ["Seen."], [section, section]))
+    assert both.count("Seen.") == 3
+    assert "What is seen?" not in both
+
+
+def test_table_has_its_own_digits_and_note():
+    table = Table("c", ("x",), [(0.123456,)], "What x is.", digits=2)
+    page = render(Report("t", ["f"], [], table))
+    assert '<td class="number" data-value="0.123456">0.12</td>' in page
+    assert "What x is." in page
 
 
 def test_cells_say_what_to_sort_by(page):

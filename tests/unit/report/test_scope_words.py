@@ -2,6 +2,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from normscope.plots.quantities import dimension_name, quantity_name
+from normscope.probes import PROBES
+from normscope.report import Report, render
+from normscope.report.dataset_section import dataset_section
+from normscope.report.scope_report import scope_html
 from normscope.report.scope_words import scope_table, scope_words
 
 
@@ -35,7 +40,7 @@ def test_table_has_the_last_value_and_counts_what_is_not_finite():
         steep=("step", [1.0, 2.0, np.inf]),
         rare=("step", [4.0, np.nan, 5.0]),
     )
-    rows = {row[0]: row[2:] for row in scope_table(dataset).rows}
+    rows = {row[0].key: row[2:] for row in scope_table(dataset).rows}
     assert rows["loss"] == (2.0, "nan", 2.0, 1e9, 1)
     assert rows["smooth"] == (1.0, "nan", 1.0, 1.0, 1)  # not measured at step 10, lost at step 20
     assert rows["steep"] == (1.0, np.inf, 1.0, 2.0, 1)
@@ -51,3 +56,23 @@ def test_rays_that_are_not_finite_are_counted():
     )
     lost = scope_words(scope([1.0, np.nan], ray_loss=(("step", "distance"), rays[1:3])))
     assert lost[1] == "Along the gradient, at 2 of 2 steps it was not finite there."
+
+
+def test_variables_are_shown_in_words_with_their_names_once():
+    norms = (("step", "layer"), np.ones((2, 2)))
+    dataset = scope([2.0, 1.0], gradient_norm=norms).assign_coords(layer=["0", "features.3"])
+    page = render(Report("t", scope_words(dataset), [dataset_section(dataset, "Measurements")]))
+    table = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert "gradient norm <small><code>gradient_norm</code></small>" in table
+    assert page.replace("_by_step", "").count("gradient_norm") == 1
+    assert "loss <small>" not in table  # a name that is the same is not said twice
+    assert "<td>layers</td>" in table
+    assert "gradient norm (gradient_norm)" in scope_html(dataset, "caption")
+
+
+def test_every_quantity_and_dimension_of_the_probes_has_words():
+    for name in PROBES:
+        variables = PROBES[name]().variables
+        for variable, dims in variables.items():
+            assert "_" not in quantity_name(variable)
+            assert not {"norm_layer"} & {dimension_name(each) for each in dims}

@@ -328,7 +328,7 @@ def test_look_lets_the_result_go(path):
     with Store(path) as store:
         add_cells(store, SQUARE[:1], state="finished")
         (record,) = store.select()
-        assert look(record).single == {"test_loss": 1.0}
+        assert look(store, record).single == {"test_loss": 1.0}
     assert "dataset" not in vars(record)
 
 
@@ -379,3 +379,19 @@ def test_trainings_and_scopes_without_a_step_are_told(path):
     assert not training.pictures
     assert scope.paragraphs[1] == "seed 0: A scope on net measured no step."
     assert "a scope watches a training of your own" in scope.command_note
+
+
+def test_thousands_of_records_are_read_without_a_dataset_for_each(path, monkeypatch):
+    with Store(path) as store, store.transaction():
+        add_cells(store, SQUARE, range(20), state="finished")
+    whole = xr.Dataset.__init__
+    made = []
+
+    def counting(self, *given, **named):
+        made.append(0)
+        whole(self, *given, **named)
+
+    monkeypatch.setattr(xr.Dataset, "__init__", counting)
+    (section,) = report_of([path]).sections
+    assert len(section.tables[0].rows) == 80
+    assert len(made) < 40

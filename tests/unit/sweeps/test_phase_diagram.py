@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import xarray as xr
+from torch import nn
 
 from normscope.curvature.problem import Problem
 from normscope.data import load
@@ -19,7 +20,7 @@ from normscope.plots.phase_diagram import phase_diagram as draw
 from normscope.results import Store
 from normscope.sweeps import Training, Work, phase_diagram, status, sweep, training_cell
 from normscope.sweeps.defaults import swept
-from normscope.sweeps.diagram import TRAININGS, Diagram, training_units
+from normscope.sweeps.diagram import TRAININGS, Diagram, complete, training_units
 from normscope.sweeps.estimate import estimate
 from normscope.sweeps.theory import critical_rates
 from normscope.training import fit, sgd
@@ -134,7 +135,7 @@ def test_stored_cells_become_one_dataset(found, tmp_path):
     ("arguments", "said"),
     [
         ({"model": "conv"}, "unknown model 'conv'"),
-        ({"model": "mine.py:net"}, "model must be a registered name in a sweep"),
+        ({"model": "mine.py:net"}, "there is no file mine.py"),
         ({"widht": 3}, "'widht'; did you mean 'width'"),
         ({"width": "wide"}, "width"),
         ({"learning_rates": [0.0, 1.0]}, "learning_rate must be above 0"),
@@ -291,3 +292,17 @@ def test_cells_of_a_sweep_that_is_gone_are_not_running(tmp_path):
     (gone,) = status(path)
     assert (gone.at_work, gone.counts["running"], gone.open) == (False, 0, 3)
     assert gone.seconds_left is None
+
+
+def test_device_is_where_a_training_goes_and_what_it_is_known_by(monkeypatch):
+    """ "cpu:0" is the CPU by another name: the numbers are the same, the way is that of a GPU."""
+    moved = []
+    original = nn.Module.to
+    monkeypatch.setattr(nn.Module, "to", lambda *given: moved.append(given[1]) or original(*given))
+    settings = {"width": 16, "epochs": 1, "samples": 256, "learning_rate": 0.1}
+    there = training_cell(**settings, device="cpu:0", seed=0)
+    here = training_cell(**settings, seed=0)
+    assert moved == ["cpu:0", "cpu"]
+    assert float(there["test_loss"]) == float(here["test_loss"])
+    assert "device" not in complete(settings)
+    assert complete({**settings, "device": "cpu:0"})["device"] == "cpu:0"

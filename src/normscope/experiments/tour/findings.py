@@ -10,15 +10,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.tour.words import (
-    contrast,
-    enumerated,
-    factor,
-    in_seeds,
-    listed,
-    number,
-    typical,
-)
+from normscope.experiments.tour.words import contrast, enumerated, factor, number
 from normscope.plots.names import with_norm
 
 __all__ = [
@@ -48,14 +40,19 @@ def about_landscape(results: xr.Dataset) -> list[str]:
     widths = results["loss_high"] - results["loss_low"]
     rate = number(float(results["common_rate"]))
     shown = contrast(over_steps(widths), "varies most", "least")
+    parts = {
+        "the variation of the loss": widths,
+        "the change of the gradient along its own direction": results["gradient_distance_high"],
+        "the effective smoothness, the steepest such change per distance,": results[
+            "effective_smoothness"
+        ],
+    }
+    below = [f"{what} {_smaller(results, over_steps(each))}" for what, each in parts.items()]
+    against = f"Smaller than {with_norm(reference_of(results))} in every seed: {'; '.join(below)}."
     return [
         f"At one learning rate for all, {rate}, half the smallest limit, the loss met along the "
         f"gradient {shown}.",
-        f"The width of its band: {_held_against(results, widths)}.",
-        "The gradient itself changed along its own direction by "
-        f"{_held_against(results, results['gradient_distance_high'])}.",
-        "The effective smoothness, the steepest such change per distance, was "
-        f"{_held_against(results, results['effective_smoothness'])}.",
+        *([against] if len(norms_of(results)) > 1 else []),
         _SAME_RATE,
     ]
 
@@ -66,34 +63,32 @@ def over_steps(curves: xr.DataArray) -> xr.DataArray:
     return middle
 
 
-def _held_against(results: xr.Dataset, curves: xr.DataArray) -> str:
-    """A curve's median over the steps, each normalization against the reference."""
-    whole = over_steps(curves)
+def _smaller(results: xr.Dataset, values: xr.DataArray) -> str:
+    """With which normalizations a value is smaller than the reference's in every seed."""
     reference = reference_of(results)
-    base = whole.sel(norm=reference)
-    parts = [f"{typical(base)} {with_norm(reference)}"]
-    for norm in norms_of(results):
-        if norm != reference:
-            own = whole.sel(norm=norm)
-            parts.append(f"{typical(own)} {with_norm(norm)} (smaller {in_seeds(own, base)})")
-    return enumerated(parts)
+    base = values.sel(norm=reference).fillna(np.inf)
+    found = [
+        with_norm(norm)
+        for norm in norms_of(results)
+        if norm != reference and bool((values.sel(norm=norm).fillna(np.inf) < base).all())
+    ]
+    return enumerated(found) if found else _NOWHERE
 
 
 def about_shift(results: xr.Dataset) -> list[str]:
     """Internal covariate shift by the paper's measure."""
-    cosine = shift_cosine(results)
-    reference = reference_of(results)
-    base = cosine.sel(norm=reference)
-    parts = [f"{typical(base, 3)} {with_norm(reference)}"]
-    for norm in norms_of(results):
-        if norm != reference:
-            own = cosine.sel(norm=norm)
-            parts.append(f"{typical(own, 3)} {with_norm(norm)} (lower {in_seeds(own, base)})")
+    cosine, reference = shift_cosine(results), with_norm(reference_of(results))
     shown = contrast(cosine, "is highest", "lowest", 3)
+    where = _smaller(results, cosine)
+    lower = (
+        f"Nowhere else is it lower than {reference} in every seed."
+        if where == _NOWHERE
+        else f"It is lower than {reference} in every seed {where}."
+    )
     return [
         "Internal covariate shift, seen by the cosine between a layer's gradient before and after "
         f"the layers below it take their step (1: no shift): the cosine {shown}.",
-        f"All of them: {enumerated(parts)}.",
+        *([lower] if len(norms_of(results)) > 1 else []),
         _SAME_RATE,
     ]
 
@@ -106,22 +101,13 @@ def shift_cosine(results: xr.Dataset) -> xr.DataArray:
 
 def about_curvature(results: xr.Dataset) -> list[str]:
     """The spectrum before training, and what a wrong mode would say."""
-    norms, largest = norms_of(results), results["lambda_max"]
-    train = largest.sel(mode="train")
-    shown = contrast(train.expand_dims("seed"), "is largest", "smallest")
-    values = listed(norms, lambda norm: number(float(train.sel(norm=norm))))
-    ends = listed(
-        norms,
-        lambda norm: " to ".join(number(float(results[end].sel(norm=norm))) for end in _ENDS),
-    )
-    wrong = [text for norm in norms if (text := _other_modes(largest.sel(norm=norm), norm))]
-    first = f" {wrong[0]}" if wrong else ""
+    largest = results["lambda_max"]
+    shown = contrast(largest.sel(mode="train").expand_dims("seed"), "is largest", "smallest")
+    wrong = (_other_modes(largest.sel(norm=norm), norm) for norm in norms_of(results))
     return [
         "Before training the largest eigenvalue of the Gauss-Newton matrix as training feels it, "
-        f"with the batch's own statistics, {shown}.{first}",
-        f"All of them: {values}.",
-        *wrong[1:],
-        f"The Hessian's eigenvalues reach from {ends}.",
+        f"with the batch's own statistics, {shown}.",
+        *list(filter(None, wrong))[:1],
     ]
 
 
@@ -142,7 +128,7 @@ def _other_modes(largest: xr.DataArray, norm: str) -> str:
     )
 
 
-_ENDS = ("lowest", "highest")
+_NOWHERE = "in no other net"
 _MODES = {"frozen": "with the statistics held fixed", "eval": "in eval mode"}
 _APART = 1.1  # from here on a mode is worth a sentence
 _SAME_RATE = (

@@ -7,30 +7,27 @@ import xarray as xr
 
 from normscope.experiments.tour.diagram import diagram_part
 from normscope.experiments.tour.findings import norms_of
-from normscope.experiments.tour.words import (
-    contrast,
-    enumerated,
-    factor,
-    listed,
-    number,
-    typical,
-)
+from normscope.experiments.tour.words import contrast, enumerated, factor, number, typical
 from normscope.experiments.wei2018.phase_diagram import grid_boundary
 from normscope.plots.names import statement_name
 
-__all__ = ["about_depth", "about_diagram", "about_theorems", "statement_counts"]
+__all__ = [
+    "about_depth",
+    "about_diagram",
+    "about_theorems",
+    "boundary_rows",
+    "statement_counts",
+]
 
 
 def about_depth(results: xr.Dataset) -> list[str]:
     """How gradients grow backwards through depth."""
     layers = results.sizes["depth_layer"]
     norms, growth = norms_of(results), results["growth"]
-    values = listed(norms, lambda norm: typical(growth.sel(norm=norm), 3))
     shown = contrast(growth, "is largest", "smallest", 3)
     sentences = [
         f"Backwards through {layers} layers, before training, the growth of the squared gradient "
         f"per layer {shown}.",
-        f"All of them: {values}.",
     ]
     if "batch" in norms:
         skips = typical(results["growth_with_skips"], 3)
@@ -96,28 +93,35 @@ def _miss(results: xr.Dataset, form: str, statement: str) -> str:
 def about_diagram(results: xr.Dataset) -> list[str]:
     """How near the theory's line is to where training breaks."""
     part = diagram_part(results)
+    both = boundary_rows(part)
+    runs = f"{part['test_loss'].size} short trainings over the scale of BatchNorm and the learning"
+    if not both:
+        return [f"{runs} rate: no row holds both a stable and a broken one to hold theory against."]
+    offs = [factor(theory, found) for _, found, theory in both]
+    within = sum(off <= 2 for off in offs)
+    return [
+        f"{runs} rate: the theory's critical rate is within a factor of 2 of the measured one at "
+        f"{within} of {len(both)} scales, at worst a factor of {max(offs):.1f} away (neighbouring "
+        f"rates of the grid are a factor of {_grid_step(part):.1f} apart)."
+    ]
+
+
+def boundary_rows(part: xr.Dataset) -> list[tuple[float, float, float]]:
+    """Where training breaks and where theory says so, for each scale at which both are known.
+
+    Args:
+        part: the diagram.
+
+    Returns:
+        Scale of BatchNorm, measured and theoretical learning rate.
+    """
     measured = grid_boundary(part)
     line = part["critical_learning_rate"].sel(closure="train")
     known = [
         (float(gamma), float(measured.sel(gamma=gamma)), float(line.sel(gamma=gamma)))
         for gamma in part["gamma"].values
     ]
-    both = [row for row in known if np.isfinite(row[1]) and np.isfinite(row[2])]
-    runs = f"{part['test_loss'].size} short trainings over the scale of BatchNorm and the learning"
-    if not both:
-        return [f"{runs} rate: no row holds both a stable and a broken one to hold theory against."]
-    offs = [factor(theory, found) for _, found, theory in both]
-    within = sum(off <= 2 for off in offs)
-    rows = "; ".join(
-        f"scale {number(gamma)}: breaks at {number(found)}, theory {number(theory)}"
-        for gamma, found, theory in both
-    )
-    return [
-        f"{runs} rate: the theory's critical rate is within a factor of 2 of the measured one in "
-        f"{within} of {len(both)} rows, at worst {max(offs):.1f} apart (the grid's own step is "
-        f"{_grid_step(part):.1f}).",
-        f"Row by row: {rows}.",
-    ]
+    return [row for row in known if np.isfinite(row[1]) and np.isfinite(row[2])]
 
 
 def _grid_step(part: xr.Dataset) -> float:

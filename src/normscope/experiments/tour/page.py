@@ -9,22 +9,20 @@ import xarray as xr
 
 from normscope.experiments.tour.claims import claims_by_part
 from normscope.experiments.tour.diagram import diagram_part
-from normscope.experiments.tour.findings import norms_of
-from normscope.experiments.tour.findings_of_theory import statement_counts
-from normscope.experiments.tour.summary import STORIES, findings, summary_rows
+from normscope.experiments.tour.headlines import findings, question
+from normscope.experiments.tour.summary import HEADS, LEGEND, STORIES, summary_table
+from normscope.experiments.tour.tables import tables_of
 from normscope.plots.gradient_depth import gradient_depth
-from normscope.plots.names import name_of, statement_name
 from normscope.plots.norm_landscape import norm_landscape, norm_shift
-from normscope.plots.overview import trainings
+from normscope.plots.overview import overview
 from normscope.plots.phase_diagram import phase_diagram
-from normscope.plots.rate_limits import rate_limits
 from normscope.plots.spectra import spectra
 from normscope.plots.verdicts import verdicts
-from normscope.report import Report, Section, Table, dataset_downloads, picture_of
+from normscope.report import Picture, Report, Section, Table, dataset_downloads, picture_of
+from normscope.report.document import Value
 from normscope.results import Claim
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from normscope.experiments.result import Result
@@ -44,36 +42,24 @@ _TITLES = {
 
 
 def _phases(results: xr.Dataset) -> Figure:
-    return _whole(phase_diagram(diagram_part(results)))
-
-
-def _limits(results: xr.Dataset) -> Figure:
-    return _whole(rate_limits(results))
-
-
-def _whole(axes: Axes) -> Figure:
-    found = axes.get_figure(root=True)
+    found = phase_diagram(diagram_part(results)).get_figure(root=True)
     assert found is not None  # the axes were made with it
     return found
 
 
-Value = str | float | int | bool | None
-
 # drawing, what it shows in words, caption
-_Picture = tuple[Callable[[xr.Dataset], "Figure"], str, str]
-_PICTURES: dict[str, _Picture] = {
-    "limits": (
-        _limits,
-        "Learning-rate limits of every normalization on a logarithmic axis: verified, predicted by "
-        "curvature and bounded by theory.",
-        "A dot is the limit that short runs enclosed, one for each seed, a diamond what curvature "
-        "predicted, a triangle the theory's bound.",
-    ),
-    "training": (
-        trainings,
-        "Training loss over steps, each net at half its own limit and all at half the largest.",
-        "A thin line for each seed, the median thick; a cross marks a training that diverged.",
-    ),
+_Drawing = tuple[Callable[[xr.Dataset], "Figure"], str, str]
+_OVERVIEW: _Drawing = (
+    overview,
+    "Three panels. Learning-rate limits of every normalization on a logarithmic axis: verified, "
+    "predicted by curvature and bounded by theory. Training loss over steps, each net at half its "
+    "own limit, and all at half the largest.",
+    "Left: a dot is the limit that short runs enclosed, one for each seed; a diamond what "
+    "curvature predicted, a triangle the theory's bound. Right, in the colours of the left: a "
+    "thin line for each seed, the median thick; a cross marks a training that diverged.",
+)
+_OVERVIEWED = ("limits", "training")  # the parts that it shows
+_PICTURES: dict[str, _Drawing] = {
     "landscape": (
         norm_landscape,
         "Bands of the loss and of the gradient's change along the gradient over training, one "
@@ -91,8 +77,8 @@ _PICTURES: dict[str, _Picture] = {
     "curvature": (
         spectra,
         "Density of the Hessian's eigenvalues before training, one row for each normalization.",
-        "Shaded: standard error over random directions. A line marks lambda_max of the "
-        "Gauss-Newton matrix in train mode.",
+        "Shaded: standard error over random directions. The dashed line marks the largest "
+        "eigenvalue of the Gauss-Newton matrix, with the batch's own statistics.",
     ),
     "depth": (
         gradient_depth,
@@ -109,8 +95,9 @@ _PICTURES: dict[str, _Picture] = {
     "diagram": (
         _phases,
         "Test loss over learning rate and the scale of BatchNorm, with the theory's critical rate.",
-        "White: training broke. The solid red line is the theory's critical rate with the "
-        "statistics followed, as training does.",
+        "Blank: training broke. Red: the theory's critical rate; train follows the batch's "
+        "statistics, as training does, frozen holds them fixed, printed is the paper's formula. "
+        "Thin: half of it.",
     ),
 }
 
@@ -127,36 +114,47 @@ def tour_report(result: Result, command: str) -> Report:
     """
     results = result.dataset
     claims = claims_by_part(results)
-    sections = [_section(part, results, claims.get(part, ())) for part in STORIES]
-    title = "What normalization does to a net"
+    first = _drawn(_OVERVIEW, results)
+    pictures = {
+        part: first if part in _OVERVIEWED else _drawn(_PICTURES[part], results) for part in STORIES
+    }
+    sections = [
+        _section(part, results, picture, claims.get(part, ())) for part, picture in pictures.items()
+    ]
     return Report(
-        title, findings(results), [*sections, _record(result, command)], _summary(results)
+        "What normalization does to a net",
+        findings(results),
+        [*sections, _record(result, command)],
+        _summary(results),
+        asked=question(results),
+        overview=first,
     )
+
+
+def _drawn(drawing: _Drawing, results: xr.Dataset) -> Picture:
+    draw, text, caption = drawing
+    return picture_of(draw(results), text, caption)
 
 
 def _summary(results: xr.Dataset) -> Table:
-    rows = summary_rows(results)
-    seeds, of = results.sizes["seed"], results.attrs
-    caption = (
-        f"One fully connected net, {of['depth']} layers of width {of['width']}, on {of['data']}: "
-        f"the same first weights under {len(rows)} normalizations"
-        + (f", medians over {seeds} seeds" if seeds > 1 else "")
-    )
+    rows = summary_table(results)
+    seeds = results.sizes["seed"]
+    caption = "The same net under each normalization"
+    caption += f", medians over {seeds} seeds" if seeds > 1 else ""
     cells = [[_value(value) for value in row.values()] for row in rows]
-    return Table(caption, list(rows[0]), cells)
+    return Table(caption, list(HEADS.values()), cells, LEGEND, 3)
 
 
 def _value(value: object) -> Value:
     return value if isinstance(value, str | float) or value is None else str(value)
 
 
-def _section(part: str, results: xr.Dataset, claims: Sequence[Claim]) -> Section:
-    draw, text, caption = _PICTURES[part]
+def _section(part: str, results: xr.Dataset, picture: Picture, claims: Sequence[Claim]) -> Section:
     return Section(
         _TITLES[part],
         STORIES[part](results),
-        [picture_of(draw(results), text, caption)],
-        tables=_TABLES.get(part, _none)(results),
+        [picture],
+        tables=tables_of(part, results),
         claims=claims,
     )
 
@@ -172,35 +170,3 @@ def _record(result: Result, command: str) -> Section:
         seconds=result.seconds,
         downloads=dataset_downloads(result.dataset, "demo"),
     )
-
-
-def _none(results: xr.Dataset) -> list[Table]:
-    return []
-
-
-def _rates(results: xr.Dataset) -> list[Table]:
-    names = ("limit", "stable", "unstable", "by_curvature", "by_theory", "safe", "recommended")
-    rows: list[list[Value]] = []
-    for norm in norms_of(results):
-        for seed in map(int, results["seed"].values):
-            own = results.sel(norm=norm, seed=seed)
-            rows.append([name_of(norm), seed, *(_number(own[name]) for name in names)])
-    columns = ["normalization", "seed", *(name.replace("_", " ") for name in names)]
-    return [Table("Learning rates by normalization and seed", columns, rows)]
-
-
-def _number(value: xr.DataArray) -> float | None:
-    found = float(value)
-    return found if abs(found) < float("inf") else None
-
-
-def _checks(results: xr.Dataset) -> list[Table]:
-    rows: list[list[Value]] = [
-        [statement_name(name), form, held, of]
-        for form, counts in statement_counts(results).items()
-        for name, (held, of) in counts.items()
-    ]
-    return [Table("Checks by statement and form", ["statement", "form", "hold", "of"], rows)]
-
-
-_TABLES: dict[str, Callable[[xr.Dataset], list[Table]]] = {"limits": _rates, "theorems": _checks}

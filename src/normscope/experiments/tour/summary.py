@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 import numpy as np
 import xarray as xr
@@ -21,9 +22,10 @@ from normscope.experiments.tour.findings_of_theory import (
     about_diagram,
     about_theorems,
 )
+from normscope.experiments.tour.headlines import findings
 from normscope.plots.names import name_of
 
-__all__ = ["STORIES", "findings", "summary_rows"]
+__all__ = ["HEADS", "LEGEND", "STORIES", "findings", "summary_rows", "summary_table"]
 
 # each part's sentences, in the order of the tour
 STORIES = {
@@ -38,16 +40,25 @@ STORIES = {
 }
 
 
-def findings(results: xr.Dataset) -> list[str]:
-    """What was found: the first sentence of every part.
-
-    Args:
-        results: of the tour.
-
-    Returns:
-        Sentences with their numbers.
-    """
-    return [sentences[0] for tell in STORIES.values() if (sentences := tell(results))]
+# heads of the table by the name of the value, in words that fit a terminal; on page and terminal
+HEADS = {
+    "normalization": "normalization",
+    "limit": "limit",
+    "by curvature": "limit by curvature",
+    "by theory": "bound by theory",
+    "accuracy": "test accuracy",
+    "loss varies by": "loss varies by",
+    "smoothness": "effective smoothness",
+    "shift cosine": "shift cosine",
+    "λ max": "largest eigenvalue",
+    "growth": "growth per layer",
+}
+LEGEND = (
+    "Take half the limit; the accuracy is of that. Loss and smoothness: along the gradient, at one "
+    "rate. Shift cosine: 1 is no shift. Last two: before training."
+)
+_DIGITS = 3
+_HEAD_WIDTH = 8  # of a terminal, for words that are not longer
 
 
 def summary_rows(results: xr.Dataset) -> list[dict[str, object]]:
@@ -77,6 +88,29 @@ def summary_rows(results: xr.Dataset) -> list[dict[str, object]]:
         | {name: _middle(values.sel(norm=norm)) for name, values in columns.items()}
         for norm in norms_of(results)
     ]
+
+
+def summary_table(results: xr.Dataset) -> list[dict[str, object]]:
+    """The same for a reader: the values that matter, of few digits, under the heads in words.
+
+    Args:
+        results: of the tour.
+
+    Returns:
+        One row for each normalization, the heads broken into lines that fit a terminal of 120
+        columns; what they mean is `LEGEND`.
+    """
+    heads = {
+        name: "\n".join(textwrap.wrap(head, _HEAD_WIDTH, break_long_words=False))
+        for name, head in HEADS.items()
+    }
+    return [
+        {head: _rounded(row[name]) for name, head in heads.items()} for row in summary_rows(results)
+    ]
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _middle(values: xr.DataArray) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
@@ -16,7 +16,6 @@ __all__ = [
     "extremes",
     "factor",
     "in_seeds",
-    "listed",
     "number",
     "typical",
 ]
@@ -57,15 +56,6 @@ def enumerated(items: Sequence[str]) -> str:
     """
     *first, last = items
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def listed(norms: Sequence[str], value_of: Callable[[str], str]) -> str:
-    """A value for each normalization.
-
-    >>> listed(["none", "batch"], {"none": "1", "batch": "2"}.__getitem__)
-    '1 without normalization and 2 with BatchNorm'
-    """
-    return enumerated([f"{value_of(norm)} {with_norm(norm)}" for norm in norms])
 
 
 def counted(held: int, of: int) -> str:

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from normscope.errors import InputError, NormscopeError
 from normscope.registry import unknown_name
 
-__all__ = ["blaming", "found_at", "is_place", "made_at"]
+__all__ = ["blaming", "found_at", "home_of", "is_place", "made_at"]
 
 T = TypeVar("T")
 
@@ -73,33 +73,64 @@ def found_at(place: str) -> Any:
     return getattr(module, name)
 
 
-def made_at(place: str, seed: int) -> Any:
+def made_at(place: str, seed: int, options: Mapping[str, Any] | None = None) -> Any:
     """What the factory at a place makes, or the object there if it is no factory.
 
     Args:
         place: as in `found_at`.
         seed: torch's, set before the factory is called.
+        options: the factory's arguments.
 
     Returns:
         The object.
 
     Raises:
-        InputError: if the factory needs arguments, or fails.
+        InputError: if the factory needs other arguments, or fails; or if options are given for
+            what is no factory.
     """
     import torch
     from torch import nn
 
-    target = found_at(place)
+    target, given = found_at(place), dict(options or {})
     if isinstance(target, nn.Module) or not callable(target):
+        if given:
+            raise InputError(f"{place} is no function, and takes no {', '.join(given)}.")
         return target
-    needed = _needed_arguments(target)
+    needed = [name for name in _needed_arguments(target) if name not in given]
     if needed:
         raise InputError(
             f"{place} must be callable without arguments, and needs {', '.join(needed)}; write a "
             "function that calls it with them."
         )
     torch.manual_seed(seed)
-    return blaming(place, target)
+    return blaming(place, lambda: target(**given))
+
+
+def home_of(place: str) -> Path:
+    """The file that holds the object of a place.
+
+    Args:
+        place: as in `found_at`.
+
+    Returns:
+        Its path.
+
+    Raises:
+        InputError: if there is no such file.
+
+    >>> home_of("json.decoder:JSONDecoder").name
+    'decoder.py'
+    """
+    home, _, _ = place.rpartition(":")
+    if home.endswith(".py"):
+        path = Path(home)
+    else:
+        _search_first(Path.cwd())
+        found = blaming(home, lambda: importlib.util.find_spec(home))
+        path = Path((found and found.origin) or home)
+    if not path.is_file():
+        raise InputError(f"there is no file of {home!r}.")
+    return path
 
 
 def _needed_arguments(function: Callable[..., Any]) -> list[str]:
