@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xarray as xr
@@ -37,8 +38,9 @@ def contents(store):
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # the clusters' own
 @pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("engine", ["ray", "dask"])
-def test_cluster_gives_the_same_bits_and_survives_a_dead_worker(engine):
+def test_cluster_gives_the_same_bits_and_survives_a_dead_worker(engine, workers):
     units = training_units(AXES, SETTINGS, [0, 1, 2])
     with Store(":memory:") as store:
         sweep(TRAININGS, units, store)
@@ -47,12 +49,12 @@ def test_cluster_gives_the_same_bits_and_survives_a_dead_worker(engine):
 
     def kill_one(label):
         if not killed:
-            workers = [p for p in descendants(os.getpid()) if WORKERS[engine] in command_of(p)]
-            os.kill(workers[-1], signal.SIGKILL)
-            killed.append(workers[-1])
+            found = [p for p in descendants(os.getpid()) if WORKERS[engine] in command_of(p)]
+            os.kill(found[-1], signal.SIGKILL)
+            killed.append(found[-1])
 
     with Store(":memory:") as store:
-        report = sweep(TRAININGS, units, store, engine=engine, workers=2, progress=kill_one)
+        report = sweep(TRAININGS, units, store, engine=engine, workers=workers, progress=kill_one)
         assert not report.failures
         found = contents(store)
     assert killed
@@ -60,6 +62,16 @@ def test_cluster_gives_the_same_bits_and_survives_a_dead_worker(engine):
     for key, (state, dataset) in expected.items():
         assert found[key][0] == state
         xr.testing.assert_identical(found[key][1], dataset)
+
+
+def test_workers_that_a_ray_cluster_cannot_hold_are_refused():
+    from normscope.errors import StateError
+    from normscope.sweeps.clusters import _check_cores
+
+    cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0})
+    _check_cores(cluster, workers=2, threads=2)
+    with pytest.raises(StateError, match="has 4 processors, and 3 workers of 2 threads need 6"):
+        _check_cores(cluster, workers=3, threads=2)
 
 
 @pytest.mark.parametrize("engine", ["ray", "dask"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import matplotlib
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from normscope.plots.style import new_figure
 
@@ -12,7 +14,7 @@ __all__ = ["gamma_curves"]
 
 
 def gamma_curves(results: xr.Dataset) -> Figure:
-    """Draw training loss over steps and test accuracy over epochs, mean over the seeds.
+    """Draw training loss over steps and test accuracy over epochs: mean and range of the seeds.
 
     A curve ends where one of its seeds has diverged.
 
@@ -28,22 +30,34 @@ def gamma_curves(results: xr.Dataset) -> Figure:
     models = [str(name) for name in results["model"].values]
     figure = new_figure(width=4.8 * len(models), height=6.0)
     panels = figure.subplots(2, len(models), squeeze=False)
-    gammas = results["gamma"].values
-    colours = matplotlib.colormaps["viridis"]
     for column, model in enumerate(models):
         upper, lower = panels[0][column], panels[1][column]
-        for number, gamma in enumerate(gammas):
-            mean = results.sel(model=model, gamma=gamma).mean("seed", skipna=False)
-            colour = colours(number / max(1, len(gammas) - 1) * 0.9)
-            upper.plot(mean["step"], mean["loss"], color=colour, label=rf"$\gamma$ = {gamma:g}")
-            lower.plot(mean["epoch"], mean["test_accuracy_by_epoch"], "o-", ms=3, color=colour)
+        _curves(upper, results["loss"].sel(model=model))
+        _curves(lower, results["test_accuracy_by_epoch"].sel(model=model), marker="o")
         upper.set_title(f"({'abcd'[column]}) {model}", loc="left")
         upper.set_yscale("log")
+        for axis in (upper.yaxis.set_major_formatter, upper.yaxis.set_minor_formatter):
+            axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
         upper.set_xlabel("step")
         lower.set_xlabel("epoch")
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0][0].set_ylabel("training loss")
     panels[1][0].set_ylabel("test accuracy")
     panels[0][0].legend(frameon=False)
     settings = str(results.attrs.get("settings", ""))
     figure.supxlabel(settings, fontsize=7, color="#555555")
     return figure
+
+
+def _curves(axes: Axes, values: xr.DataArray, marker: str = "") -> None:
+    """One curve for each gamma over the last dimension, with a band if there are several seeds."""
+    colours, gammas = matplotlib.colormaps["viridis"], values["gamma"].values
+    (place,) = set(values.dims) - {"gamma", "seed"}
+    for number, gamma in enumerate(gammas):
+        each, colour = values.sel(gamma=gamma), colours(number / max(1, len(gammas) - 1) * 0.9)
+        mean = each.mean("seed", skipna=False)
+        label = rf"$\gamma$ = {gamma:g}"
+        axes.plot(each[place], mean, color=colour, label=label, marker=marker, markersize=3)
+        if each.sizes["seed"] > 1:
+            least, most = each.min("seed", skipna=False), each.max("seed", skipna=False)
+            axes.fill_between(each[place], least, most, color=colour, alpha=0.2, linewidth=0)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from normscope.layers.compiled.binding import compiled_comparison
+
 __all__ = ["Comparison", "Start", "difference_and_cosine", "squared_norms"]
 
 _SMALL = 2**14  # entries; smaller tensors are joined: their number would cost more than their size
@@ -71,6 +73,11 @@ class Comparison:
         self._sums.append(products)
 
     def _add(self, here: Tensor, start: Tensor) -> None:
+        sums = compiled_comparison(here, start)
+        if sums is not None:
+            inner, norm, difference = sums.unbind()
+            self._sums.append((inner, norm, difference))
+            return
         for place in range(0, len(here), _PIECE):
             one, other = here[place : place + _PIECE], start[place : place + _PIECE]
             # the difference itself: from the inner products it would be lost in their rounding

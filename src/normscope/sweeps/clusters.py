@@ -39,17 +39,29 @@ def ray(workers: int, threads: int, address: str | None) -> Iterator[Engine]:
     if own:
         where: dict[str, Any] = {"address": address}
         if address is None:
-            where = {"num_cpus": workers * threads, "include_dashboard": False}
+            # a single worker is one of two actors, of which the other has nothing to do
+            cores = max(workers, LEAST) * threads
+            where = {"num_cpus": cores, "include_dashboard": False}
         library.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
     try:
-        # a single worker is one of two actors, of which the other has nothing to do
-        arguments = {"num_cpus": threads if workers >= LEAST else 1 / LEAST}
+        _check_cores(library, workers, threads)
+        arguments = {"num_cpus": threads}
         with joblib.parallel_config("normscope_ray", ray_remote_args=arguments):
             yield Engine(workers, {}, (died,))
     finally:
         if own:
             library.shutdown()
+
+
+def _check_cores(library: Any, workers: int, threads: int) -> None:
+    """Refuse more workers than a cluster can hold, who would be waited for without an end."""
+    there, needed = int(library.cluster_resources().get("CPU", 0)), max(workers, LEAST) * threads
+    if needed > there:
+        raise StateError(
+            f"the Ray cluster has {there} processors, and {workers} workers of {threads} threads "
+            f"need {needed}; ask for fewer with --workers or --threads, or add nodes."
+        )
 
 
 @ENGINES.register

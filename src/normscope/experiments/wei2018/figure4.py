@@ -37,10 +37,17 @@ def _claims(results: xr.Dataset) -> list[Claim]:
             claims.append(Claim(text, source, measured, None))
             continue
         rank = float(spearmanr(loss["gamma"].values, loss.values).statistic)
-        each = ", ".join(f"{float(x['gamma']):g}: {float(x):.3g}" for x in loss)
+        each = ", ".join(_with_spread(every.sel(gamma=gamma)) for gamma in loss["gamma"])
         measured = f"training loss at the end by gamma {each}; rank correlation {rank:.2f}"
         claims.append(Claim(text, source, measured + left_out, bool(rank > 0.5)))
     return claims
+
+
+def _with_spread(loss: xr.DataArray) -> str:
+    """The mean over the seeds, and their range if there are several."""
+    mean = f"{float(loss['gamma']):g}: {float(loss.mean()):.3g}"
+    least, most = float(loss.min()), float(loss.max())
+    return f"{mean} ({least:.3g} to {most:.3g})" if loss.sizes["seed"] > 1 else mean
 
 
 @experiment(
