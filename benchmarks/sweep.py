@@ -94,7 +94,7 @@ def plain_network(case: Case, gamma: float) -> nn.Module:
 
 def naive_cell(case: Case, cell: Cell, steps: int, stop_early: bool) -> float:
     """The textbook's way to one cell; its test loss."""
-    data = split_of(case.data, None, None)
+    data = split_of(case.data, "", None, None)
     torch.manual_seed(cell.seed)
     network = plain_network(case, cell.parameters["gamma"])
     rate = cell.parameters["learning_rate"]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import io
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -88,7 +90,6 @@ def made_at(place: str, seed: int, options: Mapping[str, Any] | None = None) -> 
         InputError: if the factory needs other arguments, or fails; or if options are given for
             what is no factory.
     """
-    import torch
     from torch import nn
 
     target, given = found_at(place), dict(options or {})
@@ -102,8 +103,8 @@ def made_at(place: str, seed: int, options: Mapping[str, Any] | None = None) -> 
             f"{place} must be callable without arguments, and needs {', '.join(needed)}; write a "
             "function that calls it with them."
         )
-    torch.manual_seed(seed)
-    return blaming(place, lambda: target(**given))
+    with _seeded(seed):
+        return blaming(place, lambda: target(**given))
 
 
 def home_of(place: str) -> Path:
@@ -124,6 +125,8 @@ def home_of(place: str) -> Path:
     home, _, _ = place.rpartition(":")
     if home.endswith(".py"):
         path = Path(home)
+        if not path.is_file():
+            raise InputError(f"there is no file {path}.")
     else:
         _search_first(Path.cwd())
         found = blaming(home, lambda: importlib.util.find_spec(home))
@@ -143,24 +146,56 @@ def _needed_arguments(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
+# The modules found here with the content of their file: a file that has changed is run anew.
+_modules: dict[str, tuple[bytes, ModuleType]] = {}
+
+
 def _from_path(name: str) -> ModuleType:
     _search_first(Path.cwd())
-    return blaming(name, lambda: importlib.import_module(name))
+    importlib.invalidate_caches()
+    module = _run(name, lambda: importlib.import_module(name))
+    file = getattr(module, "__file__", None)
+    content = Path(file).read_bytes() if file and file.endswith(".py") else b""
+    before, _ = _modules.setdefault(name, (content, module))
+    if before != content:
+        module = _run(name, lambda: importlib.reload(module))
+        _modules[name] = content, module
+    return module
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
+    whole, content = str(path.resolve()), path.read_bytes()
+    if whole in _modules and _modules[whole][0] == content:
+        return _modules[whole][1]
     name = f"normscope_source_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    spec = importlib.util.spec_from_file_location(name, whole)
     assert spec is not None  # a file that ends in .py always has one
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pickle and dataclasses look for it
     _search_first(path.resolve().parent)  # as when Python runs the file
     loader = spec.loader
-    blaming(str(path), lambda: loader.exec_module(module))
+    _run(str(path), lambda: loader.exec_module(module))
+    _modules[whole] = content, module
     return module
+
+
+def _run(place: str, call: Callable[[], T]) -> T:
+    """Import something of the user's, which may draw random numbers: always the same ones."""
+    with _seeded(0):
+        return blaming(place, call)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Torch's generators at a seed; afterwards as they were."""
+    import torch
+
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
 def _search_first(folder: Path) -> None:
@@ -170,6 +205,8 @@ def _search_first(folder: Path) -> None:
 
 def blaming(place: str, call: Callable[[], T]) -> T:
     """Call something of the user's; its error becomes ours, with the line it came from.
+
+    What it prints goes to stderr.
 
     Args:
         place: what is called, in the user's words.
@@ -182,7 +219,8 @@ def blaming(place: str, call: Callable[[], T]) -> T:
         InputError: if it raises anything that is not an error of normscope already.
     """
     try:
-        return call()
+        with redirect_stdout(sys.stderr or io.StringIO()):  # stdout is for the answer alone
+            return call()
     except NormscopeError:
         raise
     except Exception as error:

@@ -13,6 +13,8 @@ from tests.references.html_outline import outline
 
 from normscope.cli.main import main
 from normscope.results import Store
+from normscope.sweeps import training_cell
+from normscope.sweeps.diagram import complete
 
 HOSTILE = "<script>alert(1)</script>"
 RUN = ["run", "wei2018/figure1", "--set", "width=40", "--set", "channels=(3,4,5)"]
@@ -156,6 +158,23 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert files_in(tmp_path) == before
+
+
+def test_report_runs_no_code_that_a_store_names(tmp_path, capsys):
+    """A store from somebody else may name any function as its model."""
+    trap, out = tmp_path / "trap", tmp_path / "report.html"
+    settings = complete({"gamma": 1.0, "learning_rate": 0.1, "epochs": 1.0})
+    del settings["gamma"]
+    with Store(tmp_path / "foreign.sqlite") as store:
+        for model in ("subprocess:getoutput", 3):
+            for gamma in (0.5, 1.0):
+                named = {**settings, "model": model, "gamma": gamma, "cmd": f"touch {trap}"}
+                key = store.add("phase_diagram", named, 0)
+                store.start(key)
+                store.finish(key, training_cell(epochs=1, samples=256, width=8, seed=0))
+    assert main(["report", str(tmp_path / "foreign.sqlite"), "-o", str(out)]) == 0
+    assert out.is_file()
+    assert not trap.exists()
 
 
 def test_help_has_an_example(capsys):

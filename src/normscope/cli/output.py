@@ -182,6 +182,8 @@ class Lines:
             due = since >= max(10, seconds / 10)
         if due:
             self._last, self._said = now, part
+            if sys.stderr is None:  # closed: print would write to stdout
+                return
             with suppress(OSError):  # a reader who has gone must not end the work
                 print(f"{self._line()} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 

@@ -86,7 +86,10 @@ def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> 
     from normscope.sweeps.training_cell import Training
 
     try:
-        rates = critical_rates(Training.of(settings), axis, values)
-    except (NormscopeError, TypeError):  # records of another program may name anything
+        training = Training.of(settings)
+        if training.places:  # to read a store must not run the code that it names
+            return None
+        rates = critical_rates(training, axis, values)
+    except (NormscopeError, TypeError, AttributeError):  # records of another program name anything
         return None
     return xr.DataArray(rates, dims=("closure", axis), coords={"closure": list(CLOSURES)})

@@ -160,7 +160,7 @@ def _linear_weights(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.L
 
 
 def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:
-    """Whether four m x m products are cheaper than the gradient, and the pass comes by here.
+    """Whether five m x m products are cheaper than the gradient, and the pass comes by here.
 
     Without a bias or an earlier layer that is trained nothing would be differentiated by at this
     place once the weight is not.
@@ -196,9 +196,9 @@ def _products(start: _Factors, inputs: Tensor, signals: Tensor) -> Products:
     moved = other_inputs @ start.inputs.T
     change, turned = other_inputs @ other_inputs.T, other_signals @ other_signals.T
     whole = start.inputs_gram + moved + moved.T + change  # X' X'^T
-    whole_signals = start.signals_gram + across + across.T + turned  # D' D'^T
     inner = _inner(start.signals_gram + across, start.inputs_gram + moved)
-    norm = _inner(whole_signals, whole)
+    # not by D'D'^T from the parts: nothing is left of it where the signals have become small
+    norm = _inner(signals @ signals.T, whole)
     difference = (
         _inner(turned, whole)
         + 2 * _inner(across, moved.T + change)

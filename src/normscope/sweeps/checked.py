@@ -8,12 +8,14 @@ from itertools import product
 from numbers import Integral, Real
 from typing import Any
 
+import torch
+
 from normscope.curvature.problem import Problem
 from normscope.errors import InputError, NormscopeError
 from normscope.sweeps.own import own_places, scales
 from normscope.sweeps.training_cell import Training
 from normscope.training import sgd
-from normscope.training.loop import Loop
+from normscope.training.loop import Loop, training_mode
 
 __all__ = ["check_buildable", "check_settings", "checked_axes", "value_list"]
 
@@ -34,13 +36,14 @@ def checked_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     Returns:
         The same, so that 1 and 1.0 are one value and one cell.
     """
+    checked = {name: [_checked(name, each) for each in values] for name, values in axes.items()}
     for name in PLACES:
-        if own_places(axes.get(name, [])):
+        if own_places(checked.get(name, [])):
             raise InputError(
                 f"a {name} of your own cannot vary within one sweep, got {axes[name]}; run one "
                 "sweep for each."
             )
-    return {name: [_checked(name, each) for each in values] for name, values in axes.items()}
+    return checked
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -67,7 +70,7 @@ def check_buildable(
     for values in product(*others.values()):
         training = Training.of({**settings, **first, **dict(zip(others, values, strict=True))})
         try:
-            _build(training, seed, len(axes.get("gamma", ())))
+            _build(training, seed, axes.get("gamma", [training.gamma]))
         except NormscopeError:
             raise
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -89,10 +92,10 @@ def value_list(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def _build(training: Training, seed: int, gammas: int) -> None:
+def _build(training: Training, seed: int, gammas: Sequence[float]) -> None:
     """All that a training needs, up to its first step."""
     network, data = training.network(seed).to(training.device), training.data_set
-    if gammas > 1 and own_places([training.model]) and not scales(network):
+    if own_places([training.model]) and set(gammas) != {1.0} and not scales(network):
         raise InputError(
             f"{training.model} has no norm layer with a scale that gamma could set; ask for "
             "gamma=1 alone, or for a normalization, such as norm=batch."
@@ -100,7 +103,11 @@ def _build(training: Training, seed: int, gammas: int) -> None:
     problem = Problem(network, training.loss_function, tuple(data.train))
     optimizer = sgd(training.learning_rate, training.momentum, weight_decay=training.weight_decay)
     _ = training.steps
-    Loop(problem, optimizer, training.batch_size, seed, True, training.divergence_factor)
+    loop = Loop(problem, optimizer, training.batch_size, seed, True, training.divergence_factor)
+    if training.places:  # nobody has tried whether they fit each other, and can be made again
+        training.network(seed)
+        with torch.no_grad(), training_mode(network):
+            problem.loss_on(loop.batches.draw())
 
 
 def _checked(name: str, value: Any) -> Any:

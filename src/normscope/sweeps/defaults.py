@@ -40,7 +40,7 @@ def swept(
     axes["learning_rate"] = axes.pop("learning_rate")
     fixed = {name: each[0] for name, each in values.items() if name not in axes}
     chosen = {**SCALES[scale], **fixed}
-    if any(is_place(data, "samples") for data in values.get("data", ())):
+    if any(isinstance(data, str) and is_place(data, "samples") for data in values.get("data", ())):
         for name in {"samples", "test_samples"} - set(fixed):
             chosen.pop(name, None)  # the scale's are those of its own data
     if any(model != MODEL for model in values.get("model", ())) and "width" not in fixed:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from normscope.data.dataset import Split
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.layers import convert
 from normscope.layers.detect import norm_layers
-from normscope.places import home_of, is_place, made_at
+from normscope.places import found_at, home_of, is_place, made_at
 
 __all__ = [
     "OWN_NORM",
@@ -29,6 +30,7 @@ __all__ = [
     "own_places",
     "scales",
     "source_digest",
+    "source_version",
 ]
 
 OWN_NORM = "own"  # the normalization of a user's model as it stands
@@ -62,6 +64,11 @@ def source_digest(places: Sequence[str]) -> str | None:
     return f"sha256-{whole.hexdigest()[:_DIGITS]}"  # never read as a number
 
 
+def source_version(place: str) -> str:
+    """What tells one state of a place's file from another: where it is and what it holds."""
+    return f"{home_of(place).resolve()} {source_digest([place])}"
+
+
 def check_source(places: Sequence[str], expected: str | None) -> None:
     """Refuse to compute a cell by other code than it is known by.
 
@@ -91,18 +98,38 @@ def own_network(
         The network.
 
     Raises:
-        ArgumentTypeError: if the factory makes something else.
+        ArgumentTypeError: if it is no factory, or makes something else.
     """
+    if isinstance(found_at(place), nn.Module):
+        raise ArgumentTypeError(
+            f"{place} is one model, and every cell of a sweep needs a new one; give the place of a "
+            "function that makes it."
+        )
     network = made_at(place, seed, options)
     if not isinstance(network, nn.Module):
         raise ArgumentTypeError(
             f"{place} must return a torch.nn.Module, got {type(network).__name__}."
         )
+    _refuse_repeated(place, network)
     if norm != OWN_NORM:
         network = convert(network, to=norm)
     for scale in scales(network):
         scale.data.fill_(gamma)
     return network
+
+
+_made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # parameters by their identity
+
+
+def _refuse_repeated(place: str, network: nn.Module) -> None:
+    """Refuse parameters that an earlier call gave too: a cell would go on where one ended."""
+    for parameter in network.parameters():
+        if _made.get(id(parameter)) is parameter:
+            raise InputError(
+                f"{place} returns the same weights at every call; let it make a new model each "
+                "time."
+            )
+        _made[id(parameter)] = parameter
 
 
 def scales(network: nn.Module) -> list[Tensor]:
@@ -112,13 +139,14 @@ def scales(network: nn.Module) -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=4)
-def own_data(place: str) -> Dataset:
+def own_data(place: str, version: str) -> Dataset:
     """A user's data; loaded once in each process.
 
     Args:
         place: of a function that returns one pair (inputs, targets), of which every fifth sample
             (of a fixed shuffle) is held out for the test; or a pair of such pairs, training and
             test; or a Dataset.
+        version: of its file, as `source_version` tells it; another one is loaded anew.
 
     Returns:
         The data set.
@@ -139,11 +167,7 @@ def own_data(place: str) -> Dataset:
             f"pairs (training, test), for a sweep; got {type(found).__name__}."
         )
     for split in (train, test):
-        if len(split.x) != len(split.y) or not len(split.x):
-            raise InputError(
-                f"{place} must return as many targets as inputs, and some of each; got "
-                f"{len(split.x)} inputs and {len(split.y)} targets."
-            )
+        _check_split(place, split)
     labels = not train.y.is_floating_point()
     classes = map(str, range(int(train.y.max()) + 1)) if labels else ()
     return Dataset(place, train, test, tuple(classes))
@@ -157,11 +181,29 @@ def _is_pair(found: Any, kind: type | tuple[type, ...]) -> bool:
     )
 
 
-def _held_out(place: str, inputs: Tensor, targets: Tensor) -> tuple[Split, Split]:
-    if len(inputs) != len(targets) or len(inputs) < _HELD_OUT:
+def _check_split(place: str, split: Split) -> None:
+    inputs, targets = split
+    if not (inputs.dim() and targets.dim() and len(inputs) == len(targets) and len(inputs)):
         raise InputError(
-            f"{place} must return as many targets as inputs, at least {_HELD_OUT}; got "
-            f"{len(inputs)} inputs and {len(targets)} targets."
+            f"{place} must return as many targets as inputs, and some of each; got shapes "
+            f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
+        )
+    if not targets.is_floating_point() and targets.dim() > 1:
+        raise InputError(
+            f"{place} must return one whole number for each sample as its class, or real numbers "
+            f"to learn; got whole numbers of shape {tuple(targets.shape)}."
+        )
+    for what, values in (("inputs", inputs), ("targets", targets)):
+        if not torch.isfinite(values).all():
+            raise InputError(f"{place} returns {what} that are infinite or not a number.")
+
+
+def _held_out(place: str, inputs: Tensor, targets: Tensor) -> tuple[Split, Split]:
+    _check_split(place, Split(inputs, targets))
+    if len(inputs) < _HELD_OUT:
+        raise InputError(
+            f"{place} must return at least {_HELD_OUT} samples, of which one in {_HELD_OUT} is "
+            f"held out for the test; got {len(inputs)}."
         )
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
     is_test = torch.arange(len(inputs)) % _HELD_OUT == 0

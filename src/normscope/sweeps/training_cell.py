@@ -18,7 +18,14 @@ from normscope.data import Dataset, load
 from normscope.errors import InputError
 from normscope.models import build
 from normscope.places import found_at
-from normscope.sweeps.own import OWN_NORM, check_source, own_data, own_network, own_places
+from normscope.sweeps.own import (
+    OWN_NORM,
+    check_source,
+    own_data,
+    own_network,
+    own_places,
+    source_version,
+)
 from normscope.training import Evaluation, Outcome, evaluate, sgd
 from normscope.training.loop import Loop
 
@@ -93,7 +100,8 @@ class Training:
     @property
     def data_set(self) -> Dataset:
         """The samples that are used; loaded once in each process."""
-        return split_of(self.data, self.samples, self.test_samples)
+        version = source_version(self.data) if own_places([self.data]) else ""
+        return split_of(self.data, version, self.samples, self.test_samples)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -116,7 +124,7 @@ class Training:
     def outputs(self) -> int:
         """Of the network: the classes, or the numbers that it is to learn."""
         own = (self.options or {}).get("outputs")
-        return int(own or len(self.data_set.classes) or self.data_set.train.y.shape[1])
+        return int(own or len(self.data_set.classes) or self.data_set.train.y[0].numel())
 
     def network(self, seed: int) -> nn.Module:
         """The network before training."""
@@ -130,9 +138,16 @@ class Training:
 
 
 @functools.lru_cache(maxsize=4)
-def split_of(data: str, samples: int | None, test_samples: int | None) -> Dataset:
-    """The first samples of a data set; large ones are mapped into memory and not copied."""
-    whole = own_data(data) if own_places([data]) else load(data)
+def split_of(data: str, version: str, samples: int | None, test_samples: int | None) -> Dataset:
+    """The first samples of a data set; large ones are mapped into memory and not copied.
+
+    Args:
+        data: a registered data set, or the place of a user's own.
+        version: of a user's own, which may be edited while this process lives.
+        samples: how many of the training samples; None: all.
+        test_samples: how many of the test samples; None: all.
+    """
+    whole = own_data(data, version) if version else load(data)
     for name, wanted, split in (
         ("samples", samples, whole.train),
         ("test_samples", test_samples, whole.test),

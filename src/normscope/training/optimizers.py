@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, SupportsFloat, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
@@ -15,6 +16,9 @@ from normscope.errors import ArgumentTypeError, InputError
 __all__ = ["OptimizerFactory", "bound_optimizer", "sgd"]
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+_FULL = (torch.float32, torch.float64)
+_FUSED = {"cpu": _FULL, "cuda": (*_FULL, torch.float16, torch.bfloat16)}
 
 
 def sgd(
@@ -74,7 +78,8 @@ def _fused_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> SGD:
 
 
 def _can_be_fused(parameter: Tensor) -> bool:
-    return parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
+    # of half-precision parameters the CPU's kernel (torch 2.13) leaves most entries as they were
+    return parameter.dtype in _FUSED.get(parameter.device.type, ())
 
 
 def bound_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:

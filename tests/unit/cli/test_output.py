@@ -101,3 +101,15 @@ def test_log_whose_reader_has_gone_does_not_end_the_work(monkeypatch):
 
     monkeypatch.setattr("sys.stderr", Closed())
     told([("first", 4)])
+
+
+def test_log_of_many_parts_grows_rare_too(capsys):
+    """A line for every part of a second would be thousands in an hour."""
+    told([("one", 2), ("other", 2)] * 450)
+    assert 60 < len(capsys.readouterr().err.splitlines()) < 300
+
+
+def test_closed_stderr_leaves_stdout_to_the_answer(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    told([("first", 4)])
+    assert capsys.readouterr().out == ""

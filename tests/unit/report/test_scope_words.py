@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from normscope.plots import quantities
 from normscope.plots.quantities import dimension_name, quantity_name
 from normscope.probes import PROBES
 from normscope.report import Report, render
@@ -74,5 +75,8 @@ def test_every_quantity_and_dimension_of_the_probes_has_words():
     for name in PROBES:
         variables = PROBES[name]().variables
         for variable, dims in variables.items():
-            assert "_" not in quantity_name(variable)
-            assert not {"norm_layer"} & {dimension_name(each) for each in dims}
+            own = variable in quantities._NAMES or "_" not in variable
+            assert own, f"{variable} is called by its name alone"
+            assert quantity_name(variable) == quantities._NAMES.get(variable, variable)
+            for each in dims:
+                assert dimension_name(each) == quantities._DIMENSIONS[each]

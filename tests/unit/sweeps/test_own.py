@@ -10,7 +10,7 @@ from normscope.results import Store
 from normscope.sweeps import phase_diagram
 from normscope.sweeps.defaults import swept
 from normscope.sweeps.diagram import complete
-from normscope.sweeps.own import own_data, own_network, scales
+from normscope.sweeps.own import own_data, own_network, scales, source_version
 from normscope.sweeps.training_cell import Training, training_cell
 
 SOURCE = """
@@ -45,8 +45,33 @@ def batches():
 def uneven():
     return torch.ones(10, 1), torch.ones(9, 1)
 
-def half_error(output, target):
-    return ((output - nn.functional.one_hot(target, 10)) ** 2).sum(1).mean() / 2
+def triple_error(output, target):
+    return 1.5 * ((output - nn.functional.one_hot(target, 10)) ** 2).sum(1).mean()
+
+kept = plain()
+only = build()
+
+def repeated():
+    return kept
+
+def within():
+    return nn.Sequential(kept, nn.ReLU())
+
+def in_order():
+    x = torch.arange(50.0).reshape(-1, 1)
+    return x, x
+
+def with_gap():
+    x, y = regression()
+    y[3] = float("nan")
+    return x, y
+
+def one_hot():
+    x, y = load("digits").train
+    return x, nn.functional.one_hot(y)
+
+def single():
+    return torch.ones(()), torch.ones(())
 
 number = 3
 """
@@ -58,24 +83,34 @@ def own(tmp_path):
     """Places in a file of the user's."""
     path = tmp_path / "own_parts.py"
     path.write_text(SOURCE, encoding="utf-8")
-    own_data.cache_clear()
 
     def place(name):
         return f"{path}:{name}"
 
     place.path = path
-    yield place
-    own_data.cache_clear()
+    return place
+
+
+def data_at(place):
+    return own_data(place, source_version(place))
 
 
 def test_own_parts_train_as_the_registered_ones(own):
     """The factory makes the registered net of seed 0, so that every number must be the same."""
     registered = phase_diagram(**GRID, width=16)
-    parts = {"model": own("build"), "data": own("everything"), "loss": own("half_error")}
-    found = phase_diagram(**GRID, **parts, width=16)
+    found = phase_diagram(**GRID, model=own("build"), data=own("everything"), width=16)
     assert registered["test_loss"].notnull().all()
     np.testing.assert_allclose(found["test_loss"], registered["test_loss"], rtol=1e-6)
     np.testing.assert_array_equal(found["diverged"], registered["diverged"])
+
+
+def test_own_loss_is_trained_and_tested_with(own):
+    """Three times the squared error: a third of the learning rate takes the same steps."""
+    grid = {**GRID, "learning_rates": [0.01, 0.1]}
+    thirds = [rate / 3 for rate in grid["learning_rates"]]
+    expected = phase_diagram(**grid, width=16)
+    found = phase_diagram(**{**grid, "learning_rates": thirds}, loss=own("triple_error"), width=16)
+    np.testing.assert_allclose(found["test_loss"], 3 * expected["test_loss"], rtol=1e-3)
 
 
 def test_theory_lines_stand_beside_an_own_model(own):
@@ -99,6 +134,26 @@ def test_gamma_without_a_norm_layer_is_refused(own):
     found = phase_diagram(own("plain"), **{**GRID, "gammas": [1.0]})
     assert found["test_loss"].notnull().all()
     assert phase_diagram(own("plain"), **GRID, norm="batch")["test_loss"].notnull().all()
+    with pytest.raises(InputError, match="no norm layer"):
+        phase_diagram(own("plain"), **{**GRID, "gammas": [0.5]})
+
+
+@pytest.mark.parametrize("name", ["repeated", "within"])
+def test_weights_that_two_cells_would_share_are_refused(own, name):
+    """A cell would go on training where the cell before it ended."""
+    with pytest.raises(InputError, match="the same weights at every call"):
+        phase_diagram(own(name), **{**GRID, "gammas": [1.0]})
+
+
+def test_one_model_for_all_cells_is_refused(own):
+    with pytest.raises(ArgumentTypeError, match="a function that makes it"):
+        phase_diagram(own("only"), **GRID)
+
+
+def test_global_randomness_is_left_alone(own):
+    before = torch.random.get_rng_state()
+    training_cell(model=own("build"), epochs=1, batch_size=64, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_edited_source_makes_new_cells(own, tmp_path):
@@ -121,13 +176,43 @@ def test_source_edited_during_a_sweep_fails_the_cell(own):
         training_cell(**settings, seed=0)
 
 
+def test_edited_data_is_loaded_anew(own):
+    before = data_at(own("regression"))
+    own.path.write_text(SOURCE.replace("x * 2", "x * 5"), encoding="utf-8")
+    after = data_at(own("regression"))
+    assert float(before.train.y.max()) <= 2 < float(after.train.y.max())
+
+
+def test_edited_module_is_imported_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "edited_parts_module.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    place = "edited_parts_module:build"
+    assert scales(own_network(place, 0, "own", 1.0, {}))[0].numel() == 16
+    path.write_text(SOURCE.replace("width=16", "width=8"), encoding="utf-8")
+    assert scales(own_network(place, 0, "own", 1.0, {}))[0].numel() == 8
+
+
+def test_one_file_name_in_two_folders_is_two_sources(tmp_path, monkeypatch):
+    for folder, factor in (("one", 2), ("other", 5)):
+        (tmp_path / folder).mkdir()
+        text = SOURCE.replace("x * 2", f"x * {factor}")
+        (tmp_path / folder / "parts.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "one")
+    first = Training(data="parts.py:regression").data_set
+    monkeypatch.chdir(tmp_path / "other")
+    second = Training(data="parts.py:regression").data_set
+    assert float(first.train.y.max()) < float(second.train.y.max())
+
+
 def test_registered_trainings_keep_their_keys():
     assert "code" not in complete({})
     assert complete({})["norm"] == "batch"
 
 
 def test_one_pair_holds_out_every_fifth_sample(own):
-    whole, found = load("digits").train, own_data(own("one_pair"))
+    whole, found = load("digits").train, data_at(own("one_pair"))
     count = len(whole.x)
     assert (len(found.train.x), len(found.test.x)) == (count - -(-count // 5), -(-count // 5))
     together = torch.cat([found.train.x, found.test.x]).flatten(1).sum(1).sort().values
@@ -135,13 +220,19 @@ def test_one_pair_holds_out_every_fifth_sample(own):
     assert found.classes == tuple(map(str, range(10)))
 
 
+def test_held_out_samples_are_drawn_from_everywhere(own):
+    held_out = data_at(own("in_order")).test.x.flatten().tolist()
+    assert held_out != sorted(held_out)
+    assert [round(value % 5) for value in held_out].count(0) < len(held_out)
+
+
 def test_two_pairs_are_training_and_test(own):
-    found = own_data(own("two_pairs"))
+    found = data_at(own("two_pairs"))
     assert (len(found.train.x), len(found.test.x)) == (200, len(load("digits").test.x))
 
 
 def test_numbers_to_learn_are_no_classes(own):
-    assert own_data(own("regression")).classes == ()
+    assert data_at(own("regression")).classes == ()
     assert Training(model=own("plain"), data=own("regression")).outputs == 1
 
 
@@ -149,7 +240,11 @@ def test_numbers_to_learn_are_no_classes(own):
     ("name", "error", "text"),
     [
         ("batches", ArgumentTypeError, "a pair of tensors"),
-        ("uneven", InputError, "10 inputs and 9 targets"),
+        ("uneven", InputError, r"got shapes \(10, 1\) and \(9, 1\)"),
+        ("with_gap", InputError, "targets that are infinite or not a number"),
+        ("one_hot", InputError, "one whole number for each sample"),
+        ("single", InputError, "as many targets as inputs"),
+        ("regression", InputError, "."),
         ("number", ArgumentTypeError, "got int"),
     ],
 )

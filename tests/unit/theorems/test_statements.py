@@ -1,11 +1,14 @@
 """Each statement on tensors, against derivatives taken in another way."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from normscope.errors import InputError, ShapeError, UnknownNameError
 from normscope.theorems import THEOREMS, check, check_cases
 from normscope.theorems.cases import random_case
+from normscope.theorems.unit import Units
 
 NAMES = [
     "fact_c1",
@@ -295,3 +298,16 @@ def test_curvature_identity_where_nearly_all_of_a_direction_cancels(seed):
     others = {"gamma": 2.7 * spread, "eps": 1e-9 * spread**2}
     found = check("theorem_4_2", y=y, g=1e-4 * g, H=root @ root.T, beta=0.0, bound=1.0, **others)
     assert found.holds
+
+
+def test_slack_is_measured_by_terms_of_the_size_of_the_sides():
+    """A size far above the sides would let anything hold."""
+    ratios = []
+    for seed in range(21):
+        tensors = case(seed, batch_size=8)
+        units = Units(tensors["y"][None], tensors["g"][None], torch.ones(1).double(), 0.0)
+        vector = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)).double()
+        first, second, size = units.curvature_terms(vector, partial(torch.mm, mat2=tensors["H"]))
+        ratios.append(float(size / (first.abs() + second.abs())))
+    assert min(ratios) > 0.5
+    assert sorted(ratios)[10] < 10

@@ -7,6 +7,7 @@ from torch import nn
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.training.optimizers import bound_optimizer, sgd
+from normscope.training.update import take_update
 
 
 def test_sgd_is_fused_where_it_can_be():
@@ -63,3 +64,14 @@ def test_sgd_keeps_numbers_of_any_kind_as_plain_ones(kind):
 def test_sgd_refuses_what_is_not_a_number(name, value):
     with pytest.raises(ArgumentTypeError, match=f"{name} must be a number, got"):
         sgd(**{"learning_rate": 0.1, name: value})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_half_precision_is_updated_in_every_entry(dtype, momentum):
+    """The fused kernel of the CPU leaves most entries of half-precision parameters alone."""
+    parameter = nn.Parameter(torch.ones(100, dtype=dtype))
+    optimizer = sgd(0.5, momentum)([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    take_update(optimizer)
+    assert parameter.tolist() == [0.5] * 100
