@@ -105,7 +105,7 @@ def test_log_whose_reader_has_gone_does_not_end_the_work(monkeypatch):
 
 def test_log_of_many_parts_grows_rare_too(capsys):
     """A line for every part of a second would be thousands in an hour."""
-    told([("one", 2), ("other", 2)] * 450)
+    told([("one, on", 2), ("other, on", 2)] * 450)
     assert 60 < len(capsys.readouterr().err.splitlines()) < 300
 
 
