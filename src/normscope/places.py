@@ -71,8 +71,19 @@ def found_at(place: str) -> Any:
         raise InputError(f"expected package.module:name or path/to/file.py:name, got {place!r}.")
     module = _from_file(Path(home)) if home.endswith(".py") else _from_path(home)
     if not hasattr(module, name):
-        raise unknown_name(f"name in {home}", name, [n for n in vars(module) if n[0] != "_"])
+        raise unknown_name(f"name in {home}", name, _own_names(module))
     return getattr(module, name)
+
+
+def _own_names(module: ModuleType) -> list[str]:
+    """What a module defines itself: no modules, and nothing that others define."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if name[0] != "_"
+        and not isinstance(value, ModuleType)
+        and (not hasattr(value, "__name__") or getattr(value, "__module__", "") == module.__name__)
+    ]
 
 
 def made_at(place: str, seed: int, options: Mapping[str, Any] | None = None) -> Any:

@@ -15,6 +15,25 @@ from normscope.errors import DuplicateNameError, UnknownNameError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
+_MANY = 12  # choices that one line can hold
+_COMMON = {  # what others call it, for the suggestion alone
+    "mse": "squared_error",
+    "mse_loss": "squared_error",
+    "mseloss": "squared_error",
+    "ce": "cross_entropy",
+    "crossentropy": "cross_entropy",
+    "crossentropyloss": "cross_entropy",
+}
+_LISTS = {  # what ``normscope list`` calls them
+    "experiment": "experiments",
+    "sweep": "experiments",
+    "probe": "probes",
+    "probe or preset": "probes",
+    "model": "models",
+    "normalization": "norms",
+    "theorem": "theorems",
+}
+
 
 def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownNameError:
     """The error for a name that is not among the choices.
@@ -27,6 +46,11 @@ def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownName
     choices = sorted(choices)
     closest = _closest(str(name), choices)
     hint = f"; did you mean {' or '.join(map(repr, closest))}?" if closest else ";"
+    if len(choices) > _MANY and kind in _LISTS:
+        return UnknownNameError(
+            f"unknown {kind} {name!r}{hint} {'All' if closest else 'all'} {len(choices)} are in: "
+            f"normscope list {_LISTS[kind]}."
+        )
     listed = ", ".join(choices) if choices else "none are registered"
     return UnknownNameError(f"unknown {kind} {name!r}{hint} Choices: {listed}.")
 
@@ -36,6 +60,8 @@ def _closest(name: str, choices: list[str]) -> list[str]:
     ending = [each for each in choices if each.rpartition("/")[2] == name]
     if ending:
         return ending
+    if (meant := _COMMON.get(name.lower())) in choices:
+        return [str(meant)]
     folded = {each.lower(): each for each in choices}
     close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
     if not close:  # one that begins so, however long it is: "fully" for "fully_connected"

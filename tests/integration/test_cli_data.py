@@ -76,6 +76,21 @@ def test_verify_says_ok_per_file(root: Path, capsys: pytest.CaptureFixture[str])
     assert all(line.startswith("ok") for line in lines)
 
 
+def test_verify_without_a_name_takes_all_that_are_here(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "verify", "--root", str(root)]) == 0
+    assert capsys.readouterr().out.count("ok  ") == 4
+    (root / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"garbage")
+    assert main(["data", "verify", "--root", str(root), "--json"]) == 1
+    assert [check["ok"] for check in json.loads(capsys.readouterr().out)] == [True] * 3 + [False]
+    (tmp_path / "empty").mkdir()
+    assert main(["data", "verify", "--root", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out.startswith("no data set that has files is here")
+    assert main(["data", "verify", "--root", str(tmp_path / "absent")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+
+
 def test_verify_exits_1_if_a_file_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"garbage")
     assert main(["data", "verify", "mnist", "--root", str(root), "--json"]) == 1

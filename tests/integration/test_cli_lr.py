@@ -40,6 +40,7 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out.startswith("Learning rate for SGD, batch size 64\nrecommended")
     assert "not asked for" in out
+    assert all(len(line) <= 80 for line in out.partition("\n\n")[2].splitlines())
     assert re.search(r"^lambda_max .* measured: Gauss-Newton matrix of the loss", out, re.MULTILINE)
     monkeypatch.chdir(ROOT)
     places = ["examples.my_model:build", "--data", "examples.my_model:samples"]
@@ -62,7 +63,7 @@ def test_theory_is_said_to_be_of_another_matrix(capsys):
 
 
 def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
-    told = []
+    told, totals = [], []
 
     class Log:
         def __enter__(self):
@@ -71,12 +72,20 @@ def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setattr("normscope.cli.output.progress", lambda label, total: Log())
+    def log(label, total):
+        totals.append(total)
+        return Log()
+
+    monkeypatch.setattr("normscope.cli.output.progress", log)
     options = ["--norms", "none,batch", "--steps", "2", "--no-verify", "--json"]
     assert main(["compare", *SMALL, *options]) == 0
     parts = list(dict.fromkeys(text.partition(", ")[0] for text in told))
     assert parts == ["none (1 of 2)", "batch (2 of 2)"]
     assert told[-1] == "batch (2 of 2), training at half the limit"
+    assert totals == [len(told)]  # without verification all parts are known
+    told.clear()
+    assert main(["lr", *SMALL, "--no-verify", "--json"]) == 0
+    assert totals[-1] == len(told)
 
 
 def test_adam_is_said_to_be_an_estimate(capsys):
@@ -102,6 +111,10 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
     assert any(
         line.startswith("λ: largest eigenvalue of the loss's Gauss-Newton") for line in lines
     )
+    assert any(
+        line.startswith("limit: where training is expected") and "no run has verified it" in line
+        for line in lines
+    )
     assert lines[-1] == f"Figure: {figure}"
     assert figure.exists()
     assert main(["compare", *SMALL, *options[:5], "--json"]) == 0
@@ -119,7 +132,9 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
         (["lr", *SMALL, "--optimizer", "adm"], "did you mean 'adam'?"),
         (["lr", *SMALL, "--momentum", "1.5"], "momentum must be from 0 up to 1"),
         (["lr", *SMALL, "--nesterov"], "needs a momentum"),
-        (["lr", *SMALL[:-1], "5000"], "1438 samples"),
+        (["lr", *SMALL[:-1], "5000"], "1438 samples, too few for a batch of 5000"),
+        (["lr", *SMALL, "--loss", "mse"], "did you mean 'squared_error'?"),
+        (["lr", *SMALL, "--out", "figure.xyz"], "Choices: .pdf, .png, .svg."),
         (["lr", *SMALL, "--out", "figure.svgg"], "did you mean '.svg'?"),
         (["lr", "fully_connected"], "Missing option"),
         (["compare", *SMALL, "--norms", "bach"], "did you mean 'batch'?"),

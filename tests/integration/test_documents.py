@@ -100,7 +100,7 @@ def test_commands_of_the_page_on_own_models_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     commands = list(commands_of(page))
-    assert len(commands) == 4
+    assert len(commands) == 6
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0, command
         assert capsys.readouterr().out

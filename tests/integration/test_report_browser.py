@@ -223,6 +223,36 @@ def test_phone_does_not_scroll_sideways(opened, scheme):
     assert smallest >= 14
 
 
+def test_what_scrolls_sideways_says_so_until_its_end_is_seen(opened):
+    page = opened(viewport=PHONE)
+    boxes = page.locator(".scroll")
+    wide = [box for box in boxes.all() if box.evaluate("e => e.scrollWidth > e.clientWidth")]
+    assert 0 < len(wide) < boxes.count()
+    hints = "e => [getComputedStyle(e, '::before').content, getComputedStyle(e).maskImage]"
+    for box in boxes.all():
+        words, fade = box.evaluate(hints)
+        sideways = box.evaluate("e => e.scrollWidth > e.clientWidth")
+        assert ("scroll sideways" in words, "gradient" in fade) == (sideways, sideways)
+    wide[0].evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    page.wait_for_function("e => !('more' in e.dataset)", arg=wide[0].element_handle())
+    words, fade = wide[0].evaluate(hints)
+    assert "scroll sideways" in words
+    assert fade == "none"
+    page.set_viewport_size({"width": 2400, "height": 900})
+    page.wait_for_function("!document.querySelector('figure .scroll[data-wide]')")
+
+
+def test_phone_shows_the_edge_of_the_next_panel(browser, tmp_path):
+    panels = Figure(figsize=(10.2, 3))  # as wide as those of a scope
+    panels.subplots(1, 3)
+    report = Report("t", ["f"], [], overview=picture_of(panels, "Three."))
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(write_report(report, tmp_path / "report.html").as_uri())
+    shown, whole = page.eval_on_selector(".scroll", "e => [e.clientWidth, e.scrollWidth]")
+    assert 0.25 < shown / (whole / 3) % 1 < 0.9
+    page.close()
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_summary_of_the_demo_fits_a_screen_and_the_page_never_scrolls_sideways(
     browser, tmp_path, width

@@ -193,10 +193,12 @@ def test_killed_writer_leaves_a_log_that_readers_recover(tmp_path: Path) -> None
         while writer.stdout.readline() != "appended\n":
             pass
         writer.kill()
-    assert path.with_name("runs.sqlite-wal").stat().st_size > 0
+    log = path.with_name("runs.sqlite-wal").read_bytes()
+    assert log
     with Store(path, read_only=True) as reader:
         assert reader.counts("demo")[State.FINISHED] == 30
         assert reader.select("chunks")[0].dataset.identical(result(0, range(40)))
+    assert path.with_name("runs.sqlite-wal").read_bytes() == log  # left as it was found
 
 
 INTERRUPTED = (

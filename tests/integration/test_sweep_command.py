@@ -170,7 +170,7 @@ def test_any_experiment_can_be_swept(capsys, tmp_path):
         (["phase_diagram", "--boundary", "--dry-run", "--set", "gamma=abc"], "finite number"),
         (["phase_diagram", "--set", "gamma=1,abc"], "gamma must be a finite number"),
         (["phase_diagram", "--set", "seed=3"], "--seeds"),
-        (["phase_diagram", "--set", "model=mine:net"], "there is no file of .mine."),
+        (["phase_diagram", "--set", "model=no_such:net"], "there is no file of 'no_such'"),
         (["phase_diagram", "--set", "loss=nonsense"], "unknown loss"),
         (["phase_diagram", "--figure", "x.svg"], "--figure belongs to status"),
         (["wei2018/figure1", "--set", "seed=1"], "--seeds"),

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from normscope.errors import DuplicateNameError, NormscopeError, UnknownNameError
-from normscope.registry import Registry
+from normscope.registry import Registry, unknown_name
 
 
 @pytest.fixture
@@ -63,6 +63,27 @@ def test_beginning_and_capitals_are_understood(shapes):
         shapes["SQUARE"]
     with pytest.raises(UnknownNameError, match=r"did you mean 'tri-angle'\?"):
         shapes["tri"]
+
+
+@pytest.mark.parametrize("common", ["mse", "MSE", "mse_loss", "ce", "crossentropy"])
+def test_common_name_is_understood_where_the_thing_is_a_choice(common):
+    meant = "squared_error" if common.lower().startswith("mse") else "cross_entropy"
+    error = unknown_name("loss", common, ["squared_error", "cross_entropy"])
+    assert f"did you mean '{meant}'?" in str(error)
+    assert "squared_error" not in str(unknown_name("loss", common, ["hinge"]))
+
+
+def test_many_names_are_not_all_printed():
+    names = [f"paper/figure{number}" for number in range(13)]
+    assert str(unknown_name("experiment", "paper/figur7", names)) == (
+        "unknown experiment 'paper/figur7'; did you mean 'paper/figure7'? All 13 are in: "
+        "normscope list experiments."
+    )
+    assert str(unknown_name("experiment", "?", names)) == (
+        "unknown experiment '?'; all 13 are in: normscope list experiments."
+    )
+    assert "Choices: paper/figure0, " in str(unknown_name("experiment", "?", names[:12]))
+    assert "Choices: paper/figure0, " in str(unknown_name("layer", "?", names))
 
 
 def test_duplicate_name_raises(shapes):

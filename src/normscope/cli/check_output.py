@@ -69,7 +69,10 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
         return found
     values, limit = map(int, sizes.groups())
     fitting = batch_size * limit // values
-    advice = f"{smaller} {fitting}" if fitting else "choose by --layer one that has fewer positions"
+    # a batch of one has no statistics
+    advice = (
+        f"{smaller} {fitting}" if fitting > 1 else "choose by --layer one that has fewer positions"
+    )
     reason = f"a unit has {values} values in a batch of {batch_size}, more than {limit}: {advice}"
     return replace(found, reason=reason)
 

@@ -40,13 +40,18 @@ Steps = Annotated[
     ),
 ]
 
-_PARTS = 20  # of one normalization, for the progress bar
+_VERIFIED = """\
+safe: nothing is unstable below this learning rate.
+limit: where training became unstable in short runs."""
+_PREDICTED = """\
+safe: the largest learning rate that the measured curvature allows.
+limit: where training is expected to become unstable; no run has verified it."""
 _LEGEND = """\
-safe: nothing is unstable below this learning rate. limit: where training becomes unstable.
 by curvature: the limit predicted without training.
-λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch
+λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch \
 statistics as constants (frozen) and with the running ones (eval).
-growth: of the squared gradient per layer, backwards. loss: after training at half the limit."""
+growth: of the squared gradient per layer, backwards.
+loss: after training at half the limit."""
 
 
 def compare(
@@ -69,7 +74,8 @@ def compare(
     Example: normscope compare fully_connected --data digits --norms none,batch,layer
     """
     from normscope.cli import sources
-    from normscope.cli.output import print_answer, progress
+    from normscope.cli.answer import print_answer
+    from normscope.cli.output import progress
     from normscope.places import blaming
 
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
@@ -87,13 +93,15 @@ def compare(
         "steps": steps,
         "seed": seed,
     }
-    with progress("compare", _PARTS * max(len(kinds), 1)) as tell:
+    parts = sources.parts_of_advice(samples, given["batch_size"], not no_verify) + 1  # a training
+    with progress("compare", parts * max(len(kinds), 1)) as tell:
         problem = network, sources.load_loss(loss), samples
         ask = partial(compared, *problem, progress=_counting(tell, kinds), **given)
         comparison = blaming(f"{model} with {loss} on {data}", ask)
     if out is not None:
         save_figure(comparison.plot(), out)
-    print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json, _LEGEND)
+    legend = f"{_PREDICTED if no_verify else _VERIFIED}\n{_LEGEND}"
+    print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json, legend)
 
 
 def _counting(tell: Callable[[str], None], norms: list[str]) -> Callable[[str], None]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import Json, with_example
+
+if TYPE_CHECKING:
+    from normscope.data import Check
 
 app = typer.Typer(
     name="data",
@@ -22,6 +25,15 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME",
         help="digits, mnist, cifar10 or gaussian.",
+        autocompletion=completion_of(kind="data"),
+    ),
+]
+NameOrAll = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="digits, mnist, cifar10 or gaussian.",
+        show_default="all that are here",
         autocompletion=completion_of(kind="data"),
     ),
 ]
@@ -109,31 +121,55 @@ def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
 
 
 @app.command("verify", epilog=with_example("normscope data verify mnist --root ~/data"))
-def verify_files(name: Name, root: Root = None, as_json: Json = False) -> None:
+def verify_files(name: NameOrAll = None, root: Root = None, as_json: Json = False) -> None:
     """Compare the raw content of all files with the official digests; exit 1 if one differs."""
-    from normscope.cli.output import print_json, progress
+    from normscope.cli.output import print_json
+
+    names = _with_files(root) if name is None else [name]
+    found = {each: _checks(each, root) for each in names}
+    if as_json:
+        print_json([_plain(check) for checks in found.values() for check in checks])
+    else:
+        for each, checks in found.items():
+            _print_checks(each, checks)
+        if not found:
+            typer.echo("no data set that has files is here; see normscope data list")
+    if not all(check.ok for checks in found.values() for check in checks):
+        raise typer.Exit(1)
+
+
+def _with_files(root: Path | None) -> list[str]:
+    """The data sets that lie on this machine as files."""
+    from normscope.data import inventory
+    from normscope.errors import InputError
+
+    found = inventory(root)
+    if problem := next((each.problem for each in found if each.problem), ""):
+        raise InputError(problem)
+    return [each.name for each in found if each.present and each.where is not None]
+
+
+def _checks(name: str, root: Path | None) -> list[Check]:
+    from normscope.cli.output import progress
 
     _folder(name, root)  # before the progress bar begins: a missing file is one line
     from normscope.data import parts, verify
 
     with progress(f"verifying {name}", len(parts(name))) as begin:
-        checks = verify(name, root, begin)
-    if as_json:
-        print_json(
-            [
-                {
-                    "file": str(check.file),
-                    "part": check.part,
-                    "ok": check.ok,
-                    "message": check.message,
-                }
-                for check in checks
-            ]
-        )
-    else:
-        for check in checks:
-            typer.echo(f"{'ok' if check.ok else 'FAILED':<8}{check.part}  {check.message}")
-        if not checks:
-            typer.echo(f"{name} needs no files")
-    if not all(check.ok for check in checks):
-        raise typer.Exit(1)
+        return list(verify(name, root, begin))
+
+
+def _plain(check: Check) -> dict[str, object]:
+    return {
+        "file": str(check.file),
+        "part": check.part,
+        "ok": check.ok,
+        "message": check.message,
+    }
+
+
+def _print_checks(name: str, checks: list[Check]) -> None:
+    for check in checks:
+        typer.echo(f"{'ok' if check.ok else 'FAILED':<8}{check.part}  {check.message}")
+    if not checks:
+        typer.echo(f"{name} needs no files")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from normscope.errors import InputError
+from normscope.errors import InputError, UnknownNameError
 from normscope.registry import unknown_name
 
 __all__ = ["check_device", "device_setting"]
@@ -23,10 +23,13 @@ def check_device(device: str) -> None:
         return
     import torch
 
+    if not torch.accelerator.is_available():
+        raise UnknownNameError(
+            f"unknown device of this machine {device!r}: this machine has only cpu."
+        )
     known = ["cpu"]
-    if torch.accelerator.is_available():
-        name = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]  # there is
-        known += [name, *(f"{name}:{i}" for i in range(torch.accelerator.device_count()))]
+    name = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]  # there is
+    known += [name, *(f"{name}:{i}" for i in range(torch.accelerator.device_count()))]
     if device not in known:
         raise unknown_name("device of this machine", device, known)
 

@@ -31,7 +31,7 @@ def check_figure(out: Path | None) -> None:
     formats = FigureCanvasBase.get_supported_filetypes()
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix.removeprefix(".").lower() not in formats:
-        raise unknown_name("figure format", out.suffix, [f".{name}" for name in formats])
+        raise unknown_name("figure format", out.suffix, [".svg", ".png", ".pdf"])
 
 
 def draw_on(out: Path | None, draw: Callable[[Axes], object]) -> None:

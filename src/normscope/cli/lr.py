@@ -41,7 +41,6 @@ OptimizerName = Annotated[
     ),
 ]
 
-_PLANNED = 18  # parts of a typical answer, for the progress bar
 _THEORY = "normscope theory is about half the squared error instead"
 
 
@@ -67,7 +66,7 @@ def lr(
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.output import print_answer
+    from normscope.cli.answer import print_answer
 
     sources.check_names(model, data, loss, norm)
     check_optimizer(optimizer)
@@ -92,10 +91,12 @@ def lr(
 
 def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, Any]) -> Advice:
     from normscope.cli.output import progress
+    from normscope.cli.sources import parts_of_advice
     from normscope.learning_rate import max_learning_rate
     from normscope.places import blaming
 
-    with progress("learning rate", _PLANNED) as begin:
+    parts = parts_of_advice(samples, given["batch_size"], given["verify"])
+    with progress("learning rate", parts) as begin:
         ask = partial(max_learning_rate, network, loss, samples, progress=begin, **given)
         return blaming(place, ask)
 

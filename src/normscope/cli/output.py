@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 Row = dict[str, object]
 
 _DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
+_PIPED = 80  # columns of prose that goes to no terminal
 _SILENT = 2.0  # seconds: what is over sooner needs no line in a log
 
 
@@ -35,8 +38,27 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     # no markup: what stands in brackets may be a user's name
-    console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
-    console.print(table)
+    if sys.stdout.isatty():
+        Console(markup=False, highlight=False).print(table)
+        return
+    console = Console(width=120, markup=False, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_note(text: str) -> None:
+    """Print sentences, wrapped to the terminal, to 80 columns when piped; rows of a table stay.
+
+    Args:
+        text: lines; each is a paragraph, or a row if it has two blanks side by side.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED
+    # a path is one word
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    for line in text.splitlines():
+        is_row = "  " in line or not line
+        print(line if is_row else wrap.fill(line))
 
 
 def _cell(value: object) -> str:
@@ -48,35 +70,6 @@ def _cell(value: object) -> str:
 def print_json(value: object) -> None:
     """Print strict JSON: what is not a finite number becomes null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
-
-
-class Answer(Protocol):
-    """A result that prints as a table and as plain values."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Its values by name."""
-
-
-def print_answer(
-    answer: Answer, source: dict[str, object], figure: Path | None, as_json: bool, note: str
-) -> None:
-    """Print a result, and where its figure is: as JSON beside what it was asked of, or as text.
-
-    Args:
-        answer: the result.
-        source: what it was asked of, by name.
-        figure: where its figure was written, if it was.
-        as_json: strict JSON instead of text.
-        note: what the numbers are, under the text.
-    """
-    if as_json:
-        path = None if figure is None else str(figure)
-        print_json({**source, **answer.to_dict(), "figure": path})
-        return
-    print(answer)
-    print(f"\n{note}")
-    if figure is not None:
-        print(f"Figure: {figure}")
 
 
 def _finite(value: object) -> object:
@@ -139,6 +132,8 @@ class Bar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._total and error[0] is None:  # nothing is left of what was planned
+            self._bar.update(self._task, completed=self._total)
         self._bar.stop()
 
 

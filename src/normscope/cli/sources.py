@@ -136,7 +136,7 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     size = min(DEFAULT_BATCH_SIZE, samples // batches) if batch_size is None else batch_size
     if size < 1 or size * batches > samples:
         raise InputError(
-            f"{batches} batches of {max(size, 1)} need more than the {samples} samples there are; "
+            f"the data has {samples} samples, too few for {_counted(batches)} of {max(size, 1)}; "
             "ask for fewer or smaller ones."
         )
     generator = torch.Generator().manual_seed(seed)
@@ -155,16 +155,38 @@ def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
         That; or 256 for one pair of more samples; None for batches of their own.
 
     Raises:
-        InputError: if the data has batches of its own and a size is asked for.
+        InputError: if the data has batches of its own and a size is asked for, or too few samples.
     """
     if isinstance(samples, tuple):
-        return min(DEFAULT_BATCH_SIZE, len(samples[0])) if batch_size is None else batch_size
+        usual = min(DEFAULT_BATCH_SIZE, count := len(samples[0]))
+        if batch_size is not None and batch_size > count:
+            raise InputError(
+                f"the data has {count} samples, too few for a batch of {batch_size}; leave the "
+                f"batch size out for batches of {usual}, or ask for a smaller one."
+            )
+        return usual if batch_size is None else batch_size
     if batch_size is not None:
         raise InputError(
             "the data comes in batches of its own; leave the batch size out, or return one pair "
             "(inputs, targets) of all samples."
         )
     return None
+
+
+def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
+    """How many parts `max_learning_rate` has, for the progress bar.
+
+    Args:
+        samples: as `load_data` returns it.
+        batch_size: of a step; None for batches of their own.
+        verify: whether short runs are among them, whose number is a guess.
+
+    Returns:
+        Batches whose curvature is taken, one more ahead, the prediction, the runs.
+    """
+    held = len(samples) if hasattr(samples, "__len__") else 3
+    batches = held if batch_size is None else len(samples[0]) // batch_size
+    return max(min(batches, 3), 1) + 2 + (13 if verify else 0)
 
 
 def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]:
@@ -180,17 +202,23 @@ def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]
         )
     taken = list(islice(data, batches))
     if len(taken) < batches:
-        raise InputError(f"the data has {len(taken)} batches, fewer than the {batches} asked for.")
+        raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
     return taken
+
+
+def _counted(batches: int) -> str:
+    return f"{batches} batch{'' if batches == 1 else 'es'}"
 
 
 def _registered_model(
     name: str, data: Any, norm: str | None, options: Sequence[str], seed: int
 ) -> nn.Module:
+    from normscope.curvature.batch import check_pair
     from normscope.models import MODELS, build
 
     fitting: dict[str, Any] = {}
     if isinstance(data, tuple) and len(data) == 2:
+        check_pair(data)
         inputs, targets = data
         known = MODELS[name].__signature__.parameters
         labels = not targets.is_floating_point()

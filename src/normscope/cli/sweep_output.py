@@ -24,8 +24,15 @@ __all__ = [
 ]
 
 
-def print_report(report: Report, files: dict[str, str], as_json: bool) -> None:
-    """Print what a sweep did; exits with 1 if cells failed."""
+def print_report(report: Report, files: dict[str, str], trained: str, as_json: bool) -> None:
+    """Print what a sweep did; exits with 1 if cells failed.
+
+    Args:
+        report: of the sweep.
+        files: what was written, by what it is.
+        trained: how the networks were trained, in words; "" for other work.
+        as_json: strict JSON instead of text.
+    """
     from normscope.cli.output import print_json
 
     failures = [
@@ -39,6 +46,8 @@ def print_report(report: Report, files: dict[str, str], as_json: bool) -> None:
         print(report)
         for each in failures:
             print(f"failed: {each['error']} {_words(each)}")
+        if trained:
+            print(trained)
         print(_paths(files))
     if failures:
         raise typer.Exit(1)
@@ -51,7 +60,8 @@ def print_estimate(found: Estimate, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(vars(found))
         return
-    print(f"{found.cells} cells, {found.cells - found.open_cells} of them in {out} already")
+    cells = "1 cell" if found.cells == 1 else f"{found.cells} cells"
+    print(f"{cells}, {found.cells - found.open_cells} of them in {out} already")
     if found.seconds is None:
         print("Time: not known before the first cells have ended; see status then.")
         return
@@ -134,7 +144,7 @@ def print_status(found: list[Status]) -> None:
     ]
     print_table("Sweeps", rows)
     if any(each.open and not each.at_work for each in found):
-        print("No process is at work on it; the command that began it goes on.")
+        print("No process is at work on it; run the same command again to go on.")
     for each in found:
         for parameters, seed, error in each.failures:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")

@@ -144,7 +144,7 @@ def run_sweep(request: Request) -> None:
         report = sweep(work, units, store, progress=tell, **request.running)
         if picture is not None:
             files |= picture.write()
-    print_report(report, files, request.as_json)
+    print_report(report, files, "" if plan is None else plan.words, request.as_json)
 
 
 def estimate_cost(request: Request) -> None:

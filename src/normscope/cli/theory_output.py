@@ -81,6 +81,8 @@ def print_predictions(
         figure: where it was drawn, if it was.
         basis: what the numbers rest on.
     """
+    from normscope.cli.output import print_note
+
     momentum = basis.momentum
     for each in found:
         print(each)
@@ -89,10 +91,10 @@ def print_predictions(
             print(f"with momentum {momentum:g}: learning rates below {rate:.4g}")
         print()
     for name, reason in refused.items():
-        print(f"{name}: {reason}")
-    print(basis.sentence)
-    print(_other_loss(found[0], momentum, basis.outputs))
-    print(f"normscope lr {basis.model} --data DATA measures the limit for a loss and data.")
+        print_note(f"{name}: {reason}")
+    print_note(basis.sentence)
+    print_note(_other_loss(found[0], momentum, basis.outputs))
+    print_note(f"normscope lr {basis.model} --data DATA measures the limit for a loss and data.")
     if figure is not None:
         print(f"Figure: {figure}")
 

@@ -128,6 +128,11 @@ def check_pair(batch: Batch) -> None:
         ShapeError: if inputs and targets differ in length.
     """
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    if is_pair and any(type(part).__name__ == "ndarray" for part in batch):
+        raise ArgumentTypeError(
+            f"a batch is a pair (inputs, targets) of tensors, got {_described(batch)}; make "
+            "tensors of NumPy arrays with torch.from_numpy."
+        )
     if not is_pair or not all(isinstance(part, Tensor) for part in batch):
         raise ArgumentTypeError(
             f"a batch is a pair (inputs, targets) of tensors, got {_described(batch)}; put several "

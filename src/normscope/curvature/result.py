@@ -136,5 +136,6 @@ class TopEigenvalue:
 
     def _footing(self) -> str:
         state = "converged" if self.converged else "NOT CONVERGED"
-        products = f"{round(self.matvecs, 1):g} matrix-vector products"
+        about = "" if float(self.matvecs).is_integer() else "about "  # parts of the data count too
+        products = f"{about}{max(1, round(self.matvecs))} matrix-vector products"
         return f"{state} to {self.tolerance:g}, {products}, {self.seconds:.2f} s"

@@ -22,11 +22,24 @@ _SIGNS = re.compile(
     r"|could not be broadcast|don't multiply up to the size",
     re.IGNORECASE,
 )
-_SIZES = {"in_features": "features", "in_channels": "channels", "num_features": "channels"}
+_TYPE_SIGNS = re.compile(
+    r"scalar type|same (dtype|datatype)|type \(.*\) should be the same|not implemented for '"
+    r"|must be either a floating point",
+    re.IGNORECASE,
+)
+_SIZES = {"in_features": "feature", "in_channels": "channel", "num_features": "channel"}
+_AXES = ("samples", "channels", "depth", "height", "width")
+_DIMENSIONS: dict[type[nn.Module], int] = {
+    nn.Conv1d: 3,
+    nn.Conv2d: 4,
+    nn.Conv3d: 5,
+    nn.BatchNorm2d: 4,
+    nn.BatchNorm3d: 5,
+}
 
 
 class Fitting:
-    """A block that calls a model: its errors about shapes are raised again as `misfit` says them.
+    """A block that calls a model: errors about its data are raised again as `misfit` says them.
 
     A class and no generator, because every step of a training passes through it.
 
@@ -59,7 +72,7 @@ class Fitting:
 
 
 def misfit(error: Exception, model: nn.Module, batch: object) -> MisfitError | None:
-    """What an error of a forward pass says of the data, if it is about shapes.
+    """What an error of a forward pass says of the data, if it is about shapes or whole numbers.
 
     Args:
         error: as torch raised it.
@@ -81,16 +94,19 @@ shape (5, 4), from a batch of shape (5, 1, 2, 2); give data of the shape the mod
 or make the model for this shape.
     """
     message = str(error).strip().partition("\n")[0].rstrip(".")
-    if not _SIGNS.search(message):
+    is_of_type = _TYPE_SIGNS.search(message)
+    if not (is_of_type or _SIGNS.search(message)):
         return None
     name, layer, taken = _refusing(error.__traceback__, model)
+    place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__}"
+    if is_of_type:
+        return _of_whole_numbers(place, layer, taken)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in _tensors(batch)) or "no tensor"
     if layer is None:
         return MisfitError(
             f"the loss does not fit the model's output and the targets ({message}), for a batch of "
             f"shape {shapes}; give the model as many outputs as the targets need."
         )
-    place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__}"
     return MisfitError(
         f"the data does not fit the model: {place} {_expectation(layer, taken, message)}, from a "
         f"batch of shape {shapes}; give data of the shape the model was made for, or make the "
@@ -98,13 +114,31 @@ or make the model for this shape.
     )
 
 
+def _of_whole_numbers(
+    place: str, layer: nn.Module | None, taken: Tensor | None
+) -> MisfitError | None:
+    """Whole numbers where a layer calculates; those of an embedding are names."""
+    embeds = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    if layer is None or taken is None or embeds or taken.is_floating_point() or taken.is_complex():
+        return None
+    return MisfitError(
+        f"the data does not fit the model: {place} got inputs that are whole numbers "
+        f"({taken.dtype}) of shape {tuple(taken.shape)}; convert them with .float()."
+    )
+
+
 def _expectation(layer: nn.Module, taken: Tensor | None, message: str) -> str:
     """What the layer wants and what it got; in torch's words where ours would say less."""
     size = next((name for name in _SIZES if hasattr(layer, name)), None)
+    dimensions = next((n for kind, n in _DIMENSIONS.items() if isinstance(layer, kind)), None)
     got = "" if taken is None else f", got an input of shape {tuple(taken.shape)}"
+    if dimensions is not None and taken is not None and taken.dim() != dimensions:
+        axes = ", ".join((*_AXES[:2], *_AXES[7 - dimensions :]))
+        return f"expects {dimensions} dimensions ({axes}){got}"
     if size is None or taken is None or _fits(layer, size, taken):
         return f"refuses its input ({message}){got}"
-    return f"expects {getattr(layer, size)} {_SIZES[size]}{got}"
+    count = getattr(layer, size)
+    return f"expects {count} {_SIZES[size]}{'' if count == 1 else 's'}{got}"
 
 
 def _fits(layer: nn.Module, size: str, taken: Tensor) -> bool:

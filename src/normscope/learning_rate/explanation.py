@@ -39,7 +39,7 @@ def _limit(advice: Advice) -> str:
     if advice.verification is None:
         return (
             f"Training is expected to become unstable near {advice.limit:.3g}, from "
-            f"{advice.prediction.reason}; no run has verified it."
+            f"{advice.prediction.reason}; no run has verified it. Half of that is recommended."
         )
     if math.isinf(advice.verification.high):
         return f"No learning rate up to {advice.verification.low:.3g} was unstable in short runs."
@@ -60,6 +60,8 @@ def _safe(advice: Advice) -> str:
     )
     if advice.safe < bound:
         return f"{text}, yet a run was unstable below that, and the safe rate is lowered to it."
+    if advice.recommended < advice.safe:
+        return f"{text}, the safe rate; it has no margin, unlike half the limit, which is lower."
     return f"{text}, the safe rate."
 
 

@@ -57,7 +57,8 @@ class Curvature:
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
 
-        told = {"values": ", ".join(f"{value:.4g}" for value in self.values)}
+        values = ", ".join(f"{value:.4g}" for value in self.values)
+        told = {"values": values, "products": round(self.products)}
         return pairs_html({**vars(self), **told}, f"Top eigenvalues of the {self.kind}")
 
     @property

@@ -119,7 +119,7 @@ class _Search:
     def run(self, rate: float) -> bool:
         """Whether a fixed rate is unstable, on the next order of the data."""
         order = self.bench.seed + (len(self.trials) - self.ramps) % ORDERS
-        self.tell(f"learning rate {rate:.3g}")
+        self.tell(f"run at {rate:.3g}")
         with self.bench.rehearsal(rate) as (problem, optimizer):
             done = trial(problem, optimizer, self.bench.batch_size, order)
         self.trials.append(done)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -23,13 +24,14 @@ _LABELS = {
     "sigma_w": r"spread of the weights $\sigma_w$",
 }
 _LINE = "#D62728"
+_OUTSIDE = " (off the picture)"
 _SPAN = 100.0  # of the colours, from the lowest loss on
 _ALL = ("samples", "test_samples")  # None: all of them
 _WORDS = ("model", "data", "loss", "norm", "epochs", "batch_size", "momentum", "samples")
 
 
 def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
-    """Draw one heat map: mean test loss over the seeds, white where any run exploded.
+    """Draw one heat map: mean test loss over the seeds, white where any run diverged.
 
     Grey: not computed yet, or failed. Red: the theory's critical rate by every closure, and half
     of the train closure's. Reference: wei2018, Figure 2.
@@ -52,6 +54,7 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     _draw_cells(axes, results, setting)
     if "critical_learning_rate" in results:
         draw_lines(axes, results["critical_learning_rate"], setting)
+        _name_lines_outside(axes)
     axes.set_xlabel(r"learning rate $\eta$")
     axes.set_ylabel(_LABELS.get(setting, setting.replace("_", " ")))
     handles, labels = axes.get_legend_handles_labels()
@@ -60,7 +63,7 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
             handles,
             labels,
             loc="outside upper center",
-            ncols=4,
+            ncols=_legend_columns(labels),
             frameon=False,
             fontsize="small",
             columnspacing=1.2,
@@ -70,17 +73,17 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
 
 def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
     """The cells in ascending order, with their colours, between the borders of the grid."""
-    exploded = (results["diverged"] == 1).any("seed").transpose(setting, "learning_rate").values
+    diverged = (results["diverged"] == 1).any("seed").transpose(setting, "learning_rate").values
     loss = results["test_loss"].mean("seed").transpose(setting, "learning_rate").values
-    shown = np.ma.masked_invalid(np.where(exploded, np.nan, loss))
+    shown = np.ma.masked_invalid(np.where(diverged, np.nan, loss))
     rates, values = results["learning_rate"].values, results[setting].values
     logarithmic = _is_logarithmic(values)
     x, y = _edges(rates, logarithmic=True), _edges(values, logarithmic)
     axes.set_facecolor("#BBBBBB")
-    axes.pcolormesh(x, y, np.where(exploded, 1.0, np.nan), cmap="Greys", vmin=1, vmax=2)
+    axes.pcolormesh(x, y, np.where(diverged, 1.0, np.nan), cmap="Greys", vmin=1, vmax=2)
     scale = None
     if shown.count() and shown.min() > 0:
-        # a run about to explode must not take the colours from all others
+        # a run about to diverge must not take the colours from all others
         scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
     if shown.count():
@@ -106,8 +109,19 @@ def phase_diagrams(results: xr.Dataset) -> Figure:
     for axes, loss in zip(panels, losses, strict=True):
         phase_diagram(results.sel(loss=loss), axes)
         axes.set_title(loss.replace("_", " "), loc="left")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    keys: dict[str, Artist] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        keys |= dict(zip(labels, handles, strict=True))
+    for label in [each for each in keys if f"{each}{_OUTSIDE}" in keys]:
+        del keys[f"{label}{_OUTSIDE}"]  # another panel shows it
+    figure.legend(
+        list(keys.values()),
+        list(keys),
+        loc="outside upper center",
+        ncols=_legend_columns(list(keys)),
+        frameon=False,
+    )
     write_settings(figure, results)
     return figure
 
@@ -126,6 +140,21 @@ def draw_lines(axes: Axes, lines: xr.DataArray, setting: str) -> None:
         axes.plot(line, line[setting], style, color=_LINE, label=f"theory, {closure}")
     half = lines.sel(closure="train") / 2
     axes.plot(half, half[setting], "-", color=_LINE, lw=0.7, label="half of it, train")
+
+
+def _name_lines_outside(axes: Axes) -> None:
+    """Say in the legend which lines lie beyond the borders; one without values is not named."""
+    for line in axes.lines:
+        path = line.get_path()
+        if not np.isfinite(path.vertices).all(axis=1).any():
+            line.set_label("_nothing")
+        elif not path.transformed(line.get_transform()).intersects_bbox(axes.bbox, filled=False):
+            line.set_label(f"{line.get_label()}{_OUTSIDE}")
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    """Four short names fit above a heat map."""
+    return 2 if any(label.endswith(_OUTSIDE) for label in labels) else 4
 
 
 def _setting(results: xr.Dataset) -> str:

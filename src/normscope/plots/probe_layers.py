@@ -12,6 +12,7 @@ from normscope.plots.style import new_figure
 
 __all__ = ["layer_lines"]
 
+_BRIGHTEST = 0.65  # of the colour map: yellow lines are not seen on white
 _MOST_NAMED = 8  # more names than that are not read
 
 
@@ -41,7 +42,7 @@ def layer_lines(
     shown = [n for n in names if np.isfinite(values.sel({dimension: n}).values).any()]
     for place, name in enumerate(shown):
         # by the place among all, so that a layer has one colour wherever it is drawn
-        colour = colormaps["viridis"](0.9 * names.index(name) / max(len(names) - 1, 1))
+        colour = colormaps["viridis"](_BRIGHTEST * names.index(name) / max(len(names) - 1, 1))
         line = values.sel({dimension: name}).values
         marker = "." if len(line) == 1 else ""
         label = _label(name) if _is_named(place, len(shown)) else None

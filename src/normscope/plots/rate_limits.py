@@ -71,7 +71,7 @@ def _draw_row(axes: Axes, row: xr.Dataset, place: int, colour: str) -> None:
 
 
 def _keys() -> list[Line2D]:
-    marks = (("o", "verified"), ("D", "by curvature"), ("^", "by theory, a bound"))
+    marks = (("o", "verified"), ("D", "by curvature"), ("^", "by theory, an estimate"))
     return [
         Line2D(
             [],

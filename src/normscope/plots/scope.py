@@ -58,7 +58,8 @@ _LEGENDS: dict[str, Literal["outside lower left", "outside lower right"]] = {
     "norm_layer": "outside lower right",
 }
 _COLUMNS = 3
-_TITLE_WIDTH = 34  # letters over a panel
+_WIDTHS = {4: 2.8}  # inches of a panel in a row of so many, else 3.4
+_TITLE_WIDTH = 11.2  # letters for each inch of a panel
 
 
 def scope_figure(results: xr.Dataset) -> Figure:
@@ -76,18 +77,30 @@ def scope_figure(results: xr.Dataset) -> Figure:
     shown = [name for name in _PANELS if name in results and bool(results[name].notnull().any())]
     if not shown:
         raise StateError("there is nothing to draw: no step was measured with a finite value.")
-    columns = min(_COLUMNS, len(shown))
+    columns = _columns(len(shown))
     rows = -(-len(shown) // columns)
-    figure = new_figure(3.4 * columns, 2.6 * rows)
+    width = _WIDTHS.get(columns, 3.4)
+    figure = new_figure(width * columns, 2.6 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, shown, strict=False):
         _PANELS[name](results[name], axes)
-        title = textwrap.wrap(quantity_name(name), _TITLE_WIDTH)
+        title = textwrap.wrap(quantity_name(name), int(_TITLE_WIDTH * width))
         axes.set_title("\n".join(title), fontsize="medium")
     for axes in panels[len(shown) :]:
         axes.remove()
     _name_layers(figure, {name: axes for axes, name in zip(panels, shown, strict=False)}, results)
     return figure
+
+
+def _columns(panels: int) -> int:
+    """Panels in a row: three, unless the last row then had but one.
+
+    >>> [_columns(panels) for panels in (1, 2, 3, 4, 6, 7, 10)]
+    [1, 2, 3, 2, 3, 4, 4]
+    """
+    if panels <= _COLUMNS or panels % _COLUMNS != 1:
+        return min(panels, _COLUMNS)
+    return 2 if panels == _COLUMNS + 1 else _COLUMNS + 1
 
 
 def _name_layers(figure: Figure, panels: dict[str, Axes], results: xr.Dataset) -> None:
@@ -104,7 +117,5 @@ def _name_layers(figure: Figure, panels: dict[str, Axes], results: xr.Dataset) -
             loc=place,
             ncols=min(len(labels), 4),
             frameon=False,
-            fontsize="small",
             title=dimension_name(dimension),
-            title_fontsize="small",
         )

@@ -99,7 +99,8 @@ class Scope:
         self._schedule = Schedule(every, steps, budget)
         self._table = Table(self._probes, type(self._subject.model).__name__)
         measures = is_measuring_process()
-        self._log = Logbook(self._table, store if measures else None, name, labels or {}, seed)
+        self._labels = dict(labels or {})
+        self._log = Logbook(self._table, store if measures else None, name, self._labels, seed)
         self._observer = Observer(self._subject, self._probes, points, self._table, self._log)
         self._step = 0
         self._closed = False
@@ -195,7 +196,7 @@ class Scope:
         """
         from normscope.report.scope_report import write_scope_report
 
-        return write_scope_report(self.results, path, title)
+        return write_scope_report(self.results, path, title, self._labels)
 
     def close(self) -> None:
         """End the measuring; the results stay. More than once does no harm."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from normscope.curvature.problem import Problem, WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.losses import Loss
+from normscope.losses import LOSSES, Loss
 from normscope.probes.update import refuse_without_update
 from normscope.training.optimizers import bound_optimizer
 
@@ -70,6 +70,8 @@ class Subject:
     seed: int
 
     def __post_init__(self) -> None:
+        if isinstance(self.loss, str):
+            LOSSES[self.loss]  # an unknown name is refused here and not at the first step
         if self.optimizer is not None:
             if not isinstance(self.optimizer, Optimizer):
                 raise ArgumentTypeError(

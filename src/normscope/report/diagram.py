@@ -62,8 +62,8 @@ def dataset_diagrams(dataset: xr.Dataset) -> dict[str, xr.Dataset]:
     Returns:
         By what tells each from the others; none if the numbers are no diagram.
     """
-    exploded = _exploded(dataset)
-    if exploded is None:
+    diverged = _diverged(dataset)
+    if diverged is None:
         return {}
     loss = dataset["test_loss"]
     named = [str(dim) for dim in loss.dims if dim not in (RATE, "seed")]
@@ -72,7 +72,7 @@ def dataset_diagrams(dataset: xr.Dataset) -> dict[str, xr.Dataset]:
         return {}
     axis = "gamma" if "gamma" in numeric else numeric[0]
     others = [name for name in named if name != axis]
-    kept = {"test_loss": loss, "diverged": exploded}
+    kept = {"test_loss": loss, "diverged": diverged}
     lines = dataset.get("critical_learning_rate")
     if lines is not None and set(lines.dims) == {"closure", *named}:
         kept["critical_learning_rate"] = lines
@@ -86,8 +86,8 @@ def dataset_diagrams(dataset: xr.Dataset) -> dict[str, xr.Dataset]:
     return found
 
 
-def _exploded(dataset: xr.Dataset) -> xr.DataArray | None:
-    """1 where a training exploded, 0 where not, not-a-number where unknown; None: no diagram."""
+def _diverged(dataset: xr.Dataset) -> xr.DataArray | None:
+    """1 where a training diverged, 0 where not, not-a-number where unknown; None: no diagram."""
     names = set(map(str, dataset.data_vars))
     if "test_loss" not in names or not {RATE, "seed"} < set(dataset["test_loss"].dims):
         return None

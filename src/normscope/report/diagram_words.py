@@ -35,19 +35,18 @@ def diagram_words(dataset: xr.Dataset) -> str:
             not-a-number where there is no result.
     """
     axis = _axis(dataset)
-    done, exploded = _done(dataset), (dataset["diverged"] == 1).any("seed")
+    done, diverged = _done(dataset), (dataset["diverged"] == 1).any("seed")
     missing = int((~done.any("seed")).sum())
-    words = (
-        f"Of {counted(exploded.size, 'cell')} over {_range(dataset, axis)} and "
-        f"{_range(dataset, RATE)}"
-    )
+    cells = f"Of {counted(diverged.size, 'cell')}"
+    over = f" over {_range(dataset, axis)} and {_range(dataset, RATE)}"
     holes = [f"{missing} {'has' if missing == 1 else 'have'} no result yet"] if missing else []
-    if missing == exploded.size:
-        return f"{words}, {holes[0]}."
+    if missing == diverged.size:
+        return f"{cells}{over}, {holes[0]}."
     limit = "" if bool((done.any("seed") == done.all("seed")).all()) else "up to "
-    seeds = f"{limit}{counted(dataset.sizes['seed'], 'seed')} each"
-    words += f", {seeds}, {listed([*holes, f'{int(exploded.sum())} exploded'])}"
-    loss = dataset["test_loss"].mean("seed").where(~exploded)
+    seeds = dataset.sizes["seed"]
+    told = f"{int(diverged.sum())} diverged{' in at least one seed' if seeds > 1 else ''}"
+    words = f"{cells} x {limit}{counted(seeds, 'seed')}{over}, {listed([*holes, told])}"
+    loss = dataset["test_loss"].mean("seed").where(~diverged)
     if not bool(loss.notnull().any()):
         return f"{words}."
     best = loss.stack(cell=(axis, RATE))
@@ -68,7 +67,7 @@ def diagram_picture(dataset: xr.Dataset, name: str = "") -> Picture:
     figure: Any = phase_diagram(dataset).figure
     caption = (
         f"Mean test loss{f', {name}' if name else ''}: the page's own colour where a run "
-        "exploded, grey where nothing is known."
+        "diverged, grey where nothing is known."
     )
     if "critical_learning_rate" in dataset:
         caption += f" {theory_words(dataset)}"
@@ -104,7 +103,7 @@ def shown_diagrams(
 
 
 def _done(dataset: xr.Dataset) -> xr.DataArray:
-    """Which trainings have a result: a test loss, or an explosion."""
+    """Which trainings have a result: a test loss, or a divergence."""
     return dataset["test_loss"].notnull() | (dataset["diverged"] == 1)
 
 

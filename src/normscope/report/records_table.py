@@ -9,7 +9,7 @@ from normscope.report.document import Table, Value
 from normscope.results import Record
 from normscope.results.identity import canonical_json
 
-__all__ = ["parameter_words", "records_table"]
+__all__ = ["parameter_words", "records_table", "without_errors"]
 
 
 def records_table(
@@ -38,7 +38,19 @@ def records_table(
         for record, numbers in zip(records, single, strict=True)
     ]
     columns = [*varying, "seed", "state", *names, "seconds", "attempts", *marks, "error"]
-    return _without_empty(Table(f"Records of {records[0].experiment}", columns, rows), "error")
+    table = Table(f"Records of {records[0].experiment}", columns, rows)
+    return table if any(record.error is not None for record in records) else without_errors(table)
+
+
+def without_errors(table: Table) -> Table:
+    """The table without its column of errors, if it has one.
+
+    Args:
+        table: of records.
+    """
+    if table.columns[-1] != "error":  # the last; a number of the user's may have the same name
+        return table
+    return Table(table.caption, table.columns[:-1], [tuple(row)[:-1] for row in table.rows])
 
 
 def parameter_words(record: Record, varying: Sequence[str]) -> str:
@@ -58,12 +70,3 @@ def _varies(records: Sequence[Record], attribute: str) -> bool:
 
 def _value(value: Any) -> Value:
     return value if value is None or isinstance(value, Value) else canonical_json(value)
-
-
-def _without_empty(table: Table, column: str) -> Table:
-    """The table without a column in which nothing is known."""
-    place = list(table.columns).index(column)
-    if any(row[place] is not None for row in table.rows):
-        return table
-    rows = [tuple(v for i, v in enumerate(row) if i != place) for row in table.rows]
-    return Table(table.caption, [name for name in table.columns if name != column], rows)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normscope.errors import StateError
 from normscope.report.dataset_section import dataset_section
@@ -23,7 +24,10 @@ _TITLE = "What the scope saw"
 
 
 def write_scope_report(
-    dataset: xr.Dataset, path: str | os.PathLike[str], title: str | None = None
+    dataset: xr.Dataset,
+    path: str | os.PathLike[str],
+    title: str | None = None,
+    labels: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write what a scope measured as one HTML file.
 
@@ -31,6 +35,7 @@ def write_scope_report(
         dataset: as ``Scope.results`` gives it.
         path: of the file.
         title: of the page.
+        labels: of the scope, which tell this training from others.
 
     Returns:
         The path.
@@ -40,7 +45,7 @@ def write_scope_report(
     """
     if not dataset.sizes.get("step"):
         raise StateError("there is nothing to report: no step was measured yet.")
-    settings = {**dataset.attrs, "seed": int(dataset["seed"])}
+    settings = {**dataset.attrs, **(labels or {}), "seed": int(dataset["seed"])}
     if "distance" in dataset.coords:
         settings["distances"] = dataset["distance"].values.tolist()
     section = dataset_section(

@@ -13,7 +13,7 @@ from normscope.report.diagram import SWEPT, Theory, diagrams
 from normscope.report.diagram_words import shown_diagrams
 from normscope.report.document import Picture, Section, Table
 from normscope.report.looked import Looked, look
-from normscope.report.records_table import parameter_words, records_table
+from normscope.report.records_table import parameter_words, records_table, without_errors
 from normscope.report.scope_words import scope_picture, scope_words
 from normscope.report.store_downloads import store_downloads
 from normscope.report.sweep_command import sweep_command
@@ -70,7 +70,7 @@ def _section(
         title=f"{name} in {path.name}",
         paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *words, *cut, *more],
         pictures=pictures,
-        tables=[Table(table.caption, table.columns, table.rows[:MOST_ROWS]), *failures],
+        tables=[_first_rows(table, records), *failures],
         settings=_settings(records, varying),
         versions={
             "normscope": ", ".join(sorted({record.version for record in records})),
@@ -84,10 +84,17 @@ def _section(
     )
 
 
+def _first_rows(table: Table, records: Sequence[Record]) -> Table:
+    """What is shown of the records; errors are told once, in the table of those that failed."""
+    told_below = all(each.state is State.FAILED for each in records if each.error is not None)
+    shown = without_errors(table) if told_below else table
+    return Table(shown.caption, shown.columns, shown.rows[:MOST_ROWS])
+
+
 def _asked(name: str, looked: Sequence[Looked]) -> str:
     """The question that records of this kind answer."""
     if name == SWEPT:
-        return "Under which settings does training converge, and where does it explode?"
+        return "Under which settings does training converge, and where does it diverge?"
     if any(each.is_scope for each in looked):
         return "How smooth are these trainings, and how do the layers fare in them?"
     return ""

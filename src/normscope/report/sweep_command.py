@@ -15,6 +15,8 @@ __all__ = ["TRAINED", "sweep_command"]
 
 # Every cell of a sweep names these; without one of them a training is not known whole.
 TRAINED = frozenset(["model", "data", "loss", "norm", "batch_size", "momentum"])
+# A sweep leaves these off unless they are given; of a model's own options that is not known.
+_UNSET = frozenset(["samples", "test_samples", "every_epoch"])
 _SCATTERED = 4  # cells of the smallest grid around the records, for each of them
 
 
@@ -44,7 +46,11 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
             f"There is no one command: the {cells} trainings lie scattered over a grid of {whole}, "
             "as those of sweep --boundary do; the table has the settings of each."
         )
-    given = [shlex.quote(f"{name}={','.join(map(_text, each))}") for name, each in values.items()]
+    given = [
+        shlex.quote(f"{name}={','.join(map(_text, each))}")
+        for name, each in values.items()
+        if not (name in _UNSET and each in ([None], [False]))
+    ]
     settings = " ".join(f"--set {each}" for each in given)
     numbers = f"--seeds {len(seeds)} --seed {seeds[0]}"
     command = f"normscope sweep phase_diagram {settings} {numbers} --out {shlex.quote(store)}"

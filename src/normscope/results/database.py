@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from normscope.errors import DataError, StateError
@@ -37,6 +37,7 @@ class Database:
         self._depth = 0
         self._owner = 0  # the thread of the transaction under way
         self._snapshot: tuple[int, int] | None = None  # of a file opened as one that never changes
+        self._made_log = False  # by opening to read: SQLite's empty log and its index
         self._lock: WriterLock | None = None
         self._connection: sqlite3.Connection | None = None
         try:
@@ -99,8 +100,24 @@ class Database:
                 return  # a forked child: connection and lock are its parent's
             if connection is not None:
                 connection.close()
+                self._tidy()
             if self._lock is not None:
                 self._lock.release()
+
+    def _tidy(self) -> None:
+        """Leave the folder as a reader found it.
+
+        SQLite leaves the log of a reader's making where it is. Its last connection that may write
+        removes it, under SQLite's own locks: with any other open, it stays, and nothing is lost.
+        """
+        if not self._made_log or self._has_log():
+            return
+        with suppress(sqlite3.Error, OSError):
+            connection = self._connect("?mode=rw")
+            try:
+                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            finally:
+                connection.close()
 
     def _usable(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -153,6 +170,7 @@ class Database:
     def _open_to_read(self) -> sqlite3.Connection:
         self._find()
         self._snapshot = None
+        self._made_log = not any(self._beside(end).exists() for end in ("wal", "shm"))
         connection = self._connect("?mode=ro")
         try:
             kind = identify(connection, self.name)
@@ -163,7 +181,7 @@ class Database:
                 raise
             # The folder does not let SQLite make its index of the log. Without a log there is
             # nothing to index: read the file as it is, and open it anew when it changes.
-            self._snapshot = self._stamp()
+            self._snapshot, self._made_log = self._stamp(), False
             connection = self._connect("?immutable=1")
             kind = identify(connection, self.name)
         self._connection = connection
@@ -203,7 +221,11 @@ class Database:
         return status.st_mtime_ns, status.st_size
 
     def _has_log(self) -> bool:
-        assert self.path is not None
-        log = self.path.resolve()
-        log = log.with_name(f"{log.name}-wal")
+        log = self._beside("wal")
         return log.exists() and log.stat().st_size > 0
+
+    def _beside(self, end: str) -> Path:
+        """A file that SQLite keeps beside the store's."""
+        assert self.path is not None
+        path = self.path.resolve()
+        return path.with_name(f"{path.name}-{end}")

@@ -61,6 +61,14 @@ class Diagram:
         """The theory's critical learning rates (closure, axes without the learning rate)."""
         return critical_lines(self.settings, self.axes)
 
+    @property
+    def words(self) -> str:
+        """How the networks are trained, in one line; what varies is left out."""
+        settings = {name: value for name, value in self.settings.items() if name not in self.axes}
+        named = ("model", "norm", "data", "loss", "momentum", "batch_size", "epochs")
+        said = [f"{name} {_short(settings[name])}" for name in named if name in settings]
+        return f"Trained: {', '.join(said).replace('batch_size', 'batch size')}."
+
     def results(self, store: Store) -> xr.Dataset:
         """What the store holds of the diagram, with the theory's lines; nothing is trained.
 
@@ -102,6 +110,10 @@ class Diagram:
         """The place of a cell in the grid."""
         labels = (self.axes[name].index(cell.parameters[name]) for name in self.axes)
         return (*labels, self.seeds.index(cell.seed))
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _labels(values: list[Any]) -> list[Any]:

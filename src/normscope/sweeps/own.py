@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,6 +22,7 @@ from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.layers import convert
 from normscope.layers.detect import norm_layers
 from normscope.places import found_at, home_of, is_place, made_at
+from normscope.registry import unknown_name
 
 __all__ = [
     "OWN_NORM",
@@ -83,7 +85,12 @@ def check_source(places: Sequence[str], expected: str | None) -> None:
 
 
 def own_network(
-    place: str, seed: int, norm: str, gamma: float, options: Mapping[str, Any]
+    place: str,
+    seed: int,
+    norm: str,
+    gamma: float,
+    options: Mapping[str, Any],
+    settings: Sequence[str] = (),
 ) -> nn.Module:
     """A user's network before training.
 
@@ -93,6 +100,7 @@ def own_network(
         norm: kind of normalization to convert it to; "own": as it stands.
         gamma: initial scale of every norm layer that has one.
         options: the factory's arguments.
+        settings: names of the other settings, which a wrong argument may have meant.
 
     Returns:
         The network.
@@ -105,6 +113,7 @@ def own_network(
             f"{place} is one model, and every cell of a sweep needs a new one; give the place of a "
             "function that makes it."
         )
+    _refuse_unknown(place, options, settings)
     network = made_at(place, seed, options)
     if not isinstance(network, nn.Module):
         raise ArgumentTypeError(
@@ -119,6 +128,22 @@ def own_network(
 
 
 _made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # parameters by their identity
+
+
+def _refuse_unknown(place: str, options: Mapping[str, Any], settings: Sequence[str]) -> None:
+    """Refuse arguments that a factory does not have: most likely a setting that is misspelt."""
+    target = found_at(place)
+    if not options or not callable(target):
+        return
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # a function of C tells nothing
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    for name in options:
+        if name not in parameters:
+            raise unknown_name(f"setting or argument of {place}", name, [*settings, *parameters])
 
 
 def _refuse_repeated(place: str, network: nn.Module) -> None:

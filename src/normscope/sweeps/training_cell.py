@@ -130,7 +130,8 @@ class Training:
         """The network before training."""
         check_source(self.places, self.code)
         if own_places([self.model]):
-            return own_network(self.model, seed, self.norm, self.gamma, self.options or {})
+            known = [field.name for field in fields(self) if field.name != "options"]
+            return own_network(self.model, seed, self.norm, self.gamma, self.options or {}, known)
         shape = tuple(self.data_set.train.x.shape[1:])
         sizes = {"input_shape": shape, "outputs": self.outputs}
         options = {**sizes, **(self.options or {})}

@@ -57,7 +57,8 @@ class Report:
     seconds: float
 
     def __str__(self) -> str:
-        parts = [f"{self.cells} cells in {self.seconds:.1f} s", f"{self.found} were there already"]
+        cells = "1 cell" if self.cells == 1 else f"{self.cells} cells"
+        parts = [f"{cells} in {self.seconds:.1f} s", f"{self.found} were there already"]
         parts += [f"{self.diverged} diverged", f"{len(self.failures)} failed"]
         return ", ".join(parts)
 

@@ -13,6 +13,7 @@ from traceback import extract_tb, format_exception_only
 import torch
 import xarray as xr
 
+from normscope.errors import NormscopeError
 from normscope.sweeps.cells import Cell
 
 __all__ = ["Answer", "Function", "answer", "follow_parent"]
@@ -64,7 +65,9 @@ def answer(function: Function, number: int, cells: Sequence[Cell], threads: int)
 
 
 def _described(failure: Exception) -> str:
-    """The failure in its own words, and where it happened."""
+    """The failure in its own words, and where it happened; ours are sentences that say it all."""
+    if isinstance(failure, NormscopeError):
+        return str(failure)
     text = "".join(format_exception_only(failure)).strip()
     frames = extract_tb(failure.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"  # noqa: PTH119

@@ -1,12 +1,14 @@
+import io
 import json
 import math
 import re
 import time
 
 import pytest
+from rich.console import Console
 
 from normscope.cli import output
-from normscope.cli.output import Lines, print_json, print_table, progress
+from normscope.cli.output import Bar, Lines, print_json, print_note, print_table, progress
 
 
 def test_json_is_strict(capsys):
@@ -26,6 +28,37 @@ def test_table_is_plain_text_when_piped(capsys):
     rows = [line.split() for line in text.splitlines()]
     assert ["one", "0.1235"] in rows
     assert ["two", "-"] in rows
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_note_is_wrapped_to_80_columns_when_piped(capsys):
+    note = "A sentence of some words about path/to-a/file.py:build. " * 20
+    row = "name  " + "x " * 60
+    print_note(f"{note.strip()}\n\n{row}\nshort")
+    *lines, empty, same, short = capsys.readouterr().out.splitlines()
+    assert (empty, same, short) == ("", row, "short")
+    assert 60 < max(map(len, lines)) <= 80
+    assert " ".join(lines) == note.strip()
+    assert not any("path/to-" in line and "file.py:build" not in line for line in lines)
+
+
+def test_note_is_wrapped_to_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    print_note("word " * 20)
+    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [29, 29, 29, 9]
+
+
+def test_bar_ends_full_unless_the_work_broke_off():
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Bar("check", 5, console) as bar:
+        bar.tell("first")
+    assert bar._bar.tasks[0].completed == 5
+    bar = Bar("check", 5, console)
+    bar.tell("first")
+    bar.tell("second")
+    bar.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert bar._bar.tasks[0].completed == 1
 
 
 class Clock:

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.cli.sources import chosen_batches, load_data, load_loss, load_model
+from normscope.cli.sources import (
+    chosen_batches,
+    load_data,
+    load_loss,
+    load_model,
+    parts_of_advice,
+    step_batch_size,
+)
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.losses import cross_entropy
 from normscope.places import found_at
@@ -155,7 +162,7 @@ def test_batches_of_a_list_or_loader_are_the_first():
         ((torch.zeros(5, 1), torch.zeros(5)), 4, 2, InputError, "5 samples"),
         ((torch.zeros(1, 1), torch.zeros(1)), None, 2, InputError, "1 samples"),
         ([(torch.zeros(5, 1), torch.zeros(5))], 4, 1, InputError, "batches of its own"),
-        ([(torch.zeros(5, 1), torch.zeros(5))], None, 2, InputError, "has 1 batches, fewer"),
+        ([(torch.zeros(5, 1), torch.zeros(5))], None, 2, InputError, "has 1 batch, 2 are asked"),
         (7, None, 1, ArgumentTypeError, "got int"),
     ],
 )
@@ -204,3 +211,24 @@ def test_model_is_moved_to_the_device_of_choice():
 def test_device_that_is_not_here_is_refused_with_the_ones_that_are(device):
     with pytest.raises(UnknownNameError, match=r"unknown device of this machine .* cpu"):
         load_model("fully_connected", options=["width=4"], device=device)
+
+
+def test_batch_larger_than_the_data_is_refused_with_what_comes_without():
+    pair = torch.zeros(20, 1), torch.zeros(20)
+    with pytest.raises(InputError, match=r"20 samples, .* 128; leave .* for batches of 20"):
+        step_batch_size(pair, 128)
+    assert step_batch_size(pair, None) == 20
+
+
+def test_parts_of_an_advice_follow_the_batches():
+    pair = torch.zeros(20, 1), torch.zeros(20)
+    assert [parts_of_advice(pair, size, verify=False) for size in (20, 8, 2)] == [3, 4, 5]
+    assert parts_of_advice([pair, pair], None, verify=False) == 4
+    assert parts_of_advice(iter([pair]), None, verify=False) == 5
+    assert parts_of_advice(pair, 2, verify=True) > 10
+
+
+def test_arrays_are_refused_before_a_model_is_made_for_them():
+    pair = torch.zeros(20, 4).numpy(), torch.zeros(20).numpy()
+    with pytest.raises(ArgumentTypeError, match="of tensors, got a tuple of ndarray, ndarray"):
+        load_model("fully_connected", pair)

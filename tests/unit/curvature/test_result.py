@@ -42,7 +42,7 @@ def test_result_prints_as_a_short_table(result):
         "    eigenvalue  rel. residual",
         "             4        1.0e-04",
         "            -2        5.0e-04",
-        "converged to 0.001, 3.2 matrix-vector products, 0.50 s",
+        "converged to 0.001, about 3 matrix-vector products, 0.50 s",
     ]
     assert repr(result) == str(result)
     assert ", 10 matrix-vector products, " in str(replace(result, matvecs=10.0))

@@ -212,7 +212,12 @@ def test_first_screen_follows_the_numbers(results):
         "largest with BatchNorm, 3, and smallest without normalization, 0.15: a factor of 20"
         in limits
     )
-    assert "every limit within a factor of 2.00" in limits
+    assert (
+        "every limit within a factor of 2.00 by the median over the seeds, at worst 2.67 in one "
+        "seed." in limits  # 4 / 1.5 in seed 1, where the medians are 3 and 1.5
+    )
+    alone = findings(whole.isel(seed=[0]))[0]
+    assert alone.endswith("every limit within a factor of 2.00.")
     assert (
         "diverges without normalization (1 of 2 seeds); at half its own limit, training" in training
     )

@@ -32,7 +32,13 @@ def raised(model, x):
             "expects 3 channels, got an input of shape (4, 1, 8, 8)",
         ),
         (nn.BatchNorm1d(3), (4, 5), "expects 3 channels, got an input of shape (4, 5)"),
-        (nn.BatchNorm2d(3), (4, 3), "refuses its input (expected 4D input (got 2D input))"),
+        (
+            nn.BatchNorm2d(3),
+            (4, 3),
+            "expects 4 dimensions (samples, channels, height, width), got an input of shape (4, 3)",
+        ),
+        (nn.Conv1d(3, 2, 3), (4, 5), "expects 3 dimensions (samples, channels, width), got"),
+        (nn.Conv2d(1, 2, 3), (4, 3, 8, 8), "expects 1 channel, got"),
         (nn.Conv2d(1, 2, 9), (4, 1, 8, 8), "refuses its input"),
         (nn.LayerNorm(3), (4, 5), "normalized_shape"),
         (nn.MaxPool2d(2), (4, 1, 1, 1), "refuses its input"),
@@ -47,6 +53,34 @@ def test_sentence_names_the_layer_and_the_batch():
     message = raised(fully_connected(), torch.zeros(4, 2, 2, 2))
     assert "layer '1' (Linear) expects 12 features, got an input of shape (4, 8)" in message
     assert "from a batch of shape (4, 2, 2, 2)" in message
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(3, 2, 3), (4, 3, 8, 8)),
+        (nn.Conv2d(3, 2, 3, bias=False), (4, 3, 8, 8)),
+        (nn.BatchNorm2d(3), (4, 3, 8, 8)),
+        (nn.Linear(3, 2), (4, 3)),
+        (nn.Linear(3, 2, bias=False), (4, 3)),
+        (nn.LayerNorm(3), (4, 3)),
+        (nn.GroupNorm(1, 3), (4, 3)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_whole_numbers_are_to_be_converted(layer, shape, dtype):
+    message = raised(nn.Sequential(layer), torch.ones(shape, dtype=dtype))
+    name = type(layer).__name__
+    assert f"layer '0' ({name}) got inputs that are whole numbers ({dtype})" in message
+    assert message.endswith("convert them with .float().")
+
+
+def test_embedding_is_not_told_to_take_other_numbers():
+    """It wants whole numbers, and what it refuses is said by torch."""
+    model, x = nn.Sequential(nn.Embedding(5, 2)), torch.ones(3, 1)
+    with pytest.raises(RuntimeError, match="indices") as caught, Fitting(model, x):
+        model(x)
+    assert not isinstance(caught.value, MisfitError)
 
 
 def test_other_errors_are_left_alone():

@@ -62,6 +62,9 @@ def test_safe_is_the_bound_of_the_dense_matrix():
     assert found.verified is None
     assert found.limit == found.by_curvature
     assert "no run has verified it" in found.explanation
+    assert "Half of that is recommended" in found.explanation
+    lower = "it has no margin, unlike half the limit, which is lower" in found.explanation
+    assert lower == (found.recommended < found.safe)
 
 
 def test_scale_of_the_weights_before_a_norm_layer_hardly_moves_the_prediction():
@@ -124,7 +127,7 @@ class StoppedError(Exception):
         (StoppedError, "curvature"),
         (KeyboardInterrupt, "prediction"),
         (StoppedError, "ramp"),
-        (KeyboardInterrupt, "learning rate"),
+        (KeyboardInterrupt, "run at"),
     ],
 )
 def test_nothing_of_the_users_is_touched_however_it_ends(ending, place):

@@ -59,7 +59,7 @@ def test_runs_are_told():
     told = []
     verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5, told.append)
     assert told[0].startswith("ramp from 0.0625")
-    assert all(text.startswith("learning rate") for text in told[1:])
+    assert all(text.startswith("run at ") for text in told[1:])
 
 
 def test_instability_below_a_stable_rate_is_found_from_the_guess():

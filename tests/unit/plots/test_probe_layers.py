@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.colors import to_rgb
 
 from normscope.errors import StateError
 from normscope.plots.probe_layers import layer_lines
@@ -25,6 +26,16 @@ def test_every_layer_has_a_line():
     ]
     assert axes.get_yscale() == "log"
     assert len({line.get_color() for line in axes.lines}) == 3
+
+
+def test_no_line_is_too_bright_for_white():
+    for line in layer_lines(values(5)).lines:
+        linear = [
+            ((c + 0.055) / 1.055) ** 2.4 if c > 0.04 else c / 12.92
+            for c in to_rgb(line.get_color())
+        ]
+        luminance = np.dot([0.2126, 0.7152, 0.0722], linear)
+        assert 1.05 / (luminance + 0.05) > 2.5
 
 
 def test_layer_without_values_is_left_out():
@@ -81,3 +92,23 @@ def test_layers_of_any_name_are_in_the_legend():
     texts = [text.get_text() for text in layer_lines(some).get_legend().get_texts()]
     assert texts == ["(the model itself)", " _fc", "layer 7"]
     layer_lines(some[:, :1])  # no warning of an empty legend
+
+
+def test_no_panel_of_a_scope_stands_alone_in_the_last_row():
+    curves = [
+        "loss",
+        "effective_smoothness",
+        "local_smoothness",
+        "top_eigenvalue",
+        "gradient_norm",
+        "shift_cosine",
+        "shift_distance",
+    ]
+    for count, rows in ((3, 1), (4, 2), (7, 2)):
+        named = {
+            name: ("step", [2.0, 1.0]) if place < 4 else values().rename(None)
+            for place, name in enumerate(curves[:count])
+        }
+        grid = scope_figure(xr.Dataset(named)).axes[0].get_gridspec()
+        assert grid.nrows == rows
+        assert count % grid.ncols != 1

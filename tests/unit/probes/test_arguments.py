@@ -36,6 +36,11 @@ def test_negative_seed_is_refused():
         Scope(nn.Linear(4, 3), "cross_entropy", probes="gradient_norms", seed=-1)
 
 
+def test_unknown_loss_is_refused_at_once():
+    with pytest.raises(UnknownNameError, match="did you mean 'cross_entropy'"):
+        Scope(nn.Linear(4, 3), "crossentropy", probes="gradient_norms", learning_rate=0.1)
+
+
 def test_probes_refuse_their_own_arguments():
     with pytest.raises(UnknownNameError, match="'hesian'; did you mean 'hessian'"):
         Curvature(kind="hesian")

@@ -7,7 +7,7 @@ from normscope.plots.quantities import dimension_name, quantity_name
 from normscope.probes import PROBES
 from normscope.report import Report, render
 from normscope.report.dataset_section import dataset_section
-from normscope.report.scope_report import scope_html
+from normscope.report.scope_report import scope_html, write_scope_report
 from normscope.report.scope_words import scope_table, scope_words
 
 
@@ -80,3 +80,11 @@ def test_every_quantity_and_dimension_of_the_probes_has_words():
             assert quantity_name(variable) == quantities._NAMES.get(variable, variable)
             for each in dims:
                 assert dimension_name(each) == quantities._DIMENSIONS[each]
+
+
+def test_report_of_a_scope_names_its_labels(tmp_path):
+    measured = scope([2.0, 1.0]).assign_coords(seed=3)
+    path = write_scope_report(measured, tmp_path / "scope.html", labels={"width": 64, "seed": 0})
+    page = path.read_text(encoding="utf-8")
+    assert "<dt>width</dt><dd>64</dd>" in page
+    assert "<dt>seed</dt><dd>3</dd>" in page  # the scope's own

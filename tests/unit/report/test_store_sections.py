@@ -66,7 +66,8 @@ def test_sweep_is_told_counted_and_drawn(path):
     assert section.title == "phase_diagram in phase.sqlite"
     assert section.paragraphs[0] == "phase.sqlite holds 24 records: 20 finished and 4 diverged."
     expected = (
-        "Of 12 cells over gamma 0.5 to 2 and learning rate 0.01 to 10, 2 seeds each, 2 exploded; "
+        "Of 12 cells x 2 seeds over gamma 0.5 to 2 and learning rate 0.01 to 10, 2 diverged in at "
+        "least one seed; "
         "the lowest mean test loss, 0.505, is at gamma 0.5 and learning rate 0.1."
     )
     assert section.paragraphs[1] == expected
@@ -118,7 +119,8 @@ def test_open_and_failed_cells_are_holes_and_failures_are_listed(path):
     assert section.tables[1].rows == [
         ("gamma 0.5, learning_rate 0.01, seed 0", 1, f"ValueError: {HOSTILE}")
     ]
-    assert "error" in section.tables[0].columns
+    assert "error" not in section.tables[0].columns  # told once
+    assert b"ValueError" in section.downloads[0].content
     found = outline(render(report))
     assert len(found.named("script")) == 1
 
@@ -229,9 +231,9 @@ def test_half_done_grid_and_its_own_download_say_the_same(path):
         add_cells(store, SQUARE, (0, 1))
     (section,) = report_of([path]).sections
     assert section.paragraphs[1] == (
-        "Of 4 cells over gamma 0.5 to 1 and learning rate 0.1 to 1, up to 2 seeds each, 1 has no "
-        "result yet and 1 exploded; the lowest mean test loss, 1, is at gamma 0.5 and learning "
-        "rate 0.1."
+        "Of 4 cells x up to 2 seeds over gamma 0.5 to 1 and learning rate 0.1 to 1, 1 has no "
+        "result yet and 1 diverged in at least one seed; the lowest mean test loss, 1, is at gamma "
+        "0.5 and learning rate 0.1."
     )
     (download,) = (each for each in section.downloads if each.name.endswith(".nc"))
     numbers = path.with_name("own.nc")
@@ -249,7 +251,8 @@ def test_holes_of_a_netcdf_file_are_no_explosions(tmp_path):
     found = xr.Dataset({"test_loss": (dims, loss), "diverged": (dims, values)}, cells)
     found.to_netcdf(tmp_path / "x.nc", engine="scipy")
     (section,) = report_of([tmp_path / "x.nc"]).sections
-    assert "1 seed each, 2 have no result yet and 1 exploded" in section.paragraphs[0]
+    assert section.paragraphs[0].startswith("Of 4 cells x 1 seed over gamma")
+    assert "2 have no result yet and 1 diverged" in section.paragraphs[0]
     mesh = phase_diagram(found).collections[0]  # of the cells that exploded
     assert np.ma.getmaskarray(mesh.get_array()).ravel().tolist() == [True, False, True, True]
 
@@ -334,10 +337,14 @@ def test_look_lets_the_result_go(path):
 
 def test_command_covers_the_grid_around_the_records_or_says_why_not(path):
     with Store(path) as store:
-        add_cells(store, SQUARE[:3], (0, 2), state="finished", **TRAINED)
+        unset = {"samples": None, "test_samples": None, "every_epoch": False, "bias": False}
+        add_cells(store, SQUARE[:3], (0, 2), state="finished", **TRAINED, **unset)
     (section,) = report_of([path]).sections
     assert "--set gamma=0.5,1.0 --set learning_rate=0.1,1.0 --set loss=" in section.command
     assert "--seeds 3 --seed 0 --out phase.sqlite" in section.command
+    for name in ("samples", "test_samples", "every_epoch"):
+        assert f"--set {name}" not in section.command
+    assert "--set bias=False" in section.command  # a model may have another default
     assert section.command_note.startswith(
         "The store holds 6 trainings of a grid of 12; the command computes the other 6 trainings"
     )

@@ -457,6 +457,49 @@ def test_reader_changes_nothing(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def beside(path: Path) -> list[str]:
+    return sorted(each.name.removeprefix(path.name) for each in path.parent.iterdir())
+
+
+def test_reader_leaves_the_folder_as_it_was(path: Path) -> None:
+    with Store(path) as store:
+        store.compute("demo", PARAMETERS, 0, result)
+    before = (path.read_bytes(), path.stat().st_mtime_ns)
+    with Store(path, read_only=True) as reader:
+        assert len(reader.select()) == 1
+        assert beside(path) == ["", "-shm", "-wal"]  # of SQLite's making
+    assert beside(path) == [""]
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_reader_leaves_the_log_to_a_writer_that_came_later(path: Path) -> None:
+    with Store(path) as store:
+        store.compute("demo", PARAMETERS, 0, result)
+    reader = Store(path, read_only=True)
+    assert len(reader.select()) == 1
+    with Store(path) as store:
+        reader.close()  # before anything was written: the log is empty and in use
+        assert beside(path) == ["", "-lock", "-shm", "-wal"]
+        store.compute("demo", PARAMETERS, 1, result)
+        with Store(path, read_only=True) as late:
+            assert len(late.select()) == 2
+        assert beside(path) == ["", "-lock", "-shm", "-wal"]
+        assert len(store.select()) == 2
+    assert beside(path) == [""]
+
+
+def test_reader_leaves_the_log_to_another_reader(path: Path) -> None:
+    with Store(path) as store:
+        store.compute("demo", PARAMETERS, 0, result)
+    first = Store(path, read_only=True)
+    with Store(path, read_only=True) as second:
+        first.close()
+        assert beside(path) == ["", "-shm", "-wal"]
+        with Store(path) as store:
+            store.compute("demo", PARAMETERS, 1, result)
+            assert len(second.select()) == 2
+
+
 def test_store_in_memory_cannot_be_read_only() -> None:
     with pytest.raises(InputError, match="begins empty"):
         Store(":memory:", read_only=True)

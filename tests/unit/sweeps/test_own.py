@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from normscope.data import load
-from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.errors import (
+    ArgumentTypeError,
+    InputError,
+    NormscopeError,
+    StateError,
+    UnknownNameError,
+)
 from normscope.results import Store
 from normscope.sweeps import phase_diagram
 from normscope.sweeps.defaults import swept
@@ -260,6 +266,20 @@ def test_what_is_no_network_is_refused(own):
         phase_diagram(own("number"), **GRID, width=3)
     with pytest.raises(InputError, match="say which function"):
         phase_diagram(str(own.path), **GRID)
+
+
+def test_misspelt_setting_of_an_own_model_is_told_from_its_arguments(own):
+    with pytest.raises(UnknownNameError, match=r"'weight_deca'; did you mean 'weight_decay'"):
+        phase_diagram(own("build"), **GRID, weight_deca=0.1)
+    with pytest.raises(UnknownNameError, match=r"'widht'; did you mean 'width'"):
+        phase_diagram(own("build"), **GRID, widht=3)
+
+
+def test_model_and_data_that_do_not_fit_are_refused_before_anything_is_stored(own, tmp_path):
+    few = {**GRID, "batch_size": 16}
+    with pytest.raises(NormscopeError, match="expects"):
+        phase_diagram(own("build"), own("regression"), **few, store=tmp_path / "a.sqlite")
+    assert list(tmp_path.glob("a*")) == []
 
 
 def test_own_models_cannot_vary(own):

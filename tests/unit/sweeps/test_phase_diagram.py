@@ -196,6 +196,30 @@ def test_figure_is_white_where_any_run_exploded_and_names_the_settings(found):
     assert "width 24" in text.replace("\n", " ")
 
 
+def test_legend_says_which_line_is_off_the_picture(found):
+    lines = found["critical_learning_rate"]
+    closures = [str(name) for name in lines["closure"].values]
+    rates = np.full(lines.shape, float(found["learning_rate"][1]))
+    moved = lines.copy(
+        data=np.where((lines["closure"] == closures[-1]).values[:, None], 1e9, rates)
+    )
+    names = [
+        text.get_text()
+        for text in draw(found.assign(critical_learning_rate=moved)).figure.legends[0].get_texts()
+    ]
+    assert names == [
+        *(f"theory, {closure}" for closure in closures[:-1]),
+        f"theory, {closures[-1]} (off the picture)",
+        "half of it, train",
+    ]
+    unknown = moved.where(moved["closure"] != closures[-1])
+    names = [
+        text.get_text()
+        for text in draw(found.assign(critical_learning_rate=unknown)).figure.legends[0].get_texts()
+    ]
+    assert not any(closures[-1] in name for name in names)
+
+
 def test_order_of_the_values_is_no_matter_to_the_figure(found):
     turned = found.isel(learning_rate=[2, 0, 1], gamma=[1, 0])
     for first, second in zip(draw(found).collections, draw(turned).collections, strict=True):

@@ -11,6 +11,7 @@ import xarray as xr
 
 from normscope.experiments.tour.diagram import diagram_part
 from normscope.experiments.tour.findings import norms_of, over_steps
+from normscope.experiments.tour.findings_of_limits import worst_in_a_seed
 from normscope.experiments.tour.findings_of_theory import boundary_rows, statement_counts
 from normscope.experiments.tour.words import enumerated, extremes, factor, number
 from normscope.plots.names import statement_name, with_norm
@@ -61,7 +62,8 @@ def _limits(results: xr.Dataset) -> str:
     which = "every limit" if limit.size > 1 else "it"
     return (
         f"The learning rate at which training breaks {_ends(limit)}{apart}. Curvature at the first "
-        f"weights, before any training, predicts {which} within a factor of {max(offs):.2f}."
+        f"weights, before any training, predicts {which} within a factor of {max(offs):.2f}"
+        f"{worst_in_a_seed(results)}."
     )
 
 

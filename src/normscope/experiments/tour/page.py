@@ -52,10 +52,10 @@ _Drawing = tuple[Callable[[xr.Dataset], "Figure"], str, str]
 _OVERVIEW: _Drawing = (
     overview,
     "Three panels. Learning-rate limits of every normalization on a logarithmic axis: verified, "
-    "predicted by curvature and bounded by theory. Training loss over steps, each net at half its "
-    "own limit, and all at half the largest.",
+    "predicted by curvature and estimated by theory. Training loss over steps, each net at half "
+    "its own limit, and all at half the largest.",
     "Left: a dot is the limit that short runs enclosed, one for each seed; a diamond what "
-    "curvature predicted, a triangle the theory's bound. Right, in the colours of the left: a "
+    "curvature predicted, a triangle the theory's estimate. Right, in the colours of the left: a "
     "thin line for each seed, the median thick; a cross marks a training that diverged.",
 )
 _OVERVIEWED = ("limits", "training")  # the parts that it shows
@@ -159,11 +159,17 @@ def _section(part: str, results: xr.Dataset, picture: Picture, claims: Sequence[
     )
 
 
+_CHAOS = (
+    "Near the limit training is chaotic: how it ends depends on the order in which sums are taken, "
+    "so the limits differ by about 10 % with the number of threads and the machine."
+)
+
+
 def _record(result: Result, command: str) -> Section:
     """Settings and data of the whole."""
     return Section(
         "Settings and data",
-        ["What the papers say of such nets is judged beside each part, by these numbers."],
+        ["What the papers say of such nets is judged beside each part, by these numbers.", _CHAOS],
         settings=result.settings,
         versions=result.versions,
         command=command,

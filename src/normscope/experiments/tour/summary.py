@@ -45,7 +45,7 @@ HEADS = {
     "normalization": "normalization",
     "limit": "limit",
     "by curvature": "limit by curvature",
-    "by theory": "bound by theory",
+    "by theory": "estimate by theory",
     "accuracy": "test accuracy",
     "loss varies by": "loss varies by",
     "smoothness": "effective smoothness",

@@ -39,8 +39,8 @@ _RATES = {
     "stable": "still trains",
     "unstable": "breaks",
     "by_curvature": "limit by curvature",
-    "by_theory": "bound by theory",
-    "safe": "bound measured",
+    "by_theory": "estimate by theory",
+    "safe": "stable at first",
     "recommended": "rate to take",
 }
 
@@ -53,8 +53,9 @@ def _rates(results: xr.Dataset) -> Table:
             rows.append([name_of(norm), seed, *(_number(own[name]) for name in _RATES)])
     note = (
         "The limit lies between the largest rate that still trains and the smallest that breaks; "
-        "take half of it. Bounds: the rate below which no direction is unstable at the first "
-        "weights."
+        "take half of it. Stable at first: the rate below which no direction is unstable at the "
+        "first weights, by the curvature measured there; the theory estimates the same from the "
+        "architecture alone."
     )
     columns = ["normalization", "seed", *_RATES.values()]
     return Table("Learning rates by normalization and seed", columns, rows, note, _DIGITS)

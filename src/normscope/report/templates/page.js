@@ -89,11 +89,18 @@
     });
   };
 
-  // What scrolls inside the page can be reached and moved by the keyboard.
+  // What scrolls inside the page can be reached and moved by the keyboard, and says that it does.
+  const faded = (box) => {
+    const hidden = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    box.toggleAttribute("data-more", hidden > 2);
+  };
   const reachable = () => {
     for (const box of document.querySelectorAll(".scroll")) {
-      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
-      if (scrolls) box.tabIndex = 0; else box.removeAttribute("tabindex");
+      const wide = box.scrollWidth > box.clientWidth;
+      if (wide || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+      box.toggleAttribute("data-wide", wide);
+      faded(box);
     }
   };
 
@@ -101,6 +108,9 @@
     startTheme(document.getElementById("theme"));
     document.querySelectorAll("table.sortable").forEach(startTable);
     document.querySelectorAll("button.copy").forEach(startCopy);
+    for (const box of document.querySelectorAll(".scroll")) {
+      box.addEventListener("scroll", () => faded(box), { passive: true });
+    }
     reachable();
     addEventListener("resize", reachable);
   });

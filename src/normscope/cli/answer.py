@@ -1,0 +1,39 @@
+"""How ``lr`` and ``compare`` print a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from normscope.cli.output import print_json, print_note
+
+__all__ = ["Answer", "print_answer"]
+
+
+class Answer(Protocol):
+    """A result that prints as a table and as plain values."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Its values by name."""
+
+
+def print_answer(
+    answer: Answer, source: dict[str, object], figure: Path | None, as_json: bool, note: str
+) -> None:
+    """Print a result, and where its figure is: as JSON beside what it was asked of, or as text.
+
+    Args:
+        answer: the result.
+        source: what it was asked of, by name.
+        figure: where its figure was written, if it was.
+        as_json: strict JSON instead of text.
+        note: what the numbers are, under the text.
+    """
+    if as_json:
+        path = None if figure is None else str(figure)
+        print_json({**source, **answer.to_dict(), "figure": path})
+        return
+    print_note(str(answer))
+    print_note(f"\n{note}")
+    if figure is not None:
+        print(f"Figure: {figure}")
