@@ -164,6 +164,7 @@ def test_any_experiment_can_be_swept(capsys, tmp_path):
         (["wei2018/figure1", "--boundary"], "belongs to phase_diagram"),
         (["phase_diagram", "--out", "x.nc"], "name it otherwise, such as x.sqlite"),
         (["phase_diagram", "--out", "x.SVG"], "name it otherwise"),
+        (["phase_diagram", "--out", "x.txt"], "is the store, a database"),
         (["phase_diagram", "--boundary", "--out", "x.svg"], "name it otherwise"),
         (["phase_diagram", "--boundary", "--set", "lr=5:6:3"], "searches for the learning rate"),
         (["phase_diagram", "--boundary", "--set", "width=16,32"], "varies gamma alone"),

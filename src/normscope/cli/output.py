@@ -22,6 +22,7 @@ Row = dict[str, object]
 
 _DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
 _PIPED = 80  # columns of prose that goes to no terminal
+_LONG = 10.0  # seconds: before them nobody asks what is left
 _SILENT = 2.0  # seconds: what is over sooner needs no line in a log
 
 
@@ -180,7 +181,15 @@ class Lines:
             if sys.stderr is None:  # closed: print would write to stdout
                 return
             with suppress(OSError):  # a reader who has gone must not end the work
-                print(f"{self._line()} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+                print(f"{self._line()} ({self._time(seconds)})", file=sys.stderr, flush=True)
+
+    def _time(self, seconds: float) -> str:
+        """The seconds so far, and those left once a tenth of a long count is done."""
+        done, total = _done_of_all(self._text)
+        begins = self._total or _part_of(self._text)  # then the count is of parts begun, not done
+        if begins or not done or not total or seconds < _LONG or 10 * done < total:
+            return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s, about {seconds * (total - done) / done:.0f} s left"
 
     def _line(self) -> str:
         if not self._begun:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Request", "carry_out", "estimate_cost", "find_boundary", "run_sweep"]
 
-_BESIDE = (".nc", ".svg")  # what is written beside the store
+_STORES = ("", ".sqlite", ".sqlite3", ".db")  # how a store's name may end
 _ROUNDS = 7  # trainings of a search, where the theory is within a factor of two
 
 
@@ -58,11 +58,11 @@ class Request:
             raise unknown_name("sweep", self.name, [DIAGRAM, STATUS, *EXPERIMENTS])
         moved = device_setting(self.name, self._settings(), self.device)
         self.given.update({name: [value] for name, value in moved.items()})
-        if self.out.suffix.lower() in _BESIDE:
+        if self.out.suffix.lower() not in _STORES:
             stored = self.out.with_suffix(".sqlite")
             raise InputError(
-                f"{self.out} is the store, and numbers (.nc) and figure (.svg) go beside it; "
-                f"name it otherwise, such as {stored}."
+                f"{self.out} is the store, a database, and numbers (.nc) and figure (.svg) go "
+                f"beside it; name it otherwise, such as {stored}."
             )
 
     def _settings(self) -> set[str]:

@@ -92,8 +92,8 @@ def numbers(text: str, name: str) -> float | list[float]:
 def number_range(text: str) -> list[float]:
     """Evenly spaced numbers, both ends included; with ``:log`` evenly by ratio.
 
-    >>> number_range("0:1:3")
-    [0.0, 0.5, 1.0]
+    >>> number_range("0.1:3:6")
+    [0.1, 0.68, 1.26, 1.84, 2.42, 3.0]
 
     Raises:
         InputError: if the text is no range, or a logarithmic one does not lie above zero.
@@ -101,13 +101,15 @@ def number_range(text: str) -> list[float]:
     first, last, count, is_logarithmic = _range_parts(text)
     if count == 1:
         return [first]
+    shares = [i / (count - 1) for i in range(1, count - 1)]
     if not is_logarithmic:
-        return [first + (last - first) * i / (count - 1) for i in range(count - 1)] + [last]
-    if not (first > 0 and last > 0):
+        inner = [first + (last - first) * share for share in shares]
+    elif first > 0 and last > 0:
+        low, high = math.log10(first), math.log10(last)
+        inner = [10 ** (low + (high - low) * share) for share in shares]
+    else:
         raise InputError(f"a logarithmic range lies above 0, got {text!r}.")
-    low, high = math.log10(first), math.log10(last)
-    inner = (10 ** (low + (high - low) * i / (count - 1)) for i in range(1, count - 1))
-    # rounded: 0.1 and not 0.10000000000000002, whatever the power function makes of it
+    # rounded: 0.1 and not 0.10000000000000002, whatever the arithmetic makes of it
     return [first, *(float(f"{value:.12g}") for value in inner), last]
 
 

@@ -146,3 +146,10 @@ def test_closed_stderr_leaves_stdout_to_the_answer(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     told([("first", 4)])
     assert capsys.readouterr().out == ""
+
+
+def test_log_of_a_long_count_tells_what_is_left(capsys):
+    told([(f"{done} of 60 cells", 1) for done in range(60)])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "compare: 1 of 60 cells (2 s)"
+    assert lines[2] == "compare: 21 of 60 cells (22 s, about 41 s left)"
