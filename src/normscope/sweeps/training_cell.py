@@ -21,11 +21,11 @@ from normscope.places import found_at
 from normscope.sweeps.own import (
     OWN_NORM,
     check_source,
-    own_data,
     own_network,
     own_places,
     source_version,
 )
+from normscope.sweeps.own_data import own_data
 from normscope.training import Evaluation, Outcome, evaluate, sgd
 from normscope.training.loop import Loop
 

@@ -16,7 +16,8 @@ from normscope.results import Store
 from normscope.sweeps import phase_diagram
 from normscope.sweeps.defaults import swept
 from normscope.sweeps.diagram import complete
-from normscope.sweeps.own import own_data, own_network, scales, source_version
+from normscope.sweeps.own import own_network, scales, source_version
+from normscope.sweeps.own_data import own_data
 from normscope.sweeps.training_cell import Training, training_cell
 
 SOURCE = """
