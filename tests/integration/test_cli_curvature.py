@@ -61,7 +61,7 @@ def test_own_model_and_data_from_a_file(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Gauss-Newton matrix, largest, mode train, batch size 16"
     assert lines[-1].startswith("converged to 0.001")
-    assert float(lines[2].split()[0]) > 0
+    assert float(lines[3].split()[0]) > 0
 
 
 def test_spectrum_is_summed_up_and_drawn(tmp_path, capsys):

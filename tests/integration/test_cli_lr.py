@@ -38,9 +38,13 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     arguments = ["--batch-size", "64", "--no-verify"]
     assert main(["lr", f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples", *arguments]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Learning rate for SGD, batch size 64\nrecommended")
+    heading, heads, rule, first = out.splitlines()[:4]
+    assert heading == "Learning rate for SGD, batch size 64"
+    assert heads.split() == ["quantity", "value", "remark"]
+    assert set(rule) == {"-"}
+    assert first.startswith("recommended ")
     assert "not asked for" in out
-    assert all(len(line) <= 80 for line in out.partition("\n\n")[2].splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines())
     assert re.search(r"^lambda_max .* measured: Gauss-Newton matrix of the loss", out, re.MULTILINE)
     monkeypatch.chdir(ROOT)
     places = ["examples.my_model:build", "--data", "examples.my_model:samples"]
@@ -52,7 +56,8 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
 
 def test_theory_is_said_to_be_of_another_matrix(capsys):
     assert main(["lr", *SMALL, "--no-verify"]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("by theory")]
+    table = " ".join(capsys.readouterr().out.split())  # remarks are wrapped
+    row = table[table.index("by theory ") :]
     numbers = (
         r"([\d.]+) +lambda_max predicted ([\d.]+): ([\d.]+) of the Fisher matrix times ([\d.]+)"
     )
@@ -107,7 +112,13 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
     options = ["--norms", "none, batch", "--steps", "20", "--no-verify", "-o", str(figure)]
     assert main(["compare", *SMALL, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["norm", "none", "batch"]
+    assert lines[0] == "The same net under several normalizations"
+    rule = next(place for place, line in enumerate(lines) if line.startswith("---"))
+    assert [lines[place].split()[0] for place in (rule - 1, rule + 1, rule + 2)] == [
+        "norm",
+        "none",
+        "batch",
+    ]
     assert any(
         line.startswith("λ: largest eigenvalue of the loss's Gauss-Newton") for line in lines
     )

@@ -107,4 +107,4 @@ def test_list_names_everything_with_one_line_each(capsys):
     assert main(["list", "models"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("models\n")
-    assert "  vgg " in out
+    assert "\nvgg " in out

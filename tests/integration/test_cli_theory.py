@@ -41,7 +41,7 @@ def test_all_closures_over_a_sweep_are_drawn(capsys, tmp_path):
     out = capsys.readouterr().out
     for closure in ("train", "frozen", "printed"):
         assert f"closure {closure}" in out
-    assert out.count("\n   gamma") == 3
+    assert out.count("\ngamma  lambda_max") == 3
     assert f"Figure: {figure}" in out
     assert figure.read_text(encoding="utf-8").lstrip().startswith("<?xml")
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from normscope.cli.output import Row, print_json, print_table
+from normscope.cli.output import Row, print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from normscope.theorems import Unchecked, Verdict
@@ -15,6 +15,7 @@ __all__ = ["Found", "print_verdicts", "with_remedy"]
 
 Found = list[tuple[str, "Verdict | Unchecked"]]
 
+_NUMBERS = ("cases", "unmet", "fail", "slack")
 _TOO_LARGE = re.compile(r"a unit has (\d+) values, above dense_limit=(\d+)")
 
 
@@ -40,13 +41,14 @@ def print_verdicts(found: Found, form: str, as_json: bool) -> int:
         print_json({"form": form, "verdicts": rows, "refuted": refuted, "unchecked": unchecked})
         return refuted
     rows_of_others = [_unchecked_row(*each) for each in others]
-    print_table(f"Statements, {form} form", [_row(*each) for each in verdicts] + rows_of_others)
+    table = [_row(*each) for each in verdicts] + rows_of_others
+    print_table(f"Statements, {form} form", table, _NUMBERS)
     if form != "exact":
-        print("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
+        print_note("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
     if any(verdict.unmet for _, verdict in verdicts):
-        print("unmet: cases outside the statement's premise, which do not count.")
+        print_note("unmet: cases outside the statement's premise, which do not count.")
     for reason in dict.fromkeys(each.reason for _, each in others):
-        print(f"not checked: {reason}.")
+        print(f"not checked: {reason}.")  # in one line: it may end in a command to copy
     held = "All that were checked hold." if others else "All hold."
     print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
     return refuted
@@ -79,7 +81,7 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
 
 def _unchecked_row(subject: str, unchecked: Unchecked) -> Row:
     unit = "" if unchecked.unit is None else f", unit {unchecked.unit}"
-    row: Row = dict.fromkeys(("statement", "kind", "on", "cases", "unmet", "fail", "slack"), "-")
+    row: Row = dict.fromkeys(("statement", "kind", "on", *_NUMBERS), "-")
     return {**row, "statement": unchecked.label, "on": subject + unit, "verdict": "not checked"}
 
 

@@ -192,16 +192,16 @@ def _print(
     source: dict[str, object],
     as_json: bool,
 ) -> None:
-    from normscope.cli.output import print_json
+    from normscope.cli.output import print_json, print_note
 
     if as_json:
         figure = None if out is None else str(out)
         whole = None if density is None else _plain(density)
         print_json({**source, **top.to_dict(), "spectrum": whole, "figure": figure})
         return
-    typer.echo(str(top))
+    print_note(str(top))
     if density is not None:
-        typer.echo(_summary(density))
+        print_note(_summary(density))
     if out is not None:
         typer.echo(f"Figure: {out}")
 

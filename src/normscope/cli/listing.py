@@ -26,7 +26,7 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
 
     Example: normscope list experiments
     """
-    from normscope.cli.output import print_json
+    from normscope.cli.output import print_json, print_table
     from normscope.registry import unknown_name
 
     if kind is not None and kind not in KINDS:
@@ -35,11 +35,8 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
         return
-    for number, (each, summaries) in enumerate(found.items()):
-        print(f"{chr(10) if number else ''}{each}")
-        widest = max(map(len, summaries), default=0)
-        for name, summary in summaries.items():
-            print(f"  {name:{widest}}  {summary}")
+    for each, summaries in found.items():
+        print_table(each, [{"name": name, "what": what} for name, what in summaries.items()])
 
 
 def _in_order(summaries: dict[str, str]) -> dict[str, str]:

@@ -142,7 +142,7 @@ def print_status(found: list[Status]) -> None:
         }
         for each in found
     ]
-    print_table("Sweeps", rows)
+    print_table("Sweeps", rows, numbers=("per cell", "left"))
     if any(each.open and not each.at_work for each in found):
         print("No process is at work on it; run the same command again to go on.")
     for each in found:

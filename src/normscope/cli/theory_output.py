@@ -54,14 +54,7 @@ class Basis:
 def print_as_json(
     found: list[Prediction], refused: dict[str, str], figure: Path | None, basis: Basis
 ) -> None:
-    """Print strict JSON.
-
-    Args:
-        found: one for each closure.
-        refused: why a closure has none, by its name.
-        figure: where it was drawn, if it was.
-        basis: what the numbers rest on.
-    """
+    """Print strict JSON; the arguments are those of `print_predictions`."""
     from normscope.cli.output import print_json
 
     answers = [_plain(each, basis.momentum) for each in found]
@@ -73,7 +66,7 @@ def print_as_json(
 def print_predictions(
     found: list[Prediction], refused: dict[str, str], figure: Path | None, basis: Basis
 ) -> None:
-    """Print tables.
+    """Print a table for each closure, and below them what the numbers are of.
 
     Args:
         found: one for each closure.
@@ -85,7 +78,7 @@ def print_predictions(
 
     momentum = basis.momentum
     for each in found:
-        print(each)
+        print_note(str(each))
         if momentum and each.gamma is None and each.lambda_max is not None:
             rate = each.max_learning_rate(momentum)
             print(f"with momentum {momentum:g}: learning rates below {rate:.4g}")

@@ -14,6 +14,7 @@ from normscope.curvature.problem import Problem
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import InputError
+from normscope.text_table import text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,17 +106,17 @@ class BatchSizeEffect:
         return ax
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                self._heading(),
-                f"{'batch size':>10}  {'batches':>7}  {'eigenvalue':>12}  {'rel. residual':>13}",
-                *(
-                    f"{row['batch_size']:10}  {row['batches']:7}  {row['eigenvalue']:12.6g}  "
-                    f"{row['residual']:13.1e}{'' if row['converged'] else '  NOT CONVERGED'}"
-                    for row in self.to_dict()["rows"]
-                ),
-            ]
-        )
+        rows = [
+            {
+                "batch size": row["batch_size"],
+                "batches": row["batches"],
+                "eigenvalue": f"{row['eigenvalue']:.6g}",
+                "rel. residual": f"{row['residual']:.1e}",
+                **({} if self.converged else {"": "" if row["converged"] else "NOT CONVERGED"}),
+            }
+            for row in self.to_dict()["rows"]
+        ]
+        return text_table(rows, self._heading(), numbers=("eigenvalue", "rel. residual"))
 
     __repr__ = __str__
 

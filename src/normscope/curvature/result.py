@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from normscope.text_table import text_table
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -114,19 +116,19 @@ class TopEigenvalue:
         return ax
 
     def __str__(self) -> str:
-        lines = [self._heading(), f"{'eigenvalue':>14}  {'rel. residual':>13}"]
-        pairs = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
-        lines += [f"{value:14.6g}  {residual:13.1e}" for value, residual in pairs]
-        return "\n".join([*lines, self._footing()])
+        table = text_table(self._rows(), self._heading(), numbers=("eigenvalue", "rel. residual"))
+        return f"{table}\n\n{self._footing()}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html
 
+        return table_html(self._rows(), self._heading(), self._footing())
+
+    def _rows(self) -> list[dict[str, str]]:
         pairs = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
-        rows = [{"eigenvalue": f"{v:.6g}", "rel. residual": f"{r:.1e}"} for v, r in pairs]
-        return table_html(rows, self._heading(), self._footing())
+        return [{"eigenvalue": f"{v:.6g}", "rel. residual": f"{r:.1e}"} for v, r in pairs]
 
     def _matrix(self) -> str:
         return {"fisher": "Fisher matrix", "ggn": "Gauss-Newton matrix"}.get(self.kind, "Hessian")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.text_table import text_table
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -96,9 +98,11 @@ class LeastSquaresPath:
         return draw_gap(self.gap, self.bound, self.method, ax)
 
     def __str__(self) -> str:
-        rows = [f"{t:6d}  {r:12.6g}  {gap:9.3g}  {bound:9.3g}" for t, r, gap, bound in self._rows()]
-        titles = f"{'step':>6}  {'rho':>12}  {'gap':>9}  {'bound':>9}"
-        return "\n".join([self._heading(), titles, *rows])
+        rows = [
+            {"step": t, "rho": f"{rho:.6g}", "gap": f"{gap:.3g}", "bound": f"{bound:.3g}"}
+            for t, rho, gap, bound in self._rows()
+        ]
+        return text_table(rows, self._heading(), numbers=("rho", "gap", "bound"))
 
     __repr__ = __str__
 

@@ -12,6 +12,7 @@ from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
 from normscope.learning_rate.verification import Verification
+from normscope.text_table import text_table
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -172,15 +173,15 @@ class Advice:
         return learning_rates(self.to_xarray(), ax)
 
     def __str__(self) -> str:
-        lines = [self._heading(), *(f"{name:14} {value}" for name, value in self._rows())]
-        return "\n".join([*lines, "", self.explanation])
+        table = text_table(self._rows(), self._heading(), numbers=("value",))
+        return f"{table}\n\n{self.explanation}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
+        from normscope.results.notebook import table_html
 
-        return pairs_html(dict(self._rows()), self._heading(), self.explanation)
+        return table_html(self._rows(), self._heading(), self.explanation)
 
     def _heading(self) -> str:
         momentum = f", momentum {self.rule.momentum:g}" if self.rule.momentum else ""
@@ -191,45 +192,49 @@ class Advice:
             f"{self.batch_size}{kind}"
         )
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _rows(self) -> list[dict[str, str | None]]:
+        """Quantity, value and remark."""
         low, high = self.interval
         above = f"{high:.3g}" if math.isfinite(high) else "no end found"
-        rows = [
-            ("recommended", f"{self.recommended:.3g}"),
-            ("limit", f"{self.limit:.3g}   ({low:.3g} to {above})"),
-            ("safe", f"{self.safe:.3g}"),
-            ("by curvature", f"{self.by_curvature:.3g}   {self.prediction.reason}"),
-            ("by theory", self._theory_text()),
-            ("verified", self._verified_text()),
-            ("lambda_max", self._curvature_text()),
+        found = self.verification
+        rows: list[tuple[str, str | None, str]] = [
+            ("recommended", f"{self.recommended:.3g}", "half the limit"),
+            ("limit", f"{self.limit:.3g}", f"{low:.3g} to {above}"),
+            ("safe", f"{self.safe:.3g}", ""),
+            ("by curvature", f"{self.by_curvature:.3g}", self.prediction.reason),
+            ("by theory", _rate(self.by_theory), self._theory_remark()),
+            ("verified", _rate(None if found is None else found.low), self._verified_remark()),
+            ("lambda_max", f"{max(self.curvature.values):.4g}", self._curvature_remark()),
         ]
         largest = list(self.shares.items())[:_SHOWN_LAYERS]
         parts = [f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005]
-        return [*rows, ("steepest in", ", ".join(parts))]
+        rows.append(("steepest in", "", ", ".join(parts)))
+        return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
 
-    def _theory_text(self) -> str:
+    def _theory_remark(self) -> str:
         found = self.theory
         if found.rate is None:
             return f"none: {found.reason}"
         if found.fisher is None or found.factor is None:
-            return f"{found.rate:.3g}"
+            return ""
         return (
-            f"{found.rate:.3g}   lambda_max predicted {found.fisher * found.factor:.4g}: "
-            f"{found.fisher:.4g} of the Fisher matrix times {found.factor:.3g} for this loss, "
-            "weights alone"
+            f"lambda_max predicted {found.fisher * found.factor:.4g}: {found.fisher:.4g} of the "
+            f"Fisher matrix times {found.factor:.3g} for this loss, weights alone"
         )
 
-    def _curvature_text(self) -> str:
+    def _curvature_remark(self) -> str:
         values = ", ".join(f"{value:.4g}" for value in self.curvature.values)
         matrix = {"ggn": "Gauss-Newton matrix"}.get(self.curvature.kind, "Hessian")
         scaled = "" if self.rule.is_exact else f" over {self.rule.name}'s scale"
-        return f"{values}   measured: {matrix} of the loss{scaled}, all parameters, by batch"
+        return f"measured: {matrix} of the loss{scaled}, all parameters; by batch {values}"
 
-    def _verified_text(self) -> str:
+    def _verified_remark(self) -> str:
         found = self.verification
         if found is None:
             return "not asked for"
-        runs = f"{len(found.trials)} runs, {found.steps} steps"
-        if math.isinf(found.high):
-            return f"no instability up to {found.low:.3g}   {runs}"
-        return f"{found.low:.3g} stable, {found.high:.3g} unstable   {runs}"
+        above = "no instability found" if math.isinf(found.high) else f"{found.high:.3g} unstable"
+        return f"stable, {above}; {len(found.trials)} runs, {found.steps} steps"
+
+
+def _rate(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"

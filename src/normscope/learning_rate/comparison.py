@@ -21,6 +21,7 @@ from normscope.learning_rate.advisor import max_learning_rate
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.gradient_growth import gradient_growth
 from normscope.learning_rate.steepest import Tell
+from normscope.text_table import text_table
 from normscope.training import fit, sgd
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = ["Compared", "Comparison", "compare"]
 
 MODES = ("train", "frozen", "eval")
 _LAST = 10  # losses at the end that are averaged
+_TITLE = "The same net under several normalizations"
 _COLUMNS = ("norm", "safe", "limit", "by curvature", *(f"λ {mode}" for mode in MODES))
 
 
@@ -132,20 +134,17 @@ class Comparison:
         return comparison(self.to_xarray())
 
     def __str__(self) -> str:
-        lines = [self._head(), *(self._cells(row) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            for line in lines
-        )
+        return text_table(self._texts(), _TITLE, numbers=self._head()[1:])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html
 
-        rows = [dict(zip(self._head(), self._cells(row), strict=True)) for row in self.rows]
-        return table_html(rows, "The same net under several normalizations")
+        return table_html(self._texts(), _TITLE)
+
+    def _texts(self) -> list[dict[str, str]]:
+        return [dict(zip(self._head(), self._cells(row), strict=True)) for row in self.rows]
 
     def _head(self) -> tuple[str, ...]:
         return (*_COLUMNS, "growth", f"loss after {self.steps}")

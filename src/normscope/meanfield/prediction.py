@@ -10,6 +10,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.layer_row import LayerRow
+from normscope.text_table import text_table
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Prediction"]
 
 _COLUMNS = (
-    ("inputs", "inputs"),
     ("second_moment", "output²"),
     ("second_moment_pair", "two samples"),
     ("gradient", "gradient²"),
@@ -159,8 +159,10 @@ class Prediction:
 
     def __str__(self) -> str:
         if self.gamma is not None:
-            return "\n".join([self._heading(), *self._sweep_lines()])
-        return "\n".join([self._heading(), *self._layer_lines(), *self._footing()])
+            regimes = map(_in_words, dict.fromkeys(self.regime))
+            return "\n".join([text_table(self._sweep_rows(), self._heading()), "", *regimes])
+        table = text_table(self._layer_rows(), self._heading())
+        return "\n".join([table, "", *_LEGEND, *self._footing()])
 
     __repr__ = __str__
 
@@ -169,22 +171,19 @@ class Prediction:
 
         if self.gamma is not None:
             return table_html(self._sweep_rows(), self._heading())
-        titles = [("name", "layer"), *_COLUMNS]
-        rows = [{title: getattr(row, name) for name, title in titles} for row in self.layers]
-        return table_html(rows, self._heading(), "\n".join([*_LEGEND, *self._footing()]))
+        notes = "\n".join([*_LEGEND, *self._footing()])
+        return table_html(self._layer_rows(), self._heading(), notes)
 
     def _heading(self) -> str:
         closure = f"{self.closure} ({_CLOSURES[self.closure]})"
         return f"Mean-field theory, closure {closure}, batch size {self.batch_size:g}"
 
-    def _layer_lines(self) -> list[str]:
-        width = max(len("layer"), *(len(row.name) for row in self.layers))
-        titles = "".join(f"{title:>13}" for _, title in _COLUMNS)
-        lines = [f"{'layer':<{width}}{titles}"]
-        for row in self.layers:
-            cells = "".join(f"{float(getattr(row, name)):>13.4g}" for name, _ in _COLUMNS)
-            lines.append(f"{row.name:<{width}}{cells}")
-        return [*lines, *_LEGEND]
+    def _layer_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"layer": row.name, "inputs": row.inputs}
+            | {title: float(getattr(row, name)) for name, title in _COLUMNS}
+            for row in self.layers
+        ]
 
     def _footing(self) -> list[str]:
         if self.lambda_max is None:
@@ -209,12 +208,6 @@ class Prediction:
             "regime": self.regime,
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def _sweep_lines(self) -> list[str]:
-        head = f"{'gamma':>8}{'lambda_max':>12}{'lower bound':>13}{'max rate':>12}  regime"
-        rows = (tuple(row.values()) for row in self._sweep_rows())
-        lines = (f"{g:8.4g}{v:12.4g}{b:13.4g}{r:12.4g}  {name}" for g, v, b, r, name in rows)
-        return [head, *lines, *map(_in_words, dict.fromkeys(self.regime))]
 
 
 def _in_words(regime: str) -> str:

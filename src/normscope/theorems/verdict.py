@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normscope.text_table import text_table
 from normscope.theorems.unchecked import Unchecked
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Verdict", "Verdicts", "worst"]
+
+_COLUMNS = ("statement", "form", "unit", "kind", "left", "right", "slack", "verdict")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,19 +151,22 @@ class Verdicts(list[Verdict]):
         return pd.DataFrame([verdict.to_dict() for verdict in self])
 
     def __str__(self) -> str:
-        head = f"{'statement':<31} {'form':<8} {'unit':<6} {'kind':<9}"
-        lines = [f"{head} {'left':>12} {'right':>12} {'slack':>9}  verdict"]
-        lines += [_line(each) for each in self]
-        return "\n".join(lines + [repr(each) for each in self.unchecked])
+        rows, title = self._rows(), "Statements"
+        if len({each.form for each in self}) == 1:
+            title += f", {self[0].form} form"
+            rows = [{name: row[name] for name in _COLUMNS if name != "form"} for row in rows]
+        table = text_table(rows, title if rows else "", numbers=("left", "right", "slack"))
+        return "\n".join([table, *([""] if self.unchecked else []), *map(repr, self.unchecked)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html
 
-        names = ("statement", "form", "unit", "kind", "left", "right", "slack", "verdict")
-        rows = [dict(zip(names, _cells(each), strict=True)) for each in self]
-        return table_html(rows, "", "\n".join(repr(each) for each in self.unchecked))
+        return table_html(self._rows(), "", "\n".join(map(repr, self.unchecked)))
+
+    def _rows(self) -> list[dict[str, str]]:
+        return [dict(zip(_COLUMNS, _cells(each), strict=True)) for each in self]
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -213,11 +219,3 @@ def _cells(verdict: Verdict) -> list[str]:
     texts = [verdict.label, verdict.form, _unit(verdict), verdict.kind]
     texts += [f"{_number(verdict.lhs):.5g}", f"{_number(verdict.rhs):.5g}"]
     return [*texts, f"{verdict.slack:.1e}", _state(verdict)]
-
-
-def _line(verdict: Verdict) -> str:
-    return (
-        f"{verdict.label:<31} {verdict.form:<8} {_unit(verdict):<6} {verdict.kind:<9} "
-        f"{_number(verdict.lhs):>12.5g} {_number(verdict.rhs):>12.5g} {verdict.slack:>9.1e}  "
-        f"{_state(verdict)}"
-    )

@@ -82,8 +82,8 @@ def test_result_prints_tabulates_and_plots():
     effect = batch_size_effect(network("torch_batch"), LOSS, batch("torch_batch", 32), [32, 8])
     lines = str(effect).splitlines()
     assert lines[0] == "fisher, mode train, the same 32 samples in batches"
-    assert lines[2].split()[:3] == ["32", "1", f"{effect.values[0]:.6g}"]
-    assert lines[3].split()[:3] == ["8", "4", f"{effect.values[1]:.6g}"]
+    assert lines[3].split()[:3] == ["32", "1", f"{effect.values[0]:.6g}"]
+    assert lines[4].split()[:3] == ["8", "4", f"{effect.values[1]:.6g}"]
     frame = effect.to_dataframe()
     assert frame["eigenvalue"].tolist() == list(effect.values)
     assert frame["batches"].tolist() == [1, 4]

@@ -39,9 +39,11 @@ def test_value_and_residual_are_the_first_and_the_worst(result):
 def test_result_prints_as_a_short_table(result):
     assert str(result).splitlines() == [
         "Hessian, magnitude, mode train, batch size 32",
-        "    eigenvalue  rel. residual",
-        "             4        1.0e-04",
-        "            -2        5.0e-04",
+        "eigenvalue  rel. residual",
+        "-------------------------",
+        "         4        1.0e-04",
+        "        -2        5.0e-04",
+        "",
         "converged to 0.001, about 3 matrix-vector products, 0.50 s",
     ]
     assert repr(result) == str(result)

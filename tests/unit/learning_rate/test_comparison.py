@@ -53,9 +53,10 @@ def test_training_at_half_the_limit_learns(compared):
 
 def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     lines = str(compared).splitlines()
-    assert len(lines) == 3
-    assert lines[0].split()[:3] == ["norm", "safe", "limit"]
-    assert [line.split()[0] for line in lines[1:]] == ["none", "batch"]
+    assert lines[0] == "The same net under several normalizations"
+    assert lines[2].split()[:3] == ["norm", "safe", "limit"]
+    assert [line.split()[0] for line in lines[4:]] == ["none", "batch"]
+    assert max(map(len, lines)) <= 80
     assert [row["norm"] for row in json.loads(json.dumps(compared.to_dict()))["norms"]] == [
         "none",
         "batch",

@@ -48,8 +48,10 @@ def test_not_a_number_is_the_worst():
 def test_table_has_a_line_for_each():
     verdicts = check_cases("theorem_4_1", form="printed", cases=3)
     lines = str(verdicts).splitlines()
-    assert len(lines) == 4
-    assert all("FAILS" in line for line in lines[1:])
+    assert lines[0] == "Statements, printed form"
+    assert len(lines) == 6
+    assert all("FAILS" in line for line in lines[3:])
+    assert max(map(len, lines)) <= 80
     assert len(verdicts.refuted) == 3
     assert repr(verdicts) == str(verdicts)
     assert verdicts._repr_html_().count("<tr>") == 4

@@ -1,0 +1,150 @@
+"""One look for every table in plain text: title, heads, a rule, texts left and numbers right."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+__all__ = ["text_table"]
+
+_WIDTH = 80  # columns of a terminal that nobody has widened
+_GAP = "  "
+_RULE = "-"  # in every encoding
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column: what stands over it, its cells as texts, and whether they are numbers."""
+
+    head: str
+    cells: list[str]
+    is_number: bool
+
+    @property
+    def widest(self) -> int:
+        """Nothing is wrapped from this width on."""
+        return max(len(line) for text in (self.head, *self.cells) for line in text.split("\n"))
+
+    @property
+    def narrowest(self) -> int:
+        """Words, and numbers with what belongs to them, are not broken."""
+        words = self.head.split()
+        for cell in self.cells:
+            words += cell.split("\n") if self.is_number else cell.split()
+        return max(map(len, words), default=0)
+
+
+def text_table(
+    rows: Sequence[Mapping[str, object]],
+    title: str = "",
+    numbers: Collection[str] = (),
+    width: int | None = _WIDTH,
+) -> str:
+    """Rows as a table in plain text.
+
+    What is too wide has its texts and heads wrapped; columns that do not fit even so follow below,
+    beside the first one again. Only a single word may be wider than asked for.
+
+    Args:
+        rows: values by column; None and what a row does not have show as a dash.
+        title: above the table, in one line.
+        numbers: columns of numbers that are texts already; other numbers are known by their type.
+        width: in characters; None for as many as it takes.
+
+    Returns:
+        Lines without blanks at their ends; the title alone if there are no rows.
+
+    >>> print(text_table([{"norm": "none", "limit": 0.25}, {"norm": "batch", "limit": 12}], "Nets"))
+    Nets
+    norm   limit
+    ------------
+    none    0.25
+    batch     12
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [_column(name, [row.get(name) for row in rows], name in numbers) for name in names]
+    blocks = [_block(group, width) for group in _groups(columns, width)]
+    return "\n".join([*([title] if title else []), "\n\n".join(blocks)]).rstrip("\n")
+
+
+def _column(name: str, values: Sequence[object], is_number: bool) -> _Column:
+    found = any(isinstance(value, Real) and not isinstance(value, bool) for value in values)
+    return _Column(name, [_cell(value) for value in values], is_number or found)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _groups(columns: list[_Column], width: int | None) -> list[list[_Column]]:
+    """The columns that fit beside each other, the first one in every group."""
+    groups: list[list[_Column]] = []
+    for column in columns:
+        if groups and (width is None or _total([*_least(groups[-1]), column.narrowest]) <= width):
+            groups[-1].append(column)
+        elif len(groups) == 1 and len(groups[0]) == 1:  # no column stands alone
+            groups[0].append(column)
+        else:
+            groups.append([columns[0], column] if groups else [column])
+    return groups
+
+
+def _least(columns: list[_Column]) -> list[int]:
+    return [column.narrowest for column in columns]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _block(columns: list[_Column], width: int | None) -> str:
+    """Heads, rule and rows of columns that fit."""
+    widths = _widths(columns, width)
+    heads, *rows = (
+        [_wrapped(text, wide) for text, wide in zip(texts, widths, strict=True)]
+        for texts in zip(*((column.head, *column.cells) for column in columns), strict=True)
+    )
+    highest = max(map(len, heads))
+    sunk = [[""] * (highest - len(lines)) + lines for lines in heads]  # onto the rule
+    # wrapping may have left a column narrower than it was allowed to be
+    lines_of = zip(sunk, *rows, strict=True)
+    widths = [max(len(line) for cell in cells for line in cell) for cells in lines_of]
+    is_number = [column.is_number for column in columns]
+    lines = [line for row in (sunk, *rows) for line in _lines(row, widths, is_number)]
+    rule = _RULE * min(_total(widths), width or _total(widths))
+    return "\n".join([*lines[:highest], rule, *lines[highest:]])
+
+
+def _widths(columns: list[_Column], width: int | None) -> list[int]:
+    """Widths that fit: the widest column gives first."""
+    widths = [column.widest for column in columns]
+    while width is not None and _total(widths) > width:
+        spare = [place for place, column in enumerate(columns) if widths[place] > column.narrowest]
+        if not spare:
+            break
+        widths[max(spare, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    wrapper = textwrap.TextWrapper(max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return [line for part in text.split("\n") for line in wrapper.wrap(part) or [""]]
+
+
+def _lines(row: list[list[str]], widths: list[int], is_number: list[bool]) -> list[str]:
+    """The lines of one row, as many as its highest cell has."""
+    height = max(map(len, row))
+    filled = [cell + [""] * (height - len(cell)) for cell in row]
+    return [
+        _GAP.join(
+            text.rjust(wide) if right else text.ljust(wide)
+            for text, wide, right in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in zip(*filled, strict=True)
+    ]

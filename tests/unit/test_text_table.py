@@ -1,0 +1,73 @@
+import pytest
+
+from normscope.text_table import text_table
+
+ROWS = [
+    {"norm": "none", "limit": 0.123456, "steps": 20, "kept": True, "slack": "1.0e-15"},
+    {"norm": "batch", "limit": None, "steps": 1000, "kept": False, "slack": "-"},
+]
+
+
+def test_texts_stand_left_and_numbers_right():
+    assert text_table(ROWS, "Nets", numbers=["slack"]).splitlines() == [
+        "Nets",
+        "norm    limit  steps  kept    slack",
+        "-----------------------------------",
+        "none   0.1235     20  yes   1.0e-15",
+        "batch       -   1000  no          -",
+    ]
+
+
+def test_values_that_a_row_lacks_are_dashes():
+    assert text_table([{"a": "x"}, {"b": 1.5}]).splitlines() == [
+        "a    b",
+        "------",
+        "x    -",
+        "-  1.5",
+    ]
+
+
+def test_nothing_to_show_is_the_title():
+    assert text_table([], "Nets") == "Nets"
+    assert text_table([]) == ""
+
+
+def test_long_texts_are_wrapped_within_their_column():
+    remark = "some words about the value that need more than one line " * 3
+    row = {"quantity": "limit", "value": 0.5, "remark": remark.strip()}
+    _, rule, *lines = text_table([row]).splitlines()
+    assert len(lines) == 3
+    assert max(map(len, [rule, *lines])) <= 80
+    place = lines[0].index("some")
+    assert all(line[:place].isspace() for line in lines[1:])
+    assert " ".join(line[place:] for line in lines) == remark.strip()
+
+
+def test_heads_are_wrapped_before_columns_are_parted():
+    row = {"norm": "none"} | {f"limit by theory {n}": 1.5 for n in range(5)}
+    lines = text_table([row], width=60).splitlines()
+    assert lines[-1].split() == ["none", *["1.5"] * 5]
+    assert lines[-3].split()[0] == "norm"  # heads stand on the rule
+    assert max(map(len, lines)) <= 60
+
+
+def test_columns_that_do_not_fit_follow_below_beside_the_first():
+    row = {"norm": "none"} | {f"column_{n}": float(n) for n in range(12)}
+    text = text_table([row], "Nets", width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    blocks = text.removeprefix("Nets\n").split("\n\n")
+    assert len(blocks) > 1
+    assert all(block.startswith("norm") for block in blocks)
+    shown = [cell for block in blocks for cell in block.splitlines()[-1].split()[1:]]
+    assert shown == [str(n) for n in range(12)]
+
+
+@pytest.mark.parametrize("width", [10, 80, None])
+def test_a_word_is_never_broken(width):
+    path = "/data/" + "x" * 100
+    assert path in text_table([{"name": "mnist", "where": path, "n": 3}], width=width)
+
+
+def test_table_of_any_width_is_one_line_a_row_without_a_limit():
+    row = {f"column {n}": "some words" for n in range(40)}
+    assert len(text_table([row], width=None).splitlines()) == 3
