@@ -11,16 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
-__all__ = ["FactoredGradients", "Products"]
+from normscope.probes.linear_layers import Products, linear_weights, uses_in_graph
 
-Products: TypeAlias = tuple[Tensor, Tensor, Tensor]  # <G', G>, |G'|^2, |G' - G|^2
+__all__ = ["FactoredGradients"]
 
 _LEAST_ENTRIES = 2**14  # of a weight
 
@@ -57,7 +55,7 @@ class FactoredGradients:
 
     def record(self, model: nn.Module, trained: Collection[str]) -> None:
         """Watch the start; inside its scene, before the pass."""
-        self._watch(_linear_weights(model, trained), self._signals.__setitem__)
+        self._watch(linear_weights(model, trained), self._signals.__setitem__)
 
     def settle(self, gradient: Mapping[str, Tensor]) -> None:
         """After the pass: keep the layers whose factors are the whole of the gradient."""
@@ -86,7 +84,7 @@ class FactoredGradients:
             else:
                 self._calls[name] += 1  # not one call with one answer: not to be trusted
 
-        self._watch(_linear_weights(model, self.names), arrived)
+        self._watch(linear_weights(model, self.names), arrived)
 
     def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
         """Count in the graph of a loss how often each of ``names`` is used; before running back.
@@ -95,11 +93,12 @@ class FactoredGradients:
             loss: with its graph.
             weights: the leaves of the pass, by name.
         """
-        self._uses = _uses(loss, {name: weights[name] for name in self.names})
+        self._uses = uses_in_graph(loss, {name: weights[name] for name in self.names})
 
-    def forget(self) -> None:
-        """Compare by the gradients themselves from now on."""
-        self._known.clear()
+    def forget(self, names: Collection[str] | None = None) -> None:
+        """Compare these, or all, by the gradients themselves from now on."""
+        for name in list(self._known if names is None else names):
+            self._known.pop(name, None)
 
     @property
     def is_valid(self) -> bool:
@@ -130,33 +129,6 @@ class FactoredGradients:
         self._arrivals[name] += 1  # more than once if the loss differentiates by itself
         with torch.no_grad():
             arrived(name, signals.detach())
-
-
-def _uses(loss: Tensor, weights: Mapping[str, Tensor]) -> Counter[str]:
-    """How often the graph of a loss leads to each of these leaves."""
-    names = {id(get_gradient_edge(weight).node): name for name, weight in weights.items()}
-    found: Counter[str] = Counter()
-    waiting = [loss.grad_fn]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        for following, _ in () if node is None else node.next_functions:
-            if following is not None:
-                found[names.get(id(following), "")] += 1
-                if following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
-    return found
-
-
-def _linear_weights(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.Linear]:
-    """Linear layers as they come, by the name of their weight."""
-    found = {}
-    for name, module in model.named_modules():
-        weight = f"{name}.weight" if name else "weight"
-        if type(module) is nn.Linear and weight in wanted and "forward" not in module.__dict__:
-            found[weight] = module
-    return {} if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) else found
 
 
 def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,27 @@ from normscope.curvature.state import (
     undisturbed,
 )
 from normscope.probes.comparison import Comparison
-from normscope.probes.factored import FactoredGradients
+from normscope.probes.linear_layers import Products
 from normscope.probes.loss_state import modules_of_loss, steady_loss
 
-__all__ = ["Passes", "dense", "differentiated"]
+__all__ = ["Passes", "Shortcut", "dense", "differentiated"]
+
+
+class Shortcut(Protocol):
+    """Compares gradients by some weights without taking them."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """These weights."""
+        ...
+
+    def meet(self, model: nn.Module, see: Callable[[str, Products], None]) -> None:
+        """Get ready for a pass at another point, in which ``see`` is told the inner products."""
+        ...
+
+    def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
+        """Look at the graph of its loss, before running back."""
+        ...
 
 
 class Passes:
@@ -116,7 +133,8 @@ class Passes:
         self,
         tensors: Mapping[str, Tensor],
         comparison: Comparison,
-        factored: FactoredGradients | None = None,
+        shortcuts: Sequence[Shortcut] = (),
+        watch: Callable[[nn.Module], None] | None = None,
     ) -> float:
         """Show each parameter's gradient when it is there, and keep none of them.
 
@@ -125,13 +143,14 @@ class Passes:
         Args:
             tensors: parameters by qualified name; those that require a gradient are shown.
             comparison: sees the name and the gradient of each.
-            factored: compares some of them by their factors: these gradients are not taken.
+            shortcuts: compare some of them by other means: these gradients are not taken.
+            watch: called with the model before the pass.
 
         Returns:
             The loss.
         """
         leaves = {name: t.detach().requires_grad_() for name, t in _leaves(tensors).items()}
-        known = () if factored is None else factored.names
+        known = {name for shortcut in shortcuts for name in shortcut.names}
         taken = [leaf for name, leaf in leaves.items() if name not in known]
 
         def hook(name: str, leaf: Tensor) -> None:
@@ -144,11 +163,13 @@ class Passes:
             # torch leaves these two methods untyped
             leaf.register_post_accumulate_grad_hook(partial(hook, name))  # type: ignore[no-untyped-call]
         with self.scene({**tensors, **leaves}):
-            if factored is not None:
-                factored.meet(self.problem.model, comparison.add)
+            if watch is not None:
+                watch(self.problem.model)
+            for shortcut in shortcuts:
+                shortcut.meet(self.problem.model, comparison.add)
             loss = self.forward()
-            if factored is not None:
-                factored.inspect(loss, leaves)
+            for shortcut in shortcuts:
+                shortcut.inspect(loss, leaves)
             if loss.requires_grad and taken:
                 loss.backward(inputs=taken)  # type: ignore[no-untyped-call]
         return loss.item()

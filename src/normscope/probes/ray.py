@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.probes.comparison import Comparison, Start, squared_norms
 from normscope.probes.factored import FactoredGradients
-from normscope.probes.passes import Passes
+from normscope.probes.passes import Passes, Shortcut
+from normscope.probes.straight import StraightLayers, weights_are_private
 
 __all__ = [
     "DISTANCES",
@@ -23,6 +26,10 @@ __all__ = [
     "checked_distances",
 ]
 
+
+Met: TypeAlias = tuple[float, float, float]  # loss, l2 distance and cosine of the gradients
+
+_WORTH_A_LINE = 3  # points, from which on two products for all of them are fewer
 
 #: Multiples of the learning rate at which the ray is looked at (santurkar2018: from 1/2 to 4).
 DISTANCES = tuple(np.linspace(0.5, 4.0, 8).tolist())
@@ -94,13 +101,13 @@ class Ray:
     gradient: Mapping[str, Tensor]
     rates: Mapping[str, float]
     room: Mapping[str, Tensor]
-    factored: FactoredGradients | None = None
+    factored: FactoredGradients
 
-    def move(self, distance: float) -> None:
-        """Put the point at a distance into the room."""
+    def move(self, distance: float, but: Collection[str] = ()) -> None:
+        """Put the point at a distance into the room, but for some parameters."""
         with torch.no_grad():
-            for name, tensor in self.start.items():
-                step = distance * self.rates.get(name, 0.0)
+            for name in self.start.keys() - set(but):
+                tensor, step = self.start[name], distance * self.rates.get(name, 0.0)
                 if step == 0.0 or name not in self.gradient:
                     self.room[name].copy_(tensor)
                 else:
@@ -119,32 +126,63 @@ class Ray:
         """
         sizes = squared_norms(self.gradient)
         unit = math.sqrt(sum(size * self.rates[name] ** 2 for name, size in sizes.items()))
-        start = Start(self.gradient, sizes) if with_gradients else None
-        losses, differences, cosines = [], [], []
+        lengths = unit * np.asarray(distances, dtype=float)
+        if not with_gradients:
+            none = np.array([])
+            return RayValues(self._losses(passes, distances), lengths, none, none)
+        met = self._met(passes, Start(self.gradient, sizes), distances)
+        losses, differences, cosines = np.array(met, dtype=float).reshape(-1, 3).T
+        return RayValues(losses, lengths, differences, cosines)
+
+    def _losses(self, passes: Passes, distances: Sequence[float]) -> np.ndarray:
+        losses = []
         for distance in distances:
             self.move(distance)
-            if start is None:
-                losses.append(passes.loss(self.room))
-                continue
-            loss, difference, cosine = self._meet(passes, start)
-            losses.append(loss)
-            differences.append(difference)
-            cosines.append(cosine)
-        lengths = unit * np.asarray(distances, dtype=float)
-        return RayValues(np.array(losses), lengths, np.array(differences), np.array(cosines))
+            losses.append(passes.loss(self.room))
+        return np.array(losses)
 
-    def _meet(self, passes: Passes, start: Start) -> tuple[float, float, float]:
-        """Loss, l2 distance and cosine at the point in the room."""
-        leaves, factored = self._leaves(self.gradient.keys()), self.factored
-        if factored is not None and factored.names:
-            comparison = Comparison(start)
-            loss = passes.reduced_gradients(leaves, comparison, factored)
-            if factored.is_valid:
-                return loss, *comparison.result()
-            factored.forget()  # another way was taken here than at the start
+    def _met(self, passes: Passes, start: Start, distances: Sequence[float]) -> list[Met]:
+        """Loss, l2 distance and cosine at the points; the first one shows what is straight."""
+        still = weights_are_private(passes.problem.model, passes.problem.loss)
+        straight = StraightLayers(self.start, self.gradient, self.rates, still)
+        self.move(distances[0])
+        watch = straight.record if len(distances) >= _WORTH_A_LINE else None
+        met = [self._meet(passes, start, distances[0], straight, watch)]
+        straight.settle()
+        self.factored.forget(straight.names)
+        for distance in distances[1:]:
+            self.move(distance, but=straight.still)
+            met.append(self._meet(passes, start, distance, straight))
+        return met
+
+    def _meet(
+        self,
+        passes: Passes,
+        start: Start,
+        distance: float,
+        straight: StraightLayers,
+        watch: Callable[[nn.Module], None] | None = None,
+    ) -> Met:
+        """What is met at the point in the room, by the shortcuts as far as they lead there."""
+        straight.go_to(distance)
+        shortcuts = [shortcut for shortcut in (straight, self.factored) if shortcut.names]
+        with suppress(RuntimeError) if shortcuts else nullcontext():  # it differentiates by itself
+            met = self._compared(passes, start, shortcuts, watch)
+            if all(shortcut.is_valid for shortcut in shortcuts):
+                return met
+        for shortcut in shortcuts:
+            shortcut.forget()  # another way was taken here than at the start
+        self.move(distance)
+        return self._compared(passes, start)
+
+    def _compared(
+        self,
+        passes: Passes,
+        start: Start,
+        shortcuts: Sequence[Shortcut] = (),
+        watch: Callable[[nn.Module], None] | None = None,
+    ) -> Met:
+        leaves = {n: t.detach().requires_grad_(n in self.gradient) for n, t in self.room.items()}
         comparison = Comparison(start)
-        loss = passes.reduced_gradients(leaves, comparison)
+        loss = passes.reduced_gradients(leaves, comparison, shortcuts, watch)
         return loss, *comparison.result()
-
-    def _leaves(self, names: Collection[str]) -> dict[str, Tensor]:
-        return {n: t.detach().requires_grad_(n in names) for n, t in self.room.items()}

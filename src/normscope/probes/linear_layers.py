@@ -1,0 +1,45 @@
+"""Linear layers of a model, and what a graph does with their weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+__all__ = ["Products", "linear_weights", "uses_in_graph"]
+
+#: Of two gradients, here and at the start: inner product, squared norm here, and that of the
+#: difference.
+Products: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+
+def uses_in_graph(loss: Tensor, weights: Mapping[str, Tensor]) -> Counter[str]:
+    """How often the graph of a loss leads to each of these leaves."""
+    # the nodes themselves, not their ids: torch makes new objects for those nobody holds
+    names = {get_gradient_edge(weight).node: name for name, weight in weights.items()}
+    found: Counter[str] = Counter()
+    waiting = [loss.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for following, _ in () if node is None else node.next_functions:
+            if following is not None:
+                found[names.get(following, "")] += 1
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+    return found
+
+
+def linear_weights(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.Linear]:
+    """Linear layers as they come, by the name of their weight."""
+    found = {}
+    for name, module in model.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if type(module) is nn.Linear and weight in wanted and "forward" not in module.__dict__:
+            found[weight] = module
+    return {} if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) else found
