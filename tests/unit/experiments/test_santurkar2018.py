@@ -139,6 +139,16 @@ def test_probes_leave_the_training_as_it_is():
     assert watched["final_loss"].item() == alone["final_loss"].item()
 
 
+def test_noise_of_a_training_comes_from_its_seed():
+    ends = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        noisy = linear("noisy", probes=MOMENTS, measured=(0,), steps=3)
+        ends.append(trained([noisy], [0], Store(":memory:"), quiet)["final_loss"].item())
+    assert np.isfinite(ends[0])
+    assert ends[0] == ends[1]
+
+
 def test_divergence_is_a_result_with_holes():
     with Store(":memory:") as store:
         results = trained([linear(rate=1.0), linear(rate=1e-6)], [0], store, quiet)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.experiments.santurkar2018 import statements
+from normscope.experiments.santurkar2018 import activation_statements, statements
 from normscope.experiments.santurkar2018.figure1 import _claims as claims_of_figure1
 from normscope.experiments.santurkar2018.judge import compared, verdict
 
@@ -54,8 +54,10 @@ JUDGES = {
         statements.predicts_better(data, "batch", SOURCE, "net", True)
     ],
     "shifts_no_less": lambda data: statements.shifts_no_less(data, SOURCE, "net"),
-    "changes_moments_more": lambda data: statements.changes_moments_more(data, "batch", SOURCE),
-    "drifts_more": lambda data: [statements.drifts_more(data, "batch", SOURCE)],
+    "changes_moments_more": lambda data: activation_statements.changes_moments_more(
+        data, "batch", SOURCE
+    ),
+    "drifts_more": lambda data: [activation_statements.drifts_more(data, "batch", SOURCE)],
 }
 
 
@@ -112,8 +114,8 @@ def test_divergence_is_worse_than_any_loss(results):
 
 
 def test_two_divergences_decide_nothing_in_favour():
-    missing = xr.DataArray([np.nan] * 3, dims="seed")
-    assert compared("a", SOURCE, missing, missing, ("a", "b")).holds is False
+    infinite = xr.DataArray([np.inf] * 3, dims="seed")
+    assert compared("a", SOURCE, infinite, infinite, ("a", "b")).holds is False
 
 
 def test_verdict_needs_three_seeds():
@@ -125,7 +127,11 @@ def test_verdict_needs_three_seeds():
     ("accuracies", "settings", "holds"),
     [
         ((0.84, 0.79), {}, True),
-        ((0.90, 0.79), {}, False),
+        ((0.855, 0.79), {}, False),
+        (([0.84, 0.84, 0.80], 0.79), {}, None),
+        (([0.84, 0.84, np.nan], 0.79), {}, None),
+        ((np.nan, np.nan), {}, None),
+        ((0.84, 0.79), {"evaluated": 1000}, None),
         ((0.84, 0.79), {"steps": 300}, None),
         ((0.84, 0.79), {"width": 0.125}, None),
     ],
@@ -133,7 +139,8 @@ def test_verdict_needs_three_seeds():
 def test_printed_accuracy_is_judged_at_the_papers_settings_only(accuracies, settings, holds):
     batch, none = accuracies
     dimensions = ("norm", "learning_rate", "seed")
-    final = np.broadcast_to(np.array([none, batch])[:, None, None], (2, 2, 3))
+    by_seed = np.stack([np.broadcast_to(values, 3) for values in (none, batch)])
+    final = np.broadcast_to(by_seed[:, None], (2, 2, 3))
     losses = np.ones((2, 2, 3, 4))
     data = xr.Dataset(
         {
@@ -141,6 +148,6 @@ def test_printed_accuracy_is_judged_at_the_papers_settings_only(accuracies, sett
             "training_loss": ((*dimensions, "step"), losses),
         },
         {"norm": ["none", "batch"], "learning_rate": [0.1, 0.5], "seed": range(3)},
-        {"data": "cifar10", "width": 1.0, "steps": 15_000} | settings,
+        {"data": "cifar10", "width": 1.0, "steps": 15_000, "evaluated": 10_000} | settings,
     )
     assert claims_of_figure1(data)[-1].holds is holds

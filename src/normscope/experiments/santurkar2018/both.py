@@ -10,7 +10,7 @@ import xarray as xr
 from normscope.experiments.recipe import SCALES as NAMES
 from normscope.experiments.recipe import Measurement, Progress
 from normscope.experiments.santurkar2018 import deep_linear, vgg
-from normscope.experiments.santurkar2018.trainings import named_like
+from normscope.experiments.santurkar2018.trainings import named_like, trained
 from normscope.results import Store
 
 __all__ = ["SCALES", "beside", "linear_part", "on_both"]
@@ -53,54 +53,43 @@ def on_both(
             store: Store,
             progress: Progress,
         ) -> xr.Dataset:
-            shared: dict[str, Any] = {"seeds": seeds, "seed": seed}
-            convolutional = vgg.vgg_trainings(
-                norms,
-                data=data,
-                width=width,
-                steps=steps,
-                every=every,
-                evaluated=evaluated,
-                store=store,
-                progress=progress,
-                **shared,
+            shape: dict[str, Any] = {"data": data, "width": width, "steps": steps}
+            often: dict[str, Any] = {"linear_steps": linear_steps, "linear_every": linear_every}
+            both = (  # all settings are looked at before the first training
+                vgg.vgg_trainings(norms, every=every, evaluated=evaluated, **shape),
+                deep_linear.deep_linear_trainings(norms, depth=depth, samples=samples, **often),
             )
-            linear = deep_linear.deep_linear_trainings(
-                norms,
-                depth=depth,
-                samples=samples,
-                linear_steps=linear_steps,
-                linear_every=linear_every,
-                store=store,
-                progress=progress,
-                **shared,
-            )
-            parts = (select(each.isel(learning_rate=0)) for each in (convolutional, linear))
-            return beside(*parts).assign_attrs(data=data, width=width, steps=steps)
+            found = (trained(each, range(seed, seed + seeds), store, progress) for each in both)
+            one, other = (select(each.isel(learning_rate=0)) for each in found)
+            return beside(one, other, shape)
 
         return named_like(measure, select)
 
     return decorate
 
 
-def beside(convolutional: xr.Dataset, linear: xr.Dataset) -> xr.Dataset:
+def beside(
+    convolutional: xr.Dataset, linear: xr.Dataset, settings: Mapping[str, Any] | None = None
+) -> xr.Dataset:
     """Both networks in one dataset: the deep linear one's names and dimensions get ``linear_``.
 
     Args:
         convolutional: variables of VGG, over step, layer and others.
         linear: those of the deep linear network.
+        settings: to be kept as attributes.
 
     Returns:
         Both, sharing the normalizations and the seeds.
     """
     own = [name for name in _OWN if name in linear.coords]
     names = {str(name): f"linear_{name}" for name in (*linear.data_vars, *own)}
-    return xr.merge(
+    merged = xr.merge(
         [convolutional, linear.rename(names)],
         compat="equals",
         join="outer",
         combine_attrs="drop_conflicts",
     )
+    return merged.assign_attrs(settings or {})
 
 
 def linear_part(results: xr.Dataset) -> xr.Dataset:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from normscope.errors import InputError
 from normscope.experiments.recipe import Measurement, Progress
 from normscope.experiments.santurkar2018.trainings import (
     EVERYTHING,
@@ -46,17 +47,13 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
 def deep_linear_trainings(
     norms: Sequence[str],
     rates: Sequence[float] = (LEARNING_RATE,),
+    probes: Sequence[str] = EVERYTHING,
     *,
     depth: int,
     samples: int,
     linear_steps: int,
     linear_every: int,
-    seeds: int,
-    seed: int,
-    store: Store,
-    progress: Progress,
-    probes: Sequence[str] = EVERYTHING,
-) -> xr.Dataset:
+) -> list[Training]:
     """Deep linear networks on Gaussian data, full batch, the loss summed over the samples.
 
     Reference: santurkar2018, Appendix A.1.
@@ -64,34 +61,40 @@ def deep_linear_trainings(
     Args:
         norms: normalizations.
         rates: learning rates.
+        probes: what is measured.
         depth: number of 10 x 10 matrices.
         samples: of the data, all of which are the batch.
         linear_steps: updates.
         linear_every: steps from one measurement to the next, a tenth of it in the first tenth.
-        seeds: repetitions, each with its own weights, matrix A and inputs.
-        seed: the first of them.
-        store: keeps the trainings.
-        progress: called with a label before each.
-        probes: what is measured.
 
     Returns:
-        As `trained`.
+        For `trained`; with each seed its own weights, matrix A and inputs.
     """
-    trainings = [
+    _check_depth(depth)
+    options = {"depth": depth, "samples": samples}
+    measured = measured_steps(linear_steps, linear_every)
+    return [
         Training(
             network="deep_linear",
             norm=norm,
             learning_rate=rate,
             steps=linear_steps,
-            measured=measured_steps(linear_steps, linear_every),
+            measured=measured,
             probes=tuple(probes),
             distances=DISTANCES,
-            options={"depth": depth, "samples": samples},
+            options=options,
         )
         for rate in rates
         for norm in norms
     ]
-    return trained(trainings, range(seed, seed + seeds), store, progress)
+
+
+def _check_depth(depth: int) -> None:
+    if depth < 2:
+        raise InputError(
+            f"depth must be at least 2, got {depth}: the deep linear network is looked at in the "
+            "layers that another precedes."
+        )
 
 
 def measured_steps(steps: int, every: int) -> tuple[int, ...]:
@@ -111,7 +114,7 @@ def on_deep_linear(
     """Decorator: a measurement from what it selects of the deep linear network's trainings.
 
     Its settings, by default the paper's, are ``depth``, ``samples``, ``linear_steps``,
-    ``linear_every``, ``seeds`` and ``seed``, as `deep_linear_trainings` takes them.
+    ``linear_every``, as `deep_linear_trainings` takes them, ``seeds`` and the first ``seed``.
 
     Args:
         norms: normalizations it needs.
@@ -132,17 +135,14 @@ def on_deep_linear(
             store: Store,
             progress: Progress,
         ) -> xr.Dataset:
-            results = deep_linear_trainings(
+            trainings = deep_linear_trainings(
                 norms,
                 depth=depth,
                 samples=samples,
                 linear_steps=linear_steps,
                 linear_every=linear_every,
-                seeds=seeds,
-                seed=seed,
-                store=store,
-                progress=progress,
             )
+            results = trained(trainings, range(seed, seed + seeds), store, progress)
             return select(results.isel(learning_rate=0)).assign_attrs(steps=linear_steps)
 
         return named_like(measure, select)

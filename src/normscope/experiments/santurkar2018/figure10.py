@@ -32,7 +32,7 @@ def figure10(results: xr.Dataset) -> xr.Dataset:
         results: of one network's trainings.
 
     Returns:
-        ``gradient_distance`` over (norm, seed, step, distance); of the deep linear network with
-        ``linear_`` before every name.
+        ``gradient_distance`` over (norm, seed, step, distance) and ``training_loss``; of the deep
+        linear network with ``linear_`` before every name.
     """
-    return results[["gradient_distance"]]
+    return results[["gradient_distance", "training_loss"]]

@@ -7,7 +7,7 @@ import xarray as xr
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.deep_linear import SCALES, on_deep_linear
 from normscope.experiments.santurkar2018.shape import LANDSCAPE
-from normscope.experiments.santurkar2018.statements import is_smoother, trains_better
+from normscope.experiments.santurkar2018.statements import L_P, is_better_throughout
 from normscope.plots.santurkar_landscape import training_and_landscape
 from normscope.results import Claim
 
@@ -15,16 +15,11 @@ __all__ = ["figure12"]
 
 
 def _claims(results: xr.Dataset) -> list[Claim]:
-    source = "santurkar2018, Figure 12"
-    claims = []
-    for norm in ("batch", "l1", "l2", "linf"):
-        claims.append(trains_better(results, norm, source, "DLN"))
-        claims += is_smoother(results, norm, source, "DLN", second_half=False)
-    return claims
+    return is_better_throughout(results, "santurkar2018, Figure 12", "DLN", second_half=False)
 
 
 @experiment("santurkar2018/figure12", claims=_claims, figure=training_and_landscape, scales=SCALES)
-@on_deep_linear(("none", "batch", "l1", "l2", "linf"))
+@on_deep_linear(("none", "batch", *L_P))
 def figure12(results: xr.Dataset) -> xr.Dataset:
     """Training loss and landscape of the DLN under l_p normalization.
 
@@ -36,4 +31,4 @@ def figure12(results: xr.Dataset) -> xr.Dataset:
     Returns:
         ``training_loss`` and the landscape over (norm, seed, step).
     """
-    return results[["training_loss", *LANDSCAPE]]
+    return results[list(LANDSCAPE)]

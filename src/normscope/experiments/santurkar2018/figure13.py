@@ -6,7 +6,7 @@ import xarray as xr
 
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.both import SCALES, linear_part, on_both
-from normscope.experiments.santurkar2018.statements import trains_as_well
+from normscope.experiments.santurkar2018.statements import L_P, trains_as_well
 from normscope.plots.santurkar_curves import training_of_both
 from normscope.results import Claim
 
@@ -16,15 +16,11 @@ __all__ = ["figure13"]
 def _claims(results: xr.Dataset) -> list[Claim]:
     source = "santurkar2018, Figure 13"
     parts = (("VGG", results), ("DLN", linear_part(results)))
-    return [
-        trains_as_well(part, norm, source, network)
-        for network, part in parts
-        for norm in ("l1", "l2", "linf")
-    ]
+    return [trains_as_well(part, norm, source, network) for network, part in parts for norm in L_P]
 
 
 @experiment("santurkar2018/figure13", claims=_claims, figure=training_of_both, scales=SCALES)
-@on_both(("none", "batch", "l1", "l2", "linf"))
+@on_both(("none", "batch", *L_P))
 def figure13(results: xr.Dataset) -> xr.Dataset:
     """Training of VGG and DLN under l_p normalization.
 

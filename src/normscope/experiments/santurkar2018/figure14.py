@@ -5,12 +5,13 @@ from __future__ import annotations
 import xarray as xr
 
 from normscope.experiments.recipe import experiment
+from normscope.experiments.santurkar2018.activation_statements import drifts_more
 from normscope.experiments.santurkar2018.shape import (
     chosen_layers,
     distributions,
     normalized_layers,
 )
-from normscope.experiments.santurkar2018.statements import drifts_more
+from normscope.experiments.santurkar2018.statements import L_P
 from normscope.experiments.santurkar2018.vgg import SCALES, on_vgg
 from normscope.plots.santurkar_distributions import distributions_over_training
 from normscope.results import Claim
@@ -20,13 +21,13 @@ __all__ = ["figure14"]
 
 def _claims(results: xr.Dataset) -> list[Claim]:
     source = "santurkar2018, Figure 14"
-    return [drifts_more(results, norm, source) for norm in ("l1", "l2", "linf")]
+    return [drifts_more(results, norm, source) for norm in L_P]
 
 
 @experiment(
     "santurkar2018/figure14", claims=_claims, figure=distributions_over_training, scales=SCALES
 )
-@on_vgg(("none", "batch", "l1", "l2", "linf"))
+@on_vgg(("none", "batch", *L_P))
 def figure14(results: xr.Dataset) -> xr.Dataset:
     """Distributions of sampled activations of VGG under l_p normalization over training.
 

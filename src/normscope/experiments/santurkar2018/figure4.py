@@ -29,7 +29,7 @@ def figure4(results: xr.Dataset) -> xr.Dataset:
         results: of the trainings.
 
     Returns:
-        ``loss_low``, ``loss_high``, ``gradient_distance_low``, ``gradient_distance_high`` and
-        ``effective_smoothness`` over (norm, seed, step).
+        ``loss_low``, ``loss_high``, ``gradient_distance_low``, ``gradient_distance_high``,
+        ``effective_smoothness`` and ``training_loss`` over (norm, seed, step).
     """
     return results[list(LANDSCAPE)]

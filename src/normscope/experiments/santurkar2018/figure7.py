@@ -5,8 +5,9 @@ from __future__ import annotations
 import xarray as xr
 
 from normscope.experiments.recipe import experiment
+from normscope.experiments.santurkar2018.activation_statements import changes_moments_more
 from normscope.experiments.santurkar2018.shape import normalized_layers
-from normscope.experiments.santurkar2018.statements import changes_moments_more, trains_better
+from normscope.experiments.santurkar2018.statements import trains_better
 from normscope.experiments.santurkar2018.vgg import SCALES, on_vgg
 from normscope.plots.santurkar_layers import moment_changes
 from normscope.results import Claim

@@ -1,24 +1,38 @@
 """How the paper's statements are judged.
 
-The rules were written down before any of the numbers they judge was seen, and not changed since.
-What was known by then: loss curves of seed 0 (VGG without normalization, the deep linear network
-at three learning rates), from which the number of steps at small scale and the rule of the second
-half come.
+The rules were written down before any of the numbers they judge was seen. What was known by then:
+loss curves of seed 0 (VGG without normalization, the deep linear network at three learning rates),
+from which the number of steps at small scale and the rule of the second half come. One rule was
+changed since, with the verdicts known: the weight of a measured step. An examiner found that the
+earlier one, by which each measured step counted the same, counted early training most, as the deep
+linear network is measured ten times as densely in its first tenth. How numbers that are missing,
+zero or beyond a divergence are treated was made explicit at the same time.
 
 - A statement compares two networks trained from the same seeds. It is *reproduced* if it holds in
   every seed, *not reproduced* if in none, and *undecided* otherwise or with fewer than three seeds.
-- A run that diverged has an infinite loss, and a number on the ray that is not finite is infinite.
+  It is undecided too, and says so, if a number it needs was not measured in a seed.
+- A run that diverged has an infinite loss, and a number on the ray that is not finite is infinite;
+  an infinite number is never below, or similar to, another. Covariate shift and moments have no
+  number after a divergence: they are those of the steps before it, and the statement says how many
+  steps of the shift it does without.
 - Training performance is the training loss averaged over the last quarter of the measured steps.
+- A median or mean over measured steps weighs each by the steps of training it stands for: half the
+  way to the measured one on either side, at the ends the whole way to the only one. Steps that are
+  measured evenly, as VGG's are, weigh the same.
 - The landscape of a training (width of the loss band, largest change of the gradient, beta) is the
   median over measured steps: for VGG over the second half of them, since a short run of the
   standard network begins on a plateau where it has no landscape to speak of (the median over all
   is printed beside it), for the deep linear network over all.
+- The predictiveness of gradients is the change of the gradient at each distance on the ray, the
+  median over the same steps as for the landscape, averaged over the distances.
 - Covariate shift is compared over all measured steps and all layers but the first, which nothing
-  precedes: the mean of the cosine, the geometric mean of the l2 difference. "Similar" allows
-  BatchNorm a cosine higher by 0.05 and an l2 difference lower by a tenth.
+  precedes: the mean of the cosine, the geometric mean of the l2 difference without those that are
+  zero. "Similar" allows BatchNorm a cosine higher by 0.05 and an l2 difference lower by a tenth.
 - Changes of moments are medians over units, measured steps and the layers that a norm layer
   follows.
 - "As well as" allows a tenth of the loss that the other network has shed.
+- The printed test accuracies are judged seed by seed, at the paper's settings only and on the whole
+  test set: both networks within two points.
 """
 
 from __future__ import annotations
@@ -28,7 +42,7 @@ import xarray as xr
 
 from normscope.results import Claim
 
-__all__ = ["MANY_SEEDS", "compared", "spread", "verdict"]
+__all__ = ["MANY_SEEDS", "compared", "is_below", "spread", "verdict"]
 
 MANY_SEEDS = 3
 
@@ -47,11 +61,22 @@ def verdict(held: np.ndarray) -> bool | None:
 def spread(values: np.ndarray) -> str:
     """Mean and standard deviation over seeds, or the range where a value is infinite.
 
+    Args:
+        values: of the seeds; those that are not a number are left out.
+
+    Returns:
+        The text.
+
     >>> spread(np.array([1.0, 2.0, 3.0]))
     '2 ± 1'
     >>> spread(np.array([1.0, np.inf]))
     '1 to inf'
+    >>> spread(np.array([np.nan]))
+    'not measured'
     """
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return "not measured"
     if not np.isfinite(values).all():
         return f"{np.min(values):.3g} to {np.max(values):.3g}"
     if len(values) == 1:
@@ -74,7 +99,8 @@ def compared(
     Args:
         text: the statement.
         source: where it is made.
-        left: the number that should be smaller, over seed; not a number counts as infinite.
+        left: the number that should be smaller, over seed; infinite after a divergence, not a
+            number if it was not measured.
         right: the one that should be larger.
         names: of the two networks.
         allowance: by how much the left one may be larger; zero asks for smaller.
@@ -83,16 +109,28 @@ def compared(
     Returns:
         The claim with both numbers' spread over seeds and the verdict.
     """
-    low, high = (_infinite_where_missing(each) for each in (left, right))
-    room = np.broadcast_to(np.asarray(allowance, dtype=float), high.shape)
-    with np.errstate(invalid="ignore"):
-        held = np.where(room > 0, low <= high + room, low < high)
+    low, high = (np.atleast_1d(each.values.astype(float)) for each in (left, right))
+    held = is_below(low, high, allowance)
+    missing = int((np.isnan(low) | np.isnan(high)).sum())
+    lack = f" (undecided: not measured in {missing} of them)" if missing else ""
     measured = (
         f"{names[0]} {spread(low)}, {names[1]} {spread(high)}; {held.sum()} of {len(held)} seeds"
     )
-    return Claim(text, source, f"{measured}{note}", verdict(held))
+    return Claim(text, source, f"{measured}{lack}{note}", None if missing else verdict(held))
 
 
-def _infinite_where_missing(values: xr.DataArray) -> np.ndarray:
-    plain = np.atleast_1d(values.values.astype(float))
-    return np.where(np.isnan(plain), np.inf, plain)
+def is_below(
+    low: np.ndarray, high: np.ndarray, allowance: xr.DataArray | float = 0.0
+) -> np.ndarray:
+    """Whether a number is below another, or above by no more than is allowed, in each seed.
+
+    What is infinite or not a number is below nothing.
+
+    >>> is_below(np.array([1.0, 1.0, np.inf]), np.array([1.0, 0.95, np.inf]), 0.1).tolist()
+    [True, True, False]
+    """
+    room = np.broadcast_to(np.asarray(allowance, dtype=float), high.shape)
+    with np.errstate(invalid="ignore"):
+        below = np.where(room > 0, low <= high + room, low < high)
+    held: np.ndarray = np.isfinite(low) & below
+    return held

@@ -11,45 +11,68 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from normscope.errors import InputError
 from normscope.experiments.recipe import Progress, experiment
 from normscope.experiments.santurkar2018.deep_linear import LEARNING_RATE, deep_linear_trainings
 from normscope.experiments.santurkar2018.judge import spread, verdict
-from normscope.experiments.santurkar2018.trainings import MOMENTS
+from normscope.experiments.santurkar2018.trainings import MOMENTS, trained
 from normscope.plots.santurkar_curves import losses_by_rate
 from normscope.results import Claim, Store
 
 __all__ = ["loss_scale"]
 
 _SOURCE = "santurkar2018, Appendix A.1"
-_MEANS = {"the samples": 1e-9, "samples and outputs": 1e-10}  # 1e-6 over 1000, and over 10 more
+_SAME = 1e-6  # rates that differ by less, relatively, are one
+_OUTPUTS = 10  # of the network, over which a mean may run besides the samples
 _TRAINED = 0.5  # of the first loss: a network with less of it left has trained
+
+
+def _means(samples: int) -> dict[str, float]:
+    """What the printed rate of a mean is of the summed loss, by what the mean is over."""
+    over_samples = LEARNING_RATE / samples
+    return {"the samples": over_samples, "samples and outputs": over_samples / _OUTPUTS}
 
 
 def _claims(results: xr.Dataset) -> list[Claim]:
     """What is left of the first loss, by the rate that the printed one is of the summed loss."""
     left = results["final_loss"] / results["training_loss"].isel(step=0)
     left = left.sel(norm="none").where(lambda share: np.isfinite(share), np.inf)
-    rates = left["learning_rate"].values
+    rates, steps = left["learning_rate"].values, results.attrs["steps"]
     claims = [
-        _share(left.sel(learning_rate=LEARNING_RATE), "trains if the loss is summed", True),
+        _share(_at(left, LEARNING_RATE), "trains", "is summed", steps),
         *(
-            _share(left.sel(learning_rate=rate), f"does not if it is a mean over {what}", False)
-            for what, rate in _MEANS.items()
-            if rate in rates
+            _share(_at(left, rate), "does not train", f"is a mean over {what}", steps)
+            for what, rate in _means(results.attrs["samples"]).items()
         ),
     ]
-    best = rates[left.argmin("learning_rate").values]
-    found = ", ".join(f"{rate:g}" for rate in np.atleast_1d(best))
+    best = np.atleast_1d(rates[left.argmin("learning_rate").values])
+    found = ", ".join(f"{rate:g}" for rate in best)
     text = "1e-6 is the best of the rates tried for the standard network (summed loss)"
-    held = np.atleast_1d(best) == LEARNING_RATE
-    return [*claims, Claim(text, _SOURCE, f"best rate by seed: {found}", verdict(held))]
+    held = np.isclose(best, LEARNING_RATE, rtol=_SAME, atol=0)
+    measured = f"best rate by seed, after {steps:,} steps: {found}"
+    return [*claims, Claim(text, _SOURCE, measured, verdict(held))]
 
 
-def _share(left: xr.DataArray, ending: str, trains: bool) -> Claim:
+def _at(left: xr.DataArray, rate: float) -> xr.DataArray:
+    return left.sel(learning_rate=rate, method="nearest", tolerance=_SAME * rate)
+
+
+def _share(left: xr.DataArray, does: str, loss: str, steps: int) -> Claim:
     shares = np.atleast_1d(left.values)
-    held = (shares < _TRAINED) == trains
-    text = f"DLN: the learning rate 1e-6 {ending}"
+    held = (shares < _TRAINED) == (does == "trains")
+    text = f"DLN: the learning rate 1e-6 {does} in {steps:,} steps if the loss {loss}"
     return Claim(text, _SOURCE, f"{spread(shares)} of the first loss is left", verdict(held))
+
+
+def _check_rates(rates: Sequence[float], samples: int) -> None:
+    needed = (LEARNING_RATE, *_means(samples).values())
+    if all(np.isclose(rates, rate, rtol=_SAME, atol=0).any() for rate in needed):
+        return
+    raise InputError(
+        f"rates must hold {', '.join(f'{rate:g}' for rate in needed)} (1e-6 and what it is as a "
+        f"mean over {samples} samples, and over their {_OUTPUTS} outputs too), got "
+        f"{', '.join(f'{rate:g}' for rate in rates)}."
+    )
 
 
 @experiment(
@@ -57,7 +80,7 @@ def _share(left: xr.DataArray, ending: str, trains: bool) -> Claim:
     claims=_claims,
     figure=losses_by_rate,
     scales={
-        "quick": {"depth": 5, "samples": 100, "steps": 10, "rates": (1e-9, 1e-6), "seeds": 1},
+        "quick": {"depth": 5, "samples": 100, "steps": 10, "rates": (1e-9, 1e-8, 1e-6), "seeds": 1},
         "small": {"steps": 2_000},
         "paper": {},
     },
@@ -76,13 +99,13 @@ def loss_scale(
     """Loss of the deep linear network over learning rates of the summed loss.
 
     A loss divided by a number trains as the undivided one with the learning rate divided by it;
-    so the rates are also those of means over the samples (1e-6 is 1e-9 of the sum) and over
-    samples and outputs (1e-10).
+    so the rates are also those of means over the samples (of 1000: 1e-6 is 1e-9 of the sum) and
+    over samples and outputs (1e-10).
 
     Reference: santurkar2018, Appendix A.1.
 
     Args:
-        rates: learning rates of the summed loss.
+        rates: learning rates of the summed loss; 1e-6 and what it is of both means among them.
         depth: number of 10 x 10 matrices.
         samples: of the data, all of which are the batch.
         steps: updates.
@@ -94,17 +117,9 @@ def loss_scale(
     Returns:
         ``training_loss`` over (norm, learning_rate, seed, step) and ``final_loss``.
     """
-    results = deep_linear_trainings(
-        ("none", "batch"),
-        rates,
-        depth=depth,
-        samples=samples,
-        linear_steps=steps,
-        linear_every=max(1, steps // 10),
-        seeds=seeds,
-        seed=seed,
-        store=store,
-        progress=progress,
-        probes=MOMENTS,
-    )
-    return results[["training_loss", "final_loss"]]
+    _check_rates(rates, samples)
+    every = max(1, steps // 10)
+    size = {"depth": depth, "samples": samples, "linear_steps": steps, "linear_every": every}
+    trainings = deep_linear_trainings(("none", "batch"), rates, MOMENTS, **size)
+    results = trained(trainings, range(seed, seed + seeds), store, progress)
+    return results[["training_loss", "final_loss"]].assign_attrs(samples=samples, steps=steps)

@@ -12,7 +12,7 @@ __all__ = ["CURVES", "LANDSCAPE", "chosen_layers", "distributions", "normalized_
 CURVES = ("training_loss", "training_accuracy", "test_accuracy", "final_test_accuracy")
 LANDSCAPE = (
     *("loss_low", "loss_high", "gradient_distance_low", "gradient_distance_high"),
-    "effective_smoothness",
+    *("effective_smoothness", "training_loss"),
 )
 _HISTOGRAMS = ("histogram", "histogram_low", "histogram_high")
 

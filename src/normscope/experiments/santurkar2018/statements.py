@@ -1,17 +1,22 @@
-"""The paper's statements as claims; `judge` has the rules by which they are decided."""
+"""Statements on training, landscape and shift as claims; `judge` has the rules."""
 
 from __future__ import annotations
 
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.santurkar2018.judge import compared, spread
+from normscope.experiments.santurkar2018.judge import compared, is_below, spread
+from normscope.experiments.santurkar2018.pooling import (
+    geometric_mean,
+    weighted_mean,
+    weighted_median,
+)
 from normscope.results import Claim
 
 __all__ = [
+    "L_P",
     "NAMES",
-    "changes_moments_more",
-    "drifts_more",
+    "is_better_throughout",
     "is_smoother",
     "predicts_better",
     "shifts_no_less",
@@ -32,6 +37,7 @@ _LANDSCAPE = {
     "gradient_distance_high": "change of the gradient along the gradient",
     "effective_smoothness": "effective beta",
 }
+L_P = ("l1", "l2", "linf")
 _SIMILAR_COSINE, _SIMILAR_DISTANCE, _AS_WELL = 0.05, 0.1, 0.1
 
 
@@ -71,8 +77,12 @@ def trains_as_well(results: xr.Dataset, norm: str, source: str, network: str) ->
     late = {name: _late_loss(results, name) for name in (norm, "batch")}
     start = results["training_loss"].sel(norm="batch").isel(step=0)
     room = _AS_WELL * (start - late["batch"]).clip(min=0)
-    names = (NAMES[norm], NAMES["batch"])
-    return compared(text, source, late[norm], late["batch"], names, allowance=room)
+    names, note = (NAMES[norm], NAMES["batch"]), ""
+    if "none" in results["norm"]:  # how much the statement says: does the standard network pass?
+        bare = np.atleast_1d(_late_loss(results, "none").values)
+        passes = is_below(bare, np.atleast_1d(late["batch"].values), room)
+        note = f" (standard {spread(bare)}, as well in {passes.sum()} of {len(passes)} seeds)"
+    return compared(text, source, late[norm], late["batch"], names, allowance=room, note=note)
 
 
 def is_smoother(
@@ -91,18 +101,36 @@ def is_smoother(
         A claim for each of the three.
     """
     widths = results.assign(loss_width=results["loss_high"] - results["loss_low"])
-    start = results.sizes["step"] // 2 if second_half else 0
     claims = []
     for variable, what in _LANDSCAPE.items():
-        curves = _or_infinite(widths[variable])
-        judged = curves.isel(step=slice(start, None)).median("step")
-        whole = curves.median("step")
-        values = (spread(np.atleast_1d(whole.sel(norm=name).values)) for name in (norm, "none"))
-        note = f" (over all steps: {' against '.join(values)})" if second_half else ""
+        curves = _or_infinite(widths, variable)
+        judged = weighted_median(_judged_steps(curves, second_half))
+        note = _over_all(weighted_median(curves), norm) if second_half else ""
         text = f"{network}: the {what} is smaller with {NAMES[norm]}"
         left, right = judged.sel(norm=norm), judged.sel(norm="none")
         names = (NAMES[norm], NAMES["none"])
         claims.append(compared(text, source, left, right, names, note=note))
+    return claims
+
+
+def is_better_throughout(
+    results: xr.Dataset, source: str, network: str, second_half: bool
+) -> list[Claim]:
+    """BatchNorm and each l_p normalization train better and are smoother than the standard network.
+
+    Args:
+        results: ``training_loss`` and the ray probes' variables over (norm, seed, step).
+        source: of the statements.
+        network: its name, for the text.
+        second_half: whether to judge the landscape by the second half of the measured steps.
+
+    Returns:
+        Four claims for each normalization.
+    """
+    claims = []
+    for norm in ("batch", *L_P):
+        claims.append(trains_better(results, norm, source, network))
+        claims += is_smoother(results, norm, source, network, second_half)
     return claims
 
 
@@ -121,12 +149,15 @@ def predicts_better(
     Returns:
         The claim, about the mean over distances of the median over steps.
     """
-    start = results.sizes["step"] // 2 if second_half else 0
-    curves = _or_infinite(results["gradient_distance"].isel(step=slice(start, None)))
-    typical = curves.median("step").mean("distance")
+    curves = _or_infinite(results, "gradient_distance")
+    whole, typical = (
+        weighted_median(steps).mean("distance", skipna=False)
+        for steps in (curves, _judged_steps(curves, second_half))
+    )
+    note = _over_all(whole, norm) if second_half else ""
     text = f"{network}: gradients are more predictive with {NAMES[norm]} (l2 error smaller)"
     left, right = typical.sel(norm=norm), typical.sel(norm="none")
-    return compared(text, source, left, right, (NAMES[norm], NAMES["none"]))
+    return compared(text, source, left, right, (NAMES[norm], NAMES["none"]), note=note)
 
 
 def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim]:
@@ -140,9 +171,9 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
     Returns:
         A claim for the cosine and one for the l2 difference.
     """
-    later = results.isel(layer=slice(1, None))
-    cosine = later["shift_cosine"].mean(("step", "layer"))
-    distance = _geometric_mean(later["shift_distance"])
+    later = results.sel(norm=["batch", "none"]).isel(layer=slice(1, None))
+    cosine = weighted_mean(later["shift_cosine"], ("step", "layer"))
+    distance = geometric_mean(later["shift_distance"], ("step", "layer"))
     room = _SIMILAR_DISTANCE * distance.sel(norm="none")
     stem = f"{network}: with BatchNorm the covariate shift is similar or worse"
     names = (NAMES["batch"], NAMES["none"])
@@ -154,6 +185,7 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
             cosine.sel(norm="none"),
             names,
             allowance=_SIMILAR_COSINE,
+            note=_left_out(later["shift_cosine"], 0),
         ),
         compared(
             f"{stem} (l2 difference not lower)",
@@ -162,59 +194,9 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
             distance.sel(norm="batch"),
             names[::-1],
             allowance=room,
+            note=_left_out(later["shift_distance"], int((later["shift_distance"] == 0).sum())),
         ),
     ]
-
-
-def changes_moments_more(results: xr.Dataset, norm: str, source: str) -> list[Claim]:
-    """Mean and variance of activations change more from step to step than the standard network's.
-
-    Args:
-        results: the moments' changes over (norm, seed, step, layer, unit).
-        norm: that should change more.
-        source: of the statement.
-
-    Returns:
-        A claim for the mean and one for the variance.
-    """
-    claims = []
-    for moment in ("mean", "variance"):
-        change = results[f"activation_{moment}_change"].median(("step", "layer", "unit"))
-        text = f"the {moment} of activations changes more between steps with {NAMES[norm]}"
-        left, right = change.sel(norm="none"), change.sel(norm=norm)
-        claims.append(compared(text, source, left, right, (NAMES["none"], NAMES[norm])))
-    return claims
-
-
-def drifts_more(results: xr.Dataset, norm: str, source: str) -> Claim:
-    r"""Activations move further from their first distribution than the standard network's.
-
-    .. math:: \sqrt{(\mu_t - \mu_0)^2 + (\sigma_t - \sigma_0)^2}
-
-    the 2-Wasserstein distance of normal distributions with these moments.
-
-    Args:
-        results: ``activation_mean`` and ``activation_variance``, as in `changes_moments_more`.
-        norm: that should move further.
-        source: of the statement.
-
-    Returns:
-        The claim.
-    """
-    mean, deviation = results["activation_mean"], results["activation_variance"] ** 0.5
-    squares = (mean - mean.isel(step=0)) ** 2 + (deviation - deviation.isel(step=0)) ** 2
-    moved = squares**0.5
-    drift = moved.isel(step=slice(1, None)).median(("step", "layer", "unit"))
-    text = f"the distribution of activations shifts more over training with the {NAMES[norm]}"
-    left, right = drift.sel(norm="none"), drift.sel(norm=norm)
-    return compared(text, source, left, right, (NAMES["none"], NAMES[norm]))
-
-
-def _geometric_mean(distances: xr.DataArray) -> xr.DataArray:
-    with np.errstate(divide="ignore"):
-        logarithms = distances.copy(data=np.log(distances.values))
-    mean = logarithms.mean(("step", "layer"))
-    return mean.copy(data=np.exp(mean.values))
 
 
 def _with(norm: str) -> str:
@@ -222,11 +204,36 @@ def _with(norm: str) -> str:
 
 
 def _late_loss(results: xr.Dataset, norm: str) -> xr.DataArray:
-    """Over the last quarter; not a number if the run did not get there."""
+    """Over the last quarter; infinite if the run did not get there."""
     losses = results["training_loss"].sel(norm=norm)
     late = losses.isel(step=slice(-max(1, losses.sizes["step"] // 4), None))
-    return late.mean("step", skipna=False)
+    return late.mean("step", skipna=False).fillna(np.inf).where(losses.notnull().any("step"))
 
 
-def _or_infinite(values: xr.DataArray) -> xr.DataArray:
-    return values.where(np.isfinite(values), np.inf)
+def _judged_steps(curves: xr.DataArray, second_half: bool) -> xr.DataArray:
+    return curves.isel(step=slice(curves.sizes["step"] // 2 if second_half else 0, None))
+
+
+def _over_all(whole: xr.DataArray, norm: str) -> str:
+    values = (spread(np.atleast_1d(whole.sel(norm=name).values)) for name in (norm, "none"))
+    return f" (over all steps: {' against '.join(values)})"
+
+
+def _or_infinite(results: xr.Dataset, name: str) -> xr.DataArray:
+    """A number on the ray, infinite where it is not finite; as it is in runs that were not made."""
+    values = results[name]
+    made = results.get("training_loss", values).notnull()
+    made = made.any([each for each in made.dims if each not in ("norm", "seed")])
+    return values.where(np.isfinite(values) | ~(made & values.notnull().any()), np.inf)
+
+
+def _left_out(shift: xr.DataArray, zeros: int) -> str:
+    """What a mean of the shift does without, for the reader; a run without any is not counted."""
+    measured = shift.notnull().any("layer")
+    lost = measured.any(("norm", "seed")) & measured.any("step") & ~measured
+    counts = {
+        "steps without a number, as after a divergence": int(lost.sum()),
+        "differences of zero": zeros,
+    }
+    parts = [f"{count} {what}" for what, count in counts.items() if count]
+    return f" (left out: {', '.join(parts)})" if parts else ""

@@ -93,10 +93,11 @@ def trained(
     """
     seeds = list(seeds)
     by_rate: dict[float, dict[str, xr.Dataset]] = {}
-    for training in trainings:
-        runs = []
+    for place, training in enumerate(trainings):
+        runs: list[xr.Dataset] = []
         for seed in seeds:
-            progress(f"{training.label}, seed {seed}")
+            done = f"{place * len(seeds) + len(runs)} of {len(trainings) * len(seeds)}"
+            progress(f"{training.label}, seed {seed}, {done} trainings done")
             runs.append(_record(training, seed, store))
         aligned = [_aligned(run, training) for run in runs]
         by_rate.setdefault(training.learning_rate, {})[training.norm] = _along(

@@ -42,11 +42,7 @@ def vgg_trainings(
     steps: int,
     every: int,
     evaluated: int,
-    seeds: int,
-    seed: int,
-    store: Store,
-    progress: Progress,
-) -> xr.Dataset:
+) -> list[Training]:
     """VGG on images, batch 128, plain gradient descent without augmentation.
 
     Reference: santurkar2018, Appendix A.1.
@@ -54,20 +50,16 @@ def vgg_trainings(
     Args:
         norms: normalizations.
         rates: learning rates; the landscape is measured at 0.1 only, the paper's rate.
-        data: cifar10, or digits for a look.
+        data: cifar10, or digits for a look, with three points on the ray.
         width: multiplier of the hidden sizes.
         steps: updates.
         every: steps from one measurement to the next; twice as many for the covariate shift.
         evaluated: samples of either split on which the accuracy is taken.
-        seeds: repetitions, each with its own weights and order of the data.
-        seed: the first of them.
-        store: keeps the trainings.
-        progress: called with a label before each.
 
     Returns:
-        As `trained`.
+        For `trained`; with each seed its own weights and order of the data.
     """
-    trainings = [
+    return [
         Training(
             network="vgg",
             norm=norm,
@@ -76,7 +68,7 @@ def vgg_trainings(
             measured=tuple(range(0, steps, every)),
             batch_size=BATCH_SIZE,
             probes=EVERYTHING if rate == LEARNING_RATE else MOMENTS,
-            distances=DISTANCES if data == "cifar10" else QUICK_DISTANCES,
+            distances=QUICK_DISTANCES if data == "digits" else DISTANCES,
             shift_every=2 * every,
             evaluated=evaluated,
             options={"data": data, "width": width},
@@ -84,7 +76,6 @@ def vgg_trainings(
         for rate in rates
         for norm in norms
     ]
-    return trained(trainings, range(seed, seed + seeds), store, progress)
 
 
 def on_vgg(
@@ -93,7 +84,7 @@ def on_vgg(
     """Decorator: a measurement from what it selects of the shared trainings of VGG.
 
     Its settings, by default the paper's, are ``data``, ``width``, ``steps``, ``every``,
-    ``evaluated``, ``seeds`` and ``seed``, as `vgg_trainings` takes them.
+    ``evaluated``, as `vgg_trainings` takes them, ``seeds`` and the first ``seed``.
 
     Args:
         norms: normalizations it needs.
@@ -116,21 +107,11 @@ def on_vgg(
             store: Store,
             progress: Progress,
         ) -> xr.Dataset:
-            results = vgg_trainings(
-                norms,
-                rates,
-                data=data,
-                width=width,
-                steps=steps,
-                every=every,
-                evaluated=evaluated,
-                seeds=seeds,
-                seed=seed,
-                store=store,
-                progress=progress,
-            )
+            shape: dict[str, Any] = {"data": data, "width": width, "steps": steps}
+            trainings = vgg_trainings(norms, rates, every=every, evaluated=evaluated, **shape)
+            results = trained(trainings, range(seed, seed + seeds), store, progress)
             one = results.isel(learning_rate=0) if len(rates) == 1 else results
-            return select(one).assign_attrs(data=data, width=width, steps=steps)
+            return select(one).assign_attrs(shape, evaluated=evaluated)
 
         return named_like(measure, select)
 

@@ -1,0 +1,225 @@
+"""The rules of santurkar2018's verdicts on numbers worked out by hand; one seed, no three alike."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from normscope.experiments.santurkar2018 import activation_statements, statements
+from normscope.experiments.santurkar2018.figure4 import _claims as claims_of_figure4
+from normscope.experiments.santurkar2018.figure6 import _claims as claims_of_figure6
+from normscope.experiments.santurkar2018.figure9 import _claims as claims_of_figure9
+from normscope.experiments.santurkar2018.judge import compared
+from normscope.experiments.santurkar2018.pooling import (
+    geometric_mean,
+    step_weights,
+    weighted_mean,
+    weighted_median,
+)
+
+SOURCE = "santurkar2018, a test"
+CURVE = ("norm", "seed", "step")
+UNEVEN = (0, 1, 2, 3, 13)  # they weigh 1, 1, 1, 5.5 and 10 of 18.5
+
+
+def curves(batch, none, steps=None, dimensions=(), norms=("none", "batch")):
+    """Both networks' numbers over step and further dimensions, of one seed."""
+    values = np.array([none, batch], dtype=float)[:, None]
+    coordinates = {"norm": list(norms), "seed": [0]}
+    if steps is not None:
+        coordinates["step"] = list(steps)
+    return xr.DataArray(values, coordinates, (*CURVE, *dimensions))
+
+
+def landscape(batch, none, steps=None, **others):
+    """All three numbers of the landscape alike; the band starts at 100 with BatchNorm."""
+    found = {name: curves(batch, none, steps) for name in statements._LANDSCAPE}
+    low = curves(np.full(len(batch), 100.0), np.zeros(len(none)), steps)
+    high = found.pop("loss_width") + low
+    return xr.Dataset({**found, "loss_low": low, "loss_high": high, **others})
+
+
+def smoother(data, second_half=False):
+    return statements.is_smoother(data, "batch", SOURCE, "net", second_half)
+
+
+def test_steps_weigh_what_they_stand_for():
+    assert step_weights(np.array(UNEVEN)).tolist() == [1, 1, 1, 5.5, 10]
+    assert step_weights(np.arange(0, 300, 25)).tolist() == [25] * 12
+
+
+@pytest.mark.parametrize("steps", [UNEVEN, range(0, 50, 10), range(0, 60, 10), (4,)])
+def test_pooling_is_that_of_steps_repeated_by_their_weight(steps):
+    values = np.random.default_rng(3).uniform(1, 2, (len(steps), 3))
+    array = xr.DataArray(values, {"step": list(steps)}, ("step", "layer"))
+    often = np.round(2 * step_weights(np.array(steps))).astype(int)
+    repeated = np.repeat(values, often, axis=0)
+    both = ("step", "layer")
+    assert weighted_median(array, both).item() == pytest.approx(np.median(repeated))
+    assert weighted_mean(array, both).item() == pytest.approx(repeated.mean())
+    expected = np.exp(np.log(repeated).mean())
+    assert geometric_mean(array, both).item() == pytest.approx(expected)
+
+
+def test_steps_without_a_number_give_their_weight_to_their_neighbours():
+    """As VGG's shift, measured at every second step: 3 and 5 weigh the same."""
+    array = xr.DataArray([3.0, np.nan, 5.0, np.nan], {"step": [0, 1, 2, 3]}, "step")
+    assert (weighted_mean(array).item(), weighted_median(array).item()) == (4, 4)
+
+
+def test_landscape_is_the_weighted_median():
+    """The plain medians are 7 and 5, the least values 1 and 0: both would turn the verdict."""
+    data = landscape([9, 8, 7, 1, 3], [5, 5, 5, 0, 4], UNEVEN)
+    expected = "BatchNorm 3, standard 4; 1 of 1 seeds"
+    assert [claim.measured for claim in smoother(data)] == [expected] * 3
+
+
+def test_second_half_is_judged_where_it_is_asked_for():
+    data = landscape([50, 60, 70, 1, 3, 8], [5, 6, 7, 20, 30, 90])
+    halves = "BatchNorm 3, standard 30; 1 of 1 seeds (over all steps: 29 against 13.5)"
+    whole = "BatchNorm 29, standard 13.5; 0 of 1 seeds"
+    assert {claim.measured for claim in smoother(data, second_half=True)} == {halves}
+    assert {claim.measured for claim in smoother(data)} == {whole}
+
+
+def test_ray_that_leaves_the_numbers_is_infinite():
+    values = [1.0, np.nan, np.inf]
+    (claim, *_) = smoother(landscape(values, [2.0, 2.0, 2.0]))
+    assert claim.measured == "BatchNorm inf to inf, standard 2; 0 of 1 seeds"
+    losses = curves([1.0] * 3, [1.0] * 3)
+    all_beyond = landscape([np.nan] * 3, [2.0] * 3, training_loss=losses)
+    assert "BatchNorm inf to inf" in smoother(all_beyond)[0].measured
+
+
+def test_ray_that_was_not_measured_is_said_to_be():
+    losses = curves([np.nan] * 3, [1.0] * 3)
+    claim = smoother(landscape([np.nan] * 3, [2.0] * 3, training_loss=losses))[0]
+    expected = "BatchNorm not measured, standard 2; 0 of 1 seeds (undecided: not measured in 1"
+    assert claim.measured.startswith(expected)
+
+
+def test_predictiveness_is_the_mean_over_distances_of_weighted_medians():
+    """By distance 3 and 9 with BatchNorm, 4 and 6 without: the least ones would turn it."""
+    by_step = np.array([[9, 20], [8, 20], [7, 20], [1, 2], [3, 9]])
+    data = xr.Dataset({"gradient_distance": curves(by_step, [[4, 6]] * 5, UNEVEN, ("distance",))})
+    claim = statements.predicts_better(data, "batch", SOURCE, "net", False)
+    assert claim.measured == "BatchNorm 6, standard 5; 0 of 1 seeds"
+    late = statements.predicts_better(data.isel(step=[0, 4]), "batch", SOURCE, "net", True)
+    assert late.measured == (
+        "BatchNorm 6, standard 5; 0 of 1 seeds (over all steps: 10.2 against 5)"
+    )
+
+
+def shifted(batch, none, steps=None, cosines=None):
+    distance = curves(batch, none, steps, ("layer",))
+    cosine = distance / 100 if cosines is None else curves(*cosines, steps, ("layer",))
+    return xr.Dataset({"shift_cosine": cosine, "shift_distance": distance})
+
+
+def shift(data):
+    return [claim.measured for claim in statements.shifts_no_less(data, SOURCE, "net")]
+
+
+def test_shift_is_pooled_over_weighted_steps_and_all_layers_but_the_first():
+    """Weights 1, 1, 4.5, 8 of 14.5; the first layer's 1000 and 1e6 count nowhere."""
+    steps = (0, 1, 2, 10)
+    weights = np.array([1, 1, 4.5, 8]) / 14.5
+    batch = np.array([[1e3, 1, 100], [1e3, 4, 4], [1e3, 16, 4], [1e3, 2, 8]])
+    none = np.array([[1e6, 50, 50]] * 4)
+    cosine, distance = shift(shifted(batch, none, steps))
+    mean = (weights * batch[:, 1:].mean(axis=1)).sum() / 100
+    geometric = np.exp((weights * np.log(batch[:, 1:]).mean(axis=1)).sum())
+    assert cosine == f"BatchNorm {mean:.3g}, standard 0.5; 1 of 1 seeds"
+    assert distance == f"standard 50, BatchNorm {geometric:.3g}; 0 of 1 seeds"
+
+
+def test_zero_difference_does_not_decide_the_shift():
+    data = shifted([[5, 0], [5, 4], [5, 16]], [[5, 6], [5, 6], [5, 6]])
+    left_out = " (left out: 1 differences of zero)"
+    assert shift(data)[1] == f"standard 6, BatchNorm 8; 1 of 1 seeds{left_out}"
+    assert left_out not in shift(data)[0]
+
+
+def test_shift_says_which_steps_it_does_without_after_a_divergence():
+    data = shifted([[5, 9], [5, 4]], [[5, 6], [np.nan, np.nan]])
+    expected = " (left out: 1 steps without a number, as after a divergence)"
+    assert shift(data)[1] == f"standard 6, BatchNorm 6; 1 of 1 seeds{expected}"
+
+
+def test_shift_of_one_layer_is_undecided():
+    claims = statements.shifts_no_less(shifted([[5.0]] * 3, [[5.0]] * 3), SOURCE, "net")
+    assert [claim.holds for claim in claims] == [None, None]
+    assert all("not measured" in claim.measured for claim in claims)
+
+
+def test_training_is_judged_by_its_last_quarter():
+    data = xr.Dataset({"training_loss": curves([100] * 6 + [1, 3], [10] * 7 + [20])})
+    claim = statements.trains_better(data, "batch", SOURCE, "net")
+    assert claim.measured == "BatchNorm 2, standard 15; 1 of 1 seeds"
+
+
+def test_as_well_tells_what_the_standard_network_does():
+    """BatchNorm falls from 11 to 1: the standard network's 1.9 would pass."""
+    losses = np.full((3, 1, 4), 11.0)
+    losses[:, :, 1:] = np.array([1.0, 1.5, 1.9])[:, None, None]
+    data = xr.Dataset({"training_loss": (CURVE, losses)}, {"norm": ["batch", "l1", "none"]})
+    claim = statements.trains_as_well(data, "l1", SOURCE, "net")
+    expected = "l1 norm 1.5, BatchNorm 1; 1 of 1 seeds (standard 1.9, as well in 1 of 1 seeds)"
+    assert claim.measured == expected
+
+
+def test_drift_is_the_distance_of_normal_distributions():
+    """From (0, 1) with deviations 1 to means 3 and deviations 5: sqrt(9 + 16) = 5; without: 4."""
+    of_unit = ("layer", "unit")
+    mean = curves([[[0]], [[3]], [[3]]], [[[0]], [[4]], [[4]]], None, of_unit)
+    variance = curves([[[1]], [[25]], [[25]]], [[[1]], [[1]], [[1]]], None, of_unit)
+    data = xr.Dataset({"activation_mean": mean, "activation_variance": variance})
+    claim = activation_statements.drifts_more(data, "batch", SOURCE)
+    assert claim.measured == "standard 4, BatchNorm 5; 1 of 1 seeds"
+
+
+def test_changes_of_moments_are_medians():
+    of_unit = ("layer", "unit")
+    change = curves([[[1, 9]], [[2, 8]], [[9, 9]]], [[[5, 5]]] * 3, None, of_unit)
+    names = ("activation_mean_change", "activation_variance_change")
+    claims = activation_statements.changes_moments_more(
+        xr.Dataset(dict.fromkeys(names, change)), "batch", SOURCE
+    )
+    assert {claim.measured for claim in claims} == {"standard 5, BatchNorm 8.5; 1 of 1 seeds"}
+
+
+@pytest.mark.parametrize("allowance", [0.0, 0.1])
+def test_what_was_not_measured_decides_nothing(allowance):
+    missing, one = (xr.DataArray([value] * 3, dims="seed") for value in (np.nan, 1.0))
+    for pair in ((missing, missing), (one, missing), (missing, one)):
+        claim = compared("a", SOURCE, *pair, ("a", "b"), allowance=allowance)
+        assert claim.holds is None
+        assert "undecided: not measured in 3 of them" in claim.measured
+
+
+@pytest.mark.parametrize("allowance", [0.0, 0.1])
+def test_infinite_number_is_not_similar_to_another(allowance):
+    beyond = xr.DataArray([np.inf] * 3, dims="seed")
+    assert compared("a", SOURCE, beyond, beyond, ("a", "b"), allowance=allowance).holds is False
+
+
+def test_figure6_judges_each_network_by_its_own_numbers():
+    convolutional, linear = shifted([[1, 2]], [[1, 9]]), shifted([[1, 7]], [[1, 3]])
+    names = {name: f"linear_{name}" for name in linear.data_vars}
+    dimensions = {"step": "linear_step", "layer": "linear_layer"}
+    results = xr.merge([convolutional, linear.rename(names).rename_dims(dimensions)])
+    results = results.assign_coords(linear_step=[0], linear_layer=["a", "b"])
+    claims = claims_of_figure6(results)
+    assert [claim.measured.partition(";")[0] for claim in claims] == [
+        *("BatchNorm 0.02, standard 0.09", "standard 9, BatchNorm 2"),
+        *("BatchNorm 0.07, standard 0.03", "standard 3, BatchNorm 7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [(claims_of_figure4, "BatchNorm 3,"), (claims_of_figure9, "BatchNorm 29,")],
+)
+def test_only_vgg_is_judged_by_its_second_half(claims, expected):
+    data = landscape([50, 60, 70, 1, 3, 8], [5, 6, 7, 20, 30, 90])
+    for claim in claims(data):
+        assert claim.measured.startswith(expected)

@@ -1,0 +1,156 @@
+"""What santurkar2018's trainings are made of, and what is noted of them."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from normscope.data import Dataset
+from normscope.data.dataset import Split
+from normscope.errors import InputError
+from normscope.experiments.santurkar2018 import loss_scale as scale
+from normscope.experiments.santurkar2018.curve import Curve
+from normscope.experiments.santurkar2018.deep_linear import deep_linear_trainings
+from normscope.experiments.santurkar2018.figure6 import figure6
+from normscope.experiments.santurkar2018.figure8 import figure8
+from normscope.experiments.santurkar2018.networks import NETWORKS
+from normscope.experiments.santurkar2018.shape import normalized_layers
+from normscope.experiments.santurkar2018.trainings import EVERYTHING, MOMENTS, seeded
+from normscope.experiments.santurkar2018.vgg import vgg_trainings
+from normscope.losses import cross_entropy
+from normscope.results import Store
+
+
+def on_images(data="cifar10", rates=(0.1,)):
+    size = {"width": 1.0, "steps": 100, "every": 20, "evaluated": 7}
+    return vgg_trainings(("none", "batch"), rates, data=data, **size)
+
+
+def test_vgg_trains_as_the_paper_says():
+    for training in on_images():
+        assert (training.network, training.learning_rate, training.batch_size) == ("vgg", 0.1, 128)
+        assert training.distances == (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+        assert training.measured == (0, 20, 40, 60, 80)
+        assert (training.shift_every, training.evaluated, training.steps) == (40, 7, 100)
+    assert [training.norm for training in on_images()] == ["none", "batch"]
+
+
+def test_only_digits_are_looked_at_in_three_points_of_the_ray():
+    points = {data: len(on_images(data)[0].distances) for data in ("digits", "mnist", "cifar10")}
+    assert points == {"digits": 3, "mnist": 8, "cifar10": 8}
+
+
+def test_landscape_is_measured_at_the_papers_rate():
+    probes = {each.learning_rate: each.probes for each in on_images(rates=(0.1, 0.5))}
+    assert probes == {0.1: EVERYTHING, 0.5: MOMENTS}
+
+
+def test_deep_linear_network_trains_as_the_paper_says():
+    size = {"depth": 25, "samples": 1000, "linear_steps": 40, "linear_every": 20}
+    (training,) = deep_linear_trainings(("batch",), **size)
+    assert (training.network, training.norm) == ("deep_linear", "batch")
+    assert (training.learning_rate, training.batch_size) == (1e-6, None)
+    assert training.distances == (0.01, 0.1, 1.0, 3.0, 6.0, 10.0, 20.0, 30.0)
+    assert (training.measured, training.steps) == ((0, 2, 20), 40)
+    assert training.options == {"depth": 25, "samples": 1000}
+
+
+def test_losses_are_summed_squares_and_mean_cross_entropy():
+    linear, images = (NETWORKS[name].loss for name in ("deep_linear", "vgg"))
+    assert linear(torch.full((3, 2), 2.0), torch.zeros(3, 2)).item() == 24
+    alike = torch.zeros(5, 2), torch.zeros(5, dtype=torch.long)
+    assert images(*alike).item() == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize("measure", [figure6, figure8])
+def test_one_layer_is_refused_before_any_training(measure):
+    labels = []
+    with (
+        Store(":memory:") as store,
+        pytest.raises(InputError, match="depth must be at least 2, got 1"),
+    ):
+        measure(depth=1, store=store, progress=labels.append)
+    assert labels == []
+
+
+@pytest.mark.parametrize("rates", [(1e-6,), (1e-9, 1e-8), (1e-10, 1e-9, 1e-6)])
+def test_rates_without_those_to_be_judged_are_refused_before_any_training(rates):
+    """For 100 samples the means are at 1e-8 and 1e-9, for 1000 at 1e-9 and 1e-10."""
+    labels = []
+    with (
+        Store(":memory:") as store,
+        pytest.raises(InputError, match=r"rates must hold 1e-06, 1e-08, 1e-09 .* 100 samples"),
+    ):
+        scale.loss_scale(rates=rates, samples=100, store=store, progress=labels.append)
+    assert labels == []
+
+
+def test_default_rates_of_the_loss_scale_are_those_to_be_judged():
+    scale._check_rates((1e-10, 1e-9, 1e-7, 1e-6, 1e-5), 1000)
+
+
+def test_loss_scale_judges_the_rates_of_its_samples_and_names_its_steps():
+    left = {1e-9: 0.9, 1e-8: 0.7, 1e-6: 0.1}
+    shares = np.tile(np.array(list(left.values()))[None, :, None], (1, 1, 3))
+    dimensions = ("norm", "learning_rate", "seed")
+    results = xr.Dataset(
+        {
+            "final_loss": (dimensions, 8 * shares),
+            "training_loss": ((*dimensions, "step"), np.full((1, 3, 3, 1), 8.0)),
+        },
+        {"norm": ["none"], "learning_rate": list(left)},
+        {"samples": 100, "steps": 2000},
+    )
+    found = [(claim.text, claim.measured, claim.holds) for claim in scale._claims(results)]
+    rate = "DLN: the learning rate 1e-6"
+    mean = "does not train in 2,000 steps if the loss is a mean over"
+    assert [text for text, _, _ in found[:3]] == [
+        f"{rate} trains in 2,000 steps if the loss is summed",
+        f"{rate} {mean} the samples",
+        f"{rate} {mean} samples and outputs",
+    ]
+    assert [measured.split()[0] for _, measured, _ in found[:3]] == ["0.1", "0.7", "0.9"]
+    assert found[3][1] == "best rate by seed, after 2,000 steps: 1e-06, 1e-06, 1e-06"
+    assert [holds for _, _, holds in found] == [True] * 4
+
+
+class First(torch.nn.Module):
+    """Says class 0 of everything."""
+
+    def forward(self, x):
+        return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
+
+
+def test_curve_notes_means_of_losses_and_accuracies_of_their_own_split():
+    """Class 0 is right for three of four in training, for one of four in the test."""
+    x = torch.zeros(4, 1)
+    splits = (Split(x, torch.tensor(labels)) for labels in ([0, 0, 0, 1], [0, 1, 1, 1]))
+    curve = Curve(Dataset("four", *splits), cross_entropy, (0, 2), evaluated=4)
+    for step, loss in enumerate((5.0, 3.0, 2.0, 1.0)):
+        curve.see(step, loss, First())
+    found = curve.variables(First(), diverged=False)
+    assert found["training_loss"][1].tolist() == [5.0, 2.5]
+    assert found["training_accuracy"][1].tolist() == [0.75, 0.75]
+    assert found["test_accuracy"][1].tolist() == [0.25, 0.25]
+    assert (found["final_test_accuracy"], found["final_loss"]) == (0.25, 1.0)
+    assert (found["updates_taken"], found["diverged"]) == (4, 0)
+
+
+def test_noise_comes_from_the_seed_and_leaves_the_global_numbers_alone():
+    drawn = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        expected = torch.rand(3)
+        torch.manual_seed(before)
+        with seeded(7):
+            drawn.append(torch.rand(3))
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(*drawn)
+    with seeded(8):
+        assert not torch.equal(torch.rand(3), drawn[0])
+
+
+def test_layers_that_a_norm_layer_follows_are_the_features():
+    names = ["features.0", "features.3", "classifier"]
+    data = xr.Dataset({"a": ("layer", [1.0, 2.0, 3.0])}, {"layer": names})
+    assert normalized_layers(data)["a"].values.tolist() == [1.0, 2.0]
