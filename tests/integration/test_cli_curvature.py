@@ -60,8 +60,36 @@ def test_own_model_and_data_from_a_file(capsys):
     assert main(["curvature", *arguments, "--batches", "2", "--kind", "ggn"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Gauss-Newton matrix, largest, mode train, batch size 16"
-    assert lines[-1].startswith("converged to 0.001")
+    assert lines[5].startswith("converged to 0.001")
     assert float(lines[3].split()[0]) > 0
+    assert lines[7].startswith("Of: the Gauss-Newton matrix of cross_entropy;")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "half the squared error and not of cross_entropy (--kind ggn: of that"),
+        (["--loss", "squared_error"], "curvature of half the squared error; fully_connected on"),
+        (["--kind", "hessian", "--mode", "eval"], "Of: the Hessian of cross_entropy; fully_conn"),
+        (["--batches", "2"], "on digits, batches of 32, mode train (the batch's statistics, diff"),
+        (["--mode", "eval"], "on digits, one batch of 32, mode eval (running statistics), all"),
+    ],
+)
+def test_numbers_say_what_they_are_of(options, said, capsys):
+    assert main(["curvature", *SMALL, *options]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_bad_label_in_a_late_batch_is_told_before_the_search(monkeypatch, capsys):
+    inputs, labels = (each.clone() for each in load_data("digits"))
+    batches = list(zip(inputs.split(100), labels.split(100), strict=True))[:3]
+    batches[2][1][7] = 12
+    monkeypatch.setattr("normscope.cli.sources.load_data", lambda *given: batches)
+    search = importlib.import_module("normscope.curvature")
+    monkeypatch.setattr(search, "top_eigenvalue", lambda *given, **named: pytest.fail("too late"))
+    model = [f"{EXAMPLE}:build", "--data", "digits", "--batches", "3"]
+    assert main(["curvature", *model]) == 2
+    assert "expected labels from 0 to 9" in capsys.readouterr().err
 
 
 def test_spectrum_is_summed_up_and_drawn(tmp_path, capsys):

@@ -28,10 +28,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_list_shows_every_data_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "list", "--root", str(root)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("mnist     yes") for line in lines)
-    assert any(line.startswith("cifar10   no") for line in lines)
-    assert str(root / "mnist") in lines[-1]
+    title, heads, _, *rows = capsys.readouterr().out.rstrip().splitlines()
+    assert title == "data sets"
+    assert heads.split() == ["name", "here", "what", "where"]
+    here = {row.split()[0]: row.split()[1] for row in rows}
+    assert here == {"cifar10": "no", "digits": "yes", "gaussian": "yes", "mnist": "yes"}
+    assert rows[-1].endswith(str(root / "mnist"))
+    assert rows[1].endswith("needs no files")
 
 
 def test_list_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +70,24 @@ def test_errors_are_one_line_and_exit_2(
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_missing_files_name_the_variable_only_if_it_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "verify", "mnist"]) == 2
+    assert "NORMSCOPE_DATA" not in capsys.readouterr().err
+    monkeypatch.setenv("NORMSCOPE_DATA", str(tmp_path))
+    assert main(["data", "verify", "mnist"]) == 2
+    assert f"mnist is not in {tmp_path} ($NORMSCOPE_DATA) or " in capsys.readouterr().err
+
+
+def test_command_alone_names_its_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data"]) == 2
+    assert capsys.readouterr().err == (
+        "normscope: Missing command. Choose one of fetch, list, path, verify. "
+        "Example: normscope data list\n"
+    )
 
 
 def test_verify_says_ok_per_file(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """``normscope demo`` as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,28 @@ def test_demo_writes_report_figure_and_numbers_and_nothing_else(shown):
     assert page.count("<h1") == 1
 
 
+def without_data(page):
+    """The page without the files inside it, whose bytes hold the same numbers in other types."""
+    return re.sub(r'href="data:[^"]*"|\(\S+ (kB|bytes)\)', "", page)
+
+
+def test_report_of_the_folder_is_the_demos_page_again(shown, capsys):
+    _, folder = shown
+    again = folder.parent / "again.html"
+    assert main(["report", str(folder), "-o", str(again)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("The learning rate at which training breaks is largest")
+    first, second = (
+        without_data(path.read_text(encoding="utf-8")) for path in (folder / "report.html", again)
+    )
+    assert first == second  # findings, pictures, tables, claims, settings, versions, command
+
+
+def test_demo_says_when_it_gives_the_same_numbers_again(shown):
+    done, _ = shown
+    assert "gives these numbers again to the last bit" in " ".join(done.stdout.split())
+
+
 def test_unknown_scale_is_refused_before_anything_is_written(tmp_path, capsys):
     folder = tmp_path / "new"
     assert main(["demo", "--scale", "smal", "--out", str(folder)]) == 2
@@ -71,6 +94,7 @@ def test_interrupted_demo_goes_on_and_its_json_is_json_alone(tmp_path, monkeypat
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [row["normalization"] for row in found["norms"]][:2] == ["no normalization", "BatchNorm"]
     assert found["settings"]["seed"] == 3
+    assert 0 < found["seconds_before"] < found["seconds"]  # what the first run did is counted
     assert 3 <= len(found["findings"]) <= 5  # what the first screen of the report says
     assert set(found["files"]) == {"report", "figure", "numbers"}
     assert {file.name for file in tmp_path.iterdir()} == {"demo.nc", "demo.svg", "report.html"}

@@ -77,6 +77,7 @@ SHARED = (
 )
 OWN_WORDS = {
     ("theory", "--data"),  # measures the inputs' moments only
+    ("curvature", "--loss"),  # counts for some kinds only
 }
 
 
@@ -90,6 +91,20 @@ def test_shared_option_has_the_same_words_everywhere(option):
         if option in each.opts
     }
     assert len(found) == 1, found
+
+
+def test_own_words_of_a_shared_option_begin_as_elsewhere():
+    words = {
+        path: next(each.help for each in command_at([path]).params if "--loss" in each.opts)
+        for path in ("lr", "curvature")
+    }
+    assert words["curvature"].startswith(words["lr"])
+    assert "kinds ggn and hessian" in words["curvature"]
+
+
+def test_sweep_says_which_loss_it_has(capsys, monkeypatch):
+    text = " ".join(help_of(["sweep"], capsys, monkeypatch).split())
+    assert "half the squared error (squared_error), unless --set loss= says another" in text
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=named)

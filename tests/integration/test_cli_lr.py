@@ -54,6 +54,13 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     assert "Of: examples.my_model:build with cross_entropy on examples.my_model:samples" in by_name
 
 
+@pytest.mark.parametrize(("loss", "last"), [("cross_entropy", "instead"), ("squared_error", "too")])
+def test_theory_is_set_against_the_loss_that_was_asked_for(loss, last, capsys):
+    assert main(["lr", *SMALL, "--no-verify", "--loss", loss]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.endswith(f"normscope theory is about half the squared error {last}.")
+
+
 def test_theory_is_said_to_be_of_another_matrix(capsys):
     assert main(["lr", *SMALL, "--no-verify"]) == 0
     table = " ".join(capsys.readouterr().out.split())  # remarks are wrapped

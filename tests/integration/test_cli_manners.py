@@ -61,6 +61,11 @@ def test_interrupt_while_a_figure_is_written_leaves_the_old_one(
         (["theory", "fully_connected", "--closure", "trian"], "did you mean 'train'?"),
         (["lr", *NET, "--jsno"], "--json"),
         (["lrr"], "Did you mean"),
+        (["lr", "build", "-d", "digits"], "give file.py:build or package.module:build."),
+        (["lr", "vgg", "-d", "mine"], "give file.py:samples or package.module:samples."),
+        (["lr", "vgg", "-d", "digits", "--loss", "my"], "give file.py:loss or package.module:loss"),
+        (["lr"], "Missing argument 'MODEL'. Example: normscope lr examples/my_model.py:build -"),
+        (["theory"], "Missing argument 'MODEL'. Example: normscope theory fully_connected "),
     ],
 )
 def test_wrong_names_are_one_line_with_the_closest(arguments, message, capsys):

@@ -30,7 +30,9 @@ def test_run_prints_verdicts_and_writes_the_files(folder, capsys):
     assert main([*FIGURE, "--out", str(folder)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("wei2018/figure1 at quick scale")
-    assert "reproduced: the smaller gamma" in out
+    assert "  reproduced in this quick run: the smaller gamma" in out
+    assert "(holds in every measured network, 1 seed)" in out
+    assert "reproduced:" not in out
     names = {path.name for path in (folder / "wei2018").iterdir()}
     assert names == {"figure1.nc", "figure1.svg", "figure1.md", "figure1.json"}
 

@@ -14,6 +14,7 @@ from playwright.sync_api import sync_playwright
 from normscope.experiments.tour import summary
 from normscope.experiments.tour.tour import NORMS
 from normscope.plots.names import name_of
+from normscope.plots.overview import SIZE
 from normscope.report import (
     Report,
     Section,
@@ -266,6 +267,61 @@ def test_summary_of_the_demo_fits_a_screen_and_the_page_never_scrolls_sideways(
     assert page.evaluate("document.documentElement.scrollWidth") == width
     hidden = page.eval_on_selector("#summary", "e => e.scrollWidth - e.clientWidth")
     assert hidden == 0 if width == 1280 else hidden > 0
+    page.close()
+
+
+@pytest.mark.parametrize("rows", [30, 120])
+def test_table_is_whole_or_ends_at_the_border_of_a_row(browser, tmp_path, rows):
+    cells = [("word " * (1 + 7 * (number % 5)), number) for number in range(rows)]
+    report = Report("t", ["f"], [Section("s", tables=[Table("Long", ("name", "n"), cells)])])
+    page = browser.new_page(viewport={"width": 500, "height": 700})
+    page.goto(write_report(report, tmp_path / "report.html").as_uri())
+    inner, whole, ends = page.eval_on_selector(
+        "#section-1-table-1",
+        """e => [e.clientHeight, e.scrollHeight, [...e.querySelectorAll("tbody tr")].map(
+            row => row.getBoundingClientRect().bottom - e.getBoundingClientRect().top - e.clientTop
+        )]""",
+    )
+    assert (inner < whole) == (rows > 40)
+    assert min(abs(inner - end) for end in ends) <= 1
+    page.emulate_media(media="print")
+    shown = page.eval_on_selector("#section-1-table-1", "e => [e.clientHeight, e.scrollHeight]")
+    assert shown[0] == shown[1]
+    page.close()
+
+
+DEMO = [  # as long as those of the demo
+    "The learning rate at which training breaks is largest with BatchNorm, 2.1, and smallest "
+    "without normalization, 0.083: a factor of 25 apart. Curvature at the first weights, before "
+    "any training, predicts every limit within a factor of 1.60 by the median over the seeds, at "
+    "worst 1.80 in one seed.",
+    "At one learning rate for all, 1.2, half the largest limit, training diverges without "
+    "normalization (3 of 3 seeds); at half its own limit, no training diverges.",
+    "Along the gradient, at the learning rate 0.029 for all, the loss varies most without "
+    "normalization, 0.051, and least with BatchNorm, 0.016.",
+    "Before training the largest eigenvalue of the curvature is largest without normalization, "
+    "180, and smallest with BatchNorm, 8.4.",
+    "The theorems in their exact form hold in all 169 checks; as printed, Theorem 4.1 and Theorem "
+    "4.4 fail. Mean-field theory puts the learning rate at which training breaks within a factor "
+    "of 2 at 4 of 6 scales of BatchNorm, at worst a factor of 8.1 away.",
+]
+
+
+def test_first_screen_of_the_demo_holds_findings_and_the_whole_figure(browser, tmp_path):
+    asked = (
+        "How large a learning rate does a net take, and why? Asked of a fully connected net of 4 "
+        "layers of width 200 on digits, without normalization, with BatchNorm, with noisy "
+        "BatchNorm, with the l1 norm and with LayerNorm; the same first weights, 3 seeds each."
+    )
+    drawn = Figure(figsize=SIZE)
+    drawn.subplots(1, 3)
+    first = picture_of(drawn, "Three.")
+    report = Report("What normalization does to a net", DEMO, [], asked=asked, overview=first)
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(write_report(report, tmp_path / "report.html").as_uri())
+    box = page.locator("#overview svg").bounding_box()
+    assert box["y"] + box["height"] <= 800
+    assert box["width"] > 900
     page.close()
 
 

@@ -49,6 +49,29 @@ def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path):
     assert "phase_diagram" in capsys.readouterr().out
 
 
+def test_sweep_says_its_loss_first_and_what_it_found_last(capsys, tmp_path):
+    out = tmp_path / "phase.sqlite"
+    command = ["sweep", "phase_diagram", *SMALL, *RATES, "--out", str(out)]
+    assert main(command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Trained: model fully_connected, norm batch, data digits, loss squared_")
+    assert "The loss is the theory's; --set loss=cross_entropy has normscope lr's. 6 cells" in text
+    assert "the lowest mean test loss" in text
+    assert "Training diverges above a learning rate of about " in text
+    assert main([*command, "--set", "loss=cross_entropy"]) == 0
+    assert "The loss is the theory's" not in capsys.readouterr().out
+
+
+def test_interrupt_while_a_sweep_begins_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normscope.cli.sweep_runs.carry_out", interrupted)
+    assert main(["sweep", "phase_diagram", "--out", str(tmp_path / "phase.sqlite")]) == 130
+    told = "interrupted; nothing was computed yet, and the same command begins again."
+    assert capsys.readouterr().err == f"normscope: {told}\n"
+
+
 def test_dry_run_counts_cells_and_touches_nothing(capsys, tmp_path):
     out = tmp_path / "phase.sqlite"
     found = answered(capsys, "phase_diagram", *SMALL, *RATES, "--out", str(out), "--dry-run")

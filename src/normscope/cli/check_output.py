@@ -40,9 +40,8 @@ def print_verdicts(found: Found, form: str, as_json: bool) -> int:
         unchecked = [{"subject": subject, **each.to_dict()} for subject, each in others]
         print_json({"form": form, "verdicts": rows, "refuted": refuted, "unchecked": unchecked})
         return refuted
-    rows_of_others = [_unchecked_row(*each) for each in others]
-    table = [_row(*each) for each in verdicts] + rows_of_others
-    print_table(f"Statements, {form} form", table, _NUMBERS)
+    print_table(f"Statements, {form} form", [_row(*each) for each in _by_subject(found)], _NUMBERS)
+    print_note(_legend([verdict for _, verdict in verdicts]))
     if form != "exact":
         print_note("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
     if any(verdict.unmet for _, verdict in verdicts):
@@ -79,13 +78,46 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
     return replace(found, reason=reason)
 
 
+def _by_subject(found: Found) -> Found:
+    """What was found on one layer together, the layers in their order."""
+    groups: dict[str, Found] = {}
+    for subject, each in found:
+        groups.setdefault(subject, []).append((subject, each))
+    return [pair for group in groups.values() for pair in group]
+
+
+def _legend(verdicts: list[Verdict]) -> str:
+    """What the columns are."""
+    tolerance = max((each.tolerance for each in verdicts), default=0.0)
+    lines = [
+        "kind: = the two sides are equal; <= the left is at most the right.",
+        "on: what it was checked on; a layer by its name in the model.",
+        "cases: random ones, or units of the layer and their total; fail: those in which it is "
+        "false.",
+        "slack: right minus left relative to their terms, in the worst case; up to "
+        f"{tolerance:g} below 0, and of = above it, is rounding and holds.",
+    ]
+    return "\n".join(lines)
+
+
+def _on(subject: str, layer: str | None, unit: str | None) -> str:
+    """Where it was checked: "features.1" alone, or even "1", would tell nobody what it is."""
+    place = f"layer {subject}" if subject == layer else subject
+    return place if unit is None else f"{place}, {unit}"
+
+
 def _unchecked_row(subject: str, unchecked: Unchecked) -> Row:
-    unit = "" if unchecked.unit is None else f", unit {unchecked.unit}"
+    unit = None if unchecked.unit is None else f"unit {unchecked.unit}"
     row: Row = dict.fromkeys(("statement", "kind", "on", *_NUMBERS), "-")
-    return {**row, "statement": unchecked.label, "on": subject + unit, "verdict": "not checked"}
+    on = _on(subject, unchecked.layer, unit)
+    return {**row, "statement": unchecked.label, "on": on, "verdict": "not checked"}
 
 
-def _row(subject: str, verdict: Verdict) -> Row:
+def _row(subject: str, verdict: Verdict | Unchecked) -> Row:
+    from normscope.theorems import Unchecked
+
+    if isinstance(verdict, Unchecked):
+        return _unchecked_row(subject, verdict)
     single = verdict.cases == 1 and verdict.layer is not None
     unit = ("total" if verdict.unit is None else f"unit {verdict.unit}") if single else None
     vacuous = verdict.unmet == verdict.cases
@@ -93,7 +125,7 @@ def _row(subject: str, verdict: Verdict) -> Row:
     return {
         "statement": verdict.label,
         "kind": {"identity": "=", "bound": "<="}[verdict.kind],
-        "on": subject if unit is None else f"{subject}, {unit}",
+        "on": _on(subject, verdict.layer, unit),
         "cases": str(verdict.cases),
         "unmet": str(verdict.unmet) if verdict.premise else "-",
         "fail": str(verdict.failures),

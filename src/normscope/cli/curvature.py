@@ -18,7 +18,7 @@ from normscope.cli.options import (
     Device,
     Figure,
     Json,
-    Loss,
+    LossOfKind,
     Model,
     ModelOptions,
     Norm,
@@ -38,7 +38,8 @@ Kind = Annotated[
     str,
     typer.Option(
         metavar="KIND",
-        help="fisher (of the squared error), ggn (Gauss-Newton, of the loss) or hessian.",
+        help="fisher (of half the squared error), ggn (Gauss-Newton, of the loss) or hessian (of "
+        "the loss).",
         autocompletion=completion_of("fisher", "ggn", "hessian"),
     ),
 ]
@@ -88,7 +89,7 @@ LanczosSteps = Annotated[
 def curvature(
     model: Model,
     data: Data,
-    loss: Loss = "cross_entropy",
+    loss: LossOfKind = "cross_entropy",
     kind: Kind = "fisher",
     mode: Mode = "train",
     norm: Norm = None,
@@ -128,7 +129,8 @@ def curvature(
     measure = partial(_measured, problem, extreme, whole)
     top, density = blaming(f"{model} with {loss} on {data}", measure)
     draw_on(out, partial(_draw, top, density))
-    _print(top, density, out, {"model": model, "data": data, "loss": loss}, as_json)
+    source = {"model": model, "data": data, "loss": loss}
+    _print(top, density, out, source, as_json)
     if not top.converged:
         raise typer.Exit(1)
 
@@ -139,6 +141,12 @@ def _measured(
     whole: tuple[int, int, dict[str, Any]] | None,
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
     """The extreme eigenvalues, and the density of all if it is asked for."""
+    from normscope.curvature.problem import Problem
+    from normscope.curvature.trial import try_batches
+
+    options = extreme[-1]
+    if len(problem[-1]) > 1:  # the search may come to the last one late
+        try_batches(Problem(*problem), problem[-1], options["mode"], options["seed"])
     top = _eigenvalues(problem, *extreme)
     return top, None if whole is None else _density(problem, *whole)
 
@@ -189,7 +197,7 @@ def _print(
     top: TopEigenvalue,
     density: xr.Dataset | None,
     out: Path | None,
-    source: dict[str, object],
+    source: dict[str, str],
     as_json: bool,
 ) -> None:
     from normscope.cli.output import print_json, print_note
@@ -202,8 +210,32 @@ def _print(
     print_note(str(top))
     if density is not None:
         print_note(_summary(density))
+    print_note(f"\n{_basis(top, **source)}")
     if out is not None:
         typer.echo(f"Figure: {out}")
+
+
+def _basis(top: TopEigenvalue, model: str, data: str, loss: str) -> str:
+    """What the numbers are of, in one line."""
+    matrix = {
+        "fisher": "the Fisher matrix, which is the curvature of half the squared error",
+        "ggn": f"the Gauss-Newton matrix of {loss}",
+        "hessian": f"the Hessian of {loss}",
+    }[top.kind]
+    if top.kind == "fisher" and loss != "squared_error":
+        matrix += f" and not of {loss} (--kind ggn: of that, as normscope lr has it)"
+    batches = f"batches of {top.batch_size}"
+    if top.samples == top.batch_size:
+        batches = f"one batch of {top.batch_size}"
+    statistics = {
+        "train": "the batch's statistics, differentiated through",
+        "frozen": "the batch's statistics, as constants",
+        "eval": "running statistics",
+    }[top.mode]
+    return (
+        f"Of: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), all "
+        "parameters."
+    )
 
 
 def _plain(density: xr.Dataset) -> dict[str, object]:

@@ -12,6 +12,7 @@ from normscope.cli.options import Json, with_example
 
 if TYPE_CHECKING:
     from normscope.data import Check
+    from normscope.data.inventory import Status
 
 app = typer.Typer(
     name="data",
@@ -67,7 +68,7 @@ def _folder(name: str, root: Path | None) -> Path | None:
 @app.command("list", epilog=with_example("normscope data list --json"))
 def list_datasets(root: Root = None, as_json: Json = False) -> None:
     """Every data set: what it is, whether it is present, and where."""
-    from normscope.cli.output import print_json
+    from normscope.cli.output import print_json, print_table
     from normscope.data import inventory
 
     statuses = inventory(root)
@@ -85,12 +86,24 @@ def list_datasets(root: Root = None, as_json: Json = False) -> None:
             ]
         )
         return
-    for status in statuses:
-        where = status.where or (
-            "needs no files" if status.present else status.problem or "not here"
-        )
-        typer.echo(f"{status.name:<10}{'yes' if status.present else 'no':<5}{status.what}")
-        typer.echo(f"{'':<15}{where}")
+    rows: list[dict[str, object]] = [
+        {
+            "name": status.name,
+            "here": status.present,
+            "what": status.what,
+            "where": _where(status),
+        }
+        for status in statuses
+    ]
+    print_table("data sets", rows)
+
+
+def _where(status: Status) -> str:
+    if status.where is not None:
+        return str(status.where)
+    if status.present:
+        return "needs no files"
+    return status.problem or f"not here; normscope data fetch {status.name}"
 
 
 @app.command("path", epilog=with_example("normscope data path mnist"))

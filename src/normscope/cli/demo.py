@@ -10,7 +10,10 @@ import typer
 from normscope.cli.options import EmbeddedScale, ExperimentDevice, FirstSeed, Folder, Json
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from normscope.experiments import Result
+    from normscope.experiments.tour.kept import Record
 
 _UNFINISHED = "demo-unfinished.sqlite"
 
@@ -34,7 +37,7 @@ def demo(
     from normscope.cli.output import progress, resumable
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
-    from normscope.experiments.tour.tour import progress_steps
+    from normscope.experiments.tour.kept import record_of, seconds_in_store, with_record
     from normscope.results import Store
 
     recipe = EXPERIMENTS["tour"]
@@ -43,19 +46,18 @@ def demo(
     settings = recipe.settings(scale, overrides)  # refuse before anything is written
     out.mkdir(parents=True, exist_ok=True)
     kept = out / _UNFINISHED
-    with (
-        resumable(kept),
-        Store(kept) as store,
-        progress("demo", progress_steps(settings)) as begin,
-    ):
+    with resumable(kept), Store(kept) as store, progress("demo") as begin:
+        earlier = seconds_in_store(store, settings)
         result = run_experiment("tour", scale, store=store, progress=begin, **overrides)
-    files = _write(result, out, f"normscope demo --scale {scale} --seed {settings['seed']}")
+    command = f"normscope demo --scale {scale} --seed {settings['seed']}"
+    numbers = with_record(result, command, earlier)
+    files = _write(result, numbers, out)
     for leftover in out.glob(f"{_UNFINISHED}*"):  # the work is done: the next demo begins anew
         leftover.unlink()
-    _print(result, files, as_json)
+    _print(result, record_of(numbers), files, as_json)
 
 
-def _write(result: Result, out: Path, command: str) -> dict[str, str]:
+def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
     """Write report, figure and numbers, each whole or not at all, and say where they are."""
     from normscope.experiments.tour.page import tour_report
     from normscope.files import replacing
@@ -69,19 +71,27 @@ def _write(result: Result, out: Path, command: str) -> dict[str, str]:
     with replacing(paths["figure"]) as unfinished:
         result.figure().savefig(unfinished, metadata={"Date": None})
     with replacing(paths["numbers"]) as unfinished:
-        result.dataset.to_netcdf(unfinished, engine="scipy")
-    write_report(tour_report(result, command), paths["report"])
+        numbers.to_netcdf(unfinished, engine="scipy")
+    write_report(tour_report(numbers), paths["report"])
     return {what: str(path) for what, path in paths.items()}
 
 
-def _print(result: Result, files: dict[str, str], as_json: bool) -> None:
+def _print(result: Result, record: Record, files: dict[str, str], as_json: bool) -> None:
     from normscope.cli.output import print_json, print_table
-    from normscope.experiments.tour.summary import LEGEND, findings, summary_rows, summary_table
+    from normscope.experiments.tour.summary import (
+        LEGEND,
+        SAME_AGAIN,
+        findings,
+        summary_rows,
+        summary_table,
+    )
 
     found = findings(result.dataset)
     if as_json:
         rows = summary_rows(result.dataset)
-        print_json({**result.to_dict(), "norms": rows, "findings": found, "files": files})
+        seconds = {"seconds": record.seconds, "seconds_before": record.earlier}
+        found_and_files = {"norms": rows, "findings": found, "files": files}
+        print_json({**result.to_dict(), **seconds, **found_and_files})
         return
     seeds = result.dataset.sizes["seed"]
     several = f", medians over {seeds} seeds" if seeds > 1 else ""
@@ -92,13 +102,15 @@ def _print(result: Result, files: dict[str, str], as_json: bool) -> None:
     for sentence in found:
         _print_wrapped(sentence, "- ")
     judged = [claim.holds for claim in result.claims]
+    before = f", {record.earlier_words}" if record.earlier else ""
     typer.echo(
         f"\nThe papers' claims: {judged.count(True)} reproduced, {judged.count(False)} not "
-        f"reproduced, {judged.count(None)} undecided. {result.seconds:.0f} s."
+        f"reproduced, {judged.count(None)} undecided. {record.seconds:.0f} s{before}."
     )
     for claim in result.claims:
         if claim.holds is False:
             _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")
+    _print_wrapped(SAME_AGAIN, "")
     typer.echo(f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}")
 
 

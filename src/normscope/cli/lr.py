@@ -41,8 +41,6 @@ OptimizerName = Annotated[
     ),
 ]
 
-_THEORY = "normscope theory is about half the squared error instead"
-
 
 def lr(
     model: Model,
@@ -85,7 +83,11 @@ def lr(
     place = f"{model} with {loss} on {data}"
     advice = _advice(place, network, sources.load_loss(loss), samples, given)
     draw_on(out, advice.plot)
-    note = f"Of: {place}, batches of {advice.batch_size}, all parameters; {_THEORY}."
+    instead = "too" if loss == "squared_error" else "instead"
+    note = (
+        f"Of: {place}, batches of {advice.batch_size}, all parameters; normscope theory is about "
+        f"half the squared error {instead}."
+    )
     print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json, note)
 
 

@@ -122,9 +122,19 @@ def _run(arguments: list[str]) -> int:
 
 
 def _described(problem: Exception) -> str:
-    """A usage error in words; its class is Typer's, known only at run time."""
+    """A usage error in words; its class is Typer's, known only at run time.
+
+    What is missing is shown by the example of the help, and subcommands by their names.
+    """
     text: str = getattr(problem, "format_message", problem.__str__)()
-    return text
+    context = getattr(problem, "ctx", None)
+    if context is None or not text.startswith("Missing "):
+        return text
+    commands = getattr(context.command, "commands", None)
+    if commands:
+        text += f" Choose one of {', '.join(sorted(commands))}."
+    example: str = (context.command.epilog or "").lstrip("\b\n")
+    return f"{text} {example}"
 
 
 def _complain(message: str, code: int = 2) -> int:

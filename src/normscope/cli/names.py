@@ -87,7 +87,7 @@ def names_in_source(kind: str) -> list[str]:
     return list(summaries_in_source(kind))
 
 
-def check_name(kind: str, name: str, *others: str, noun: str = "") -> None:
+def check_name(kind: str, name: str, *others: str, noun: str = "", hint: str = "") -> None:
     """Refuse an unknown name at once, before torch is loaded.
 
     Args:
@@ -95,16 +95,18 @@ def check_name(kind: str, name: str, *others: str, noun: str = "") -> None:
         name: what was given.
         *others: words that stand there too.
         noun: what the name is of; by default the kind's.
+        hint: what else could be given, for the end of the error.
 
     Raises:
-        UnknownNameError: if the source registers no such name, and nothing else can have.
+        UnknownNameError: if no such name is registered.
     """
     asked = KINDS[kind]
-    if asked.home in sys.modules:  # the registry is here, and may know further names
-        return
-    known = [*others, *names_in_source(kind)]
+    # a registry that is here may know further names
+    here = getattr(sys.modules.get(asked.home), asked.registry, None)
+    known = [*others, *(names_in_source(kind) if here is None else here)]
     if name not in known:
-        raise unknown_name(noun or asked.noun, name, known)
+        error = unknown_name(noun or asked.noun, name, known)
+        raise type(error)(f"{str(error).removesuffix('.')}; {hint}.") if hint else error
 
 
 def _registered(tree: ast.Module, decorator: str) -> Iterator[tuple[str, str]]:

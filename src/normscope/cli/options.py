@@ -60,6 +60,16 @@ InputData = Annotated[
     ),
 ]
 Loss = Annotated[str, typer.Option(**_LOSS)]
+LossOfKind = Annotated[
+    str,
+    typer.Option(
+        **{
+            **_LOSS,
+            "help": f"{_LOSS['help']} Counts for the kinds ggn and hessian: fisher is the "
+            "matrix of half the squared error, whatever the loss.",
+        }
+    ),
+]
 LossOption = Annotated[str | None, typer.Option(show_default="cross_entropy", **_LOSS)]
 Norm = Annotated[
     str | None,

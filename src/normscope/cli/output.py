@@ -242,10 +242,15 @@ def _done_of_all(text: str) -> tuple[int | None, int | None]:
 
 @contextmanager
 def resumable(store: Path) -> Iterator[None]:
-    """Let Ctrl-C inside say what becomes of the work."""
+    """Let Ctrl-C inside say what becomes of the work.
+
+    Args:
+        store: keeps what is finished, once the file is there.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; what is finished is kept in {store}, and the same command goes on."
-        ) from None
+        kept = f"what is finished is kept in {store}, and the same command goes on"
+        if not store.exists():
+            kept = "nothing was computed yet, and the same command begins again"
+        raise KeyboardInterrupt(f"interrupted; {kept}.") from None

@@ -13,6 +13,8 @@ from normscope.cli.options import Json
 if TYPE_CHECKING:
     import xarray as xr
 
+    from normscope.report import Report
+
 Inputs = Annotated[
     list[Path],
     typer.Argument(
@@ -52,7 +54,7 @@ def report(
         raise InputError(f"a report is an HTML file, got --out {out}; let its name end in .html.")
     with progress("report") as begin:
         begin("reading")
-        found = report_of(inputs, title, _theory)
+        found = report_of(inputs, title, _theory, _page)
         begin("writing")
         path = write_report(found, out)
     if as_json:
@@ -70,6 +72,21 @@ def report(
     for finding in found.findings:
         print(printable(finding))
     print(f"Report: {printable(str(path))} ({path.stat().st_size / 1000:.0f} kB)")
+
+
+def _page(numbers: xr.Dataset) -> Report | None:
+    """The page of a demo's numbers; None of any others."""
+    if "theory_says" not in numbers:  # before anything heavy is loaded
+        return None
+    from normscope.experiments.tour.kept import is_tour
+    from normscope.experiments.tour.page import tour_report
+
+    if not is_tour(numbers):
+        return None
+    try:
+        return tour_report(numbers)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None  # of another version, or changed: its variables are shown as any others are
 
 
 def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> xr.DataArray | None:

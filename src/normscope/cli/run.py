@@ -49,17 +49,18 @@ def run(
     from normscope.cli.output import print_json, progress, resumable
 
     check_name("experiments", experiment)
-    from normscope.experiments import EXPERIMENTS
-    from normscope.experiments import run as run_experiment
-    from normscope.results import Store
-
-    recipe = EXPERIMENTS[experiment]
-    overrides = _overrides(recipe, settings, seed, device)
-    recipe.settings(scale, overrides)  # refuse before anything is written
-    out.mkdir(parents=True, exist_ok=True)
     kept = out / "runs.sqlite"
-    with resumable(kept), Store(kept) as store, progress(experiment) as begin:
-        result = run_experiment(experiment, scale, store=store, progress=begin, **overrides)
+    with resumable(kept):  # also while torch is loaded, which takes seconds
+        from normscope.experiments import EXPERIMENTS
+        from normscope.experiments import run as run_experiment
+        from normscope.results import Store
+
+        recipe = EXPERIMENTS[experiment]
+        overrides = _overrides(recipe, settings, seed, device)
+        recipe.settings(scale, overrides)  # refuse before anything is written
+        out.mkdir(parents=True, exist_ok=True)
+        with Store(kept) as store, progress(experiment) as begin:
+            result = run_experiment(experiment, scale, store=store, progress=begin, **overrides)
     result = replace(result, label=name)
     paths = {what: str(path) for what, path in result.write(out).items()}
     if as_json:

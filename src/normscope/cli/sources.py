@@ -39,7 +39,8 @@ def check_names(
         ("losses", loss, "loss"),
     ):
         if source is not None and not is_place(source, example):
-            check_name(kind, source)
+            own = f"for your own give file.py:{example} or package.module:{example}"
+            check_name(kind, source, hint=own)
     for norm in norms:
         if norm is not None:
             check_name("norms", norm)

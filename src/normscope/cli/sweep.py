@@ -97,23 +97,28 @@ def sweep(
     """Sweep settings over ranges; the same command goes on where it was cut off.
 
     A cell is one combination of settings and seed: of phase_diagram a training over gamma (the
-    scale of the norm layers) and learning rate, else the experiment.
+    scale of the norm layers) and learning rate, else the experiment. The trainings of phase_diagram
+    have the loss of the theory, half the squared error (squared_error), unless --set loss= says
+    another; normscope lr has cross_entropy.
 
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """
     if name == STATUS:
         _show_status(file, follow, figure, as_json)
         return
+    from normscope.cli.output import resumable
+
     _refuse_of_status(file, follow, figure)
     check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")
-    from normscope.cli.sweep_runs import Request, carry_out
-    from normscope.sweeps.phase_diagram import seed_list
-
     running = {"engine": engine, "workers": workers, "threads": threads}
     running |= {"address": address, "max_attempts": max_attempts}
-    numbers = seed_list(seeds, seed or 0)
-    request = Request(name, _values(settings), scale, numbers, device, out, running, as_json)
-    carry_out(request, boundary, dry_run)
+    with resumable(out):  # also while torch is loaded, which takes seconds
+        from normscope.cli.sweep_runs import Request, carry_out
+        from normscope.sweeps.phase_diagram import seed_list
+
+        numbers = seed_list(seeds, seed or 0)
+        request = Request(name, _values(settings), scale, numbers, device, out, running, as_json)
+        carry_out(request, boundary, dry_run)
 
 
 def _values(settings: list[str] | None) -> dict[str, list[Any]]:

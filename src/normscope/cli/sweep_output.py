@@ -24,16 +24,19 @@ __all__ = [
 ]
 
 
-def print_report(report: Report, files: dict[str, str], trained: str, as_json: bool) -> None:
+def print_report(
+    report: Report, files: dict[str, str], trained: str, found: list[str], as_json: bool
+) -> None:
     """Print what a sweep did; exits with 1 if cells failed.
 
     Args:
         report: of the sweep.
         files: what was written, by what it is.
         trained: how the networks were trained, in words; "" for other work.
+        found: what came out, in sentences.
         as_json: strict JSON instead of text.
     """
-    from normscope.cli.output import print_json
+    from normscope.cli.output import print_json, print_note
 
     failures = [
         {"parameters": dict(each.cell.parameters), "seed": each.cell.seed, "error": each.error}
@@ -41,13 +44,15 @@ def print_report(report: Report, files: dict[str, str], trained: str, as_json: b
     ]
     if as_json:
         counts = {name: getattr(report, name) for name in ("cells", "found", "diverged", "seconds")}
-        print_json({**counts, "failures": failures, "files": files})
+        print_json({**counts, "failures": failures, "found_in_words": found, "files": files})
     else:
+        if trained:
+            print_note(trained)
         print(report)
         for each in failures:
             print(f"failed: {each['error']} {_words(each)}")
-        if trained:
-            print(trained)
+        for sentence in found:
+            print_note(sentence)
         print(_paths(files))
     if failures:
         raise typer.Exit(1)

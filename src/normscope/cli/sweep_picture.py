@@ -36,6 +36,7 @@ class Picture:
     ) -> None:
         self._plan, self._store, self._out, self._progress = plan, store, out, progress
         self._ended, self._drawn, self._written = 0, 0, time.monotonic()
+        self.found: xr.Dataset | None = None  # what was written last
 
     def tell(self, label: str) -> None:
         """A unit has ended: after every eighth of them the files are written anew."""
@@ -49,7 +50,8 @@ class Picture:
 
     def write(self) -> dict[str, str]:
         """Write the files from what is stored; their paths."""
-        return write_diagram(self._plan.results(self._store), self._out)
+        self.found = self._plan.results(self._store)
+        return write_diagram(self.found, self._out)
 
 
 def write_diagram(found: xr.Dataset, out: Path) -> dict[str, str]:

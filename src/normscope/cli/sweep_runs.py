@@ -127,7 +127,8 @@ def carry_out(request: Request, boundary: bool, dry_run: bool) -> None:
 
 def run_sweep(request: Request) -> None:
     """Compute the cells; numbers and figure of a diagram are renewed on the way."""
-    from normscope.cli.output import progress, resumable
+    from normscope.cli.output import progress
+    from normscope.cli.sweep_findings import findings
     from normscope.cli.sweep_output import print_report
     from normscope.cli.sweep_picture import Picture
     from normscope.results import Store
@@ -138,13 +139,22 @@ def run_sweep(request: Request) -> None:
     ENGINES[request.running["engine"]]
     files = {"store": str(request.out)}
     out = request.out
-    with resumable(out), Store(out) as store, progress(request.name) as begin:
+    with Store(out) as store, progress(request.name) as begin:
         picture = None if plan is None else Picture(plan, store, out, begin)
         tell = begin if picture is None else picture.tell
         report = sweep(work, units, store, progress=tell, **request.running)
         if picture is not None:
             files |= picture.write()
-    print_report(report, files, "" if plan is None else plan.words, request.as_json)
+    trained = "" if plan is None else _trained(plan)
+    words = [] if picture is None or picture.found is None else findings(picture.found)
+    print_report(report, files, trained, words, request.as_json)
+
+
+def _trained(plan: Diagram) -> str:
+    """How the networks are trained; where the loss is not that of the other commands, that too."""
+    if plan.settings["loss"] != "squared_error" or "loss" in plan.axes:
+        return plan.words
+    return f"{plan.words} The loss is the theory's; --set loss=cross_entropy has normscope lr's."
 
 
 def estimate_cost(request: Request) -> None:
@@ -170,7 +180,7 @@ def estimate_cost(request: Request) -> None:
 
 def find_boundary(request: Request, dry_run: bool) -> None:
     """Bisect for the critical learning rate, or only say what it would cost."""
-    from normscope.cli.output import progress, resumable
+    from normscope.cli.output import progress
     from normscope.cli.sweep_output import print_boundary
     from normscope.cli.sweep_picture import write_boundary
     from normscope.sweeps.boundary import boundary
@@ -181,7 +191,7 @@ def find_boundary(request: Request, dry_run: bool) -> None:
     if dry_run:
         _estimate_search(request, gammas, settings)
         return
-    with resumable(request.out), progress("boundary") as tell:
+    with progress("boundary") as tell:
         found = boundary(
             gammas,
             seeds=request.seeds,

@@ -141,7 +141,7 @@ class Evaluator:
         leaves = self.leaves()
         with self.scene(leaves, number):
             output, loss = self._forward(batch)
-        self._check_loss(loss, number)
+        self._check_loss(loss, batch, number)
         return Evaluation(leaves, output, loss, sample_count(batch))
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
@@ -154,7 +154,7 @@ class Evaluator:
         """
         with self.scene(self.leaves(), number), torch.no_grad():
             loss = self._loss(output, batch)
-        self._check_loss(loss, number)
+        self._check_loss(loss, batch, number)
 
     def leaves(self) -> tuple[Tensor, ...]:
         """The parameters to differentiate by, as the beginnings of a new graph."""
@@ -169,7 +169,7 @@ class Evaluator:
 
     def _loss(self, output: Tensor, batch: Batch) -> Tensor:
         inputs, targets = batch
-        check_finite(output, "the model's output")
+        check_finite(output, "the model's output", batch)
         if output.dim() == 0 or len(output) != len(inputs):
             raise ShapeError(
                 f"the model's output needs one row per sample, {len(inputs)}, got the shape "
@@ -177,8 +177,8 @@ class Evaluator:
             )
         return self.problem.loss_of(output, targets)
 
-    def _check_loss(self, loss: Tensor, number: int) -> None:
-        check_finite(loss, "the loss")
+    def _check_loss(self, loss: Tensor, batch: Batch, number: int) -> None:
+        check_finite(loss, "the loss", batch)
         self._check_repeatable(number, loss.item())
 
     def _check_repeatable(self, number: int, loss: float) -> None:

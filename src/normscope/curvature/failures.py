@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from normscope.curvature.batch import Batch, tensors_of
 from normscope.errors import InputError, NormscopeError, StateError
 
-__all__ = ["check_finite", "explained"]
+__all__ = ["check_finite", "explained", "is_finite"]
 
 # part of torch's message -> what it means here
 _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
@@ -64,20 +65,47 @@ def explained() -> Iterator[None]:
         raise
 
 
-def check_finite(tensor: Tensor, what: str) -> None:
+def check_finite(tensor: Tensor, what: str, batch: Batch = ()) -> None:
     """Refuse values that are not finite.
 
     Args:
         tensor: the values.
         what: their name in the message.
+        batch: that they were computed from; blamed if it is not finite itself.
 
     Raises:
         StateError: if one is infinite or not a number.
     """
+    if not is_finite(tensor):
+        raise StateError(
+            f"{what} is not finite (infinite or not a number); "
+            + (_blamed(batch) or "check the data, the weights and the loss")
+            + " before measuring curvature."
+        )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite.
+
+    >>> is_finite(torch.tensor([1.0, torch.nan]))
+    False
+    """
     # one reduction without a temporary of the same size: NaN and infinity survive a sum; finite
     # values can overflow in it too, and are then looked at closely
-    if not torch.isfinite(tensor.detach().sum()) and not torch.isfinite(tensor).all():
-        raise StateError(
-            f"{what} is not finite (infinite or not a number); check the data, the weights and the "
-            "loss before measuring curvature."
-        )
+    return bool(torch.isfinite(tensor.detach().sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _blamed(batch: Batch) -> str:
+    """What is wrong with the data itself; "" if all of it is finite."""
+    tensors = list(tensors_of(batch))
+    names = ("inputs", "targets") if len(tensors) == 2 else ("data",) * len(tensors)
+    for name, tensor in zip(names, tensors, strict=True):
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            kind = "NaN (not a number)" if tensor.isnan().any() else "infinity"
+            rows = int(bad.flatten(1).any(1).sum()) if tensor.dim() > 1 else int(bad.sum())
+            return (
+                f"the {name} themselves contain {kind}, in {rows} of the {len(tensor)} samples of "
+                "the batch: clean the data"
+            )
+    return ""

@@ -135,7 +135,9 @@ def missing(name: str, root: Root = None) -> DataError:
     """The error for a data set whose files are nowhere."""
     command = f"normscope data fetch {name}"
     if root is None:
-        place = f"${VARIABLE} or {download_root()}"
+        chosen = os.environ.get(VARIABLE)
+        named = f"{chosen} (${VARIABLE}) or " if chosen else ""
+        place = f"{named}{download_root()}"
     else:
         place = str(root)
         command += f" --root {shlex.quote(place)}"

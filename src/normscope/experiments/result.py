@@ -151,10 +151,14 @@ class Result:
         return "\n\n".join(parts) + "\n"
 
     def __str__(self) -> str:
-        """The verdicts, one line each."""
+        """The verdicts, one line each; those of a quick run say so."""
         lines = [f"{self.name} at {self.scale} scale, {self.seconds:.1f} s"]
-        lines += [QUICK] if self.scale == "quick" else []
-        lines += [f"  {each.verdict}: {each.text} ({each.measured})" for each in self.claims]
+        quick = self.scale == "quick"
+        lines += [QUICK] if quick else []
+        of_what = " in this quick run" if quick else ""
+        lines += [
+            f"  {each.verdict}{of_what}: {each.text} ({each.measured})" for each in self.claims
+        ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

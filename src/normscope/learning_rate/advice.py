@@ -200,7 +200,7 @@ class Advice:
         rows: list[tuple[str, str | None, str]] = [
             ("recommended", f"{self.recommended:.3g}", "half the limit"),
             ("limit", f"{self.limit:.3g}", f"{low:.3g} to {above}"),
-            ("safe", f"{self.safe:.3g}", ""),
+            ("safe", f"{self.safe:.3g}", self._safe_remark()),
             ("by curvature", f"{self.by_curvature:.3g}", self.prediction.reason),
             ("by theory", _rate(self.by_theory), self._theory_remark()),
             ("verified", _rate(None if found is None else found.low), self._verified_remark()),
@@ -210,6 +210,11 @@ class Advice:
         parts = [f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005]
         rows.append(("steepest in", "", ", ".join(parts)))
         return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
+
+    def _safe_remark(self) -> str:
+        if self.safe < self.bound:
+            return "lowered to a stable run: the curvature alone allows more"
+        return "the steepest curvature met is trained stably below it"
 
     def _theory_remark(self) -> str:
         found = self.theory

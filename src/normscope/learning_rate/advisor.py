@@ -13,6 +13,7 @@ from normscope.curvature.batch import Batch, sample_count
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Data, Problem, WholeLoss
+from normscope.curvature.trial import look_over
 from normscope.errors import InputError, StateError
 from normscope.layers.detect import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
@@ -106,6 +107,7 @@ def _answered(
     """The parts of the advice, one after another."""
     problem, seed = bench.problem, bench.seed
     batches = bench.batches(_FEATURE_BATCHES)
+    look_over(problem, batches, bench.batch_size, seed)
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
     curvature = steepest_curvature(problem, few, preconditioner, seed, tell)

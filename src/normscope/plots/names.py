@@ -1,13 +1,16 @@
-"""What normalizations and statements are called in figures, tables and sentences."""
+"""What normalizations, statements and settings are called in figures, tables and sentences."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["name_of", "statement_name", "with_norm"]
+__all__ = ["name_of", "said_settings", "statement_name", "with_norm"]
 
 _STATEMENT = re.compile(r"(theorem|fact|lemma)_(\w)_?(\d+)")
 
+_WHOLE = ("samples", "test_samples")  # None: all that there are
 _NAMES = {
     "none": "no normalization",
     "batch": "BatchNorm",
@@ -39,6 +42,18 @@ def with_norm(norm: str) -> str:
         return "without normalization"
     name = name_of(norm)
     return f"with the {name}" if name.endswith(" norm") else f"with {name}"
+
+
+def said_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a sweep as a reader takes them: no limit on the samples is all of them.
+
+    >>> said_settings({"samples": None, "epochs": 2, "width": None})
+    {'samples': 'all', 'epochs': 2, 'width': None}
+    """
+    return {
+        name: "all" if name in _WHOLE and value is None else value
+        for name, value in settings.items()
+    }
 
 
 def statement_name(key: str) -> str:

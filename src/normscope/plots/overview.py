@@ -14,7 +14,9 @@ from normscope.plots.names import name_of
 from normscope.plots.rate_limits import rate_limits
 from normscope.plots.style import colour_of, new_figure
 
-__all__ = ["overview"]
+__all__ = ["SIZE", "overview"]
+
+SIZE = (12.0, 3.4)  # inches: below its findings it fits the first screen of the demo's page
 
 
 def overview(results: xr.Dataset) -> Figure:
@@ -26,7 +28,7 @@ def overview(results: xr.Dataset) -> Figure:
     Returns:
         The figure.
     """
-    figure = new_figure(width=12.0, height=3.9)
+    figure = new_figure(*SIZE)
     left, own, shared = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     rate_limits(results, left)
     left.set_title("Where training breaks", loc="left", fontsize=11)

@@ -10,10 +10,13 @@ import numpy as np
 import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
+from normscope.plots.names import said_settings
 from normscope.plots.style import new_figure
 
 __all__ = ["draw_lines", "phase_diagram", "phase_diagrams", "write_settings"]
@@ -25,8 +28,10 @@ _LABELS = {
 }
 _LINE = "#D62728"
 _OUTSIDE = " (off the picture)"
+_MARKS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))  # of each decade of the colour bar
+_FEWEST = 4  # marks
 _SPAN = 100.0  # of the colours, from the lowest loss on
-_ALL = ("samples", "test_samples")  # None: all of them
+_UNSAID = ("code", "divergence_factor")  # of no use to a reader of the figure
 _WORDS = ("model", "data", "loss", "norm", "epochs", "batch_size", "momentum", "samples")
 
 
@@ -39,7 +44,8 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     Args:
         results: as ``normscope.sweeps.phase_diagram`` returns it: ``test_loss`` and ``diverged``
             (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting).
-        axes: where to draw; None: a new figure, with the settings written on it.
+        axes: where to draw; None: a new figure, with the settings written on it if the results
+            have them.
 
     Returns:
         The axes drawn on.
@@ -48,7 +54,8 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     if axes is None:
         figure = new_figure(width=6.4, height=4.8)
         axes = figure.subplots()
-        write_settings(figure, results)
+        if "settings" in results.attrs:
+            write_settings(figure, results)
     setting = _setting(results)
     results = results.sortby([setting, "learning_rate"])
     _draw_cells(axes, results, setting)
@@ -87,11 +94,27 @@ def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
         scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
     if shown.count():
-        axes.figure.colorbar(mesh, ax=axes, label="test loss")
+        bar = axes.figure.colorbar(mesh, ax=axes, label="test loss")
+        if scale is not None:
+            _mark(bar, *mesh.get_clim())
     axes.set_xscale("log")
     axes.set_yscale("log" if logarithmic else "linear")
     axes.set_xlim(x[0], x[-1])
     axes.set_ylim(y[0], y[-1])
+
+
+def _mark(bar: Colorbar, low: float, high: float) -> None:
+    """Mark a logarithmic bar by plain numbers, also where it spans little of a decade."""
+    for subs in _MARKS:
+        places = [
+            each for each in LogLocator(subs=subs).tick_values(low, high) if low <= each <= high
+        ]
+        if len(places) >= _FEWEST:
+            break
+    else:
+        places = [each for each in MaxNLocator(5).tick_values(low, high) if low <= each <= high]
+    bar.set_ticks(places, labels=[f"{place:.3g}" for place in places])
+    bar.ax.minorticks_off()
 
 
 def phase_diagrams(results: xr.Dataset) -> Figure:
@@ -188,8 +211,9 @@ def write_settings(figure: Figure, results: xr.Dataset) -> None:
         figure: to write on.
         results: with the attribute ``settings``, as JSON, and the dimension ``seed``.
     """
-    settings = json.loads(results.attrs.get("settings", "{}"))
-    settings |= {name: "all" for name in _ALL if name in settings and settings[name] is None}
+    settings = said_settings(json.loads(results.attrs.get("settings", "{}")))
+    for name in _UNSAID:
+        settings.pop(name, None)
     first = [f"{name} {settings.pop(name)}" for name in _WORDS if settings.get(name) is not None]
     rest = [f"{name} {value}" for name, value in settings.items() if value not in (None, False)]
     seeds = results.sizes["seed"]

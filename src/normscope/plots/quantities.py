@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["dimension_name", "layer_name", "quantity_name"]
+__all__ = ["BANDS", "dimension_name", "layer_name", "quantity_name"]
+
+BANDS = ("ray_loss", "gradient_distance", "gradient_cosine")  # drawn from least to largest
 
 _ALONG = "along the gradient"
 _NAMES = {

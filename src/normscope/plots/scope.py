@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from normscope.errors import StateError
 from normscope.plots.bands import band
 from normscope.plots.probe_layers import layer_lines
-from normscope.plots.quantities import dimension_name, quantity_name
+from normscope.plots.quantities import BANDS, dimension_name, quantity_name
 from normscope.plots.style import new_figure
 
 __all__ = ["scope_figure"]
@@ -37,9 +37,7 @@ _layers = partial(layer_lines, legend=False)
 _layers_log = partial(layer_lines, logarithmic=True, legend=False)
 _PANELS: dict[str, _Drawing] = {
     "loss": _curve,
-    "ray_loss": band,
-    "gradient_distance": band,
-    "gradient_cosine": band,
+    **dict.fromkeys(BANDS, band),
     "effective_smoothness": _curve,
     "local_smoothness": _curve,
     "top_eigenvalue": _curve,

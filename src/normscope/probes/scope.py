@@ -12,6 +12,7 @@ import xarray as xr
 
 from normscope.errors import StateError
 from normscope.probes.cost import ScopeCost, scope_cost
+from normscope.probes.described import scope_settings
 from normscope.probes.execution import weight_layers
 from normscope.probes.logbook import Logbook
 from normscope.probes.observer import Observer
@@ -196,7 +197,8 @@ class Scope:
         """
         from normscope.report.scope_report import write_scope_report
 
-        return write_scope_report(self.results, path, title, self._labels)
+        settings = {**scope_settings(self._subject, self._schedule), **self._labels}
+        return write_scope_report(self.results, path, title, settings)
 
     def close(self) -> None:
         """End the measuring; the results stay. More than once does no harm."""

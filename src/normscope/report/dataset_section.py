@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normscope.plots.names import said_settings
 from normscope.report.diagram import dataset_diagrams
 from normscope.report.diagram_words import shown_diagrams
 from normscope.report.document import Picture, Section, Table
@@ -50,12 +51,15 @@ def dataset_section(
         command_note: why there is no command that gives it again.
     """
     paragraphs, pictures, tables = _shown(dataset)
+    if settings is None:
+        settings = _attributes(dataset)
+        settings = said_settings(settings) if "test_loss" in dataset else settings
     return Section(
         title,
         paragraphs,
         pictures,
         tables,
-        settings=_attributes(dataset) if settings is None else settings,
+        settings=settings,
         versions=versions or {},
         command_note=command_note,
         downloads=dataset_downloads(dataset, stem),

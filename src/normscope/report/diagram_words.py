@@ -64,7 +64,8 @@ def diagram_picture(dataset: xr.Dataset, name: str = "") -> Picture:
     """
     from normscope.plots.phase_diagram import phase_diagram
 
-    figure: Any = phase_diagram(dataset).figure
+    unsaid = dataset.drop_attrs(deep=False)  # the settings stand below it on the page
+    figure: Any = phase_diagram(unsaid).figure
     caption = (
         f"Mean test loss{f', {name}' if name else ''}: the page's own colour where a run "
         "diverged, grey where nothing is known."

@@ -103,6 +103,7 @@ class Section:
         downloads: its data.
         command_note: what the command does besides, or why there is none.
         asked: the question that it answers; a page of this section alone begins with it.
+        seconds_note: what part of the seconds is of another run.
     """
 
     title: str
@@ -117,6 +118,7 @@ class Section:
     downloads: Sequence[Download] = ()
     command_note: str = ""
     asked: str = ""
+    seconds_note: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,30 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from normscope.errors import DataError, InputError, NormscopeError
+from normscope.report.combined import Content
 from normscope.report.dataset_section import dataset_section
 from normscope.report.diagram import Theory
 from normscope.report.document import Report, Section
 from normscope.report.drawing import inline_svg
-from normscope.report.findings import findings_of, summary_of
 from normscope.report.result_files import is_result_record, read_numbers, section_of_files
 from normscope.report.store_sections import store_sections
 
-__all__ = ["report_of"]
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["PageOf", "report_of"]
+
+PageOf = Callable[["xr.Dataset"], Report | None]  # numbers that have a page of their own kind
 
 _STORES = (".sqlite", ".sqlite3", ".db")
 _RESULT = (".json", ".svg", ".md", ".nc")  # of `Result.write`, side by side
 _SQLITE = b"SQLite format 3\x00"
-_TITLE = "normscope report"
 _NO_COMMAND = "There is no command: a NetCDF file does not say what wrote it."
 
 
@@ -32,6 +37,7 @@ def report_of(
     inputs: Iterable[str | os.PathLike[str]],
     title: str | None = None,
     theory: Theory | None = None,
+    page_of: PageOf = lambda numbers: None,
 ) -> Report:
     """A report of stores, results and numbers.
 
@@ -40,6 +46,7 @@ def report_of(
             folders that hold such.
         title: of the page; None: that of its only result.
         theory: gives the critical learning rates of a phase diagram.
+        page_of: gives the page of numbers that have one of their own kind, else None.
 
     Raises:
         InputError: if there is nothing to report on.
@@ -47,13 +54,12 @@ def report_of(
     chosen, passed_over = _chosen(inputs)
     if not chosen:
         raise InputError("a report needs a store or a result; name at least one.")
-    sections, unread = _read(chosen, theory)
-    if title is None:
-        title = sections[0].title if len(sections) == 1 else _TITLE
-    left = [*passed_over, *unread]
-    findings = findings_of(sections) + [f"Not in this report: {'; '.join(left)}."] * bool(left)
+    content = _read(chosen, theory, page_of)
+    left = [*passed_over, *content.unread]
+    unread = [f"Not in this report: {'; '.join(left)}."] * bool(left)
+    found = content.report(unread)
     files = [path for source in chosen for path in source.files]
-    return Report(title, findings, sections, summary_of(sections), files)
+    return replace(found, title=found.title if title is None else title, sources=files)
 
 
 def _chosen(inputs: Iterable[str | os.PathLike[str]]) -> tuple[list[_Source], list[str]]:
@@ -70,24 +76,30 @@ def _chosen(inputs: Iterable[str | os.PathLike[str]]) -> tuple[list[_Source], li
     return list(chosen.values()), left
 
 
-def _read(sources: Iterable[_Source], theory: Theory | None) -> tuple[list[Section], list[str]]:
-    """The sections, and what of a folder could not be read and why.
+def _read(sources: Iterable[_Source], theory: Theory | None, page_of: PageOf) -> Content:
+    """What the sources hold.
 
     Raises:
         NormscopeError: of a file that was named, or if there is nothing else.
     """
-    sections: list[Section] = []
+    content = Content()
     errors: dict[str, NormscopeError] = {}
     for source in sources:
         try:
-            sections += _sections(source, theory)
+            found = _found(source, theory, page_of)
         except NormscopeError as error:
             if not source.from_folder:
                 raise
             errors[source.path.name] = error
-    if not sections:
+            continue
+        if isinstance(found, Report):
+            content.pages.append(found)
+        else:
+            content.sections += found
+    if not (content.pages or content.sections):
         raise next(iter(errors.values()))
-    return sections, [f"{name} ({str(each).rstrip('.')})" for name, each in errors.items()]
+    content.unread += [f"{name} ({str(each).rstrip('.')})" for name, each in errors.items()]
+    return content
 
 
 @dataclass(frozen=True)
@@ -194,7 +206,7 @@ def _closest(path: Path) -> str:
     return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "."
 
 
-def _sections(source: _Source, theory: Theory | None) -> list[Section]:
+def _found(source: _Source, theory: Theory | None, page_of: PageOf) -> Report | list[Section]:
     path = source.path
     try:
         if path.suffix == ".json":
@@ -204,6 +216,9 @@ def _sections(source: _Source, theory: Theory | None) -> list[Section]:
             return [section]
         if path.suffix == ".nc":
             numbers = read_numbers(path)
+            page = page_of(numbers)
+            if page is not None:
+                return page
             return [dataset_section(numbers, path.name, stem=path.stem, command_note=_NO_COMMAND)]
     except DataError as error:
         if str(path.with_suffix("")) in str(error):

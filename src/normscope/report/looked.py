@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from normscope.errors import StateError
 from normscope.results import Record, State, Store
 from normscope.results.content import Pieces
+from normscope.results.labels import setting_labels
 
-__all__ = ["Looked", "look"]
+__all__ = ["Looked", "in_order", "look"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,20 @@ def look(store: Store, record: Record) -> Looked:
     curve = steps and loss is not None and loss.values.size > 0 and loss.values.dtype.kind in "iuf"
     size = sum(each.values.nbytes for each in pieces.variables.values())
     return Looked(record, single, steps and "probes" in pieces.attributes, curve, size)
+
+
+def in_order(looked: Sequence[Looked], varying: Sequence[str]) -> list[Looked]:
+    """Records by what tells them apart, not as they were computed: numbers rise, texts as met.
+
+    Args:
+        looked: of one experiment.
+        varying: the parameters that are not the same everywhere.
+    """
+    values = [[each.record.parameters.get(name) for each in looked] for name in varying]
+    places = [setting_labels(each)[1] for each in values]
+    seeds = [each.record.seed for each in looked]
+    keys = list(zip(*places, seeds, strict=True))
+    return [looked[place] for place in sorted(range(len(looked)), key=keys.__getitem__)]
 
 
 def _single(pieces: Pieces) -> dict[str, Any]:

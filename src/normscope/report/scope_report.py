@@ -27,7 +27,7 @@ def write_scope_report(
     dataset: xr.Dataset,
     path: str | os.PathLike[str],
     title: str | None = None,
-    labels: Mapping[str, Any] | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write what a scope measured as one HTML file.
 
@@ -35,7 +35,7 @@ def write_scope_report(
         dataset: as ``Scope.results`` gives it.
         path: of the file.
         title: of the page.
-        labels: of the scope, which tell this training from others.
+        further: settings besides those in the dataset, such as the optimizer and the labels.
 
     Returns:
         The path.
@@ -45,7 +45,7 @@ def write_scope_report(
     """
     if not dataset.sizes.get("step"):
         raise StateError("there is nothing to report: no step was measured yet.")
-    settings = {**dataset.attrs, **(labels or {}), "seed": int(dataset["seed"])}
+    settings = {**dataset.attrs, **(further or {}), "seed": int(dataset["seed"])}
     if "distance" in dataset.coords:
         settings["distances"] = dataset["distance"].values.tolist()
     section = dataset_section(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import StateError
-from normscope.plots.quantities import dimension_name, quantity_name
+from normscope.plots.quantities import BANDS, dimension_name, quantity_name
 from normscope.report.document import Name, Picture, Table
 from normscope.report.pictures import picture_of
 from normscope.report.words import counted, listed
@@ -70,7 +70,7 @@ def scope_picture(dataset: xr.Dataset, name: str = "") -> Picture | None:
     text = f"{counted(len(panels), 'panel')} over the training steps: {', '.join(panels)}. "
     text += " ".join(scope_words(dataset))
     caption = f"What the scope measured{f', {name}' if name else ''}: each panel over the steps."
-    return picture_of(figure, text, caption)
+    return picture_of(figure, text, f"{caption}{_bands(dataset)}")
 
 
 def scope_table(dataset: xr.Dataset) -> Table:
@@ -94,6 +94,18 @@ def scope_table(dataset: xr.Dataset) -> Table:
         rows.append((Name(quantity_name(str(name)), str(name)), over, *numbers))
     columns = ("quantity", "median over", "first", "last", "least", "largest", "not finite")
     return Table("What was measured, over the steps, with its name in the data", columns, rows)
+
+
+def _bands(dataset: xr.Dataset) -> str:
+    """What the bands are, if there are any."""
+    known = [name for name in BANDS if name in dataset and bool(dataset[name].notnull().any())]
+    if not known:
+        return ""
+    ends = dataset["distance"].values
+    return (
+        " A band reaches from the least to the largest value met along the gradient, at "
+        f"{ends.min():.3g} to {ends.max():.3g} times the learning rate."
+    )
 
 
 def _broken(dataset: xr.Dataset, values: NDArray[Any]) -> NDArray[np.bool_]:

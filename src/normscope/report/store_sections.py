@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
+from normscope.plots.names import said_settings
 from normscope.report.curves import curves_picture
 from normscope.report.diagram import SWEPT, Theory, diagrams
 from normscope.report.diagram_words import shown_diagrams
 from normscope.report.document import Picture, Section, Table
-from normscope.report.looked import Looked, look
+from normscope.report.looked import Looked, in_order, look
 from normscope.report.records_table import parameter_words, records_table, without_errors
 from normscope.report.scope_words import scope_picture, scope_words
 from normscope.report.store_downloads import store_downloads
@@ -60,6 +61,9 @@ def _section(
     looked = [look(store, record) for record in records]
     varying = varying_settings([record.parameters for record in records])
     words, pictures = _drawn(name, looked, varying, theory)
+    if name == SWEPT:
+        looked = in_order(looked, varying)
+        records = [each.record for each in looked]
     table = records_table(records, [each.single for each in looked], varying)
     downloads = store_downloads(store, path.name, looked, table)
     failures, more = _failures(records, varying)
@@ -71,7 +75,7 @@ def _section(
         paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *words, *cut, *more],
         pictures=pictures,
         tables=[_first_rows(table, records), *failures],
-        settings=_settings(records, varying),
+        settings=_settings(name, records, varying),
         versions={
             "normscope": ", ".join(sorted({record.version for record in records})),
             "torch, numpy, python": "not kept by a store",
@@ -100,11 +104,11 @@ def _asked(name: str, looked: Sequence[Looked]) -> str:
     return ""
 
 
-def _settings(records: Sequence[Record], varying: Sequence[str]) -> dict[str, Any]:
+def _settings(name: str, records: Sequence[Record], varying: Sequence[str]) -> dict[str, Any]:
     """What all records have in common, and their seeds."""
     seeds = sorted({record.seed for record in records})
     common = {k: value for k, value in records[0].parameters.items() if k not in varying}
-    return {**common, "seeds": seeds}
+    return {**(said_settings(common) if name == SWEPT else common), "seeds": seeds}
 
 
 def _cut(records: int, has_file: bool) -> list[str]:

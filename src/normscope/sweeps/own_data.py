@@ -13,9 +13,10 @@ from normscope.data.dataset import Split
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.places import made_at
 
-__all__ = ["own_data"]
+__all__ = ["held_out_words", "own_data"]
 
 _HELD_OUT = 5  # one sample of so many, where a user's data has no test split
+_split_here: dict[tuple[str, str], int] = {}  # how many samples there were, by place and version
 
 
 @functools.lru_cache(maxsize=4)
@@ -39,6 +40,7 @@ def own_data(place: str, version: str) -> Dataset:
         return found
     if _is_pair(found, Tensor):
         train, test = _held_out(place, *found)
+        _split_here[place, version] = len(found[0])
     elif _is_pair(found, (tuple, list)) and all(_is_pair(each, Tensor) for each in found):
         train, test = (Split(*each) for each in found)
     else:
@@ -51,6 +53,22 @@ def own_data(place: str, version: str) -> Dataset:
     labels = not train.y.is_floating_point()
     classes = map(str, range(int(train.y.max()) + 1)) if labels else ()
     return Dataset(place, train, test, tuple(classes))
+
+
+def held_out_words(place: str, version: str) -> str:
+    """Why a user's data has fewer samples to train on than the function returned.
+
+    Args:
+        place: of the function.
+        version: of its file.
+
+    Returns:
+        The end of a sentence; "" if nothing was held out of it.
+    """
+    samples = _split_here.get((place, version))
+    if samples is None:
+        return ""
+    return f"; of the {samples} that {place} returns every fifth is held out for the test"
 
 
 def _is_pair(found: Any, kind: type | tuple[type, ...]) -> bool:

@@ -25,7 +25,7 @@ from normscope.sweeps.own import (
     own_places,
     source_version,
 )
-from normscope.sweeps.own_data import own_data
+from normscope.sweeps.own_data import held_out_words, own_data
 from normscope.training import Evaluation, Outcome, evaluate, sgd
 from normscope.training.loop import Loop
 
@@ -100,16 +100,21 @@ class Training:
     @property
     def data_set(self) -> Dataset:
         """The samples that are used; loaded once in each process."""
-        version = source_version(self.data) if own_places([self.data]) else ""
-        return split_of(self.data, version, self.samples, self.test_samples)
+        return split_of(self.data, self._data_version, self.samples, self.test_samples)
+
+    @property
+    def _data_version(self) -> str:
+        return source_version(self.data) if own_places([self.data]) else ""
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches in the training data."""
         samples = len(self.data_set.train.x)
         if not 1 <= self.batch_size <= samples:
+            held_out = "" if self.samples else held_out_words(self.data, self._data_version)
             raise InputError(
-                f"batch_size must be from 1 to the {samples} samples, got {self.batch_size}."
+                f"batch_size must be from 1 to the {samples} samples, got "
+                f"{self.batch_size}{held_out}."
             )
         return samples // self.batch_size
 
@@ -154,7 +159,10 @@ def split_of(data: str, version: str, samples: int | None, test_samples: int | N
         ("test_samples", test_samples, whole.test),
     ):
         if wanted is not None and not 1 <= wanted <= len(split.x):
-            raise InputError(f"{name} must be from 1 to {len(split.x)} of {data}, got {wanted}.")
+            raise InputError(
+                f"{name} must be from 1 to {len(split.x)} of {data}, got "
+                f"{wanted}{held_out_words(data, version)}."
+            )
     train = type(whole.train)(*(each[:samples] for each in whole.train))
     test = type(whole.test)(*(each[:test_samples] for each in whole.test))
     return Dataset(whole.name, train, test, whole.classes)

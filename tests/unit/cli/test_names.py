@@ -33,7 +33,7 @@ def _home_of(item):
     return getattr(measured, "__module__", "") or ""
 
 
-def test_unknown_name_is_refused_only_while_the_registry_is_not_there(monkeypatch):
+def test_unknown_name_is_refused_and_one_that_the_registry_learned_later_is_not(monkeypatch):
     monkeypatch.delitem(importlib.import_module("sys").modules, "normscope.models", raising=False)
     check_name("models", "vgg")
     check_name("models", "status", "status")
@@ -42,8 +42,11 @@ def test_unknown_name_is_refused_only_while_the_registry_is_not_there(monkeypatc
     with pytest.raises(UnknownNameError, match="unknown sweep 'vg'"):
         check_name("models", "vg", noun="sweep")
     monkeypatch.undo()
-    registry_of("models")
-    check_name("models", "one that was registered later")
+    known = registry_of("models")
+    with pytest.raises(UnknownNameError, match=r"unknown model 'later'; .*vgg16; or ask me\.$"):
+        check_name("models", "later", hint="or ask me")
+    monkeypatch.setitem(known._items, "later", None)
+    check_name("models", "later")
 
 
 def test_completion_takes_words_and_names():

@@ -8,7 +8,15 @@ import pytest
 from rich.console import Console
 
 from normscope.cli import output
-from normscope.cli.output import Bar, Lines, print_json, print_note, print_table, progress
+from normscope.cli.output import (
+    Bar,
+    Lines,
+    print_json,
+    print_note,
+    print_table,
+    progress,
+    resumable,
+)
 
 
 def test_json_is_strict(capsys):
@@ -176,3 +184,14 @@ def test_log_of_a_long_count_tells_what_is_left(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "compare: 1 of 60 cells (2 s)"
     assert lines[2] == "compare: 21 of 60 cells (22 s, about 41 s left)"
+
+
+def test_interrupt_says_what_was_kept_and_how_to_go_on(tmp_path):
+    store = tmp_path / "sweep.sqlite"
+    begun = "interrupted; nothing was computed yet, and the same command begins again."
+    kept = f"interrupted; what is finished is kept in {store}, and the same command goes on."
+    for message in (begun, kept):
+        with pytest.raises(KeyboardInterrupt) as caught, resumable(store):
+            raise KeyboardInterrupt
+        assert str(caught.value) == message
+        store.touch()

@@ -1,17 +1,22 @@
 """The tour at quick scale: one run serves all tests."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
+from normscope.cli.output import Lines
 from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
 from normscope.experiments.tour.headlines import findings, question
+from normscope.experiments.tour.kept import is_tour, record_of, seconds_in_store, with_record
+from normscope.experiments.tour.limits import training
 from normscope.experiments.tour.net import LOSS, Net
+from normscope.experiments.tour.pace import SHARES, Pace, all_shares
 from normscope.experiments.tour.page import tour_report
 from normscope.experiments.tour.summary import (
     HEADS,
@@ -20,7 +25,6 @@ from normscope.experiments.tour.summary import (
     summary_rows,
     summary_table,
 )
-from normscope.experiments.tour.tour import progress_steps
 from normscope.learning_rate import max_learning_rate
 from normscope.models import build
 from normscope.results import Store
@@ -43,13 +47,49 @@ def results(result):
     return result.dataset
 
 
-def test_progress_is_called_as_often_as_announced(result, told):
-    assert len(told) == progress_steps(SETTINGS)
-    kinds = {label.partition(":")[0] for label in told}
-    assert kinds == {
-        *("learning rate", "training", "landscape", "curvature", "depth"),
-        *("theorems", "phase diagram"),
-    }
+COUNT = re.compile(r"(\d+) of (\d+) shares of the work; ([a-z ]+): ")
+
+
+def test_progress_counts_all_shares_of_the_work(result, told):
+    counts = [COUNT.match(text).groups() for text in told]
+    assert [kind for kind in SHARES if kind not in {each[2] for each in counts}] == []
+    whole = all_shares(len(SETTINGS["norms"]), SETTINGS["seeds"])
+    # the rate that all share is the own one of a net, whose training is there already
+    assert list(dict.fromkeys(int(of) for _, of, _ in counts)) == [
+        whole,
+        whole - SHARES["training"],
+    ]
+    whole -= SHARES["training"]
+    done = [int(each) for each, _, _ in counts]
+    assert done[0] == 0
+    assert done == sorted(done)
+    first = next(place for place, each in enumerate(counts) if each[2] == "phase diagram")
+    assert done[first] == whole - SHARES["phase diagram"]  # it is the last: nothing is left over
+    assert done[-1] < whole
+    assert not any(", " in text for text in told)  # a log would take it for a part's name
+
+
+def test_time_left_is_sane_whether_or_not_parts_are_in_a_store(capsys):
+    now = [0.0]
+    log = Lines("demo", None, lambda: now[0])
+    pace = Pace(log.tell, 10 * 18 + 10 * 2)
+    for number in range(10):  # five of them are there already, and take no time
+        with pace.part("learning rate", "batch", f"seed {number}") as tell:
+            for each in range(9) if number > 4 else ():
+                tell(f"run {each}")
+                now[0] += 4.0
+                log.look()
+    for number in range(10):
+        with pace.part("training", "batch", f"seed {number}") as tell:
+            tell("")
+            now[0] += 4.0
+            log.look()
+    lines = capsys.readouterr().err.splitlines()
+    left = re.compile(r"\((\d+) s, about (\d+) s left\)$")
+    told = [tuple(map(int, found.groups())) for line in lines if (found := left.search(line))]
+    assert len(told) > 5
+    for seconds, rest in told:
+        assert (220 - seconds) / 2 <= rest <= 2 * (220 - seconds)
 
 
 def test_limit_is_the_advisors_on_the_same_net(results):
@@ -103,7 +143,7 @@ def test_interrupted_tour_goes_on_and_ends_the_same(results, tmp_path):
 
     def interrupt(label):
         seen.append(label)
-        if label.startswith("curvature"):
+        if "; curvature: " in label:
             raise KeyboardInterrupt
 
     with Store(path) as store, pytest.raises(KeyboardInterrupt):
@@ -112,7 +152,39 @@ def test_interrupted_tour_goes_on_and_ends_the_same(results, tmp_path):
         before = len(store.select("tour part", state="finished"))
         again = run("tour", store=store)
         assert 0 < before < len(store.select("tour part", state="finished"))
+        assert seconds_in_store(store, SETTINGS) == pytest.approx(
+            sum(record.seconds for record in store.select())
+        )
+        assert seconds_in_store(store, {**SETTINGS, "seed": 1}) == 0
+        assert seconds_in_store(store, {**SETTINGS, "width": 25}) == 0
     xr.testing.assert_identical(again.dataset, results)
+
+
+def test_noise_comes_from_the_seed():
+    """A second run gives the same numbers, whatever was drawn before it."""
+    net = Net("digits", 8, 3, 64, 0.9)
+    found = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        found.append(training(net, "noisy", 0, 0.1, 3))
+    xr.testing.assert_identical(*found)
+
+
+def test_numbers_keep_how_they_were_made(result, tmp_path):
+    kept = with_record(result, "normscope demo", earlier=7.0)
+    kept.to_netcdf(tmp_path / "demo.nc", engine="scipy")
+    with xr.open_dataset(tmp_path / "demo.nc", engine="scipy") as opened:
+        read = opened.load()
+    assert is_tour(read)
+    assert not is_tour(read.drop_vars("theory_says"))
+    record = record_of(read)
+    assert record.settings == result.to_dict()["settings"]
+    assert (record.versions, record.command) == (result.versions, "normscope demo")
+    assert record.seconds == pytest.approx(result.seconds + 7)
+    assert record.earlier_words == "7 of them before it was cut off"
+    bare = record_of(result.dataset)  # as a library's user has them
+    assert bare.settings["width"] == SETTINGS["width"]
+    assert bare.seconds is None
 
 
 def test_summary_has_a_row_for_each_normalization(results):
@@ -149,7 +221,7 @@ def test_findings_are_a_few_short_sentences_with_numbers(results):
 
 
 def test_report_has_a_section_for_each_part_with_its_picture(result):
-    report = tour_report(result, "normscope demo")
+    report = tour_report(with_record(result, "normscope demo"))
     assert list(report.findings) == findings(result.dataset)
     assert len(report.sections) == len(STORIES) + 1
     assert [len(section.pictures) for section in report.sections] == [*[1] * len(STORIES), 0]

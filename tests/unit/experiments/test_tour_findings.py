@@ -85,7 +85,28 @@ def test_limits_say_where_no_end_was_found_and_what_theory_does_not_cover(result
     text = " ".join(about_limits(results))
     assert "found no end with BatchNorm" in text
     assert "0.04 without normalization (measured: 0.055 (0.05 to 0.06))" in text
-    assert "The theory has no word with BatchNorm: no such layer." in text
+    assert "Mean-field theory makes no estimate with BatchNorm: no such layer." in text
+
+
+def test_layers_without_a_formula_are_told_in_words(results):
+    says = "features.1: mean-field theory has no closure here for the module A. Supported are B."
+    without = results.assign(
+        theory_says=(CELL, [["head", "head"], [says, says]]),
+    )
+    *_, last = about_limits(without)
+    assert last == (
+        "Mean-field theory makes no estimate with BatchNorm: it has no formula for what that layer "
+        "does to the signal."
+    )
+    neither = without.assign(
+        by_theory=results["by_theory"] * np.nan, theory_says=(CELL, [[says] * 2] * 2)
+    )
+    *_, last = about_limits(neither)
+    assert last.startswith(
+        "Mean-field theory makes no estimate without normalization and with Batch"
+    )
+    assert last.endswith("what those layers do to the signal.")
+    assert "features" not in last
 
 
 def test_prediction_is_given_by_its_best_and_worst(results):

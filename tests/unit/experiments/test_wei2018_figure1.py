@@ -1,5 +1,7 @@
 """Figure 1 at a small size: its data set, its panels and its verdicts."""
 
+from dataclasses import replace
+
 import pytest
 
 from normscope.experiments import run
@@ -52,3 +54,13 @@ def test_verdicts_follow_the_numbers(result):
     assert verdicts[gamma.text] is False
     train = next(text for text in verdicts if text.startswith("the train closure"))
     assert verdicts[train] is False
+
+
+def test_verdicts_of_a_quick_run_say_that_they_are_of_one(result):
+    _, said, *verdicts = str(result).splitlines()
+    assert "shows that everything runs" in said
+    assert len(verdicts) == len(result.claims) == 5
+    assert all("reproduced in this quick run: " in line for line in verdicts)
+    assert "holds in every measured network, 1 seed)" in verdicts[3]
+    small = str(replace(result, scale="small")).splitlines()
+    assert all("reproduced: " in line for line in small[1:])

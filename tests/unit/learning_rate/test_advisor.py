@@ -50,6 +50,7 @@ def test_run_that_is_unstable_below_the_bound_lowers_the_safe_rate():
     assert found.limit == pytest.approx((1 + 3**0.5) / 4, rel=0.05)
     assert found.safe == found.verified[0] < found.bound
     assert "the safe rate is lowered to it" in found.explanation
+    assert "lowered to a stable run" in str(found)
 
 
 def test_safe_is_the_bound_of_the_dense_matrix():
@@ -58,6 +59,7 @@ def test_safe_is_the_bound_of_the_dense_matrix():
     matrix = dense(model, "cross_entropy", data, kind="ggn", mode="train").double()
     exact = float(torch.linalg.eigvalsh(matrix).amax())
     assert found.curvature.values == pytest.approx([exact], rel=0.02)
+    assert "the steepest curvature met is trained stably below it" in str(found)
     assert found.safe == pytest.approx(3 / found.curvature.binding)
     assert found.verified is None
     assert found.limit == found.by_curvature

@@ -186,7 +186,7 @@ def test_table_dict_and_dataset_hold_the_same():
     text = str(found)
     assert "linear3" in text
     assert "116.7" in text
-    assert "<td>linear3</td>" in found._repr_html_()
+    assert ">linear3</td>" in found._repr_html_()
     swept = predict(FC, gamma=[0.5, 1.0]).to_xarray()
     assert swept["term"].dims == ("layer", "gamma")
     assert json.loads(json.dumps(predict(FC, gamma=[0.5, 1.0]).to_dict()))["gamma"] == [0.5, 1.0]

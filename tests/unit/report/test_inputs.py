@@ -11,7 +11,7 @@ from tests.references.html_outline import outline
 
 from normscope.errors import DataError, InputError, NormscopeError
 from normscope.experiments.result import Result
-from normscope.report import render, report_of, write_report
+from normscope.report import Report, Section, render, report_of, write_report
 from normscope.results import Claim, Store
 
 DOCS = Path(__file__).parents[3] / "docs" / "results"
@@ -255,6 +255,39 @@ def test_quick_result_withholds_its_verdicts_in_both_reports(tmp_path):
     found = outline((tmp_path / "own.html").read_text(encoding="utf-8"))
     own = [e.text for e in found.elements if e.attributes.get("class") == "finding"]
     assert own == list(findings)
+
+
+def page_of(numbers):
+    """A page of its own kind, for numbers that are called so."""
+    if "known" not in numbers:
+        return None
+    section = Section("Its part", ["Found in it."])
+    return Report("A known kind", ["Found."], [section], asked="What?")
+
+
+def test_numbers_of_a_known_kind_keep_their_own_page(tmp_path):
+    xr.Dataset({"known": ("x", [1.0])}).to_netcdf(tmp_path / "a.nc", engine="scipy")
+    (tmp_path / "report.html").write_text("<p>", encoding="utf-8")
+    for given in (tmp_path, tmp_path / "a.nc"):
+        report = report_of([given], page_of=page_of)
+        assert (report.title, report.question) == ("A known kind", "What?")
+        assert list(report.findings) == ["Found."]
+        assert list(report.sources) == [tmp_path / "a.nc"]
+    assert report_of([tmp_path], title="Mine", page_of=page_of).title == "Mine"
+
+
+def test_known_kind_leads_a_page_of_several_files(folder):
+    xr.Dataset({"known": ("x", [1.0])}).to_netcdf(folder / "a.nc", engine="scipy")
+    (folder / "torn.nc").write_bytes(b"CDF\x01garbage")
+    report = report_of([folder], page_of=page_of)
+    assert report.title == "A known kind"
+    assert [each.title for each in report.sections] == ["Its part", "wei2018/figure1"]
+    assert report.findings[:2] == [
+        "Found.",
+        "Of 2 claims, 1 is reproduced and 1 is not reproduced.",
+    ]
+    assert report.findings[-1].startswith("Not in this report: torn.nc (")
+    render(report)
 
 
 def test_missing_file_suggests_the_closest(folder):

@@ -166,5 +166,32 @@ def test_hostile_text_is_shown_as_text():
 
 def test_missing_values_are_dashes_and_rows_may_lack_columns():
     html = table_html([{"a": None, "b": float("nan")}, {"a": True}])
-    assert html.count("<td>-</td>") == 3
-    assert "<td>yes</td>" in html
+    cells = [each.text for each in outline(f"<div>{html}</div>").named("td")]
+    assert cells == ["-", "-", "yes", "-"]
+
+
+def alignments(html):
+    """Of the heads and of the cells, by their text."""
+    found = outline(html).elements
+    return {
+        each.text: each.attributes["style"].partition(";")[0].removeprefix("text-align:")
+        for each in found
+        if each.tag in ("th", "td")
+    }
+
+
+def test_numbers_are_aligned_to_the_right_and_texts_to_the_left():
+    rows = [{"name": "0", "value": 1.5, "written": "5.0e-04", "good": True}]
+    found = alignments(table_html([*rows, {"name": "a", "value": "nan", "written": None}]))
+    assert {found[key] for key in ("value", "1.5", "nan", "written", "5.0e-04")} == {"right"}
+    assert {found[key] for key in ("name", "0", "a", "good", "yes")} == {"left"}
+    pairs = alignments(pairs_html({"rate": 0.25, "reason": "none"}))
+    assert (pairs["rate"], pairs["0.25"], pairs["none"]) == ("left", "right", "left")
+
+
+@pytest.mark.parametrize("html", [table_html([{"a": 1}], "above", "below"), pairs_html({"a": 1})])
+def test_wide_table_scrolls_in_a_box_of_its_own(html):
+    box, table = outline(f"<body>{html}</body>").elements[1:3]
+    assert (box.tag, table.tag) == ("div", "table")
+    assert "overflow-x:auto" in box.attributes["style"]
+    assert "below" not in box.text

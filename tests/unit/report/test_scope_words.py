@@ -8,7 +8,7 @@ from normscope.probes import PROBES
 from normscope.report import Report, render
 from normscope.report.dataset_section import dataset_section
 from normscope.report.scope_report import scope_html, write_scope_report
-from normscope.report.scope_words import scope_table, scope_words
+from normscope.report.scope_words import scope_picture, scope_table, scope_words
 
 
 def scope(loss, **variables):
@@ -82,9 +82,19 @@ def test_every_quantity_and_dimension_of_the_probes_has_words():
                 assert dimension_name(each) == quantities._DIMENSIONS[each]
 
 
+def test_caption_says_what_a_band_is_where_there_is_one():
+    rays = (("step", "distance"), np.array([[1.0, 3.0], [1.0, 2.0]]))
+    caption = scope_picture(scope([2.0, 1.0], ray_loss=rays)).caption
+    assert caption.endswith(
+        "A band reaches from the least to the largest value met along the gradient, at 0.5 to 1 "
+        "times the learning rate."
+    )
+    assert "band" not in scope_picture(scope([2.0, 1.0])).caption
+
+
 def test_report_of_a_scope_names_its_labels(tmp_path):
     measured = scope([2.0, 1.0]).assign_coords(seed=3)
-    path = write_scope_report(measured, tmp_path / "scope.html", labels={"width": 64, "seed": 0})
+    path = write_scope_report(measured, tmp_path / "scope.html", further={"width": 64, "seed": 0})
     page = path.read_text(encoding="utf-8")
     assert "<dt>width</dt><dd>64</dd>" in page
     assert "<dt>seed</dt><dd>3</dd>" in page  # the scope's own

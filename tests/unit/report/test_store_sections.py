@@ -8,7 +8,15 @@ from tests.references.html_outline import outline
 
 from normscope.errors import DataError
 from normscope.plots.phase_diagram import phase_diagram
-from normscope.report import downloads, render, report_of, store_downloads, store_sections
+from normscope.report import (
+    Picture,
+    diagram_words,
+    downloads,
+    render,
+    report_of,
+    store_downloads,
+    store_sections,
+)
 from normscope.report.looked import look
 from normscope.results import Store, labels
 
@@ -91,6 +99,52 @@ def test_records_have_a_row_each_with_what_varies(path):
     names = [each.name for each in section.downloads]
     assert names[0] == "phase_diagram_records.csv"
     assert "phase_diagram.nc" in names
+
+
+def test_rows_stand_by_their_settings_in_whatever_order_they_were_computed(path):
+    with Store(path) as store:
+        for gamma, rate, seed in ((2, 0.1, 0), (0.5, 1.0, 1), (0.5, 1.0, 0), (0.5, 0.1, 0)):
+            parameters = {"gamma": gamma, "learning_rate": rate}
+            store.compute("phase_diagram", parameters, seed, lambda: training(1.0, 0.1, 0))
+    (section,) = report_of([path]).sections
+    rows = [row[:3] for row in section.tables[0].rows]
+    assert rows == [(0.5, 0.1, 0), (0.5, 1.0, 0), (0.5, 1.0, 1), (2, 0.1, 0)]
+
+
+def test_settings_stand_below_the_figure_and_not_in_it(path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        diagram_words, "picture_of", lambda figure, *texts: drawn.append(figure) or Picture("", "")
+    )
+    settings = {"samples": None, "test_samples": None, "code": "sha256-abc", "width": None}
+    with Store(path) as store:
+        add_cells(store, SQUARE, state="finished", **settings)
+        store.to_netcdf(path.with_suffix(".nc"), "phase_diagram")
+    for each in (path, path.with_suffix(".nc")):
+        (section,) = report_of([each]).sections
+        told = {name: section.settings[name] for name in settings}
+        assert told == {
+            "samples": "all",
+            "test_samples": "all",
+            "code": "sha256-abc",
+            "width": None,
+        }
+    assert [figure.get_supxlabel() for figure in drawn] == ["", ""]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.172, 0.39), (0.5, 60.0), (1.0, 1.02), (0.02, 0.5)])
+def test_colours_have_marks_enough_and_plain(low, high):
+    cells = {"gamma": [0.5, 1.0], "learning_rate": [0.1, 1.0], "seed": [0]}
+    loss = np.geomspace(low, high, 4).reshape(2, 2, 1)
+    found = xr.Dataset(
+        {"test_loss": (tuple(cells), loss), "diverged": (tuple(cells), 0 * loss)}, cells
+    )
+    figure = phase_diagram(found).figure
+    figure.draw_without_rendering()
+    bar = figure.axes[1]
+    marks = [each.get_text() for each in bar.get_yticklabels()]
+    assert 3 <= len(marks) <= 10
+    assert [float(each) for each in marks] == pytest.approx(list(bar.get_yticks()), rel=0.01)
 
 
 def test_each_further_setting_has_a_diagram_of_its_own(path):

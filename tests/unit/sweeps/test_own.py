@@ -227,6 +227,18 @@ def test_one_pair_holds_out_every_fifth_sample(own):
     assert found.classes == tuple(map(str, range(10)))
 
 
+@pytest.mark.parametrize("setting", ["batch_size", "samples"])
+def test_size_above_what_is_left_names_the_held_out_fifth(own, setting):
+    with pytest.raises(InputError) as caught:
+        _ = Training(data=own("in_order"), **{setting: 45}).steps_per_epoch
+    place = own("in_order")
+    assert str(caught.value).endswith(
+        f"got 45; of the 50 that {place} returns every fifth is held out for the test."
+    )
+    with pytest.raises(InputError, match=r"got 400\.$"):  # nothing is held out of these
+        _ = Training(data=own("two_pairs"), **{setting: 400}).steps_per_epoch
+
+
 def test_held_out_samples_are_drawn_from_everywhere(own):
     held_out = data_at(own("in_order")).test.x.flatten().tolist()
     assert held_out != sorted(held_out)

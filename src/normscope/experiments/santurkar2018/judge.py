@@ -3,7 +3,7 @@
 The rules were written down before any of the numbers they judge was seen. What was known by then:
 loss curves of seed 0 (VGG without normalization, the deep linear network at three learning rates),
 from which the number of steps at small scale and the rule of the second half come. One rule was
-changed since, with the verdicts known: the weight of a measured step. An examiner found that the
+changed since, with the verdicts known: the weight of a measured step. A review found that the
 earlier one, by which each measured step counted the same, counted early training most, as the deep
 linear network is measured ten times as densely in its first tenth. How numbers that are missing,
 zero or beyond a divergence are treated was made explicit at the same time.

@@ -59,7 +59,7 @@ class Assembly:
         """One part, from the store or computed now.
 
         Args:
-            kind: of the part, a name of the progress bar's shares.
+            kind: of the part, a name of `SHARES`.
             what: which one, for a person who waits.
             seed: of its random numbers.
             measure: computes it; gets a function to tell what it is at.
@@ -68,9 +68,14 @@ class Assembly:
         Returns:
             What was measured.
         """
-        with self.pace.part(kind, f"{what}, seed {seed}") as tell:
+        with self.pace.part(kind, what, f"seed {seed}") as tell:
+
+            def run() -> xr.Dataset:
+                tell("")  # not if it is in the store
+                return measure(tell)
+
             parameters = self.net.settings(part=kind, **further)
-            return self.store.compute("tour part", parameters, seed, lambda: measure(tell))
+            return self.store.compute("tour part", parameters, seed, run)
 
     def each(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 
@@ -61,6 +63,7 @@ def worst_in_a_seed(results: xr.Dataset) -> str:
 
 
 _PREDICTED = ("by_curvature", "limit")
+_NO_FORMULA = "has no closure here for the module"  # as `meanfield.predict` says it
 
 
 def _theory(results: xr.Dataset) -> list[str]:
@@ -74,12 +77,27 @@ def _theory(results: xr.Dataset) -> list[str]:
             "From the architecture alone, mean-field theory estimates the rate below which no "
             f"direction is unstable at {rates}."
         )
+    return sentences + _not_covered(results, [norm for norm in norms if norm not in covered])
+
+
+def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
+    """Why there is no estimate of some nets: mostly a layer that the theory has no formula for."""
+    layers, others = [], []
     for norm in norms:
-        if norm not in covered:
-            reason = str(results["theory_says"].sel(norm=norm).values.ravel()[0])
+        reason = str(results["theory_says"].sel(norm=norm).values.ravel()[0])
+        if _NO_FORMULA in reason:
+            layers.append(with_norm(norm))
+        else:
             reason = reason.partition(". ")[0].rstrip(".")
-            sentences.append(f"The theory has no word {with_norm(norm)}: {reason}.")
-    return sentences
+            others.append(f"It makes no estimate {with_norm(norm)}: {reason}.")
+    if layers:
+        those = "that layer" if len(layers) == 1 else "those layers"
+        others.insert(
+            0,
+            f"It makes no estimate {enumerated(layers)}: it has no formula for what {those} "
+            f"{'does' if len(layers) == 1 else 'do'} to the signal.",
+        )
+    return [each.replace("It", "Mean-field theory", 1) for each in others]
 
 
 def _estimate(results: xr.Dataset, norm: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import xarray as xr
 
+from normscope.experiments.santurkar2018.trainings import seeded
 from normscope.experiments.tour.net import LOSS, Net
 from normscope.learning_rate import max_learning_rate
 from normscope.training import Outcome, evaluate, fit, sgd
@@ -57,7 +58,7 @@ def training(net: Net, norm: str, seed: int, rate: float, steps: int) -> xr.Data
     Args:
         net: the network.
         norm: its normalization.
-        seed: of weights and order of the data.
+        seed: of weights, order of the data and noise.
         rate: of SGD.
         steps: updates.
 
@@ -66,12 +67,13 @@ def training(net: Net, norm: str, seed: int, rate: float, steps: int) -> xr.Data
         the population statistics of the training data; ``outcome``.
     """
     problem, data = net.problem(norm, seed), net.samples
-    run = fit(problem, sgd(rate, net.momentum), steps, net.batch_size, seed)
     accuracy = None
-    if run.outcome is not Outcome.DIVERGED:
-        accuracy = evaluate(
-            problem.model, LOSS, data.test, statistics="population", train_data=data.train
-        ).accuracy
+    with seeded(seed):  # of the noise behind BatchNorm
+        run = fit(problem, sgd(rate, net.momentum), steps, net.batch_size, seed)
+        if run.outcome is not Outcome.DIVERGED:
+            accuracy = evaluate(
+                problem.model, LOSS, data.test, statistics="population", train_data=data.train
+            ).accuracy
     losses = xr.DataArray(
         run.losses, dims="training_step", coords={"training_step": range(len(run.losses))}
     )

@@ -10,7 +10,14 @@ import xarray as xr
 from normscope.experiments.tour.claims import claims_by_part
 from normscope.experiments.tour.diagram import diagram_part
 from normscope.experiments.tour.headlines import findings, question
-from normscope.experiments.tour.summary import HEADS, LEGEND, STORIES, summary_table
+from normscope.experiments.tour.kept import record_of
+from normscope.experiments.tour.summary import (
+    HEADS,
+    LEGEND,
+    SAME_AGAIN,
+    STORIES,
+    summary_table,
+)
 from normscope.experiments.tour.tables import tables_of
 from normscope.plots.gradient_depth import gradient_depth
 from normscope.plots.norm_landscape import norm_landscape, norm_shift
@@ -24,8 +31,6 @@ from normscope.results import Claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normscope.experiments.result import Result
 
 __all__ = ["tour_report"]
 
@@ -102,17 +107,15 @@ _PICTURES: dict[str, _Drawing] = {
 }
 
 
-def tour_report(result: Result, command: str) -> Report:
+def tour_report(results: xr.Dataset) -> Report:
     """The report of a tour.
 
     Args:
-        result: of the experiment "tour".
-        command: that gives it again.
+        results: of the experiment "tour"; `with_record` adds what they were made with.
 
     Returns:
         The page, to be written by `normscope.report.write_report`.
     """
-    results = result.dataset
     claims = claims_by_part(results)
     first = _drawn(_OVERVIEW, results)
     pictures = {
@@ -124,7 +127,7 @@ def tour_report(result: Result, command: str) -> Report:
     return Report(
         "What normalization does to a net",
         findings(results),
-        [*sections, _record(result, command)],
+        [*sections, _record(results)],
         _summary(results),
         asked=question(results),
         overview=first,
@@ -159,20 +162,19 @@ def _section(part: str, results: xr.Dataset, picture: Picture, claims: Sequence[
     )
 
 
-_CHAOS = (
-    "Near the limit training is chaotic: how it ends depends on the order in which sums are taken, "
-    "so the limits differ by about 10 % with the number of threads and the machine."
-)
-
-
-def _record(result: Result, command: str) -> Section:
+def _record(results: xr.Dataset) -> Section:
     """Settings and data of the whole."""
+    record = record_of(results)
     return Section(
         "Settings and data",
-        ["What the papers say of such nets is judged beside each part, by these numbers.", _CHAOS],
-        settings=result.settings,
-        versions=result.versions,
-        command=command,
-        seconds=result.seconds,
-        downloads=dataset_downloads(result.dataset, "demo"),
+        [
+            "What the papers say of such nets is judged beside each part, by these numbers.",
+            SAME_AGAIN,
+        ],
+        settings=record.settings,
+        versions=record.versions,
+        command=record.command,
+        seconds=record.seconds,
+        seconds_note=record.earlier_words,
+        downloads=dataset_downloads(results, "demo"),
     )

@@ -25,7 +25,15 @@ from normscope.experiments.tour.findings_of_theory import (
 from normscope.experiments.tour.headlines import findings
 from normscope.plots.names import name_of
 
-__all__ = ["HEADS", "LEGEND", "STORIES", "findings", "summary_rows", "summary_table"]
+__all__ = [
+    "HEADS",
+    "LEGEND",
+    "SAME_AGAIN",
+    "STORIES",
+    "findings",
+    "summary_rows",
+    "summary_table",
+]
 
 # each part's sentences, in the order of the tour
 STORIES = {
@@ -56,6 +64,11 @@ HEADS = {
 LEGEND = (
     "Take half the limit; the accuracy is of that. Loss and smoothness: along the gradient, at one "
     "rate. Shift cosine: 1 is no shift. Last two: before training."
+)
+SAME_AGAIN = (
+    "The same command on the same machine, with the same number of threads, gives these numbers "
+    "again to the last bit. Elsewhere sums are taken in another order, and near the limit training "
+    "is chaotic: limits may differ by about 10 %, and a claim that is close by its verdict."
 )
 _DIGITS = 3
 _HEAD_WIDTH = 8  # of a terminal, for words that are not longer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,12 @@ from normscope.experiments.tour.diagram import diagram
 from normscope.experiments.tour.landscape import landscape
 from normscope.experiments.tour.limits import limits, training
 from normscope.experiments.tour.net import Net
-from normscope.experiments.tour.pace import SHARES, Pace
+from normscope.experiments.tour.pace import Pace, all_shares
 from normscope.experiments.tour.statements import statements
 from normscope.plots.overview import overview
 from normscope.results import Store
 
-__all__ = ["NORMS", "progress_steps", "tour"]
+__all__ = ["NORMS", "tour"]
 
 NORMS = ("none", "batch", "noisy", "l1", "layer")
 QUICK: dict[str, Any] = {
@@ -108,7 +108,8 @@ def tour(
         (verdict), phase diagram (gamma, learning_rate, diagram_seed; closure).
     """
     net = Net(data, width, layers, batch_size, momentum)
-    parts = Assembly(net, list(norms), range(seed, seed + seeds), store, Pace(progress))
+    pace = Pace(progress, all_shares(len(norms), seeds))
+    parts = Assembly(net, list(norms), range(seed, seed + seeds), store, pace)
     rates = parts.each("learning rate", lambda norm, own, tell: limits(net, norm, own, tell))
     half = _by_cell(rates["recommended"])
     common, largest = (float(getattr(rates["recommended"], end)()) for end in ("min", "max"))
@@ -199,6 +200,7 @@ def _phases(
 ) -> xr.Dataset:
     """The phase diagram of the first seed; its trainings are records of their own."""
     with parts.pace.part("phase diagram", f"{len(gammas) * len(rates)} trainings") as tell:
+        tell("")
         return diagram(parts.net, gammas, rates, epochs, parts.seeds[:1], parts.store, tell)
 
 
@@ -216,23 +218,3 @@ def _joined(found: Sequence[xr.Dataset], net: Net, common: float) -> xr.Dataset:
     joined["by_theory"].attrs["missing"] = "the theory covers none of these nets"
     joined["lambda_max"].attrs["missing"] = "no mode applies"
     return joined.assign_attrs(net.settings(linear_threshold=THRESHOLD))
-
-
-def progress_steps(settings: Mapping[str, Any]) -> int:
-    """How often a run with these settings calls the progress.
-
-    Args:
-        settings: all settings of `tour`.
-
-    Returns:
-        The number.
-    """
-    norms, seeds = len(settings["norms"]), int(settings["seeds"])
-    for_each = ("learning rate", "training", "training", "landscape", "depth")
-    return (
-        norms * seeds * sum(SHARES[kind] for kind in for_each)
-        + norms * SHARES["curvature"]
-        + seeds * SHARES["depth"]  # with skips
-        + SHARES["theorems"]
-        + SHARES["phase diagram"]
-    )

@@ -39,6 +39,7 @@ def _claims(results: xr.Dataset) -> list[Claim]:
     source = "wei2018, Figure 1"
     rate = results["max_learning_rate_measured"].sel(mode="train")
     falls = bool((rate.diff("measured_gamma") < 0).all())
+    seeds = "1 seed" if rate.sizes["seed"] == 1 else f"{rate.sizes['seed']} seeds"
     smallest = float(rate["measured_gamma"][0])
     gain = rate.sel(measured_gamma=smallest) / results["max_learning_rate_measured_without"]
     gains = ", ".join(
@@ -50,7 +51,7 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         Claim(
             "the smaller gamma, the larger the critical learning rate",
             source,
-            f"every measured network, {rate.sizes['seed']} seeds: {falls}",
+            f"{'holds' if falls else 'does not hold'} in every measured network, {seeds}",
             falls,
         ),
         Claim(

@@ -94,7 +94,16 @@
     const hidden = box.scrollWidth - box.clientWidth - box.scrollLeft;
     box.toggleAttribute("data-more", hidden > 2);
   };
+  // A long table ends at the border of a row, not in its middle.
+  const fit = (box) => {
+    box.style.removeProperty("--fitted");
+    const top = box.getBoundingClientRect().top + box.clientTop - box.scrollTop;
+    const ends = [...box.querySelectorAll("tbody tr")].map((row) => row.getBoundingClientRect().bottom - top);
+    const seen = ends.filter((end) => end <= box.clientHeight).at(-1);
+    if (seen) box.style.setProperty("--fitted", `${seen + box.offsetHeight - box.clientHeight}px`);
+  };
   const reachable = () => {
+    document.querySelectorAll(".scroll.long").forEach(fit);
     for (const box of document.querySelectorAll(".scroll")) {
       const wide = box.scrollWidth > box.clientWidth;
       if (wide || box.scrollHeight > box.clientHeight) box.tabIndex = 0;

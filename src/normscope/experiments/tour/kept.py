@@ -1,0 +1,113 @@
+"""The numbers of a tour with how they were made, so that a file of them gives its page again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import xarray as xr
+
+if TYPE_CHECKING:
+    from normscope.experiments.result import Result
+    from normscope.results import Store
+
+__all__ = ["Record", "is_tour", "record_of", "seconds_in_store", "with_record"]
+
+_PREFIX = "run_"  # of the attributes
+_MARKS = ("by_curvature", "theory_says", "shared_training_loss", "diagram_test_loss", "refuted")
+_NET = {"data": "data", "width": "width", "layers": "depth", "batch_size": "batch_size"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a tour was run.
+
+    Args:
+        settings: all settings, by name.
+        versions: of the packages it ran on, by name.
+        command: that gives it again.
+        seconds: it took in all; None if that is not known.
+        earlier: seconds of them in runs that were cut off.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    seconds: float | None = None
+    earlier: float = 0.0
+
+    @property
+    def earlier_words(self) -> str:
+        """What part of the seconds is of earlier runs.
+
+        >>> Record(seconds=90.0, earlier=31.7).earlier_words
+        '32 of them before it was cut off'
+        """
+        return f"{self.earlier:.0f} of them before it was cut off" if self.earlier else ""
+
+
+def with_record(result: Result, command: str, earlier: float = 0.0) -> xr.Dataset:
+    """The numbers of a tour, with its record in their attributes.
+
+    Args:
+        result: of the experiment "tour".
+        command: that gives it again.
+        earlier: seconds of what it found in a store.
+
+    Returns:
+        What `record_of` reads, also after it was a NetCDF file.
+    """
+    kept = {
+        "settings": result.to_dict()["settings"],
+        "versions": result.versions,
+        "command": command,
+        "seconds": result.seconds + earlier,
+        "earlier": earlier,
+    }
+    return result.dataset.assign_attrs(
+        {f"{_PREFIX}{name}": json.dumps(value) for name, value in kept.items()}
+    )
+
+
+def record_of(results: xr.Dataset) -> Record:
+    """How the numbers of a tour were made; of those without a record, the net they are of."""
+    kept = {
+        str(name).removeprefix(_PREFIX): json.loads(value)
+        for name, value in results.attrs.items()
+        if str(name).startswith(_PREFIX)
+    }
+    if not kept:
+        return Record(settings={name: _plain(value) for name, value in results.attrs.items()})
+    return Record(**kept)
+
+
+def is_tour(results: xr.Dataset) -> bool:
+    """Whether numbers are those of a tour."""
+    return all(name in results for name in _MARKS)
+
+
+def seconds_in_store(store: Store, settings: Mapping[str, Any]) -> float:
+    """The seconds of a tour's parts that a store has already.
+
+    Args:
+        store: of tours, such as one that was cut off.
+        settings: of this tour; parts of other nets and seeds are not counted.
+
+    Returns:
+        Their sum.
+    """
+    seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
+    net = {theirs: settings[ours] for ours, theirs in _NET.items()}
+    return sum(
+        record.seconds or 0.0
+        for record in store.select()
+        if record.state.has_result
+        and record.seed in seeds
+        and all(record.parameters.get(name) == value for name, value in net.items())
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,71 @@
+"""What a scope watches and when it measures, in words and numbers for its report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normscope.curvature.problem import WholeLoss
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from normscope.probes.schedule import Schedule
+    from normscope.probes.subject import Subject
+
+__all__ = ["scope_settings"]
+
+
+def scope_settings(subject: Subject, schedule: Schedule) -> dict[str, Any]:
+    """Loss, optimizer with its settings as they are now, and the steps that are measured.
+
+    Args:
+        subject: model, loss and optimizer.
+        schedule: of the measurements.
+
+    Returns:
+        Plain values by name.
+    """
+    found: dict[str, Any] = {"loss": _named(subject.loss)}
+    if subject.optimizer is not None:
+        found["optimizer"] = _optimizer(subject.optimizer)
+    if subject.learning_rate is not None:
+        found["learning_rate"] = float(subject.learning_rate)
+    if schedule.steps is not None:
+        found["steps"] = f"{len(schedule.steps)} given"
+    elif schedule.budget is not None:
+        found["budget"] = float(schedule.budget)
+    else:
+        found["every"] = schedule.every
+    return found
+
+
+def _named(loss: object) -> str:
+    """A loss by its registered name, that of its function, or that of its class.
+
+    >>> _named("cross_entropy"), _named(len)
+    ('cross_entropy', 'len')
+    """
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, WholeLoss):
+        return f"{_named(loss.function)} (whole loss)"
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def _optimizer(optimizer: Optimizer) -> str:
+    """The class with its settings; what is off is left out, what differs by group is told."""
+    groups = [
+        {name: _plain(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    names = list(dict.fromkeys(name for group in groups for name in group))
+    told = []
+    for name in names:
+        values = list(dict.fromkeys(str(group.get(name)) for group in groups))
+        if values not in (["None"], ["False"], ["0"], ["0.0"]):
+            told.append(f"{name} {' or '.join(values)}")
+    return f"{type(optimizer).__name__}, {', '.join(told)}"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,123 @@
+"""Wrong data is found before the work, wherever in memory it is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from normscope.curvature.problem import Problem
+from normscope.curvature.trial import look_over, try_batches
+from normscope.errors import InputError, StateError
+from normscope.learning_rate import max_learning_rate
+
+SIZE = 16
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def samples():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(200, 5, generator=generator), torch.arange(200) % 3
+
+
+def with_bad_label(inputs, labels):
+    labels[170] = 3
+
+
+def with_negative_label(inputs, labels):
+    labels[199] = -1
+
+
+def with_nan(inputs, labels):
+    inputs[150:153, 2] = torch.nan
+
+
+BAD = {
+    with_bad_label: (InputError, "expected labels from 0 to 2"),
+    with_negative_label: (InputError, "expected labels from 0 to 2"),
+    with_nan: (StateError, "the inputs themselves contain NaN .*, in 3 of the 16 samples"),
+}
+
+
+def in_batches(inputs, labels):
+    return list(zip(inputs.split(SIZE), labels.split(SIZE), strict=True))
+
+
+@pytest.mark.parametrize("spoil", BAD, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("listed", [False, True])
+def test_wrong_data_far_behind_is_found(spoil, listed):
+    data = samples()
+    first = [tuple(part[:SIZE].clone() for part in data)]
+    look_over(Problem(network(), "cross_entropy", data), first, SIZE, seed=0)  # nothing is wrong
+    spoil(*data)
+    error, message = BAD[spoil]
+    given = in_batches(*data) if listed else data
+    problem = Problem(network(), "cross_entropy", given)
+    try_batches(problem, first, "train", 0)  # those are not wrong
+    with pytest.raises(error, match=message if not listed else message.partition(", in")[0]):
+        look_over(problem, first, None if listed else SIZE, seed=0)
+
+
+def test_advice_refuses_before_it_measures(monkeypatch):
+    def measured(*given):
+        pytest.fail("too late")
+
+    monkeypatch.setattr("normscope.learning_rate.advisor.steepest_curvature", measured)
+    data = samples()
+    with_bad_label(*data)
+    with pytest.raises(InputError, match="expected labels from 0 to 2"):
+        max_learning_rate(network(), "cross_entropy", data, batch_size=SIZE)
+    loader = DataLoader(TensorDataset(*(part[165:] for part in data)), batch_size=SIZE)
+    with pytest.raises(InputError, match="expected labels from 0 to 2"):
+        max_learning_rate(network(), "cross_entropy", loader)
+
+
+class Filling(nn.Module):
+    """Has a use for what is missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.line(inputs.nan_to_num(0.0))
+
+
+def test_model_that_takes_missing_values_is_not_refused():
+    data = samples()
+    with_nan(*data)
+    problem = Problem(Filling(), "cross_entropy", data)
+    look_over(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
+
+
+def test_unusual_samples_are_tried_once_and_leave_the_model_alone():
+    inputs, labels = samples()
+    labels[:SIZE] = 0  # all others are unlike these
+    model = network()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen = []
+    model[0].register_forward_hook(lambda module, given, output: seen.append(len(output)))
+    problem = Problem(model, "cross_entropy", (inputs, labels))
+    look_over(problem, [(inputs[:SIZE], labels[:SIZE])], SIZE, seed=0)
+    assert seen == [SIZE, SIZE]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_targets_that_are_not_finite_are_blamed_too():
+    inputs = torch.ones(4, 5)
+    targets = torch.tensor([[1.0], [torch.inf], [0.0], [0.0]])
+    problem = Problem(nn.Linear(5, 1), "squared_error", (inputs, targets))
+    message = "the loss is not finite .*; the targets themselves contain infinity, in 1 of the 4"
+    with pytest.raises(StateError, match=message):
+        try_batches(problem, [(inputs, targets)], "train", 0)
+
+
+def test_finite_data_is_not_blamed():
+    model = nn.Linear(5, 1)
+    nn.init.constant_(model.weight, torch.nan)
+    batch = torch.ones(4, 5), torch.ones(4, 1)
+    with pytest.raises(StateError, match="check the data, the weights and the loss before"):
+        try_batches(Problem(model, "squared_error", batch), [batch], "train", 0)
