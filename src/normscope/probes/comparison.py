@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class Comparison:
 
     def __init__(self, start: Start) -> None:
         self._start = start
-        self._sums: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._sums: list[Tensor] = []  # three numbers each
         self._small: dict[str, Tensor] = {}
         self._seen: set[str] = set()
 
@@ -70,29 +70,30 @@ class Comparison:
             products: inner product with the start, squared norm, squared norm of the difference.
         """
         self._seen.add(name)
-        self._sums.append(products)
+        self._sums.append(torch.stack(products))
 
     def _add(self, here: Tensor, start: Tensor) -> None:
         sums = compiled_comparison(here, start)
         if sums is not None:
-            inner, norm, difference = sums.unbind()
-            self._sums.append((inner, norm, difference))
+            self._sums.append(sums)
             return
         for place in range(0, len(here), _PIECE):
             one, other = here[place : place + _PIECE], start[place : place + _PIECE]
             # the difference itself: from the inner products it would be lost in their rounding
             change = torch.sub(one, other, out=self._start.room(one))
-            self._sums.append((torch.dot(one, other), _squared(one), _squared(change)))
+            products = torch.dot(one, other), _squared(one), _squared(change)
+            self._sums.append(torch.stack(products))
 
     def result(self) -> tuple[float, float]:
         """l2 distance and cosine of the whole gradients; NaN where one of them is zero."""
         if self._small:
             pairs = [_aligned(g, self._start.gradient[n]) for n, g in self._small.items()]
             self._add(torch.cat([here for here, _ in pairs]), torch.cat([to for _, to in pairs]))
-        sums = [0.0, 0.0, sum(s for n, s in self._start.sizes.items() if n not in self._seen)]
-        for column in range(3 if self._sums else 0):
-            sums[column] += _total([each[column] for each in self._sums])
-        inner, norm, difference = sums
+        total = torch.zeros(3, dtype=torch.float64)
+        if self._sums:
+            total = torch.stack([each.double() for each in self._sums]).sum(0)
+        inner, norm, difference = total.tolist()
+        difference += sum(s for n, s in self._start.sizes.items() if n not in self._seen)
         product = _root(norm) * self._start.norm
         cosine = inner / product if product > 0 else math.nan
         difference = max(difference, 0.0) if math.isfinite(difference) else difference
@@ -151,10 +152,6 @@ def _squared(tensor: Tensor) -> Tensor:
     """The sum of squares; by the norm, which uses all threads, unlike an inner product."""
     norm: Tensor = torch.linalg.vector_norm(tensor)
     return norm.square()
-
-
-def _total(numbers: Sequence[Tensor]) -> float:
-    return float(torch.stack([number.double() for number in numbers]).sum())
 
 
 def _root(number: float) -> float:

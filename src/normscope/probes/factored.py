@@ -1,8 +1,10 @@
-r"""Gradients of wide linear layers, compared without being multiplied out.
+r"""Gradients of wide linear layers, compared by their factors.
 
 The gradient by the weight of a linear layer is a product of two thin matrices, the signals that
 come back and the inputs of the m samples: :math:`D^\top X`. Inner products of two such gradients
 are sums over m x m matrices, which for few samples and many units cost less than the gradient.
+Where they do not, or the factors at the start are not known, the product goes into memory that is
+kept: torch would ask the system for new memory each time, which takes longer than to read it.
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.probes.linear_layers import Products, linear_weights, uses_in_graph
+from normscope.probes.comparison import Comparison
+from normscope.probes.linear_layers import (
+    WIDE,
+    Products,
+    linear_weights,
+    uses_in_graph,
+    watch_inputs,
+)
 
 __all__ = ["FactoredGradients"]
-
-_LEAST_ENTRIES = 2**14  # of a weight
 
 
 @dataclass
@@ -36,17 +43,22 @@ class _Factors:
 class FactoredGradients:
     """The linear layers of a model whose gradients are compared by their factors.
 
-    Used for a layer that is called once, on a matrix, where that is cheaper, and of which the
-    start shows that its weight is used nowhere else: the product of the factors is the gradient.
+    Used for a layer that is called once, on a matrix, and whose weight is used nowhere else: the
+    product of the factors is the gradient.
+
+    Args:
+        memory: gives a matrix of so many rows and columns to be overwritten, of a tensor's type.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Callable[[int, int, Tensor], Tensor]) -> None:
+        self._memory = memory
+        self._looks: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._arrivals: Counter[str] = Counter()
         self._uses: Mapping[str, int] = {}
         self._inputs: dict[str, tuple[Tensor, int]] = {}  # with their version
         self._signals: dict[str, Tensor] = {}
-        self._known: dict[str, _Factors] = {}
+        self._known: dict[str, _Factors | None] = {}  # None: to be multiplied out
 
     @property
     def names(self) -> Collection[str]:
@@ -55,7 +67,8 @@ class FactoredGradients:
 
     def record(self, model: nn.Module, trained: Collection[str]) -> None:
         """Watch the start; inside its scene, before the pass."""
-        self._watch(linear_weights(model, trained), self._signals.__setitem__)
+        layers = linear_weights(model, trained)
+        self._watch(layers, self._signals.__setitem__, _is_worth_it)
 
     def settle(self, gradient: Mapping[str, Tensor]) -> None:
         """After the pass: keep the layers whose factors are the whole of the gradient."""
@@ -65,26 +78,48 @@ class FactoredGradients:
                 grams = inputs @ inputs.T, signals @ signals.T
                 self._known[name] = _Factors(inputs, signals, *grams)
 
-    def meet(self, model: nn.Module, see: Callable[[str, Products], None]) -> None:
+    def look(self, model: nn.Module, trained: Collection[str]) -> None:
+        """Watch the first point of a ray, for layers to multiply out at the others."""
+        for name, layer in linear_weights(model, trained).items():
+            if layer.weight.numel() >= WIDE:
+                watch_inputs(layer, partial(self._looked, name, layer))
+
+    def _looked(self, name: str, layer: nn.Linear, x: Tensor) -> None:
+        self._looks[name] += 1 if _comes_by(x, layer) else 2  # not to be trusted
+
+    def multiply_out(self, but: Collection[str]) -> None:
+        """After it: those that were called once, but for some that others compare."""
+        for name in but:
+            self._known.pop(name, None)
+        for name, looks in self._looks.items():
+            if looks == 1 and name not in but:
+                self._known.setdefault(name, None)
+
+    def meet(self, model: nn.Module, comparison: Comparison) -> None:
         """Watch another point; inside its scene, before the pass.
 
         Args:
             model: the model.
-            see: called for each of ``names`` with its inner products.
+            comparison: told the inner products, or shown the gradient, of each of ``names``.
         """
         self._calls.clear()
         self._arrivals.clear()
         self._inputs.clear()
         self._uses = {}
+        layers = linear_weights(model, self.names)
+        self._watch(layers, partial(self._arrived, comparison), _comes_by)
 
-        def arrived(name: str, signals: Tensor) -> None:
-            inputs, version = self._inputs[name]
-            if self._is_plain(name) and inputs._version == version:
-                see(name, _products(self._known[name], inputs, signals))
-            else:
-                self._calls[name] += 1  # not one call with one answer: not to be trusted
-
-        self._watch(linear_weights(model, self.names), arrived)
+    def _arrived(self, comparison: Comparison, name: str, signals: Tensor) -> None:
+        inputs, version = self._inputs[name]
+        if not (self._is_plain(name) and inputs._version == version):
+            self._calls[name] += 1  # not one call with one answer: not to be trusted
+            return
+        start = self._known[name]
+        if start is not None:
+            comparison.add(name, _products(start, inputs, signals))
+            return
+        product = self._memory(signals.shape[1], inputs.shape[1], inputs)
+        comparison.see(name, torch.mm(signals.T, inputs, out=product))
 
     def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
         """Count in the graph of a loss how often each of ``names`` is used; before running back.
@@ -95,10 +130,9 @@ class FactoredGradients:
         """
         self._uses = uses_in_graph(loss, {name: weights[name] for name in self.names})
 
-    def forget(self, names: Collection[str] | None = None) -> None:
-        """Compare these, or all, by the gradients themselves from now on."""
-        for name in list(self._known if names is None else names):
-            self._known.pop(name, None)
+    def forget(self) -> None:
+        """Compare by the gradients that torch takes from now on."""
+        self._known.clear()
 
     @property
     def is_valid(self) -> bool:
@@ -109,17 +143,25 @@ class FactoredGradients:
         return self._calls[name] == 1 and self._arrivals[name] == 1
 
     def _watch(
-        self, layers: Mapping[str, nn.Linear], arrived: Callable[[str, Tensor], None]
+        self,
+        layers: Mapping[str, nn.Linear],
+        arrived: Callable[[str, Tensor], None],
+        is_wanted: Callable[[Tensor, nn.Linear], bool],
     ) -> None:
         for name, layer in layers.items():
-            layer.__dict__["forward"] = partial(self._forward, name, layer, arrived)
+            layer.__dict__["forward"] = partial(self._forward, name, layer, arrived, is_wanted)
 
     def _forward(
-        self, name: str, layer: nn.Linear, arrived: Callable[[str, Tensor], None], input: Tensor
+        self,
+        name: str,
+        layer: nn.Linear,
+        arrived: Callable[[str, Tensor], None],
+        is_wanted: Callable[[Tensor, nn.Linear], bool],
+        input: Tensor,
     ) -> Tensor:
         self._calls[name] += 1
         output = functional.linear(input, layer.weight, layer.bias)
-        if _is_worth_it(input, layer) and output.requires_grad and self._calls[name] == 1:
+        if is_wanted(input, layer) and output.requires_grad and self._calls[name] == 1:
             self._inputs[name] = input.detach(), input._version
             hook = partial(self._answered, name, arrived)
             output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -131,22 +173,28 @@ class FactoredGradients:
             arrived(name, signals.detach())
 
 
-def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:
-    """Whether five m x m products are cheaper than the gradient, and the pass comes by here.
+def _comes_by(x: Tensor, layer: nn.Linear) -> bool:
+    """Whether the layer is one matrix product on which the signals come back.
 
     Without a bias or an earlier layer that is trained nothing would be differentiated by at this
     place once the weight is not.
     """
-    rows, columns = layer.weight.shape
-    if x.dim() != 2 or rows * columns < _LEAST_ENTRIES or x.dtype != layer.weight.dtype:
-        return False
     reached = x.requires_grad or (layer.bias is not None and layer.bias.requires_grad)
-    return reached and 3 * len(x) * (rows + columns) < rows * columns
+    return reached and x.dim() == 2 and x.dtype == layer.weight.dtype
+
+
+def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:
+    """Whether five m x m products are cheaper than the gradient, and the pass comes by here."""
+    rows, columns = layer.weight.shape
+    is_wide = rows * columns >= WIDE
+    return is_wide and _comes_by(x, layer) and 3 * len(x) * (rows + columns) < rows * columns
 
 
 def _is_product(gradient: Tensor | None, signals: Tensor, inputs: Tensor) -> bool:
     """Whether a gradient is the product of the factors, by its action on one vector."""
     if gradient is None or signals.shape[0] != inputs.shape[0]:
+        return False
+    if not gradient.dtype == signals.dtype == inputs.dtype:  # autocast was at work
         return False
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(inputs.shape[1], generator=generator).to(inputs)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-__all__ = ["Products", "linear_weights", "uses_in_graph"]
+__all__ = ["WIDE", "Products", "linear_weights", "uses_in_graph", "watch_inputs"]
+
+WIDE = 2**14  # entries of a weight, from which on its gradient costs more than calls do
 
 #: Of two gradients, here and at the start: inner product, squared norm here, and that of the
 #: difference.
@@ -33,6 +35,18 @@ def uses_in_graph(loss: Tensor, weights: Mapping[str, Tensor]) -> Counter[str]:
                     seen.add(following)
                     waiting.append(following)
     return found
+
+
+def watch_inputs(layer: nn.Linear, see: Callable[[Tensor], None]) -> None:
+    """Show the inputs of a layer that are given by place; inside a scene, which undoes it."""
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+            see(inputs[0])
+
+    hooks = layer._forward_pre_hooks
+    # a new dictionary, set in __dict__ like all that the scene puts back
+    layer.__dict__["_forward_pre_hooks"] = OrderedDict({**hooks, -1 - len(hooks): hook})
 
 
 def linear_weights(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.Linear]:

@@ -33,6 +33,7 @@ class Room:
 
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
+        self._numbers = torch.empty(0)
 
     def like(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of these parameters' names, shapes, dtypes and memory formats."""
@@ -40,6 +41,14 @@ class Room:
             with torch.inference_mode(False):
                 self._tensors = {n: torch.empty_like(p.detach()) for n, p in parameters.items()}
         return self._tensors
+
+    def matrix(self, rows: int, columns: int, like: Tensor) -> Tensor:
+        """A matrix of a tensor's dtype, the same memory each time."""
+        alike = (self._numbers.dtype, self._numbers.device) == (like.dtype, like.device)
+        if not alike or self._numbers.numel() < rows * columns:
+            with torch.inference_mode(False):
+                self._numbers = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
+        return self._numbers[: rows * columns].view(rows, columns)
 
 
 def _alike(room: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> bool:
@@ -82,7 +91,7 @@ class Moment:
         self.gradient: dict[str, Tensor] = {}
         self.ray_gradients = False
         self.layer_names: tuple[str, ...] | None = None
-        self._factored = FactoredGradients()
+        self._factored = FactoredGradients(room.matrix)
         self._room = room.like(self.parameters)
 
     @cached_property

@@ -20,7 +20,6 @@ from normscope.curvature.state import (
     undisturbed,
 )
 from normscope.probes.comparison import Comparison
-from normscope.probes.linear_layers import Products
 from normscope.probes.loss_state import modules_of_loss, steady_loss
 
 __all__ = ["Passes", "Shortcut", "dense", "differentiated"]
@@ -34,8 +33,8 @@ class Shortcut(Protocol):
         """These weights."""
         ...
 
-    def meet(self, model: nn.Module, see: Callable[[str, Products], None]) -> None:
-        """Get ready for a pass at another point, in which ``see`` is told the inner products."""
+    def meet(self, model: nn.Module, comparison: Comparison) -> None:
+        """Get ready for a pass at another point, whose gradients are compared there."""
         ...
 
     def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
@@ -166,7 +165,7 @@ class Passes:
             if watch is not None:
                 watch(self.problem.model)
             for shortcut in shortcuts:
-                shortcut.meet(self.problem.model, comparison.add)
+                shortcut.meet(self.problem.model, comparison)
             loss = self.forward()
             for shortcut in shortcuts:
                 shortcut.inspect(loss, leaves)

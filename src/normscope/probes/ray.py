@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -29,7 +29,7 @@ __all__ = [
 
 Met: TypeAlias = tuple[float, float, float]  # loss, l2 distance and cosine of the gradients
 
-_WORTH_A_LINE = 3  # points, from which on two products for all of them are fewer
+_WORTH_A_LOOK = 3  # points, from which on it pays to prepare for all but the first
 
 #: Multiples of the learning rate at which the ray is looked at (santurkar2018: from 1/2 to 4).
 DISTANCES = tuple(np.linspace(0.5, 4.0, 8).tolist())
@@ -143,17 +143,23 @@ class Ray:
 
     def _met(self, passes: Passes, start: Start, distances: Sequence[float]) -> list[Met]:
         """Loss, l2 distance and cosine at the points; the first one shows what is straight."""
-        still = weights_are_private(passes.problem.model, passes.problem.loss)
-        straight = StraightLayers(self.start, self.gradient, self.rates, still)
+        private = weights_are_private(passes.problem.model, passes.problem.loss)
+        straight = StraightLayers(self.start, self.gradient, self.rates)
         self.move(distances[0])
-        watch = straight.record if len(distances) >= _WORTH_A_LINE else None
+        is_worth_it = private and len(distances) >= _WORTH_A_LOOK
+        watch = partial(self._look, straight) if is_worth_it else None
         met = [self._meet(passes, start, distances[0], straight, watch)]
         straight.settle()
-        self.factored.forget(straight.names)
+        self.factored.multiply_out(but=straight.names)
         for distance in distances[1:]:
-            self.move(distance, but=straight.still)
+            self.move(distance, but=straight.names)
             met.append(self._meet(passes, start, distance, straight))
         return met
+
+    def _look(self, straight: StraightLayers, model: nn.Module) -> None:
+        """Let the first point show which layers the others can do without."""
+        straight.record(model)
+        self.factored.look(model, self.gradient)
 
     def _meet(
         self,
@@ -166,10 +172,9 @@ class Ray:
         """What is met at the point in the room, by the shortcuts as far as they lead there."""
         straight.go_to(distance)
         shortcuts = [shortcut for shortcut in (straight, self.factored) if shortcut.names]
-        with suppress(RuntimeError) if shortcuts else nullcontext():  # it differentiates by itself
-            met = self._compared(passes, start, shortcuts, watch)
-            if all(shortcut.is_valid for shortcut in shortcuts):
-                return met
+        met = self._compared(passes, start, shortcuts, watch)
+        if all(shortcut.is_valid for shortcut in shortcuts):
+            return met
         for shortcut in shortcuts:
             shortcut.forget()  # another way was taken here than at the start
         self.move(distance)

@@ -10,32 +10,38 @@ inner products need no more than the m x m matrix :math:`X X^\top` of the m samp
 .. math:: \langle D^\top X, G \rangle = \langle D, X G^\top \rangle, \quad
           |D^\top X|^2 = \langle D, X X^\top D \rangle
 
-So the layer's gradient is never multiplied out, and where nobody else looks at its weight that need
-not even be moved. On a fully connected net of four layers these are a fifth of the arithmetic and a
-quarter of the memory traffic of a point.
+So the layer's gradient is never multiplied out, and its weight, which nobody else may look at (see
+`weights_are_private`), is not moved. On a fully connected net of four layers these are a fifth of
+the arithmetic and a quarter of the memory traffic of a point.
 
 Notation: W = weight, G = its gradient at the start, s = distance times learning rate.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.layers.transforms import forward_mode_active, tracing_active, transform_active
 from normscope.losses import LOSSES
-from normscope.probes.linear_layers import Products, linear_weights, uses_in_graph
+from normscope.probes.comparison import Comparison
+from normscope.probes.linear_layers import (
+    WIDE,
+    Products,
+    linear_weights,
+    uses_in_graph,
+    watch_inputs,
+)
 
 __all__ = ["StraightLayers", "weights_are_private"]
 
-_LEAST_ENTRIES = 2**14  # of a weight
-_HOOK = -1  # a key that no hook of torch's has
-_ROWS = 32  # of a gradient, in double precision at a time: it takes no room worth speaking of
+_LEAST_DIFFERENCE = 1e-12  # of the squares, which are known to 1e-16
+_ROWS = 128  # of a gradient, in double precision at a time: it takes no room worth speaking of
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,6 @@ class StraightLayers:
         start: the model's parameters, by name.
         gradient: at the start.
         rates: the learning rate of each parameter.
-        still: whether their weights may stay where they are, see `weights_are_private`.
     """
 
     def __init__(
@@ -77,10 +82,8 @@ class StraightLayers:
         start: Mapping[str, Tensor],
         gradient: Mapping[str, Tensor],
         rates: Mapping[str, float],
-        still: bool,
     ) -> None:
         self._start = start
-        self._still = still
         self._gradient = gradient
         self._rates = rates
         self._distance = 0.0
@@ -92,26 +95,19 @@ class StraightLayers:
 
     @property
     def names(self) -> Collection[str]:
-        """The weights that need not be differentiated by."""
+        """The weights that need neither be moved nor differentiated by."""
         return self._lines.keys()
-
-    @property
-    def still(self) -> Collection[str]:
-        """The weights that need not even be moved."""
-        return self.names if self._still else ()
 
     def record(self, model: nn.Module) -> None:
         """Watch the first point; inside its scene, before the pass."""
         for name, layer in linear_weights(model, self._gradient).items():
             if _may_be_straight(layer, self._gradient[name]):
-                # set in __dict__, like all that the scene puts back
-                hooks = {**layer._forward_pre_hooks, _HOOK: partial(self._recorded, name)}
-                layer.__dict__["_forward_pre_hooks"] = OrderedDict(hooks)
+                watch_inputs(layer, partial(self._recorded, name))
 
-    def _recorded(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _recorded(self, name: str, x: Tensor) -> None:
         self._calls[name] += 1
-        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and _is_data(inputs[0]):
-            self._inputs[name] = inputs[0].clone()
+        if _is_data(x):
+            self._inputs[name] = x.clone()
 
     def settle(self) -> None:
         """After the pass: work out the lines of those that were called once."""
@@ -125,18 +121,18 @@ class StraightLayers:
         """Be at this distance from now on."""
         self._distance = distance
 
-    def meet(self, model: nn.Module, see: Callable[[str, Products], None]) -> None:
+    def meet(self, model: nn.Module, comparison: Comparison) -> None:
         """Take the layers' place at another point; inside its scene, before the pass.
 
         Args:
             model: the model.
-            see: called for each of ``names`` with its inner products.
+            comparison: told the inner products of each of ``names``.
         """
         self._calls.clear()
         self._arrivals.clear()
         self._uses = {}
         for name, layer in linear_weights(model, self.names).items():
-            layer.__dict__["forward"] = partial(self._forward, name, layer, see)
+            layer.__dict__["forward"] = partial(self._forward, name, layer, comparison)
 
     def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
         """Count in the graph of a loss how often each of ``names`` is used; before running back.
@@ -163,28 +159,32 @@ class StraightLayers:
         )
 
     def _forward(
-        self, name: str, layer: nn.Linear, see: Callable[[str, Products], None], input: Tensor
+        self, name: str, layer: nn.Linear, comparison: Comparison, input: Tensor
     ) -> Tensor:
         line, bias = self._lines[name], layer.bias
         is_same = not input.requires_grad and torch.equal(input, line.inputs)
         self._calls[name] += 1 if is_same else 2  # not to be trusted
         step = self._distance * self._rates[name]
         output = torch.sub(line.at_start, line.slope, alpha=step) + bias
-        hook = partial(self._answered, name, see)
+        hook = partial(self._answered, name, comparison)
         output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
 
-    def _answered(self, name: str, see: Callable[[str, Products], None], signals: Tensor) -> None:
+    def _answered(self, name: str, comparison: Comparison, signals: Tensor) -> None:
         self._arrivals[name] += 1  # more than once if the loss differentiates by itself
+        line = self._lines[name]
         with torch.no_grad():
-            see(name, self._lines[name].products(signals.detach()))
+            products = line.products(signals.detach())
+        if float(products[2]) < _LEAST_DIFFERENCE * line.size:
+            self._arrivals[name] += 1  # nothing but rounding is left of it
+        comparison.add(name, products)
 
 
 def weights_are_private(model: nn.Module, loss: object) -> bool:
-    """Whether each weight is read by its own layer only.
+    """Whether each weight is read, and its gradient seen, by its own layer only.
 
-    Known of a loss of ours on a model of torch's modules and ours without hooks; other code may
-    look at any weight.
+    Known of a loss of ours or torch's on a model of torch's modules and ours, without hooks; other
+    code may look at any weight, change what comes back, or differentiate by itself.
 
     >>> weights_are_private(nn.Sequential(nn.Linear(1, 1)), "squared_error")
     True
@@ -192,32 +192,45 @@ def weights_are_private(model: nn.Module, loss: object) -> bool:
     False
     """
     known = isinstance(loss, str) or any(loss is LOSSES[name] for name in LOSSES)
-    return known and all(map(_is_known, model.modules()))
+    return (
+        (known or _is_of_torch(loss) or _is_of_torch(type(loss)))
+        and all(map(_is_known, model.modules()))
+        and not (transform_active() or forward_mode_active() or tracing_active())
+    )
 
 
 def _is_known(module: nn.Module) -> bool:
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and type(module).__module__.startswith(("torch.nn.modules.", "normscope."))
+    ours = type(module).__module__.startswith("normscope.") or _is_of_torch(type(module))
+    own = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return ours and not own
+
+
+def _is_of_torch(code: object) -> bool:
+    return getattr(code, "__module__", "").startswith(("torch.nn.modules.", "torch.nn.functional"))
 
 
 def _is_data(x: Tensor) -> bool:
     """A matrix that does not depend on what is trained, of few samples."""
-    return not x.requires_grad and x.dim() == 2 and 4 * len(x) <= x.shape[1]
+    is_matrix = type(x) is Tensor and x.layout is torch.strided and x.dim() == 2
+    return is_matrix and not x.requires_grad and 4 * len(x) <= x.shape[1]
 
 
 def _may_be_straight(layer: nn.Linear, gradient: Tensor) -> bool:
     """Whether it is worth it; through the bias the signals come by here in any case."""
     trained = layer.bias is not None and layer.bias.requires_grad
-    return trained and gradient.numel() >= _LEAST_ENTRIES
+    return trained and gradient.numel() >= WIDE
 
 
 def _line(inputs: Tensor, weight: Tensor, gradient: Tensor) -> _Line:
     exact = inputs.double()
-    slope, size = exact.new_empty(len(inputs), len(gradient)), 0.0
+    turned, size = exact.new_empty(len(gradient), len(inputs)), 0.0
+    memory = exact.new_empty(min(_ROWS, len(gradient)), gradient.shape[1])  # to ask anew is slow
     for place in range(0, len(gradient), _ROWS):
-        some = gradient[place : place + _ROWS].double()
-        slope[:, place : place + _ROWS] = exact @ some.T
+        rows = gradient[place : place + _ROWS]
+        some = memory[: len(rows)].copy_(rows)
+        torch.mm(some, exact.T, out=turned[place : place + _ROWS])
         size += float(_inner(some, some))
+    slope = turned.T.contiguous()
     at_start = inputs @ weight.T
     return _Line(inputs, at_start, slope.to(weight.dtype), slope, exact @ exact.T, size)
 

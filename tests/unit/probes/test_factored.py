@@ -124,9 +124,9 @@ def met(monkeypatch):
     names = set()
     products = factored.FactoredGradients.meet
 
-    def spied(self, model, see):
-        names.update(self.names)
-        return products(self, model, see)
+    def spied(self, model, comparison):
+        names.update(name for name, factors in self._known.items() if factors is not None)
+        return products(self, model, comparison)
 
     monkeypatch.setattr(factored.FactoredGradients, "meet", spied)
     return names
@@ -214,5 +214,26 @@ def test_loss_that_differentiates_by_itself_is_compared_by_gradients(place, met,
 
     found = distances()
     assert f"{place}.weight" not in met
-    monkeypatch.setattr(factored, "_LEAST_ENTRIES", 10**9)  # none is factored
+    monkeypatch.setattr(factored, "WIDE", 10**9)  # none is factored
     np.testing.assert_allclose(found, distances(), rtol=1e-8)
+
+
+class Autocast(nn.Module):
+    """Computes its wide layer in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = nn.Linear(150, 150), nn.Linear(150, 10)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = self.wide(x)
+        return self.head(torch.tanh(hidden.float()))
+
+
+def test_autocast_inside_the_model_is_compared_by_gradients(met):
+    model = Autocast()
+    scope = Scope(model, "cross_entropy", torch.optim.SGD(model.parameters(), 0.3), PROBES)
+    scope.step(*batch(dtype=torch.float))
+    assert met == set()
+    assert np.isfinite(scope.results["gradient_distance"]).all()

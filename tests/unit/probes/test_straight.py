@@ -1,14 +1,17 @@
 """Layers that see the data: along the ray they are straight lines, with the same result."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
 from tests.references.probes import ray
 from torch import nn
+from torch.nn import functional
 
-from normscope.curvature.problem import whole_loss
 from normscope.losses import cross_entropy
 from normscope.probes import Scope, straight
+from normscope.probes.comparison import Comparison, Start
 from normscope.probes.ray import Ray
 
 DISTANCES = [1e-5, 1e-4, 0.5, 4.0]
@@ -26,91 +29,63 @@ def chain(bias=True):
     return nn.Sequential(*first, nn.Linear(140, 130), nn.Tanh(), nn.Linear(130, 10))
 
 
+def tied():
+    """The first layer's weight is the second's too."""
+    first, second = nn.Linear(150, 150), nn.Linear(150, 150)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(150, 10))
+
+
+def shared():
+    """The first layer comes twice."""
+    layer = nn.Linear(150, 150)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(150, 10))
+
+
 class Own(nn.Module):
-    """A forward function of one's own, over the same layers."""
+    """A forward function of one's own, which reads the weight's values."""
 
     def __init__(self):
         super().__init__()
         self.wide, self.head = nn.Linear(150, 150), nn.Linear(150, 10)
-        self.home = self.wide.weight.sum().item()
-
-    @property
-    def has_moved(self):
-        return abs(self.wide.weight.sum().item() - self.home) > 1e-3
 
     def forward(self, x):
-        return self.head(torch.tanh(self.wide(x)))
+        return self.head(torch.tanh(self.wide(x))) * self.wide.weight.detach().norm() / 10
 
 
-class TwoBranches(Own):
-    """Two layers that see the data."""
-
-    def __init__(self):
-        super().__init__()
-        self.other = nn.Linear(150, 150)
+class Turned(Own):
+    """Changes what comes back."""
 
     def forward(self, x):
-        return self.head(torch.tanh(self.wide(x)) + torch.tanh(self.other(x)))
+        hidden = self.wide(x)
+        hidden.register_hook(lambda gradient: -gradient)
+        return self.head(torch.tanh(hidden))
 
 
-class Tied(Own):
-    def __init__(self):
-        super().__init__()
-        self.second = nn.Linear(150, 150)
-        self.second.weight = self.wide.weight
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.second(torch.tanh(self.wide(x)))))
+def hooked():
+    model = chain()
+    reader = model[0]
+    model[3].register_forward_hook(lambda _, __, output: output * reader.weight.detach().norm())
+    return model
 
 
-class Twice(Own):
-    """Over the same layer twice, once it has moved."""
-
-    def forward(self, x):
-        x = torch.tanh(self.wide(x))
-        return self.head(torch.tanh(self.wide(x)) if self.has_moved else x)
-
-
-class Later(Own):
-    """Uses the weight by itself, once it has moved."""
-
-    def forward(self, x):
-        penalty = 0.01 * self.wide.weight.square().sum() if self.has_moved else 0.0
-        return super().forward(x) * (1.0 + penalty)
-
-
-class Skipping(Own):
-    """Leaves the layer out, once it has moved."""
-
-    def forward(self, x):
-        return self.head(x) if self.has_moved else super().forward(x)
-
-
-class Scaled(Own):
-    """Gives the layer other data, once it has moved."""
-
-    def forward(self, x):
-        return super().forward(2 * x if self.has_moved else x)
-
-
-class Looked(Own):
-    """Reads the weight's values, by which no gradient comes back."""
-
-    def forward(self, x):
-        return super().forward(x) * self.wide.weight.detach().norm()
+def replaced():
+    model = chain()
+    forward = model.forward
+    model.forward = lambda x: forward(x) * model[0].weight.detach().norm()
+    return model
 
 
 CASES = {
     "chain": (chain, {"0.weight"}),
     "without bias": (lambda: chain(bias=False), set()),
-    "own forward": (Own, {"wide.weight"}),
-    "two branches": (TwoBranches, {"wide.weight", "other.weight"}),
-    "tied": (Tied, {"wide.weight"}),
-    "twice": (Twice, {"wide.weight"}),
-    "used by itself later": (Later, {"wide.weight"}),
-    "left out later": (Skipping, {"wide.weight"}),
-    "other data later": (Scaled, {"wide.weight"}),
-    "its values read": (Looked, {"wide.weight"}),
+    "norm first": (lambda: nn.Sequential(nn.BatchNorm1d(150), *chain()), set()),
+    "tied": (tied, {"0.weight"}),
+    "shared": (shared, set()),
+    "own forward": (Own, set()),
+    "signals changed": (Turned, set()),
+    "hooked": (hooked, set()),
+    "forward replaced": (replaced, set()),
 }
 
 
@@ -119,12 +94,32 @@ def met(monkeypatch):
     """The weights that were straight, at any point."""
     names, meet = set(), straight.StraightLayers.meet
 
-    def spied(self, model, see):
+    def spied(self, model, comparison):
         names.update(self.names)
-        return meet(self, model, see)
+        return meet(self, model, comparison)
 
     monkeypatch.setattr(straight.StraightLayers, "meet", spied)
     return names
+
+
+def walked(model, x, y, rate):
+    """Loss, distance and cosine at each point, the model itself being moved there and back."""
+    parameters = list(model.parameters())
+    home, start = [p.detach().clone() for p in parameters], [p.grad.clone() for p in parameters]
+    one = torch.cat([gradient.flatten() for gradient in start])
+    found = []
+    for distance in DISTANCES:
+        with torch.no_grad():
+            for parameter, place, gradient in zip(parameters, home, start, strict=True):
+                parameter.copy_(place - distance * rate * gradient)
+        loss = cross_entropy(model(x), y)
+        other = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+        cosine = functional.cosine_similarity(one, other, dim=0)
+        found.append((loss.item(), (other - one).norm().item(), cosine.item()))
+    with torch.no_grad():
+        for parameter, place in zip(parameters, home, strict=True):
+            parameter.copy_(place)
+    return zip(*found, strict=True)
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -134,8 +129,6 @@ def test_lines_give_what_the_layers_give(case, given, met):
     torch.manual_seed(0)
     model = make().double()
     x, y = batch()
-    rates = {name: 0.3 for name, _ in model.named_parameters()}
-    expected = ray(model, cross_entropy, x, y, DISTANCES, rates)
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
     scope = Scope(model, "cross_entropy", optimizer, PROBES, 1, distances=DISTANCES)
     loss = cross_entropy(model(x), y)
@@ -143,10 +136,9 @@ def test_lines_give_what_the_layers_give(case, given, met):
     for _ in range(2):  # the first step checks the training's gradient, the second takes it
         scope.step(x, y, loss if given else None)
     assert met == expected_names
-    names = {"ray_loss": "loss", "gradient_distance": "distance", "gradient_cosine": "cosine"}
-    for name, key in names.items():
+    names = "ray_loss", "gradient_distance", "gradient_cosine"
+    for name, wanted in zip(names, walked(model, x, y, 0.3), strict=True):
         found = scope.results[name].isel(step=-1)
-        wanted = [e[key] for e in expected]
         # a difference is what is left of squares of size one, rounded at 1e-16
         np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=2e-11, err_msg=name)
 
@@ -167,27 +159,70 @@ def test_small_differences_survive_single_precision(met):
     np.testing.assert_allclose(scope.results["gradient_distance"][0][1:], expected[1:], rtol=0.02)
 
 
-def test_loss_that_differentiates_by_itself_is_compared_by_gradients(met, monkeypatch):
-    x, y = batch()
+def test_differences_that_are_lost_in_squares_are_taken_by_gradients(met):
     torch.manual_seed(0)
-    model = Own().double()
+    model = chain().double()
+    x, y = batch()
+    distances, rates = [1.0, 2.0, 4.0], {name: 1e-9 for name, _ in model.named_parameters()}
+    expected = [e["distance"] for e in ray(model, cross_entropy, x, y, distances, rates)]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    scope = Scope(model, "cross_entropy", optimizer, PROBES, distances=distances)
+    scope.step(x, y)
+    assert met
+    np.testing.assert_allclose(scope.results["gradient_distance"][0], expected, rtol=1e-4)
 
-    def adaptive(model, data):
-        output = model(data[0])
-        loss = cross_entropy(output, data[1])
-        (inner,) = torch.autograd.grad(loss, model.wide.weight, retain_graph=True)
-        return loss + inner.norm().detach() * output.square().mean()
 
-    def distances():
-        optimizer = torch.optim.SGD(model.parameters(), 0.3)
-        scope = Scope(model, whole_loss(adaptive), optimizer, PROBES, distances=DISTANCES)
-        scope.step((x, y))
-        return scope.results["gradient_distance"].values
+def layers_at_a_point(model, x):
+    """Straight layers that have seen a first point, and are ready for another."""
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    gradient = {name: torch.ones_like(tensor) for name, tensor in parameters.items()}
+    layers = straight.StraightLayers(parameters, gradient, dict.fromkeys(parameters, 0.1))
+    layers.record(model)
+    model(x)
+    del model[0].__dict__["_forward_pre_hooks"]
+    model[0]._forward_pre_hooks = OrderedDict()
+    layers.settle()
+    layers.go_to(2.0)
+    comparison = Comparison(Start(gradient))
+    layers.meet(model, comparison)
+    return layers
 
-    found = distances()
-    assert met == {"wide.weight"}
-    monkeypatch.setattr(straight, "_LEAST_ENTRIES", 10**9)
-    np.testing.assert_allclose(found, distances(), rtol=1e-8)
+
+def test_other_inputs_are_noticed():
+    x, _ = batch(dtype=torch.float)
+    for inputs, valid in ((x, True), (2 * x, False), (x.clone().requires_grad_(), False)):
+        model = chain()
+        layers = layers_at_a_point(model, x)
+        loss = model(inputs).sum()
+        layers.inspect(loss, dict(model.named_parameters()))
+        loss.backward()
+        assert layers.is_valid == valid
+
+
+def test_signals_that_come_twice_or_never_are_noticed():
+    x, _ = batch(dtype=torch.float)
+    for times in (0, 1, 2):
+        model = chain()
+        layers = layers_at_a_point(model, x)
+        loss = model(x).sum()
+        layers.inspect(loss, dict(model.named_parameters()))
+        for _ in range(times):
+            loss.backward(retain_graph=True)
+        assert layers.is_valid == (times == 1)
+
+
+def test_rates_of_groups_are_kept_apart(met):
+    torch.manual_seed(0)
+    model = chain().double()
+    x, y = batch()
+    groups = [{"params": model[0].parameters(), "lr": 0.05}, {"params": model[1:].parameters()}]
+    rates = {n: 0.05 if n.startswith("0.") else 0.3 for n, _ in model.named_parameters()}
+    expected = ray(model, cross_entropy, x, y, DISTANCES, rates)
+    scope = Scope(model, "cross_entropy", torch.optim.SGD(groups, 0.3), PROBES, distances=DISTANCES)
+    scope.step(x, y)
+    assert met
+    wanted = [e["distance"] for e in expected]
+    np.testing.assert_allclose(scope.results["gradient_distance"][0], wanted, rtol=1e-7)
 
 
 @pytest.mark.parametrize(("model", "stays"), [(chain, {"0.weight"}), (Own, set())])
@@ -206,16 +241,21 @@ def test_weight_stays_where_nobody_else_reads_it(model, stays, monkeypatch):
     assert left == [set(), stays, stays, stays]
 
 
-def test_weights_are_not_private_to_a_model_with_hooks():
-    model = chain()
-    assert straight.weights_are_private(model, cross_entropy)
-    model[3].register_forward_hook(lambda *_: None)
-    assert not straight.weights_are_private(model, cross_entropy)
+def test_weights_are_private_to_known_code_only():
+    is_private = straight.weights_are_private
+    for loss in ("cross_entropy", cross_entropy, nn.CrossEntropyLoss(), functional.cross_entropy):
+        assert is_private(chain(), loss)
+    assert not is_private(chain(), lambda output, target: output.sum())
+    for model in (Own(), hooked(), replaced()):
+        assert not is_private(model, cross_entropy)
+    watched = chain()
+    watched[3].register_forward_pre_hook(lambda *_: None)
+    assert not is_private(watched, cross_entropy)
 
 
 @pytest.mark.parametrize("samples", [37, 38])
 def test_many_samples_are_left_to_the_layers(samples, met):
-    model = Own()
+    model = chain()
     scope = Scope(model, "cross_entropy", torch.optim.SGD(model.parameters(), 0.3), PROBES)
     scope.step(*batch(samples, torch.float))
     assert bool(met) == (4 * samples <= 150)
