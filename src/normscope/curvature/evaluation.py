@@ -15,13 +15,8 @@ from normscope.curvature.failures import check_finite, explained
 from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.modes import in_mode
 from normscope.curvature.problem import Problem
-from normscope.curvature.state import (
-    fixed_randomness,
-    generators_of_data,
-    generators_of_model,
-    substituted,
-    undisturbed,
-)
+from normscope.curvature.randomness import fixed_randomness, generators_of_data, generators_of_model
+from normscope.curvature.state import substituted, undisturbed
 from normscope.errors import ShapeError, StateError
 
 __all__ = ["Evaluation", "Evaluator"]

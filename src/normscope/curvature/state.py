@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+
+from normscope.curvature.randomness import surely
 
 __all__ = [
-    "fixed_randomness",
-    "generators_of_data",
-    "generators_of_model",
+    "Undisturbed",
     "substituted",
     "undisturbed",
 ]
@@ -46,33 +45,47 @@ def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    with _ONE_AT_A_TIME:
-        yield from _restored_after(model, others)
+    with _ONE_AT_A_TIME, Undisturbed(model, *others).held():
+        yield
 
 
-def _restored_after(model: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
-    own = {id(module): module for module in model.modules()}
-    more = {id(module): module for other in others for module in other.modules()}
-    added = [module for key, module in more.items() if key not in own]
-    modules = [*own.values(), *added]
-    slots: list[dict[str, Any]] = []
-    for module in modules:
-        slots += [module.__dict__, module._parameters, module._buffers]
-    contents = [dict(slot) for slot in slots]
-    restorers = list(filter(None, map(_state_restorer, _attributes(modules))))
+class Undisturbed:
+    """What `undisturbed` does, for many times in a row between which nothing else happens.
 
-    def restore() -> None:
-        for slot, content in zip(slots, contents, strict=True):
+    The state is looked at once, when this is made, and put back whenever `held` ends.
+
+    Args:
+        model: the model.
+        *others: as in `undisturbed`.
+    """
+
+    def __init__(self, model: nn.Module, *others: nn.Module) -> None:
+        own = {id(module): module for module in model.modules()}
+        more = {id(module): module for other in others for module in other.modules()}
+        self._added = [module for key, module in more.items() if key not in own]
+        self._modules = [*own.values(), *self._added]
+        self._slots: list[dict[str, Any]] = []
+        for module in self._modules:
+            self._slots += [module.__dict__, module._parameters, module._buffers]
+        self._contents = [dict(slot) for slot in self._slots]
+        self._restorers = list(filter(None, map(_state_restorer, _attributes(self._modules))))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Once; inside, the modules may be set up for a measurement."""
+        with _ONE_AT_A_TIME:
+            try:
+                _work_on_copies(self._modules, self._added)
+                yield
+            finally:
+                surely(self._restore)
+
+    def _restore(self) -> None:
+        for slot, content in zip(self._slots, self._contents, strict=True):
             slot.clear()
             slot.update(content)
-        for restorer in restorers:
+        for restorer in self._restorers:
             restorer()
-
-    try:
-        _work_on_copies(modules, added)
-        yield
-    finally:
-        _surely(restore)
 
 
 _MODULE_SLOTS = frozenset(vars(nn.Module()))
@@ -178,72 +191,3 @@ def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
         for slot in slots:
             slot.update({name: other[id(t)] for name, t in slot.items() if id(t) in other})
     yield
-
-
-@contextmanager
-def fixed_randomness(
-    seed: int, device: torch.device, generators: Iterable[torch.Generator] = ()
-) -> Iterator[None]:
-    """Make every random draw follow from a seed, and put the generators' states back.
-
-    Args:
-        seed: for torch (on the CPU and the device), NumPy, Python's random and ``generators``.
-        device: where the model is.
-        generators: those that modules or data loaders own.
-
-    Yields:
-        Nothing.
-    """
-    owned = [torch.default_generator, *_device_generators(device), *generators]
-    states = [generator.get_state() for generator in owned]
-    legacy = (random.getstate(), np.random.get_state())  # noqa: NPY002 - models may draw from it
-
-    def restore() -> None:
-        for generator, state in zip(owned, states, strict=True):
-            generator.set_state(state)
-        random.setstate(legacy[0])
-        np.random.set_state(legacy[1])  # noqa: NPY002 - see above
-
-    try:
-        for generator in owned:
-            generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - see above
-        yield
-    finally:
-        _surely(restore)
-
-
-def generators_of_model(model: nn.Module) -> list[torch.Generator]:
-    """Generators that modules own, each once, found as attributes."""
-    found = (value for module in model.modules() for value in module.__dict__.values())
-    return _distinct(value for value in found if isinstance(value, torch.Generator))
-
-
-def generators_of_data(data: object) -> list[torch.Generator]:
-    """Generators that a DataLoader shuffles by, each once; of other data none."""
-    if not isinstance(data, DataLoader):
-        return []
-    holders = [data, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
-    found = (getattr(holder, "generator", None) for holder in holders)
-    return _distinct(value for value in found if isinstance(value, torch.Generator))
-
-
-def _distinct(generators: Iterable[torch.Generator]) -> list[torch.Generator]:
-    return list({id(generator): generator for generator in generators}.values())
-
-
-def _device_generators(device: torch.device) -> list[torch.Generator]:
-    if device.type != "cuda":
-        return []
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.cuda.default_generators[index]]
-
-
-def _surely(action: Callable[[], None]) -> None:
-    """Run an action that may be repeated; a Ctrl-C in its middle does not leave it half done."""
-    try:
-        action()
-    except KeyboardInterrupt:
-        action()
-        raise

@@ -12,12 +12,8 @@ from torch.optim import Optimizer
 
 from normscope.curvature.batch import Batch, sample_count
 from normscope.curvature.problem import Problem
-from normscope.curvature.state import (
-    fixed_randomness,
-    generators_of_data,
-    generators_of_model,
-    undisturbed,
-)
+from normscope.curvature.randomness import fixed_randomness, generators_of_data, generators_of_model
+from normscope.curvature.state import undisturbed
 from normscope.errors import InputError, StateError
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bound_optimizer

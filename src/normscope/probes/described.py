@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from normscope.curvature.problem import WholeLoss
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from normscope.probes.subject import Subject
 
 __all__ = ["scope_settings"]
+
+_MOST = 4  # values of a list that are told
 
 
 def scope_settings(subject: Subject, schedule: Schedule) -> dict[str, Any]:
@@ -62,10 +65,14 @@ def _optimizer(optimizer: Optimizer) -> str:
     told = []
     for name in names:
         values = list(dict.fromkeys(str(group.get(name)) for group in groups))
-        if values not in (["None"], ["False"], ["0"], ["0.0"]):
+        if name == "lr" or values not in (["None"], ["False"], ["0"], ["0.0"]):
             told.append(f"{name} {' or '.join(values)}")
-    return f"{type(optimizer).__name__}, {', '.join(told)}"
+    return ", ".join([type(optimizer).__name__, *told])
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    """A number or short list of what a group holds; of a long one its length."""
+    if hasattr(value, "tolist"):
+        value = value.item() if math.prod(value.shape) == 1 else value.tolist()
+    is_long = isinstance(value, list | tuple) and len(value) > _MOST
+    return f"of {len(value)} values" if is_long else value

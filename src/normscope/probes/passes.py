@@ -13,12 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normscope.curvature.batch import Batch, copied
 from normscope.curvature.problem import Problem
-from normscope.curvature.state import (
-    fixed_randomness,
-    generators_of_model,
-    substituted,
-    undisturbed,
-)
+from normscope.curvature.randomness import fixed_randomness, generators_of_model, seed_randomness
+from normscope.curvature.state import Undisturbed, substituted, undisturbed
 from normscope.probes.comparison import Comparison
 from normscope.probes.loss_state import modules_of_loss, steady_loss
 
@@ -61,6 +57,8 @@ class Passes:
         self.loss_modules = modules_of_loss(problem.loss, problem.model)
         owners = (problem.model, *self.loss_modules)
         self._generators = [each for owner in owners for each in generators_of_model(owner)]
+        self._undisturbed = Undisturbed(problem.model, *self.loss_modules)
+        self._is_together = False
         with torch.inference_mode(False):
             self._buffers = {n: b.detach().clone() for n, b in problem.model.named_buffers()}
 
@@ -75,9 +73,12 @@ class Passes:
             Nothing.
         """
         model = self.problem.model
+        randomness = self.seed, self.problem.device, self._generators
+        if self._is_together:
+            seed_randomness(*randomness)
         with (
-            undisturbed(model, *self.loss_modules),
-            fixed_randomness(self.seed, self.problem.device, self._generators),
+            self._undisturbed.held(),
+            nullcontext() if self._is_together else fixed_randomness(*randomness),
             torch.inference_mode(False),
             torch.enable_grad(),
             _uncached_autocast(self.problem.device),
@@ -86,6 +87,20 @@ class Passes:
             with substituted(model, {**copies, **tensors}):
                 _settle(model)
                 yield
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Several passes in a row: the random states around them are put back once, at the end.
+
+        Yields:
+            Nothing.
+        """
+        with fixed_randomness(self.seed, self.problem.device, self._generators):
+            self._is_together = True
+            try:
+                yield
+            finally:
+                self._is_together = False
 
     @contextmanager
     def alone(self) -> Iterator[Problem]:

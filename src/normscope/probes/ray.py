@@ -127,10 +127,11 @@ class Ray:
         sizes = squared_norms(self.gradient)
         unit = math.sqrt(sum(size * self.rates[name] ** 2 for name, size in sizes.items()))
         lengths = unit * np.asarray(distances, dtype=float)
-        if not with_gradients:
-            none = np.array([])
-            return RayValues(self._losses(passes, distances), lengths, none, none)
-        met = self._met(passes, Start(self.gradient, sizes), distances)
+        with passes.together():
+            if not with_gradients:
+                none = np.array([])
+                return RayValues(self._losses(passes, distances), lengths, none, none)
+            met = self._met(passes, Start(self.gradient, sizes), distances)
         losses, differences, cosines = np.array(met, dtype=float).reshape(-1, 3).T
         return RayValues(losses, lengths, differences, cosines)
 

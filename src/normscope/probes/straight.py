@@ -229,7 +229,7 @@ def _line(inputs: Tensor, weight: Tensor, gradient: Tensor) -> _Line:
         rows = gradient[place : place + _ROWS]
         some = memory[: len(rows)].copy_(rows)
         torch.mm(some, exact.T, out=turned[place : place + _ROWS])
-        size += float(_inner(some, some))
+        size += float(torch.linalg.vector_norm(some)) ** 2  # by all threads, unlike a dot
     slope = turned.T.contiguous()
     at_start = inputs @ weight.T
     return _Line(inputs, at_start, slope.to(weight.dtype), slope, exact @ exact.T, size)

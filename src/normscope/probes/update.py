@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.curvature.state import fixed_randomness
+from normscope.curvature.randomness import fixed_randomness
 from normscope.errors import StateError
 
 if TYPE_CHECKING:
