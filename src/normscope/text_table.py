@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -16,24 +17,32 @@ _RULE = "-"  # in every encoding
 
 @dataclass(frozen=True)
 class _Column:
-    """One column: what stands over it, its cells as texts, and whether they are numbers."""
+    """One column: what stands over it, its cells as texts, and how they are set.
+
+    Args:
+        head: what stands over it.
+        cells: its values.
+        is_number: it holds numbers, which stand right.
+        is_whole: its texts are numbers with what belongs to them, and are not wrapped.
+    """
 
     head: str
     cells: list[str]
     is_number: bool
+    is_whole: bool
 
     @property
     def widest(self) -> int:
         """Nothing is wrapped from this width on."""
-        return max(len(line) for text in (self.head, *self.cells) for line in text.split("\n"))
+        return max(_shown(line) for text in (self.head, *self.cells) for line in text.split("\n"))
 
     @property
     def narrowest(self) -> int:
         """Words, and numbers with what belongs to them, are not broken."""
         words = self.head.split()
         for cell in self.cells:
-            words += cell.split("\n") if self.is_number else cell.split()
-        return max(map(len, words), default=0)
+            words += cell.split("\n") if self.is_whole else cell.split()
+        return max(map(_shown, words), default=0)
 
 
 def text_table(
@@ -48,7 +57,7 @@ def text_table(
     beside the first one again. Only a single word may be wider than asked for.
 
     Args:
-        rows: values by column; None and what a row does not have show as a dash.
+        rows: values by column; None, NaN and what a row does not have show as a dash.
         title: above the table, in one line.
         numbers: columns of numbers that are texts already; other numbers are known by their type.
         width: in characters; None for as many as it takes.
@@ -71,11 +80,11 @@ def text_table(
 
 def _column(name: str, values: Sequence[object], is_number: bool) -> _Column:
     found = any(isinstance(value, Real) and not isinstance(value, bool) for value in values)
-    return _Column(name, [_cell(value) for value in values], is_number or found)
+    return _Column(name, [_cell(value) for value in values], is_number or found, is_number)
 
 
 def _cell(value: object) -> str:
-    if value is None:
+    if value is None or (isinstance(value, Real) and value != value):  # not a number
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -114,7 +123,7 @@ def _block(columns: list[_Column], width: int | None) -> str:
     sunk = [[""] * (highest - len(lines)) + lines for lines in heads]  # onto the rule
     # wrapping may have left a column narrower than it was allowed to be
     lines_of = zip(sunk, *rows, strict=True)
-    widths = [max(len(line) for cell in cells for line in cell) for cells in lines_of]
+    widths = [max(_shown(line) for cell in cells for line in cell) for cells in lines_of]
     is_number = [column.is_number for column in columns]
     lines = [line for row in (sunk, *rows) for line in _lines(row, widths, is_number)]
     rule = _RULE * min(_total(widths), width or _total(widths))
@@ -134,7 +143,20 @@ def _widths(columns: list[_Column], width: int | None) -> list[int]:
 
 def _wrapped(text: str, width: int) -> list[str]:
     wrapper = textwrap.TextWrapper(max(width, 1), break_long_words=False, break_on_hyphens=False)
-    return [line for part in text.split("\n") for line in wrapper.wrap(part) or [""]]
+    # a wide sign counts twice: a zero stands in its second place meanwhile
+    filled = "".join(sign + "\0" * (_shown(sign) - 1) for sign in text)
+    lines = [line for part in filled.split("\n") for line in wrapper.wrap(part) or [""]]
+    return [line.replace("\0", "") for line in lines]
+
+
+def _shown(text: str) -> int:
+    r"""Columns of a terminal that a text takes.
+
+    >>> _shown("norm"), _shown("e\u0301"), _shown("\u6a21")
+    (4, 1, 2)
+    """
+    widths = (2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+    return sum(widths) - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def _lines(row: list[list[str]], widths: list[int], is_number: list[bool]) -> list[str]:
@@ -143,7 +165,7 @@ def _lines(row: list[list[str]], widths: list[int], is_number: list[bool]) -> li
     filled = [cell + [""] * (height - len(cell)) for cell in row]
     return [
         _GAP.join(
-            text.rjust(wide) if right else text.ljust(wide)
+            " " * (wide - _shown(text)) + text if right else text + " " * (wide - _shown(text))
             for text, wide, right in zip(line, widths, is_number, strict=True)
         ).rstrip()
         for line in zip(*filled, strict=True)

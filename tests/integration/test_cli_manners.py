@@ -76,7 +76,8 @@ def test_wrong_names_are_one_line_with_the_closest(arguments, message, capsys):
 
 
 PRINTING = """
-from normscope.cli.output import print_table, progress
+from normscope.cli.output import progress
+from normscope.cli.tables import print_table
 print_table("Title [bold]", [{"name": "[red]net", "value": 0.5}])
 with progress("parts [x]", 3) as begin:
     begin("first")

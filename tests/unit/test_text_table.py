@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 
+from normscope.results.notebook import table_html
 from normscope.text_table import text_table
 
 ROWS = [
@@ -71,3 +73,39 @@ def test_a_word_is_never_broken(width):
 def test_table_of_any_width_is_one_line_a_row_without_a_limit():
     row = {f"column {n}": "some words" for n in range(40)}
     assert len(text_table([row], width=None).splitlines()) == 3
+
+
+def test_texts_between_numbers_are_wrapped():
+    reason = "not known because nobody has measured it " * 4
+    rows = [{"name": "a", "value": 1.5}, {"name": "b", "value": reason.strip()}]
+    lines = text_table(rows, width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[2].split() == ["a", "1.5"]
+    assert " ".join(" ".join(lines[3:]).split()) == f"b {reason.strip()}"
+
+
+def test_numbers_that_are_texts_are_not_wrapped():
+    rows = [{"name": "some words " * 6, "value": "1.5 to 2.5 in 3 runs"}]
+    assert "1.5 to 2.5 in 3 runs" in text_table(rows, numbers=["value"], width=30)
+
+
+def test_what_is_not_a_number_is_a_dash_in_text_and_in_a_notebook():
+    rows = [{"name": "a", "limit": float("nan")}, {"name": "b", "limit": np.float32("nan")}]
+    assert text_table(rows).splitlines()[2:] == ["a         -", "b         -"]
+    assert table_html(rows).count(">-</td>") == 2
+
+
+def test_wide_and_combining_signs_count_as_a_terminal_shows_them():
+    rows = [
+        {"name": "\u6a21\u578b", "limit": 1.5},  # two signs, four columns
+        {"name": "e\u0301e\u0301", "limit": 2.5},  # four signs, two columns
+    ]
+    assert text_table(rows).splitlines() == [
+        "name  limit",
+        "-----------",
+        "\u6a21\u578b    1.5",
+        "e\u0301e\u0301      2.5",
+    ]
+    wrapped = text_table([{"n": 1, "what": "\u6a21\u578b " * 20}], width=30).splitlines()
+    assert max(len(line) + line.count("\u6a21") + line.count("\u578b") for line in wrapped) <= 30
+    assert "\0" not in "".join(wrapped)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from normscope.cli.output import print_json, print_note
+from normscope.cli.output import print_json
+from normscope.cli.tables import print_note
 
 __all__ = ["Answer", "print_answer"]
 

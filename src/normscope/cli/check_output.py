@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from normscope.cli.output import Row, print_json, print_note, print_table
+from normscope.cli.output import print_json
+from normscope.cli.tables import Row, print_note, print_table
 
 if TYPE_CHECKING:
     from normscope.theorems import Unchecked, Verdict

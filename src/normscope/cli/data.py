@@ -68,7 +68,8 @@ def _folder(name: str, root: Path | None) -> Path | None:
 @app.command("list", epilog=with_example("normscope data list --json"))
 def list_datasets(root: Root = None, as_json: Json = False) -> None:
     """Every data set: what it is, whether it is present, and where."""
-    from normscope.cli.output import print_json, print_table
+    from normscope.cli.output import print_json
+    from normscope.cli.tables import print_table
     from normscope.data import inventory
 
     statuses = inventory(root)

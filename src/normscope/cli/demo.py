@@ -77,7 +77,8 @@ def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
 
 
 def _print(result: Result, record: Record, files: dict[str, str], as_json: bool) -> None:
-    from normscope.cli.output import print_json, print_table
+    from normscope.cli.output import print_json
+    from normscope.cli.tables import print_table
     from normscope.experiments.tour.summary import (
         LEGEND,
         SAME_AGAIN,

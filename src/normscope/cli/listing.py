@@ -26,7 +26,8 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
 
     Example: normscope list experiments
     """
-    from normscope.cli.output import print_json, print_table
+    from normscope.cli.output import print_json
+    from normscope.cli.tables import print_table
     from normscope.registry import unknown_name
 
     if kind is not None and kind not in KINDS:

@@ -85,8 +85,14 @@ def _page(numbers: xr.Dataset) -> Report | None:
         return None
     try:
         return tour_report(numbers)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None  # of another version, or changed: its variables are shown as any others are
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # of another version, or changed: its variables are shown as any others are
+        typer.echo(
+            "Note: the numbers of a demo were found, but its page cannot be made of them "
+            f"({type(error).__name__}: {error}); they are shown as plain variables.",
+            err=True,
+        )
+        return None
 
 
 def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> xr.DataArray | None:

@@ -48,8 +48,21 @@ def _boundary(diagram: xr.Dataset) -> str:
     ends = dict.fromkeys([float(known[axis].min()), float(known[axis].max())])
     places = [f"{float(known.sel({axis: end})):.3g} at {axis} {end:.3g}" for end in ends]
     told = f"Training diverges above a learning rate of about {' and '.join(places)}"
-    if "critical_learning_rate" not in diagram:
-        return f"{told}."
-    line = diagram["critical_learning_rate"].sel(closure="train")
-    rates = [f"{float(line.sel({axis: end})):.3g}" for end in ends]
-    return f"{told}; the theory (train) has {' and '.join(rates)}."
+    rates = _theory(diagram, axis, list(ends))
+    if len(rates) < len(ends):  # which end a rate is of is not plain then
+        rates = {end: f"{rate} at {axis} {end:.3g}" for end, rate in rates.items()}
+    theory = f"; the theory (train) has {' and '.join(rates.values())}" if rates else ""
+    return f"{told}{theory}."
+
+
+def _theory(diagram: xr.Dataset, axis: str, ends: list[float]) -> dict[float, str]:
+    """The critical learning rates by the theory of training, at those ends where it has one."""
+    if "critical_learning_rate" not in diagram or "closure" not in diagram.coords:
+        return {}
+    line = diagram["critical_learning_rate"]
+    if "train" not in line["closure"].values:
+        return {}
+    if "closure" in line.dims:
+        line = line.sel(closure="train")
+    rates = {end: float(line.sel({axis: end})) for end in ends}
+    return {end: f"{rate:.3g}" for end, rate in rates.items() if not np.isnan(rate)}

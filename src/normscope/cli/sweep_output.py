@@ -36,7 +36,8 @@ def print_report(
         found: what came out, in sentences.
         as_json: strict JSON instead of text.
     """
-    from normscope.cli.output import print_json, print_note
+    from normscope.cli.output import print_json
+    from normscope.cli.tables import print_note
 
     failures = [
         {"parameters": dict(each.cell.parameters), "seed": each.cell.seed, "error": each.error}
@@ -110,7 +111,8 @@ def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> N
         files: what was written, by what it is.
         as_json: strict JSON instead of a table.
     """
-    from normscope.cli.output import print_json, print_table
+    from normscope.cli.output import print_json
+    from normscope.cli.tables import print_table
 
     rows: list[dict[str, object]] = []
     for gamma in found["gamma"].values:
@@ -132,7 +134,7 @@ def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> N
 
 def print_status(found: list[Status]) -> None:
     """Print a table of the states, and the failures."""
-    from normscope.cli.output import print_table
+    from normscope.cli.tables import print_table
 
     if not found:
         print("The file holds no cells yet.")

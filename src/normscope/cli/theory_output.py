@@ -74,7 +74,7 @@ def print_predictions(
         figure: where it was drawn, if it was.
         basis: what the numbers rest on.
     """
-    from normscope.cli.output import print_note
+    from normscope.cli.tables import print_note
 
     momentum = basis.momentum
     for each in found:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, rows, tensors_of
+from normscope.curvature.batch import Batch, rows, sample_count, tensors_of
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.failures import is_finite
 from normscope.curvature.layout import parameter_layout
@@ -38,8 +37,9 @@ def look_over(
 ) -> None:
     """Try batches, and of data in memory what is unlike them: a training will meet it too.
 
-    Samples with a value that is not finite, or with a whole number outside the range of those
-    tried, are evaluated too; whether they are wrong is for the model and the loss to say.
+    Samples with a value that is not finite, and those with the least and the greatest whole number
+    outside the range of those tried, are evaluated too; whether they are wrong is for the model
+    and the loss to say.
 
     Args:
         problem: model, loss and data; nothing of it is changed.
@@ -50,11 +50,10 @@ def look_over(
     try_batches(problem, batches, "train", seed)
     known = _ranges(batches)
     if isinstance(problem.data, list):
-        odd = (batch for batch in problem.data if _is_odd(batch, known))
-        try_batches(problem, list(islice(odd, 1)), "train", seed)
+        try_batches(problem, _farthest_batches(problem.data, known), "train", seed)
     elif problem.is_one_batch and batch_size is not None and _is_odd(problem.data, known):
-        chosen = _with_odd_rows(problem.data, known, batch_size)
-        try_batches(problem, [chosen], "train", seed)
+        chosen = _batches_of_odd_rows(problem.data, known, batch_size)
+        try_batches(problem, chosen, "train", seed)
 
 
 def _ranges(batches: Sequence[Batch]) -> list[Range]:
@@ -71,28 +70,52 @@ def _ranges(batches: Sequence[Batch]) -> list[Range]:
 def _is_odd(batch: Batch, known: Sequence[Range]) -> bool:
     pairs = zip(tensors_of(batch), known, strict=False)
     return any(
-        not is_finite(tensor) if _has_reals(tensor) else bool(_odd(tensor, among).any())
+        not is_finite(tensor)
+        if among is None or _has_reals(tensor)
+        else bool(((tensor < among[0]) | (tensor > among[1])).any())
         for tensor, among in pairs
     )
 
 
-def _odd(tensor: Tensor, among: Range) -> Tensor:
-    """Which values are not finite, or not in the range."""
-    if among is None or _has_reals(tensor):
-        return ~torch.isfinite(tensor)
-    return (tensor < among[0]) | (tensor > among[1])
+def _excess(batch: Batch, known: Sequence[Range], parts: int) -> Tensor:
+    """By how much each part of a batch is odd: a row below and one above for each of its tensors.
+
+    Whole numbers count from the ends of their range; a value that is not finite counts 1.
+    """
+    found = [torch.zeros(parts, dtype=torch.float64)]
+    for tensor, among in zip(tensors_of(batch), known, strict=False):
+        if not tensor.numel():
+            continue
+        flat = tensor.detach().reshape(parts, -1)
+        if among is None or _has_reals(tensor):
+            bad = (~torch.isfinite(flat)).any(1).cpu().double()
+            found += [bad, bad]
+        else:
+            low, high = flat.amin(1).cpu().double(), flat.amax(1).cpu().double()
+            found += [among[0] - low, high - among[1]]
+    return torch.stack(found).clamp(min=0)
 
 
-def _with_odd_rows(batch: Batch, known: Sequence[Range], size: int) -> Batch:
-    """A batch of the odd samples, filled up with others."""
-    marks = [
-        _odd(tensor, among).reshape(len(tensor), -1).any(1).cpu()
-        for tensor, among in zip(tensors_of(batch), known, strict=True)
-    ]
-    odd = torch.stack(marks).any(0)
-    order = torch.cat([odd.nonzero().flatten(), (~odd).nonzero().flatten()])[:size]
-    device = next(tensors_of(batch)).device
-    return rows(batch, order.to(device))
+def _farthest_batches(batches: Sequence[Batch], known: Sequence[Range]) -> list[Batch]:
+    """The batches that are odd by most, each once: one for each end of each range at most."""
+    farthest: dict[int, tuple[float, Batch]] = {}
+    for batch in batches:
+        if _is_odd(batch, known):
+            for end, value in enumerate(_excess(batch, known, 1).flatten().tolist()):
+                if value > farthest.get(end, (0.0, None))[0]:
+                    farthest[end] = (value, batch)
+    return list({id(batch): batch for _, batch in farthest.values()}.values())
+
+
+def _batches_of_odd_rows(batch: Batch, known: Sequence[Range], size: int) -> list[Batch]:
+    """Batches of the samples that are odd by most, filled up with odd ones, then with others."""
+    excess = _excess(batch, known, sample_count(batch))
+    farthest = [int(end.argmax()) for end in excess if bool(end.any())]
+    odd = excess.any(0)
+    order = [*farthest, *odd.nonzero().flatten().tolist(), *(~odd).nonzero().flatten().tolist()]
+    unique = torch.tensor(list(dict.fromkeys(order)), device=next(tensors_of(batch)).device)
+    starts = range(0, len(set(farthest)), size)
+    return [rows(batch, unique[start : start + size]) for start in starts]
 
 
 def _has_reals(tensor: Tensor) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from normscope.report.document import Report, Section
 from normscope.report.findings import findings_of, summary_of
@@ -17,17 +19,19 @@ class Content:
     """What was read.
 
     Args:
-        pages: of numbers that have one of their own kind.
+        pages: of numbers that have one of their own kind, by their files.
         sections: all else.
         unread: in words, what of a folder could not be read and why.
     """
 
-    pages: list[Report] = field(default_factory=list)
+    pages: dict[Path, Report] = field(default_factory=dict)
     sections: list[Section] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def report(self, last: list[str]) -> Report:
-        """One page of all: a page of its own kind keeps its first screen.
+        """One page of all: the first page of its own kind keeps its first screen.
+
+        Of several such pages each finding, head and download names the file that it is of.
 
         Args:
             last: findings behind all others.
@@ -36,8 +40,44 @@ class Content:
             alone = self.sections[0].title if len(self.sections) == 1 else _TITLE
             findings = [*findings_of(self.sections), *last]
             return Report(alone, findings, self.sections, summary_of(self.sections))
-        first, *others = self.pages
+        pages = list(self.pages.values())
+        if len(pages) > 1:
+            pages = [
+                _named(page, name) for page, name in zip(pages, _names(self.pages), strict=True)
+            ]
+        first, *others = pages
         sections = [each for page in others for each in page.sections] + self.sections
-        findings = [sentence for page in self.pages for sentence in page.findings]
+        findings = [sentence for page in pages for sentence in page.findings]
         findings += findings_of(self.sections) if self.sections else []
         return replace(first, findings=[*findings, *last], sections=[*first.sections, *sections])
+
+
+def _names(paths: Iterable[Path]) -> list[str]:
+    """The files without their endings, behind as many folders as tell them apart.
+
+    >>> _names([Path("runs/first/demo.nc"), Path("runs/second/demo.nc")])
+    ['first/demo', 'second/demo']
+    """
+    parts = [path.resolve().with_suffix("").parts for path in paths]
+    deepest = max(map(len, parts))
+    named = (["/".join(each[-depth:]) for each in parts] for depth in range(1, deepest + 1))
+    return next((names for names in named if len(set(names)) == len(names)), list(map(str, paths)))
+
+
+def _named(page: Report, name: str) -> Report:
+    """The page with its file's name before all that another page may have too."""
+    summary = page.summary
+    if summary is not None:
+        summary = replace(summary, caption=f"{name}: {summary.caption}")
+    return replace(
+        page,
+        findings=[f"{name}: {sentence}" for sentence in page.findings],
+        sections=[_named_section(each, name) for each in page.sections],
+        summary=summary,
+    )
+
+
+def _named_section(section: Section, name: str) -> Section:
+    stem = name.replace("/", "_")
+    downloads = [replace(each, name=f"{stem}_{each.name}") for each in section.downloads]
+    return replace(section, title=f"{name}: {section.title}", downloads=downloads)

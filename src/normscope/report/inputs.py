@@ -93,7 +93,7 @@ def _read(sources: Iterable[_Source], theory: Theory | None, page_of: PageOf) ->
             errors[source.path.name] = error
             continue
         if isinstance(found, Report):
-            content.pages.append(found)
+            content.pages[source.path] = found
         else:
             content.sections += found
     if not (content.pages or content.sections):

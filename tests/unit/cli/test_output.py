@@ -12,8 +12,6 @@ from normscope.cli.output import (
     Bar,
     Lines,
     print_json,
-    print_note,
-    print_table,
     progress,
     resumable,
 )
@@ -27,57 +25,6 @@ def test_json_is_strict(capsys):
         "b": [None, 1.5],
         "c": [None, "x"],
     }
-
-
-def test_table_is_plain_text_when_piped(capsys):
-    print_table("Title", [{"name": "one", "value": 0.123456}, {"name": "two", "value": None}])
-    text = capsys.readouterr().out
-    assert "\x1b" not in text
-    rows = [line.split() for line in text.splitlines()]
-    assert ["one", "0.1235"] in rows
-    assert ["two", "-"] in rows
-    assert not any(line.endswith(" ") for line in text.splitlines())
-
-
-def test_table_is_as_wide_as_it_takes_when_piped_and_fits_a_terminal(capsys, monkeypatch):
-    rows = [{"name": "fact [bold]", "what": "words " * 30, "slack": "1.0e-15"}]
-    print_table("Title", rows, numbers=["slack"])
-    assert len(capsys.readouterr().out.splitlines()) == 5  # the last is empty
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "dumb")
-    print_table("Title", rows, numbers=["slack"])
-    out = capsys.readouterr().out
-    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
-    assert out.count("words") == 30
-    assert "fact [bold]" in out
-
-
-def test_title_and_heads_are_bold_in_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    print_note("Title\nname  limit\n-----------\nnone    0.5\n\nA sentence.")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.startswith("\x1b[1m") for line in lines] == [True, True, *[False] * 4]
-
-
-def test_note_is_wrapped_to_80_columns_when_piped(capsys):
-    note = "A sentence of some words about path/to-a/file.py:build. " * 20
-    row = "name  " + "x " * 60
-    print_note(f"{note.strip()}\n\n{row}\nshort")
-    *lines, empty, same, short = capsys.readouterr().out.splitlines()
-    assert (empty, same, short) == ("", row, "short")
-    assert 60 < max(map(len, lines)) <= 80
-    assert " ".join(lines) == note.strip()
-    assert not any("path/to-" in line and "file.py:build" not in line for line in lines)
-
-
-def test_note_is_wrapped_to_the_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "30")
-    print_note("word " * 20)
-    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [29, 29, 29, 9]
 
 
 def test_bar_ends_full_unless_the_work_broke_off():

@@ -30,6 +30,25 @@ def test_best_cell_and_boundary_are_told():
     )
 
 
+BOUNDARY = "above a learning rate of about 3.16 at gamma 0.5 and 0.0316 at gamma 2"
+
+
+def test_theory_without_a_number_is_left_out():
+    results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
+    results["critical_learning_rate"][0, 0] = np.nan
+    (words,) = findings(results)
+    assert words.endswith(f"{BOUNDARY}; the theory (train) has 0.25 at gamma 2.")
+    results["critical_learning_rate"][0, 1] = np.nan
+    (words,) = findings(results)
+    assert words.endswith(f"{BOUNDARY}.")
+
+
+def test_theory_of_another_closure_is_left_out():
+    results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
+    (words,) = findings(results.sel(closure=["frozen"]))
+    assert words.endswith(f"{BOUNDARY}.")
+
+
 def test_row_without_a_boundary_is_left_out():
     (words,) = findings(diagram([[0, 0, 0, 0], [0, 0, 1, 1]], theory=False))
     assert words.endswith("Training diverges above a learning rate of about 0.316 at gamma 2.")

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.curvature.problem import Problem
-from normscope.curvature.trial import look_over, try_batches
+from normscope.curvature.trial import _batches_of_odd_rows, look_over, try_batches
 from normscope.errors import InputError, StateError
 from normscope.learning_rate import max_learning_rate
 
@@ -59,6 +59,60 @@ def test_wrong_data_far_behind_is_found(spoil, listed):
     try_batches(problem, first, "train", 0)  # those are not wrong
     with pytest.raises(error, match=message if not listed else message.partition(", in")[0]):
         look_over(problem, first, None if listed else SIZE, seed=0)
+
+
+def with_wrong_label_behind_others(inputs, labels):
+    labels[:] = torch.arange(200) * 3 // 200  # by class: most are unlike the first batch
+    labels[199] = 7
+
+
+def with_missing_inputs_before_a_wrong_label(inputs, labels):
+    inputs[20:120] = torch.nan
+    labels[199] = -1
+
+
+BEHIND_OTHERS = [
+    with_wrong_label_behind_others,
+    with_missing_inputs_before_a_wrong_label,
+]
+
+
+@pytest.mark.parametrize("spoil", BEHIND_OTHERS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("size", [None, 1, SIZE])  # None: a list of batches
+def test_wrong_label_is_found_behind_many_unusual_samples(spoil, size):
+    data = samples()
+    spoil(*data)
+    given = in_batches(*data) if size is None else data
+    problem = Problem(Filling(), "cross_entropy", given)
+    first = [tuple(part[:SIZE].clone() for part in data)]
+    with pytest.raises(InputError, match="expected labels from 0 to 2"):
+        look_over(problem, first, size, seed=0)
+
+
+def test_advice_without_verification_refuses_labels_sorted_by_class():
+    data = samples()
+    with_wrong_label_behind_others(*data)
+    with pytest.raises(InputError, match="expected labels from 0 to 2"):
+        max_learning_rate(network(), "cross_entropy", in_batches(*data), verify=False)
+
+
+def test_few_of_many_unusual_batches_are_tried():
+    data = samples()
+    first = tuple(part[:SIZE].clone() for part in data)
+    first[1][:] = 0
+    model = network()
+    seen = []
+    model[0].register_forward_hook(lambda module, given, output: seen.append(len(output)))
+    look_over(Problem(model, "cross_entropy", in_batches(*data)), [first], None, seed=0)
+    assert seen == [SIZE, SIZE]  # the greatest label is in many
+
+
+def test_truths_and_empty_tensors_are_looked_over():
+    inputs, labels = torch.ones(6, 2), torch.arange(6) > 3
+    batch = {"inputs": inputs, "labels": labels, "none": torch.zeros(6, 0, dtype=torch.long)}
+    known = [None, (0, 0), None]
+    (chosen,) = _batches_of_odd_rows(batch, known, 3)
+    assert chosen["labels"].tolist() == [True, True, False]
 
 
 def test_advice_refuses_before_it_measures(monkeypatch):

@@ -10,6 +10,7 @@ from normscope.experiments.santurkar2018.judge import compared, verdict
 
 SEEDS, STEPS, LAYERS, UNITS, POINTS = 3, 8, 4, 2, 3
 SOURCE = "santurkar2018, a test"
+RAY = ("loss_low", "loss_high", "gradient_distance_high", "effective_smoothness")
 
 
 def random(generator, *shape):
@@ -111,6 +112,26 @@ def test_divergence_is_worse_than_any_loss(results):
     assert "inf" in claim.measured
     worse = statements.trains_better(results, "none", SOURCE, "net", over="batch")
     assert worse.holds is False
+
+
+def test_runs_that_were_not_made_are_no_divergence(results):
+    results["training_loss"].loc[{"norm": "none"}] = np.nan
+    claim = statements.trains_better(results, "batch", SOURCE, "net")
+    assert claim.holds is None
+    assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
+
+
+@pytest.mark.parametrize("judge", ["is_smoother", "is_smoother_throughout", "predicts_better"])
+def test_runs_without_the_ray_decide_nothing(judge, results):
+    """The standard network's trainings are there, but nothing on their rays."""
+    results = results.copy(deep=True)  # variables of the fixture share their numbers
+    for name in (*RAY, "gradient_distance"):
+        results[name].loc[{"norm": "none"}] = np.nan
+    for claim in JUDGES[judge](results):
+        assert claim.holds is None
+        assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
+    results["training_loss"].loc[{"norm": "none", "step": slice(5, None)}] = np.nan
+    assert {claim.holds for claim in JUDGES[judge](results)} == {True}  # they diverged
 
 
 def test_two_divergences_decide_nothing_in_favour():

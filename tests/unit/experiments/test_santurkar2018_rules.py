@@ -10,6 +10,7 @@ from normscope.experiments.santurkar2018.figure6 import _claims as claims_of_fig
 from normscope.experiments.santurkar2018.figure9 import _claims as claims_of_figure9
 from normscope.experiments.santurkar2018.judge import compared
 from normscope.experiments.santurkar2018.pooling import (
+    _median,
     geometric_mean,
     step_weights,
     weighted_mean,
@@ -61,9 +62,14 @@ def test_pooling_is_that_of_steps_repeated_by_their_weight(steps):
 
 
 def test_steps_without_a_number_give_their_weight_to_their_neighbours():
-    """As VGG's shift, measured at every second step: 3 and 5 weigh the same."""
-    array = xr.DataArray([3.0, np.nan, 5.0, np.nan], {"step": [0, 1, 2, 3]}, "step")
-    assert (weighted_mean(array).item(), weighted_median(array).item()) == (4, 4)
+    """Measured at 0, 1 and 4, which weigh 1, 2 and 3; with equal weights both would be 6."""
+    array = xr.DataArray([9.0, 6.0, np.nan, np.nan, 3.0], {"step": range(5)}, "step")
+    assert (weighted_mean(array).item(), weighted_median(array).item()) == (5, 4.5)
+
+
+def test_values_without_weight_have_no_median():
+    assert np.isnan(_median(np.array([1.0, 2.0]), np.zeros(2)))
+    assert _median(np.array([9.0, 1.0, 3.0]), np.array([0.0, 1.0, 1.0])) == 2
 
 
 def test_landscape_is_the_weighted_median():
@@ -85,16 +91,25 @@ def test_ray_that_leaves_the_numbers_is_infinite():
     values = [1.0, np.nan, np.inf]
     (claim, *_) = smoother(landscape(values, [2.0, 2.0, 2.0]))
     assert claim.measured == "BatchNorm inf to inf, standard 2; 0 of 1 seeds"
-    losses = curves([1.0] * 3, [1.0] * 3)
-    all_beyond = landscape([np.nan] * 3, [2.0] * 3, training_loss=losses)
-    assert "BatchNorm inf to inf" in smoother(all_beyond)[0].measured
+    everywhere = landscape([np.inf] * 3, [2.0] * 3)
+    everywhere["loss_low"].loc[{"norm": "batch"}] = np.inf
+    for claim in smoother(everywhere):
+        assert claim.measured == "BatchNorm inf to inf, standard 2; 0 of 1 seeds"
 
 
-def test_ray_that_was_not_measured_is_said_to_be():
-    losses = curves([np.nan] * 3, [1.0] * 3)
-    claim = smoother(landscape([np.nan] * 3, [2.0] * 3, training_loss=losses))[0]
+def test_ray_of_a_run_that_diverged_is_infinite():
+    losses = curves([1.0, np.nan, np.nan], [1.0] * 3)
+    for claim in smoother(landscape([np.nan] * 3, [2.0] * 3, training_loss=losses)):
+        assert claim.measured == "BatchNorm inf to inf, standard 2; 0 of 1 seeds"
+
+
+@pytest.mark.parametrize("loss", [1.0, np.nan])
+def test_ray_that_was_not_measured_is_said_to_be(loss):
+    """Whether the run was made without the ray's probes or not made at all."""
+    losses = curves([loss] * 3, [1.0] * 3)
     expected = "BatchNorm not measured, standard 2; 0 of 1 seeds (undecided: not measured in 1"
-    assert claim.measured.startswith(expected)
+    for claim in smoother(landscape([np.nan] * 3, [2.0] * 3, training_loss=losses)):
+        assert claim.measured.startswith(expected)
 
 
 def test_predictiveness_is_the_mean_over_distances_of_weighted_medians():
@@ -175,6 +190,14 @@ def test_drift_is_the_distance_of_normal_distributions():
     data = xr.Dataset({"activation_mean": mean, "activation_variance": variance})
     claim = activation_statements.drifts_more(data, "batch", SOURCE)
     assert claim.measured == "standard 4, BatchNorm 5; 1 of 1 seeds"
+
+
+def test_drift_leaves_out_the_step_it_starts_from():
+    """Medians of 1 and 9, of 3 and 3; with the start's zero 1 and 3, which would turn it."""
+    mean = curves([[[0]], [[1]], [[9]]], [[[0]], [[3]], [[3]]], None, ("layer", "unit"))
+    data = xr.Dataset({"activation_mean": mean, "activation_variance": xr.ones_like(mean)})
+    claim = activation_statements.drifts_more(data, "batch", SOURCE)
+    assert claim.measured == "standard 3, BatchNorm 5; 1 of 1 seeds"
 
 
 def test_changes_of_moments_are_medians():

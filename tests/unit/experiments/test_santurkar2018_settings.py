@@ -89,11 +89,11 @@ def test_default_rates_of_the_loss_scale_are_those_to_be_judged():
     scale._check_rates((1e-10, 1e-9, 1e-7, 1e-6, 1e-5), 1000)
 
 
-def test_loss_scale_judges_the_rates_of_its_samples_and_names_its_steps():
-    left = {1e-9: 0.9, 1e-8: 0.7, 1e-6: 0.1}
+def scaled(left):
+    """Results with these shares left of a first loss of 8, by rate, in three seeds."""
     shares = np.tile(np.array(list(left.values()))[None, :, None], (1, 1, 3))
     dimensions = ("norm", "learning_rate", "seed")
-    results = xr.Dataset(
+    return xr.Dataset(
         {
             "final_loss": (dimensions, 8 * shares),
             "training_loss": ((*dimensions, "step"), np.full((1, 3, 3, 1), 8.0)),
@@ -101,6 +101,10 @@ def test_loss_scale_judges_the_rates_of_its_samples_and_names_its_steps():
         {"norm": ["none"], "learning_rate": list(left)},
         {"samples": 100, "steps": 2000},
     )
+
+
+def test_loss_scale_judges_the_rates_of_its_samples_and_names_its_steps():
+    results = scaled({1e-9: 0.9, 1e-8: 0.7, 1e-6: 0.1})
     found = [(claim.text, claim.measured, claim.holds) for claim in scale._claims(results)]
     rate = "DLN: the learning rate 1e-6"
     mean = "does not train in 2,000 steps if the loss is a mean over"
@@ -112,6 +116,25 @@ def test_loss_scale_judges_the_rates_of_its_samples_and_names_its_steps():
     assert [measured.split()[0] for _, measured, _ in found[:3]] == ["0.1", "0.7", "0.9"]
     assert found[3][1] == "best rate by seed, after 2,000 steps: 1e-06, 1e-06, 1e-06"
     assert [holds for _, _, holds in found] == [True] * 4
+
+
+def test_rates_that_were_not_run_leave_the_loss_scale_undecided():
+    """One seed lacks the mean over samples, all lack the one over outputs too."""
+    results = scaled({1e-9: np.nan, 1e-8: 0.7, 1e-6: 0.1})
+    results["training_loss"][0, 0] = np.nan
+    results["training_loss"][0, 1, 2], results["final_loss"][0, 1, 2] = np.nan, np.nan
+    claims = scale._claims(results)
+    assert [claim.holds for claim in claims] == [True, None, None, None]
+    lack = "(undecided: not measured in"
+    assert claims[1].measured == f"0.7 ± 0 of the first loss is left {lack} 1 of 3 seeds)"
+    assert claims[2].measured == f"not measured {lack} 3 of 3 seeds)"
+    assert claims[3].measured.endswith(f": unknown, unknown, unknown {lack} 3 of 3 seeds)")
+
+
+def test_divergence_is_no_training_at_the_loss_scale():
+    claims = scale._claims(scaled({1e-9: np.nan, 1e-8: np.nan, 1e-6: np.nan}))
+    assert [claim.holds for claim in claims[:3]] == [False, True, True]
+    assert claims[0].measured == "inf to inf of the first loss is left"
 
 
 class First(torch.nn.Module):

@@ -1,12 +1,13 @@
 """What the report of a scope says of the training that it watched."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from normscope.curvature import whole_loss
 from normscope.probes import Scope
-from normscope.probes.described import scope_settings
+from normscope.probes.described import _optimizer, scope_settings
 
 
 def scope_on(loss="squared_error", optimizer=None, **options):
@@ -40,6 +41,39 @@ def test_what_differs_by_parameter_group_is_told():
     found = described(optimizer=adam)
     assert found["loss"] == "squared_error"
     assert found["optimizer"] == "Adam, lr 0.25 or 0.5, betas (0.9, 0.999), eps 1e-08"
+
+
+def sgd_with(rate, **settings):
+    def sgd(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        optimizer.param_groups[0].update(settings)
+        return optimizer
+
+    return sgd
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "told"),
+    [
+        (sgd_with(0.0), "SGD, lr 0.0"),
+        (sgd_with(0.0, momentum=0.9), "SGD, lr 0.0, momentum 0.9"),
+        (sgd_with(0.1, scales=torch.ones(3)), "SGD, lr 0.1, scales [1.0, 1.0, 1.0]"),
+        (sgd_with(0.1, scales=np.ones(2)), "SGD, lr 0.1, scales [1.0, 1.0]"),
+        (sgd_with(0.1, scales=torch.ones(1)), "SGD, lr 0.1, scales 1.0"),
+        (sgd_with(0.1, names=["a", "b"]), "SGD, lr 0.1, names ['a', 'b']"),
+        (sgd_with(0.1, scales=torch.ones(1000)), "SGD, lr 0.1, scales of 1000 values"),
+    ],
+)
+def test_rate_of_zero_and_vectors_are_told(optimizer, told):
+    assert described(optimizer=optimizer)["optimizer"] == told
+
+
+def test_optimizer_without_settings_is_its_name():
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+    assert _optimizer(Plain([torch.ones(1, requires_grad=True)])) == "Plain"
 
 
 def mean_of_outputs(model, batch):

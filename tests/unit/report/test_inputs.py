@@ -11,7 +11,7 @@ from tests.references.html_outline import outline
 
 from normscope.errors import DataError, InputError, NormscopeError
 from normscope.experiments.result import Result
-from normscope.report import Report, Section, render, report_of, write_report
+from normscope.report import Download, Report, Section, Table, render, report_of, write_report
 from normscope.results import Claim, Store
 
 DOCS = Path(__file__).parents[3] / "docs" / "results"
@@ -288,6 +288,33 @@ def test_known_kind_leads_a_page_of_several_files(folder):
     ]
     assert report.findings[-1].startswith("Not in this report: torn.nc (")
     render(report)
+
+
+def page_with_files(numbers):
+    """A page that says the same of all numbers, but for one."""
+    section = Section("Limits", downloads=[Download("demo.csv", "text/csv", b"1")])
+    table = Table("Limits of nets", ["limit"], [[1.0]])
+    found = f"The limit is {float(numbers['known'][0]):g}."
+    return Report("A known kind", [found], [section], summary=table)
+
+
+def test_pages_of_several_files_are_told_apart(tmp_path):
+    for number, name in enumerate(["first", "second"]):
+        (tmp_path / name).mkdir()
+        numbers = xr.Dataset({"known": ("x", [float(number)])})
+        numbers.to_netcdf(tmp_path / name / "demo.nc", engine="scipy")
+    report = report_of([tmp_path / "first", tmp_path / "second"], page_of=page_with_files)
+    assert list(report.findings) == [
+        "first/demo: The limit is 0.",
+        "second/demo: The limit is 1.",
+    ]
+    assert [each.title for each in report.sections] == ["first/demo: Limits", "second/demo: Limits"]
+    files = [each.name for section in report.sections for each in section.downloads]
+    assert files == ["first_demo_demo.csv", "second_demo_demo.csv"]
+    assert report.summary.caption == "first/demo: Limits of nets"
+    alone = report_of([tmp_path / "first"], page_of=page_with_files)
+    assert list(alone.findings) == ["The limit is 0."]
+    assert alone.sections[0].downloads[0].name == "demo.csv"
 
 
 def test_missing_file_suggests_the_closest(folder):

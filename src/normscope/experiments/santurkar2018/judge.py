@@ -12,9 +12,10 @@ zero or beyond a divergence are treated was made explicit at the same time.
   every seed, *not reproduced* if in none, and *undecided* otherwise or with fewer than three seeds.
   It is undecided too, and says so, if a number it needs was not measured in a seed.
 - A run that diverged has an infinite loss, and a number on the ray that is not finite is infinite;
-  an infinite number is never below, or similar to, another. Covariate shift and moments have no
-  number after a divergence: they are those of the steps before it, and the statement says how many
-  steps of the shift it does without.
+  an infinite number is never below, or similar to, another. A run that did not diverge and has no
+  number at all on the ray was not measured there. Covariate shift and moments have no number after
+  a divergence: they are those of the steps before it, and the statement says how many steps of the
+  shift it does without.
 - Training performance is the training loss averaged over the last quarter of the measured steps.
 - A median or mean over measured steps weighs each by the steps of training it stands for: half the
   way to the measured one on either side, at the ends the whole way to the only one. Steps that are

@@ -35,8 +35,7 @@ def _means(samples: int) -> dict[str, float]:
 
 def _claims(results: xr.Dataset) -> list[Claim]:
     """What is left of the first loss, by the rate that the printed one is of the summed loss."""
-    left = results["final_loss"] / results["training_loss"].isel(step=0)
-    left = left.sel(norm="none").where(lambda share: np.isfinite(share), np.inf)
+    left = _left(results).sel(norm="none")
     rates, steps = left["learning_rate"].values, results.attrs["steps"]
     claims = [
         _share(_at(left, LEARNING_RATE), "trains", "is summed", steps),
@@ -45,12 +44,22 @@ def _claims(results: xr.Dataset) -> list[Claim]:
             for what, rate in _means(results.attrs["samples"]).items()
         ),
     ]
-    best = np.atleast_1d(rates[left.argmin("learning_rate").values])
-    found = ", ".join(f"{rate:g}" for rate in best)
+    best = np.atleast_1d(rates[left.fillna(np.inf).argmin("learning_rate").values])
+    missing = np.atleast_1d(left.isnull().any("learning_rate").values)
+    found = ", ".join(
+        "unknown" if lacks else f"{rate:g}" for rate, lacks in zip(best, missing, strict=True)
+    )
     text = "1e-6 is the best of the rates tried for the standard network (summed loss)"
     held = np.isclose(best, LEARNING_RATE, rtol=_SAME, atol=0)
     measured = f"best rate by seed, after {steps:,} steps: {found}"
-    return [*claims, Claim(text, _SOURCE, measured, verdict(held))]
+    return [*claims, _judged(text, measured, held, missing)]
+
+
+def _left(results: xr.Dataset) -> xr.DataArray:
+    """Share of the first loss; infinite after a divergence, not a number if there was no run."""
+    first = results["training_loss"].isel(step=0)
+    share = results["final_loss"] / first
+    return share.where(np.isfinite(share) | first.isnull(), np.inf)
 
 
 def _at(left: xr.DataArray, rate: float) -> xr.DataArray:
@@ -61,7 +70,17 @@ def _share(left: xr.DataArray, does: str, loss: str, steps: int) -> Claim:
     shares = np.atleast_1d(left.values)
     held = (shares < _TRAINED) == (does == "trains")
     text = f"DLN: the learning rate 1e-6 {does} in {steps:,} steps if the loss {loss}"
-    return Claim(text, _SOURCE, f"{spread(shares)} of the first loss is left", verdict(held))
+    missing = np.isnan(shares)
+    of_first = "" if missing.all() else " of the first loss is left"
+    return _judged(text, f"{spread(shares)}{of_first}", held, missing)
+
+
+def _judged(text: str, measured: str, held: np.ndarray, missing: np.ndarray) -> Claim:
+    """The claim, undecided if a number it needs is missing in a seed."""
+    if not missing.any():
+        return Claim(text, _SOURCE, measured, verdict(held))
+    lack = f"undecided: not measured in {missing.sum()} of {len(missing)} seeds"
+    return Claim(text, _SOURCE, f"{measured} ({lack})", None)
 
 
 def _check_rates(rates: Sequence[float], samples: int) -> None:

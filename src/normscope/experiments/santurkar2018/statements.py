@@ -100,7 +100,8 @@ def is_smoother(
     Returns:
         A claim for each of the three.
     """
-    widths = results.assign(loss_width=results["loss_high"] - results["loss_low"])
+    high, low = results["loss_high"], results["loss_low"]
+    widths = results.assign(loss_width=high - low.where(np.isfinite(high), 0))
     claims = []
     for variable, what in _LANDSCAPE.items():
         curves = _or_infinite(widths, variable)
@@ -220,11 +221,21 @@ def _over_all(whole: xr.DataArray, norm: str) -> str:
 
 
 def _or_infinite(results: xr.Dataset, name: str) -> xr.DataArray:
-    """A number on the ray, infinite where it is not finite; as it is in runs that were not made."""
+    """A number on the ray, infinite where it is not finite; missing where a run has none of it.
+
+    A run that diverged has infinite ones even so, if another run has numbers.
+    """
     values = results[name]
-    made = results.get("training_loss", values).notnull()
-    made = made.any([each for each in made.dims if each not in ("norm", "seed")])
-    return values.where(np.isfinite(values) | ~(made & values.notnull().any()), np.inf)
+    losses = results.get("training_loss", values)
+    measured, made = _in_runs(values.notnull()), _in_runs(losses.notnull())
+    steps = next(name for name in losses.dims if str(name).endswith("step"))  # the tour has its own
+    diverged = ~_in_runs(abs(losses.isel({steps: [-1]})) < np.inf)
+    known = made & (measured | diverged) & measured.any()
+    return values.where(np.isfinite(values) | ~known, np.inf)
+
+
+def _in_runs(found: xr.DataArray) -> xr.DataArray:
+    return found.any([name for name in found.dims if name not in ("norm", "seed")])
 
 
 def _left_out(shift: xr.DataArray, zeros: int) -> str:

@@ -24,7 +24,7 @@ from normscope.probes import PROBES, Probe, Scope
 from normscope.results import Store
 from normscope.training import sgd, train
 
-__all__ = ["EVERYTHING", "MOMENTS", "Training", "named_like", "trained"]
+__all__ = ["EVERYTHING", "MOMENTS", "Training", "named_like", "seeded", "trained"]
 
 RECORDS = "santurkar2018 training"
 REVISION = 1  # to be raised when a change of the code changes the numbers

@@ -1,0 +1,61 @@
+"""What commands print for people: tables and sentences."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Sequence
+from itertools import islice, takewhile
+
+from normscope.text_table import text_table
+
+Row = dict[str, object]
+
+_RULE = re.compile("-{3,}")
+_PIPED = 80  # columns of prose that goes to no terminal
+
+
+def print_table(title: str, rows: Sequence[Row], numbers: Collection[str] = ()) -> None:
+    """Print rows as a table with an empty line below: as wide as the terminal, or as it takes.
+
+    Args:
+        title: above the table.
+        rows: values by column.
+        numbers: columns of numbers that are texts already.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    _print_lines([*text_table(rows, title, numbers, width).splitlines(), ""])
+
+
+def print_note(text: str) -> None:
+    """Print sentences, wrapped to the terminal, to 80 columns when piped; rows of a table stay.
+
+    Args:
+        text: lines; each is a paragraph, or a row if it has two blanks side by side.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED
+    # a path is one word
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines: list[str] = []
+    for line in text.splitlines():
+        is_row = "  " in line or not line
+        lines += [line] if is_row else wrap.wrap(line)
+    _print_lines(lines)
+
+
+def _print_lines(lines: list[str]) -> None:
+    """Print lines; in a terminal the title and the heads of a table, above its rule, are bold."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for number, line in enumerate(lines):
+        below = takewhile(bool, lines[number:])
+        is_head = any(map(_RULE.fullmatch, islice(below, 1, None)))
+        # no markup: what stands in brackets may be a user's name
+        console.print(Text(line, "bold" if is_head else ""), soft_wrap=True)
