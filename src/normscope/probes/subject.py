@@ -72,6 +72,11 @@ class Subject:
     def __post_init__(self) -> None:
         if isinstance(self.loss, str):
             LOSSES[self.loss]  # an unknown name is refused here and not at the first step
+        elif isinstance(self.loss, Optimizer):
+            raise ArgumentTypeError(
+                f"the loss must be a name or a function, got {type(self.loss).__name__}; it comes "
+                "before the optimizer: Scope(model, loss, optimizer)."
+            )
         if self.optimizer is not None:
             if not isinstance(self.optimizer, Optimizer):
                 raise ArgumentTypeError(

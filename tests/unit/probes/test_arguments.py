@@ -61,3 +61,9 @@ def test_complex_parameters_are_refused():
     model = nn.Linear(4, 3, dtype=torch.cfloat)
     with pytest.raises(InputError, match="'weight' is complex; a scope takes real ones"):
         Scope(model, "cross_entropy", probes="gradient_norms")
+
+
+def test_optimizer_in_the_place_of_the_loss_is_named():
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ArgumentTypeError, match=r"got SGD; it comes before the optimizer"):
+        Scope(model, torch.optim.SGD(model.parameters(), 0.1))
