@@ -30,8 +30,8 @@ Every figure that was run, ours beside what the paper says of it: the claims wit
 the command that gives the figure, and the time it took. A figure leads to its page, with settings
 and versions. *Reproduced* and *not reproduced* follow from rules in the experiment's code, an
 honest no included; *undecided* is what a run of this size cannot tell. Times are wall-clock times
-of all trainings a figure needs, on two CPU cores that mostly had other work too; figures of one
-paper share trainings.
+of the trainings a command had to run, on two CPU cores that mostly had other work too; figures of
+one paper share trainings, and 0 s says that all of them were there.
 """
 
 Record = dict[str, Any]

@@ -35,8 +35,8 @@ def dataset_downloads(dataset: xr.Dataset, stem: str) -> tuple[Download, ...]:
     for name, values in dataset.data_vars.items():
         groups.setdefault(tuple(map(str, values.dims)), []).append(str(name))
     tables = [
-        _csv(dataset[names], f"{stem}{_ending(dims, len(groups))}.csv")
-        for dims, names in groups.items()
+        _csv(dataset[sorted(names)], f"{stem}{_ending(dims, len(groups))}.csv")
+        for dims, names in sorted(groups.items())  # a file may hold the variables in another order
     ]
     return (*tables, _netcdf(dataset, f"{stem}.nc"))
 

@@ -40,7 +40,7 @@ def test_variables_over_other_labels_have_their_own():
         {"step": [0, 50], "layer": ["a,b", 'c"d'], "seed": 3},
     )
     found = by_name(dataset)
-    assert list(found) == ["x_by_step.csv", "x_by_step_layer.csv", "x_values.csv", "x.nc"]
+    assert list(found) == ["x_values.csv", "x_by_step.csv", "x_by_step_layer.csv", "x.nc"]
     assert frame(found["x_by_step.csv"]).columns.tolist() == ["step", "loss"]
     layers = frame(found["x_by_step_layer.csv"])
     assert layers["layer"].tolist() == ["a,b", 'c"d'] * 2
