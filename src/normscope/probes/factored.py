@@ -23,9 +23,9 @@ from normscope.probes.linear_layers import (
     WIDE,
     Products,
     linear_weights,
-    uses_in_graph,
     watch_inputs,
 )
+from normscope.probes.shortcut import Shortcut
 
 __all__ = ["FactoredGradients"]
 
@@ -40,7 +40,7 @@ class _Factors:
     signals_gram: Tensor
 
 
-class FactoredGradients:
+class FactoredGradients(Shortcut):
     """The linear layers of a model whose gradients are compared by their factors.
 
     Used for a layer that is called once, on a matrix, and whose weight is used nowhere else: the
@@ -51,11 +51,9 @@ class FactoredGradients:
     """
 
     def __init__(self, memory: Callable[[int, int, Tensor], Tensor]) -> None:
+        super().__init__()
         self._memory = memory
         self._looks: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._arrivals: Counter[str] = Counter()
-        self._uses: Mapping[str, int] = {}
         self._inputs: dict[str, tuple[Tensor, int]] = {}  # with their version
         self._signals: dict[str, Tensor] = {}
         self._known: dict[str, _Factors | None] = {}  # None: to be multiplied out
@@ -96,16 +94,9 @@ class FactoredGradients:
                 self._known.setdefault(name, None)
 
     def meet(self, model: nn.Module, comparison: Comparison) -> None:
-        """Watch another point; inside its scene, before the pass.
-
-        Args:
-            model: the model.
-            comparison: told the inner products, or shown the gradient, of each of ``names``.
-        """
-        self._calls.clear()
-        self._arrivals.clear()
+        """Watch another point; see `Shortcut`."""
+        self._start_counting()
         self._inputs.clear()
-        self._uses = {}
         layers = linear_weights(model, self.names)
         self._watch(layers, partial(self._arrived, comparison), _comes_by)
 
@@ -121,15 +112,6 @@ class FactoredGradients:
         product = self._memory(signals.shape[1], inputs.shape[1], inputs)
         comparison.see(name, torch.mm(signals.T, inputs, out=product))
 
-    def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
-        """Count in the graph of a loss how often each of ``names`` is used; before running back.
-
-        Args:
-            loss: with its graph.
-            weights: the leaves of the pass, by name.
-        """
-        self._uses = uses_in_graph(loss, {name: weights[name] for name in self.names})
-
     def forget(self) -> None:
         """Compare by the gradients that torch takes from now on."""
         self._known.clear()
@@ -138,9 +120,6 @@ class FactoredGradients:
     def is_valid(self) -> bool:
         """Whether each layer ran once since `meet`, was answered once, and its weight used once."""
         return all(self._is_plain(name) and self._uses.get(name) == 1 for name in self.names)
-
-    def _is_plain(self, name: str) -> bool:
-        return self._calls[name] == 1 and self._arrivals[name] == 1
 
     def _watch(
         self,

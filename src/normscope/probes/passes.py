@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +17,9 @@ from normscope.curvature.randomness import fixed_randomness, generators_of_model
 from normscope.curvature.state import Undisturbed, substituted, undisturbed
 from normscope.probes.comparison import Comparison
 from normscope.probes.loss_state import modules_of_loss, steady_loss
+from normscope.probes.shortcut import Shortcut
 
-__all__ = ["Passes", "Shortcut", "dense", "differentiated"]
-
-
-class Shortcut(Protocol):
-    """Compares gradients by some weights without taking them."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """These weights."""
-        ...
-
-    def meet(self, model: nn.Module, comparison: Comparison) -> None:
-        """Get ready for a pass at another point, whose gradients are compared there."""
-        ...
-
-    def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
-        """Look at the graph of its loss, before running back."""
-        ...
+__all__ = ["Passes", "dense", "differentiated"]
 
 
 class Passes:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.probes.comparison import Comparison, Start, squared_norms
 from normscope.probes.factored import FactoredGradients
-from normscope.probes.passes import Passes, Shortcut
+from normscope.probes.passes import Passes
+from normscope.probes.shortcut import Shortcut
 from normscope.probes.straight import StraightLayers, weights_are_private
 
 __all__ = [

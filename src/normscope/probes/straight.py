@@ -19,7 +19,6 @@ Notation: W = weight, G = its gradient at the start, s = distance times learning
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +33,9 @@ from normscope.probes.linear_layers import (
     WIDE,
     Products,
     linear_weights,
-    uses_in_graph,
     watch_inputs,
 )
+from normscope.probes.shortcut import Shortcut
 
 __all__ = ["StraightLayers", "weights_are_private"]
 
@@ -66,7 +65,7 @@ class _Line:
         return inner, norm, (norm - 2 * inner + self.size).clamp_(min=0.0)
 
 
-class StraightLayers:
+class StraightLayers(Shortcut):
     """The layers of a model that see the data itself, found at the first point of a ray.
 
     Used for a layer with a trained bias that is called once, on a matrix of few samples.
@@ -83,13 +82,11 @@ class StraightLayers:
         gradient: Mapping[str, Tensor],
         rates: Mapping[str, float],
     ) -> None:
+        super().__init__()
         self._start = start
         self._gradient = gradient
         self._rates = rates
         self._distance = 0.0
-        self._calls: Counter[str] = Counter()
-        self._arrivals: Counter[str] = Counter()
-        self._uses: Mapping[str, int] = {}
         self._inputs: dict[str, Tensor] = {}
         self._lines: dict[str, _Line] = {}
 
@@ -122,26 +119,10 @@ class StraightLayers:
         self._distance = distance
 
     def meet(self, model: nn.Module, comparison: Comparison) -> None:
-        """Take the layers' place at another point; inside its scene, before the pass.
-
-        Args:
-            model: the model.
-            comparison: told the inner products of each of ``names``.
-        """
-        self._calls.clear()
-        self._arrivals.clear()
-        self._uses = {}
+        """Take the layers' place at another point; see `Shortcut`."""
+        self._start_counting()
         for name, layer in linear_weights(model, self.names).items():
             layer.__dict__["forward"] = partial(self._forward, name, layer, comparison)
-
-    def inspect(self, loss: Tensor, weights: Mapping[str, Tensor]) -> None:
-        """Count in the graph of a loss how often each of ``names`` is used; before running back.
-
-        Args:
-            loss: with its graph.
-            weights: the leaves of the pass, by name.
-        """
-        self._uses = uses_in_graph(loss, {name: weights[name] for name in self.names})
 
     def forget(self) -> None:
         """Take no layer's place from now on."""
@@ -153,10 +134,7 @@ class StraightLayers:
 
         And whether its weight was used nowhere else.
         """
-        return all(
-            self._calls[name] == 1 and self._arrivals[name] == 1 and not self._uses.get(name)
-            for name in self.names
-        )
+        return all(self._is_plain(name) and not self._uses.get(name) for name in self.names)
 
     def _forward(
         self, name: str, layer: nn.Linear, comparison: Comparison, input: Tensor
