@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -135,24 +135,16 @@ def figure1(
         "fully_connected": {"width": width},
         "conv_net": {"channels": list(channels)},
     }
-    found = np.full((2, len(MODES), len(measured_gammas), seeds), np.nan)
-    found_alone = np.full((2, seeds), np.nan)
-    for (a, name), s in _pairs(ARCHITECTURES, range(seeds)):
-        progress(f"{name}, seed {seed + s}")
-        parameters: dict[str, Any] = {
+    plans: dict[str, dict[str, Any]] = {
+        name: {
             "architecture": name,
             "samples": sizes[name],
             "gammas": list(measured_gammas),
             "options": options[name],
         }
-        measured = store.compute(
-            "wei2018/figure1 network",
-            parameters,
-            seed + s,
-            partial(_network, **parameters, seed=seed + s),
-        )
-        found[a, :, :, s] = measured["lambda_max"]
-        found_alone[a, s] = measured["lambda_max_without"]
+        for name in ARCHITECTURES
+    }
+    found, found_alone = _networks(plans, range(seed, seed + seeds), store, progress)
     arrays = {
         "": (("architecture", "closure", "gamma"), np.stack(theory)),
         "_without": (("architecture", "closure_without"), np.array(alone)),
@@ -165,6 +157,22 @@ def figure1(
         "seed": list(range(seed, seed + seeds)),
     }
     return _dataset(arrays, coordinates, momentum).assign_attrs(width=width)
+
+
+def _networks(
+    plans: Mapping[str, dict[str, Any]], seeds: range, store: Store, progress: Progress
+) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues (architecture, mode, gamma, seed), and without norms (architecture, seed)."""
+    gammas = len(next(iter(plans.values()))["gammas"])
+    found = np.full((len(plans), len(MODES), gammas, len(seeds)), np.nan)
+    alone = np.full((len(plans), len(seeds)), np.nan)
+    for (a, name), s in _pairs(list(plans), range(len(seeds))):
+        progress(f"{name}, seed {seeds[s]}")
+        compute = partial(_network, **plans[name], seed=seeds[s])
+        measured = store.compute("wei2018/figure1 network", plans[name], seeds[s], compute)
+        found[a, :, :, s] = measured["lambda_max"]
+        alone[a, s] = measured["lambda_max_without"]
+    return found, alone
 
 
 def _network(
