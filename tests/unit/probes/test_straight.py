@@ -251,6 +251,21 @@ def test_weights_are_private_to_known_code_only():
     watched = chain()
     watched[3].register_forward_pre_hook(lambda *_: None)
     assert not is_private(watched, cross_entropy)
+    with torch.autograd.forward_ad.dual_level():  # a line would lose the tangents
+        assert not is_private(chain(), cross_entropy)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch's own layer
+def test_sparse_inputs_are_left_to_the_layer(met):
+    model = nn.Sequential(nn.Linear(150, 150), nn.Tanh(), nn.Linear(150, 10))
+    x, y = batch(dtype=torch.float)
+    scope = Scope(model, "cross_entropy", torch.optim.SGD(model.parameters(), 0.3), PROBES)
+    scope.step(x.to_sparse(), y)
+    assert met == set()
+    dense = Scope(model, "cross_entropy", torch.optim.SGD(model.parameters(), 0.3), PROBES)
+    dense.step(x, y)
+    for name in ("ray_loss", "gradient_distance"):
+        np.testing.assert_allclose(scope.results[name], dense.results[name], rtol=1e-4)
 
 
 @pytest.mark.parametrize("samples", [37, 38])
