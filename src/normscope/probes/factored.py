@@ -159,7 +159,8 @@ def _comes_by(x: Tensor, layer: nn.Linear) -> bool:
     place once the weight is not.
     """
     reached = x.requires_grad or (layer.bias is not None and layer.bias.requires_grad)
-    return reached and x.dim() == 2 and x.dtype == layer.weight.dtype
+    is_matrix = x.layout is torch.strided and x.dim() == 2
+    return reached and is_matrix and x.dtype == layer.weight.dtype
 
 
 def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:
