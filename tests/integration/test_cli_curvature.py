@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from normscope.cli.batches import chosen_batches
 from normscope.cli.curvature import curvature
 from normscope.cli.main import app, main
-from normscope.cli.sources import chosen_batches, load_data, load_model
+from normscope.cli.sources import load_data, load_model
 from normscope.curvature import dense
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
@@ -175,7 +176,7 @@ def test_progress_tells_estimate_and_residual(monkeypatch, capsys):
         def __exit__(self, *error):
             return None
 
-    monkeypatch.setattr("normscope.cli.output.progress", lambda label, total: Bar())
+    monkeypatch.setattr("normscope.cli.output.progress", lambda label, total, counted: Bar())
     assert main(["curvature", *SMALL, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)["values"][0]
     assert all(text.startswith("eigenvalue ") and " (residual " in text for text in told)

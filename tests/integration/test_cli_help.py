@@ -102,9 +102,14 @@ def test_own_words_of_a_shared_option_begin_as_elsewhere():
     assert "kinds ggn and hessian" in words["curvature"]
 
 
-def test_sweep_says_which_loss_it_has(capsys, monkeypatch):
+def test_lr_and_sweep_say_which_loss_they_have_and_why(capsys, monkeypatch):
     text = " ".join(help_of(["sweep"], capsys, monkeypatch).split())
-    assert "half the squared error (squared_error), unless --set loss= says another" in text
+    assert "default loss of phase_diagram is squared_error" in text
+    assert "as in the diagrams of wei2018" in text
+    assert "--set loss=cross_entropy sets it here" in text
+    text = " ".join(help_of(["lr"], capsys, monkeypatch).split())
+    assert "default loss is cross_entropy, which classifiers are trained with" in text
+    assert "sweep has squared_error, as the diagrams of wei2018" in text
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=named)

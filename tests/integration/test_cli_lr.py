@@ -84,7 +84,7 @@ def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
         def __exit__(self, *error):
             return None
 
-    def log(label, total):
+    def log(label, total, counted):
         totals.append(total)
         return Log()
 

@@ -102,7 +102,7 @@ def test_store_of_a_scope_is_reported(tmp_path, capsys):
     assert "A scope on" in capsys.readouterr().out
     for path in (own, out):
         found = outline(path.read_text(encoding="utf-8"))
-        (drawing,) = found.named("svg")
+        (drawing,) = (each for each in found.named("svg") if "role" in each.attributes)
         assert "panels over the training steps" in drawing.attributes["aria-label"]
         assert {"scope.nc"} <= {e.attributes.get("download") for e in found.named("a")}
 

@@ -243,14 +243,46 @@ def test_what_scrolls_sideways_says_so_until_its_end_is_seen(opened):
     page.wait_for_function("!document.querySelector('figure .scroll[data-wide]')")
 
 
-def test_phone_shows_the_edge_of_the_next_panel(browser, tmp_path):
+def test_phone_shows_wide_figures_panel_by_panel(browser, tmp_path):
     panels = Figure(figsize=(10.2, 3))  # as wide as those of a scope
-    panels.subplots(1, 3)
-    report = Report("t", ["f"], [], overview=picture_of(panels, "Three."))
-    page = browser.new_page(viewport={"width": 390, "height": 800})
+    for axes in panels.subplots(1, 3):
+        axes.plot([1, 2])
+    report = Report("t", ["f"] * 5, [], overview=picture_of(panels, "Three."))
+    page = browser.new_page(viewport=PHONE)
     page.goto(write_report(report, tmp_path / "report.html").as_uri())
+    places = page.eval_on_selector_all(
+        "svg.panel",
+        "all => all.map(e => e.getBoundingClientRect()).map(r => [r.left, r.right, r.top])",
+    )
+    assert len(places) == 3
+    assert all(left >= 0 and right <= PHONE["width"] for left, right, _ in places)
+    assert places[0][2] < places[1][2] < places[2][2]
+    drawn = "all => all.map(e => e.getBBox().width)"
+    assert min(page.eval_on_selector_all("svg.panel", drawn)) > 100  # what it uses is there
     shown, whole = page.eval_on_selector(".scroll", "e => [e.clientWidth, e.scrollWidth]")
-    assert 0.25 < shown / (whole / 3) % 1 < 0.9
+    assert shown == whole
+    order = "all => all.map(e => e.getBoundingClientRect().top)"
+    first, second, *_, figure = page.eval_on_selector_all(".finding, figure", order)
+    assert first < figure < PHONE["height"]
+    assert second > figure  # the picture is on the first screen, the other findings below it
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.locator("svg.panel").first.is_hidden()
+    assert page.locator("svg.drawing").bounding_box()["width"] > 900
+    page.close()
+
+
+def test_long_table_says_that_there_is_more_until_its_end_is_seen(browser, tmp_path):
+    rows = [(number, number**2) for number in range(80)]
+    report = Report("t", ["f"], [Section("s", tables=[Table("Long", ("n", "square"), rows)])])
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(write_report(report, tmp_path / "report.html").as_uri())
+    box = page.get_by_role("region", name="Long: 80 rows, scroll for more")
+    assert box.get_attribute("tabindex") == "0"
+    fade = "e => getComputedStyle(e).maskImage"
+    assert "gradient" in box.evaluate(fade)
+    box.evaluate("e => { e.scrollTop = e.scrollHeight; }")
+    page.wait_for_function("!document.querySelector('[data-below]')")
+    assert box.evaluate(fade) == "none"
     page.close()
 
 
@@ -319,7 +351,7 @@ def test_first_screen_of_the_demo_holds_findings_and_the_whole_figure(browser, t
     report = Report("What normalization does to a net", DEMO, [], asked=asked, overview=first)
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(write_report(report, tmp_path / "report.html").as_uri())
-    box = page.locator("#overview svg").bounding_box()
+    box = page.locator("#overview svg.drawing").bounding_box()
     assert box["y"] + box["height"] <= 800
     assert box["width"] > 900
     page.close()

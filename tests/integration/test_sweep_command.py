@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import xarray as xr
 
 from normscope.cli import sweep_picture
 from normscope.cli.main import main
+from normscope.report import report_of
 from normscope.results import Store
 from normscope.sweeps import Work
 
@@ -32,7 +35,8 @@ def answered(capsys, *arguments, code=0):
     return json.loads(capsys.readouterr().out)
 
 
-def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path):
+def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "phase.sqlite"
     command = ["phase_diagram", *SMALL, *RATES, "--seeds", "2", "--out", str(out)]
     first = answered(capsys, *command)
@@ -41,8 +45,13 @@ def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path):
     np.testing.assert_allclose(numbers["learning_rate"], [0.001, 0.316227766017, 100], rtol=1e-9)
     assert numbers["test_loss"].dims == ("gamma", "learning_rate", "seed")
     assert (tmp_path / "phase.svg").stat().st_size > 5000
-    again = answered(capsys, *command)
-    assert again["found"] == 12
+    (section,) = report_of([out]).sections
+    assert "--set learning_rate=0.001:100:3:log " in section.command
+    assert section.paragraphs[1].removesuffix(".") in first["found_in_words"][0]
+    program, verb, *printed = shlex.split(section.command)
+    assert (program, verb) == ("normscope", "sweep")
+    again = answered(capsys, *printed)
+    assert (again["cells"], again["found"]) == (12, 12)
     (state,) = answered(capsys, "status", str(out))
     assert state["finished"] + state["diverged"] == 12
     assert main(["sweep", "status", str(out)]) == 0
@@ -151,7 +160,43 @@ def test_following_ends_when_nobody_is_at_work(capsys, tmp_path):
     with Store(out) as store:
         store.start(store.add("squares", {"value": 1}, 0))
     assert main(["sweep", "status", str(out), "--follow"]) == 0
-    assert "No process is at work on it" in capsys.readouterr().out
+    assert "No process is at work on it. Run the same" in capsys.readouterr().out
+
+
+def test_status_says_how_long_is_left_though_nobody_is_at_work(capsys, tmp_path):
+    out = tmp_path / "s.sqlite"
+    with Store(out) as store:
+        first, *_ = [store.add("squares", {"value": value}, 0) for value in range(4)]
+        store.start(first)
+        store.finish(first, xr.Dataset({"square": 1.0}), seconds=30.0)
+    assert main(["sweep", "status", str(out)]) == 0
+    table, _, sentence = capsys.readouterr().out.rpartition("\n\n")
+    assert table.endswith("30 s  1.5 min")
+    assert sentence.startswith("No process is at work on it; left: about so long with one worker.")
+
+
+def test_sweep_that_goes_on_begins_its_count_with_what_is_there(capsys, tmp_path, monkeypatch):
+    """The pace is then that of this run alone."""
+    told = []
+
+    @contextmanager
+    def log(label):
+        yield told.append
+
+    monkeypatch.setattr("normscope.cli.output.progress", log)
+    command = ["sweep", "phase_diagram", *SMALL, "--out", str(tmp_path / "phase.sqlite")]
+    assert main([*command, "--set", "lr=0.01"]) == 0
+    assert main([*command, "--set", "lr=0.01,0.1"]) == 0
+    assert told == ["0 of 2 cells", "2 of 2 cells", "2 of 4 cells", "4 of 4 cells"]
+
+
+def test_wrong_place_is_told_before_torch_is_loaded(capsys, tmp_path, monkeypatch):
+    file = tmp_path / "net.py"
+    file.write_text("def build(): ...\n")
+    monkeypatch.setattr("normscope.cli.sweep_runs.carry_out", lambda *given: pytest.fail("ran"))
+    command = ["sweep", "phase_diagram", "--out", str(tmp_path / "phase.sqlite")]
+    assert main([*command, "--set", f"model=vgg,{file}:biuld"]) == 2
+    assert "did you mean 'build'?" in capsys.readouterr().err
 
 
 def test_any_experiment_can_be_swept(capsys, tmp_path):

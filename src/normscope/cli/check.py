@@ -78,7 +78,8 @@ def check(
 ) -> None:
     """Check the theorems about batch normalization: one side by autograd, one in closed form.
 
-    Without a model on random cases and on the built-in nets. Exits with 1 if a statement is false.
+    Without --model on random cases and on the built-in nets; with it on the layers of a model and
+    the batch that --data gives. Exits with 1 if a statement is false.
 
     Example: normscope check --model examples/my_model.py:build --data examples/my_model.py:samples
     """
@@ -125,11 +126,12 @@ def _everywhere(form: str, cases: int, seed: int) -> Found:
 
 def _on_network(name: str, form: str, seed: int) -> Found:
     from normscope.cli import sources
+    from normscope.cli.batches import chosen_batches
     from normscope.cli.check_output import with_remedy
 
     layer, options = NETWORKS[name]
     samples = sources.load_data("digits")
-    chosen = sources.chosen_batches(samples, SAMPLES, 1, seed)
+    chosen = chosen_batches(samples, SAMPLES, 1, seed)
     texts = [f"{key}={value!r}" for key, value in options.items()]
     network = sources.load_model(name, samples, "batch", texts, seed)
     from normscope.theorems import check_layer
@@ -156,6 +158,7 @@ def _on_model(
     seed: int,
 ) -> Found:
     from normscope.cli import sources
+    from normscope.cli.batches import chosen_batches
     from normscope.cli.check_output import with_remedy
     from normscope.errors import InputError
     from normscope.places import blaming
@@ -167,7 +170,7 @@ def _on_model(
     from normscope.theorems import check_layer
 
     samples = sources.load_data(data, seed)
-    chosen = sources.chosen_batches(samples, batch_size, 1, seed)
+    chosen = chosen_batches(samples, batch_size, 1, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     function = sources.load_loss(loss)
 

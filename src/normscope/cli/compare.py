@@ -36,7 +36,7 @@ Steps = Annotated[
     typer.Option(
         min=1,
         metavar="NUMBER",
-        help="Steps of the training at half the limit; --no-verify leaves it in.",
+        help="Steps of the training at half the limit, which --no-verify does not leave out.",
     ),
 ]
 
@@ -75,7 +75,8 @@ def compare(
     """
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
-    from normscope.cli.output import progress
+    from normscope.cli.batches import parts_of_advice, step_batch_size
+    from normscope.cli.output import PARTS, progress
     from normscope.places import blaming
 
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
@@ -89,12 +90,13 @@ def compare(
         "norms": kinds,
         "momentum": momentum,
         "verify": not no_verify,
-        "batch_size": sources.step_batch_size(samples, batch_size),
+        "batch_size": step_batch_size(samples, batch_size),
         "steps": steps,
         "seed": seed,
     }
-    parts = sources.parts_of_advice(samples, given["batch_size"], not no_verify) + 1  # a training
-    with progress("compare", parts * max(len(kinds), 1)) as tell:
+    parts = parts_of_advice(samples, given["batch_size"], not no_verify) + 1  # a training
+    counted = PARTS if no_verify else "part {} of about {}"
+    with progress("compare", parts * max(len(kinds), 1), counted) as tell:
         problem = network, sources.load_loss(loss), samples
         ask = partial(compared, *problem, progress=_counting(tell, kinds), **given)
         comparison = blaming(f"{model} with {loss} on {data}", ask)

@@ -115,12 +115,13 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
+    from normscope.cli.batches import chosen_batches
     from normscope.places import blaming
 
     sources.check_names(model, data, loss, norm)
     check_figure(out)
     samples = sources.load_data(data, seed)
-    chosen = sources.chosen_batches(samples, batch_size, batches, seed)
+    chosen = chosen_batches(samples, batch_size, batches, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     problem = (network, sources.load_loss(loss), chosen)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
@@ -159,7 +160,8 @@ def _eigenvalues(
     from normscope.errors import NormscopeWarning
 
     allowed = 100 + 20 * k if max_products is None else max_products
-    with progress("curvature", allowed) as begin, warnings.catch_warnings():
+    counted = "product {} of at most {}"
+    with progress("curvature", allowed, counted) as begin, warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)  # the table says it, and the exit code
         tell = _teller(begin)
         return top_eigenvalue(*problem, k=k, max_products=allowed, progress=tell, **options)

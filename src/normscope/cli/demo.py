@@ -29,7 +29,7 @@ def demo(
 
     Trains the same net on the embedded digits without normalization and with four kinds of it,
     prints one row for each, and writes FOLDER/report.html, which opens in any browser, demo.svg
-    and demo.nc. Cut off, it goes on with the same command where it was.
+    and demo.nc. If it is cut off, the same command goes on where it was.
 
     Example: normscope demo --out normscope-out
     """

@@ -10,6 +10,8 @@ import typer
 from normscope.cli.names import KINDS, completion_of, summaries_in_source
 from normscope.cli.options import Json
 
+_WIDTH = 100  # columns of sentences, where there is no terminal
+
 Kind = Annotated[
     str | None,
     typer.Argument(
@@ -27,7 +29,7 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
     Example: normscope list experiments
     """
     from normscope.cli.output import print_json
-    from normscope.cli.tables import print_table
+    from normscope.cli.tables import Row, print_table
     from normscope.registry import unknown_name
 
     if kind is not None and kind not in KINDS:
@@ -37,7 +39,8 @@ def list_names(kind: Kind = None, as_json: Json = False) -> None:
         print_json(found)
         return
     for each, summaries in found.items():
-        print_table(each, [{"name": name, "what": what} for name, what in summaries.items()])
+        rows: list[Row] = [{"name": name, "what": what} for name, what in summaries.items()]
+        print_table(each, rows, piped=_WIDTH)
 
 
 def _in_order(summaries: dict[str, str]) -> dict[str, str]:

@@ -59,12 +59,17 @@ def lr(
     as_json: Json = False,
     out: Figure = None,
 ) -> None:
-    """The largest learning rate: safe, predicted, and verified by short runs on copies.
+    """How large a learning rate a model can take, by its curvature, by theory, by short runs.
+
+    The runs train copies. Recommended is half the rate at which training becomes unstable. The
+    default loss is cross_entropy, which classifiers are trained with; normscope sweep has
+    squared_error, as the diagrams of wei2018 and their theory.
 
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
+    from normscope.cli.batches import step_batch_size
 
     sources.check_names(model, data, loss, norm)
     check_optimizer(optimizer)
@@ -77,7 +82,7 @@ def lr(
         "optimizer": optimizer_named(optimizer),
         "nesterov": nesterov,
         "weight_decay": weight_decay,
-        "batch_size": sources.step_batch_size(samples, batch_size),
+        "batch_size": step_batch_size(samples, batch_size),
         "seed": seed,
     }
     place = f"{model} with {loss} on {data}"
@@ -92,13 +97,14 @@ def lr(
 
 
 def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, Any]) -> Advice:
-    from normscope.cli.output import progress
-    from normscope.cli.sources import parts_of_advice
+    from normscope.cli.batches import parts_of_advice
+    from normscope.cli.output import PARTS, progress
     from normscope.learning_rate import max_learning_rate
     from normscope.places import blaming
 
     parts = parts_of_advice(samples, given["batch_size"], given["verify"])
-    with progress("learning rate", parts) as begin:
+    counted = "part {} of about {}" if given["verify"] else PARTS  # how many runs it takes shows
+    with progress("learning rate", parts, counted) as begin:
         ask = partial(max_learning_rate, network, loss, samples, progress=begin, **given)
         return blaming(place, ask)
 

@@ -56,7 +56,10 @@ InputData = Annotated[
         "--data",
         "-d",
         show_default="iid normal inputs",
-        **{**_DATA, "help": "Data whose inputs' moments are taken, named as elsewhere."},
+        **{
+            **_DATA,
+            "help": "Data whose inputs' moments are taken: registered, or file.py:function.",
+        },
     ),
 ]
 Loss = Annotated[str, typer.Option(**_LOSS)]
@@ -93,7 +96,12 @@ Momentum = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, metavar="NUMBER", help="Samples in a batch.", show_default="256"),
+    typer.Option(
+        min=1,
+        metavar="NUMBER",
+        help="Samples in a batch.",
+        show_default="256, or all samples if there are fewer",
+    ),
 ]
 NoVerify = Annotated[
     bool,
@@ -107,7 +115,7 @@ Seed = Annotated[
     int,
     typer.Option(
         metavar="NUMBER",
-        help="Seed of weights, samples, dropout and starts.",
+        help="Seed of weights, choice of samples, dropout and start vectors.",
         callback=_checked_seed,
     ),
 ]

@@ -13,11 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from normscope.cli.time_left import TimeLeft
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+PARTS = "part {} of {}"  # how progress counts
 _DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
-_LONG = 10.0  # seconds: before them nobody asks what is left
+_SHARE = re.compile(r"\b(\d+) % done\b")
+_SPENT, _REST = 16, 19  # columns of a short bar with the time, and of "about 2.5 min left"
+_LEAST = 20  # columns of what is on
 _SILENT = 2.0  # seconds: what is over sooner needs no line in a log
 
 
@@ -37,21 +42,30 @@ def _finite(value: object) -> object:
 
 
 @contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+def progress(
+    label: str, total: int | None = None, counted: str = PARTS
+) -> Iterator[Callable[[str], None]]:
     """What is on, on stderr: a bar with the time left in a terminal, plain lines elsewhere.
 
     Args:
         label: what is on.
         total: number of parts; None if it is told on the way, or not at all.
+        counted: how they are counted; with a total that is a guess or a bound, such as "part {} of
+            about {}", no time left is told.
 
     Yields:
-        A function to call, with a text, as each part begins. Without a total "3 of 18" in the text
-        says how far it is; in a log a line begins with what stands before the first comma.
+        A function to call, with a text, as each part begins. Without a total "3 of 18" or "17 %
+        done" in the text says how far it is; in a log a line begins with what stands before the
+        first comma.
     """
     from rich.console import Console
 
     console = Console(stderr=True)
-    with Bar(label, total, console) if console.is_terminal else Lines(label, total) as shown:
+    if console.is_terminal:
+        shown: Bar | Lines = Bar(label, total, console, counted)
+    else:
+        shown = Lines(label, total, counted=counted)
+    with shown:
         yield shown.tell
 
 
@@ -62,24 +76,39 @@ class Bar:
         label: what is on.
         total: number of parts, if it is known.
         console: of stderr.
+        counted: how they are counted.
     """
 
-    def __init__(self, label: str, total: int | None, console: Console) -> None:
+    def __init__(
+        self, label: str, total: int | None, console: Console, counted: str = PARTS
+    ) -> None:
         from rich import progress as columns
 
         text = columns.TextColumn("{task.description}", markup=False)  # it may hold brackets
-        life = () if total else (columns.SpinnerColumn(), columns.TimeElapsedColumn())
-        counts = columns.BarColumn(), columns.MofNCompleteColumn(), columns.TimeRemainingColumn()
-        self._bar = columns.Progress(*life, text, *counts, console=console, transient=True)
-        self._task = self._bar.add_task(label, total=total)
-        self._label, self._total, self._begun = label, total, 0
+        life = () if total else (columns.SpinnerColumn(),)
+        count, left = (columns.TextColumn(f"{{task.fields[{name}]}}") for name in ("count", "left"))
+        shown = columns.BarColumn(), count, columns.TimeElapsedColumn(), left
+        self._bar = columns.Progress(*life, text, *shown, console=console, transient=True)
+        self._left = TimeLeft(time.monotonic)  # asked for its words whenever the bar is drawn
+        self._task = self._bar.add_task(label, total=total, count="", left=self._left)
+        self._label, self._total, self._counted, self._begun = label, total, counted, 0
 
     def tell(self, text: str) -> None:
         """A part begins."""
         done, total = (self._begun, self._total) if self._total else _done_of_all(text)
-        shown = f"{self._label}: {text}"
-        self._bar.update(self._task, completed=done, total=total, description=shown)
         self._begun += 1
+        count = ""
+        if done is not None and total:
+            count = "" if _SHARE.search(text) else f"{done}/{total}"
+            if self._counted == PARTS:
+                self._left.count(done, total)
+        if self._total:
+            count = self._counted.format(min(self._begun, self._total), self._total)
+        times = _SPENT + (_REST if self._counted == PARTS else 0)
+        room = max(self._bar.console.width - len(count) - times, _LEAST)  # the times are not cut
+        shown = f"{self._label}: {text}"
+        shown = shown if len(shown) <= room else f"{shown[: room - 1]}…"
+        self._bar.update(self._task, completed=done, total=total, description=shown, count=count)
 
     def __enter__(self) -> Bar:
         self._bar.start()
@@ -102,12 +131,18 @@ class Lines:
         label: what is on.
         total: number of parts, if it is known.
         clock: tells the seconds.
+        counted: how the parts are counted.
     """
 
     def __init__(
-        self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic
+        self,
+        label: str,
+        total: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        counted: str = PARTS,
     ) -> None:
-        self._label, self._total, self._clock = label, total, clock
+        self._label, self._total, self._clock, self._counted = label, total, clock, counted
+        self._left = TimeLeft(clock)
         self._begun, self._text, self._said = 0, "", ""
         self._start = self._last = clock()
         self._lock, self._ended = threading.Lock(), threading.Event()
@@ -117,6 +152,10 @@ class Lines:
         """A part begins."""
         with self._lock:
             self._text, self._begun = text, self._begun + 1
+            done, total = _done_of_all(text)
+            # of parts the count is of those begun, not done
+            if done is not None and total and not (self._total or _part_of(text)):
+                self._left.count(done, total)
             self.look()
 
     def look(self) -> None:
@@ -137,12 +176,8 @@ class Lines:
                 print(f"{self._line()} ({self._time(seconds)})", file=sys.stderr, flush=True)
 
     def _time(self, seconds: float) -> str:
-        """The seconds so far, and those left once a tenth of a long count is done."""
-        done, total = _done_of_all(self._text)
-        begins = self._total or _part_of(self._text)  # then the count is of parts begun, not done
-        if begins or not done or not total or seconds < _LONG or 10 * done < total:
-            return f"{seconds:.0f} s"
-        return f"{seconds:.0f} s, about {seconds * (total - done) / done:.0f} s left"
+        """The seconds so far, and those left where that is known."""
+        return ", ".join(filter(None, (f"{seconds:.0f} s", str(self._left))))
 
     def _line(self) -> str:
         if not self._begun:
@@ -150,7 +185,7 @@ class Lines:
         line = f"{self._label}: {self._text}"
         if not self._total or self._begun > self._total or _DONE_OF_ALL.search(self._text):
             return line
-        return f"{line}, {self._begun} of {self._total}"
+        return f"{line}, {self._counted.format(self._begun, self._total)}"
 
     def _look_on(self) -> None:
         """A part may be long and say nothing."""
@@ -180,9 +215,11 @@ def _part_of(text: str) -> str:
 def _done_of_all(text: str) -> tuple[int | None, int | None]:
     """How far it is, if the text says so.
 
-    >>> _done_of_all("3 of 18 cells"), _done_of_all("reading")
-    ((3, 18), (None, None))
+    >>> _done_of_all("3 of 18 cells"), _done_of_all("17 % done; 1 of 3"), _done_of_all("reading")
+    ((3, 18), (17, 100), (None, None))
     """
+    if share := _SHARE.search(text):
+        return int(share[1]), 100
     counted = _DONE_OF_ALL.search(text)
     return (int(counted[1]), int(counted[2])) if counted else (None, None)
 

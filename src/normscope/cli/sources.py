@@ -6,12 +6,12 @@ until something is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.cli.devices import check_device
 from normscope.cli.names import check_name
+from normscope.cli.own_files import check_place
 from normscope.cli.values import named_values
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.places import found_at, is_place, made_at
@@ -19,16 +19,14 @@ from normscope.places import found_at, is_place, made_at
 if TYPE_CHECKING:
     from torch import nn
 
-DEFAULT_BATCH_SIZE = 256
-
 
 def check_names(
     model: str, data: str | None = None, loss: str | None = None, *norms: str | None
 ) -> None:
-    """Refuse names that nothing is registered under, before torch is loaded.
+    """Refuse names that nothing is registered or defined under, before torch is loaded.
 
     Args:
-        model: a registered name, or a place, which is not looked at yet.
+        model: a registered name, or a place; its file is read and not run yet.
         data: likewise.
         loss: likewise.
         *norms: kinds of normalization.
@@ -38,7 +36,11 @@ def check_names(
         ("data", data, "samples"),
         ("losses", loss, "loss"),
     ):
-        if source is not None and not is_place(source, example):
+        if source is None:
+            continue
+        if is_place(source, example):
+            check_place(source)
+        else:
             own = f"for your own give file.py:{example} or package.module:{example}"
             check_name(kind, source, hint=own)
     for norm in norms:
@@ -107,108 +109,6 @@ def load_loss(source: str) -> Any:
     from normscope.losses import LOSSES
 
     return found_at(source) if is_place(source, "loss") else LOSSES[source]
-
-
-def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 0) -> list[Any]:
-    """Some batches of the data, the same for the same seed.
-
-    Args:
-        data: a pair (inputs, targets), of which samples are drawn without replacement; or an
-            iterable of batches, of which the first are taken as they are.
-        batch_size: samples in a batch; None for 256, or all if there are fewer.
-        batches: how many batches.
-        seed: of the draw.
-
-    Returns:
-        A list of batches.
-
-    Raises:
-        InputError: if there are too few samples or batches, or ``batch_size`` does not apply.
-        ArgumentTypeError: if the data is neither.
-    """
-    import torch
-
-    from normscope.curvature.batch import check_pair, pieces, rows
-
-    if not (isinstance(data, tuple) and len(data) == 2):
-        return _first_batches(data, batch_size, batches)
-    check_pair(data)
-    samples = len(data[0])
-    size = min(DEFAULT_BATCH_SIZE, samples // batches) if batch_size is None else batch_size
-    if size < 1 or size * batches > samples:
-        raise InputError(
-            f"the data has {samples} samples, too few for {_counted(batches)} of {max(size, 1)}; "
-            "ask for fewer or smaller ones."
-        )
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(samples, generator=generator)[: size * batches]
-    return pieces(rows(data, order), size)
-
-
-def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
-    """The batch size to train a source of data with.
-
-    Args:
-        samples: as `load_data` returns it.
-        batch_size: what the user asked for.
-
-    Returns:
-        That; or 256 for one pair of more samples; None for batches of their own.
-
-    Raises:
-        InputError: if the data has batches of its own and a size is asked for, or too few samples.
-    """
-    if isinstance(samples, tuple):
-        usual = min(DEFAULT_BATCH_SIZE, count := len(samples[0]))
-        if batch_size is not None and batch_size > count:
-            raise InputError(
-                f"the data has {count} samples, too few for a batch of {batch_size}; leave the "
-                f"batch size out for batches of {usual}, or ask for a smaller one."
-            )
-        return usual if batch_size is None else batch_size
-    if batch_size is not None:
-        raise InputError(
-            "the data comes in batches of its own; leave the batch size out, or return one pair "
-            "(inputs, targets) of all samples."
-        )
-    return None
-
-
-def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
-    """How many parts `max_learning_rate` has, for the progress bar.
-
-    Args:
-        samples: as `load_data` returns it.
-        batch_size: of a step; None for batches of their own.
-        verify: whether short runs are among them, whose number is a guess.
-
-    Returns:
-        Batches whose curvature is taken, one more ahead, the prediction, the runs.
-    """
-    held = len(samples) if hasattr(samples, "__len__") else 3
-    batches = held if batch_size is None else len(samples[0]) // batch_size
-    return max(min(batches, 3), 1) + 2 + (13 if verify else 0)
-
-
-def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]:
-    if not isinstance(data, Iterable) or isinstance(data, str):
-        raise ArgumentTypeError(
-            "the data must be a pair (inputs, targets), a list of batches or a DataLoader, got "
-            f"{type(data).__name__}."
-        )
-    if batch_size is not None:
-        raise InputError(
-            "the data comes in batches of its own; leave the batch size out, or return one pair "
-            "(inputs, targets) of all samples."
-        )
-    taken = list(islice(data, batches))
-    if len(taken) < batches:
-        raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
-    return taken
-
-
-def _counted(batches: int) -> str:
-    return f"{batches} batch{'' if batches == 1 else 'es'}"
 
 
 def _registered_model(

@@ -59,13 +59,26 @@ Address = Annotated[
     typer.Option(metavar="ADDRESS", help="Address of a Ray or Dask cluster that runs already."),
 ]
 Attempts = Annotated[
-    int, typer.Option(min=1, metavar="NUMBER", help="Times a cell may lose its worker.")
+    int,
+    typer.Option(
+        min=1, metavar="NUMBER", help="Times a cell may lose its worker until it is failed."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count cells and estimate the time.")]
 Boundary = Annotated[
-    bool, typer.Option("--boundary", help="Bisect for the critical learning rate, to 5 %.")
+    bool,
+    typer.Option(
+        "--boundary",
+        help="Of phase_diagram: no grid, but bisect for the learning rate from which training "
+        "diverges, to 5 %.",
+    ),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="With status: until the sweep has ended.")]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", help="With status: again every two seconds, until the sweep has ended."
+    ),
+]
 Figure = Annotated[
     Path | None,
     typer.Option("--figure", metavar="FILE", help="With status: draw the diagram as far as it is."),
@@ -97,9 +110,9 @@ def sweep(
     """Sweep settings over ranges; the same command goes on where it was cut off.
 
     A cell is one combination of settings and seed: of phase_diagram a training over gamma (the
-    scale of the norm layers) and learning rate, else the experiment. The trainings of phase_diagram
-    have the loss of the theory, half the squared error (squared_error), unless --set loss= says
-    another; normscope lr has cross_entropy.
+    scale of the norm layers) and learning rate, else the experiment. The default loss of
+    phase_diagram is squared_error (half the squared error), as in the diagrams of wei2018, whose
+    theory is about it; normscope lr has cross_entropy, and --set loss=cross_entropy sets it here.
 
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """
@@ -112,12 +125,14 @@ def sweep(
     check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")
     running = {"engine": engine, "workers": workers, "threads": threads}
     running |= {"address": address, "max_attempts": max_attempts}
+    values = _values(settings)
+    _check_places(values)
     with resumable(out):  # also while torch is loaded, which takes seconds
         from normscope.cli.sweep_runs import Request, carry_out
         from normscope.sweeps.phase_diagram import seed_list
 
         numbers = seed_list(seeds, seed or 0)
-        request = Request(name, _values(settings), scale, numbers, device, out, running, as_json)
+        request = Request(name, values, scale, numbers, device, out, running, as_json)
         carry_out(request, boundary, dry_run)
 
 
@@ -126,6 +141,16 @@ def _values(settings: list[str] | None) -> dict[str, list[Any]]:
     from normscope.cli.values import named_lists
 
     return {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
+
+
+def _check_places(values: dict[str, list[Any]]) -> None:
+    """Refuse files of the user's that are not there or define no such name."""
+    from normscope.cli.own_files import check_place
+
+    for name in ("model", "data", "loss"):
+        for value in values.get(name, ()):
+            if isinstance(value, str) and ":" in value:
+                check_place(value)
 
 
 def _refuse_of_status(file: Path | None, follow: bool, figure: Path | None) -> None:

@@ -150,8 +150,11 @@ def print_status(found: list[Status]) -> None:
         for each in found
     ]
     print_table("Sweeps", rows, numbers=("per cell", "left"))
-    if any(each.open and not each.at_work for each in found):
-        print("No process is at work on it; run the same command again to go on.")
+    idle = [each for each in found if each.open and not each.at_work]
+    if idle:
+        alone = any(each.seconds_left is not None for each in idle)
+        left = "; left: about so long with one worker" if alone else ""
+        print(f"No process is at work on it{left}. Run the same command again to go on.")
     for each in found:
         for parameters, seed, error in each.failures:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")

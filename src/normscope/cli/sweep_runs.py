@@ -133,6 +133,7 @@ def run_sweep(request: Request) -> None:
     from normscope.cli.sweep_picture import Picture
     from normscope.results import Store
     from normscope.sweeps.engines import ENGINES
+    from normscope.sweeps.estimate import open_cells
     from normscope.sweeps.sweep import sweep
 
     work, units, plan = request.planned()
@@ -142,6 +143,8 @@ def run_sweep(request: Request) -> None:
     with Store(out) as store, progress(request.name) as begin:
         picture = None if plan is None else Picture(plan, store, out, begin)
         tell = begin if picture is None else picture.tell
+        cells = sum(len(unit.cells) for unit in units)
+        begin(f"{cells - len(open_cells(work, units, store))} of {cells} cells")
         report = sweep(work, units, store, progress=tell, **request.running)
         if picture is not None:
             files |= picture.write()

@@ -15,17 +15,21 @@ Row = dict[str, object]
 
 _RULE = re.compile("-{3,}")
 _PIPED = 80  # columns of prose that goes to no terminal
+_PIPED_TABLE = 120
 
 
-def print_table(title: str, rows: Sequence[Row], numbers: Collection[str] = ()) -> None:
-    """Print rows as a table with an empty line below: as wide as the terminal, or as it takes.
+def print_table(
+    title: str, rows: Sequence[Row], numbers: Collection[str] = (), piped: int = _PIPED_TABLE
+) -> None:
+    """Print rows as a table with an empty line below: as wide as the terminal at most.
 
     Args:
         title: above the table.
         rows: values by column.
         numbers: columns of numbers that are texts already.
+        piped: columns at most where there is no terminal.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else piped
     _print_lines([*text_table(rows, title, numbers, width).splitlines(), ""])
 
 

@@ -12,7 +12,6 @@ import typer
 from normscope.cli.figures import check_figure, draw_on
 from normscope.cli.names import completion_of
 from normscope.cli.options import (
-    BatchSize,
     Figure,
     InputData,
     Json,
@@ -65,6 +64,16 @@ Parameters = Annotated[
         autocompletion=completion_of("weights", "all"),
     ),
 ]
+TheoryBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        min=1,
+        metavar="NUMBER",
+        help="Samples in a batch.",
+        show_default="256",
+    ),
+]
 Plot = Annotated[bool, typer.Option("--plot", help="Draw a figure into theory.svg.")]
 
 
@@ -76,7 +85,7 @@ def theory(
     input_shape: InputShape = None,
     norm: Norm = None,
     option: ModelOptions = None,
-    batch_size: BatchSize = None,
+    batch_size: TheoryBatchSize = None,
     momentum: Momentum = 0.0,
     parameters: Parameters = "weights",
     seed: Seed = 0,
@@ -92,13 +101,14 @@ def theory(
     Example: normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot
     """
     from normscope.cli import sources
+    from normscope.cli.batches import DEFAULT_BATCH_SIZE
 
     sources.check_names(model, data, None, norm)
     figure = Path("theory.svg") if plot and out is None else out
     check_figure(figure)
     samples = None if data is None else sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed)
-    size = batch_size or sources.DEFAULT_BATCH_SIZE
+    size = batch_size or DEFAULT_BATCH_SIZE
     options: dict[str, Any] = {
         "input_shape": _shape(input_shape, model, option or (), samples),
         "data": None if samples is None else _first_batch(samples, size, seed),
@@ -163,7 +173,7 @@ def _shape(
 
 
 def _first_batch(samples: Any, batch_size: int, seed: int) -> Any:
-    from normscope.cli.sources import chosen_batches
+    from normscope.cli.batches import chosen_batches
 
     pair = isinstance(samples, tuple) and len(samples) == 2
     size = min(batch_size, len(samples[0])) if pair else None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from normscope.errors import InputError
+from normscope.ranges import RANGE, number_range
 
-__all__ = ["named_lists", "named_value", "named_values", "number_range", "numbers", "value_list"]
-
-_RANGE = "first:last:count or first:last:count:log"
+__all__ = ["named_lists", "named_value", "named_values", "numbers", "value_list"]
 
 
 def named_value(text: str) -> tuple[str, Any]:
@@ -84,46 +82,9 @@ def numbers(text: str, name: str) -> float | list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError as error:
         raise InputError(
-            f"{name} must be a number, numbers with commas, {_RANGE}, got {text!r}."
+            f"{name} must be a number, numbers with commas, {RANGE}, got {text!r}."
         ) from error
     return found[0] if len(found) == 1 else found
-
-
-def number_range(text: str) -> list[float]:
-    """Evenly spaced numbers, both ends included; with ``:log`` evenly by ratio.
-
-    >>> number_range("0.1:3:6")
-    [0.1, 0.68, 1.26, 1.84, 2.42, 3.0]
-
-    Raises:
-        InputError: if the text is no range, or a logarithmic one does not lie above zero.
-    """
-    first, last, count, is_logarithmic = _range_parts(text)
-    if count == 1:
-        return [first]
-    shares = [i / (count - 1) for i in range(1, count - 1)]
-    if not is_logarithmic:
-        inner = [first + (last - first) * share for share in shares]
-    elif first > 0 and last > 0:
-        low, high = math.log10(first), math.log10(last)
-        inner = [10 ** (low + (high - low) * share) for share in shares]
-    else:
-        raise InputError(f"a logarithmic range lies above 0, got {text!r}.")
-    # rounded: 0.1 and not 0.10000000000000002, whatever the arithmetic makes of it
-    return [first, *(float(f"{value:.12g}") for value in inner), last]
-
-
-def _range_parts(text: str) -> tuple[float, float, int, bool]:
-    parts = text.split(":")
-    try:
-        if len(parts) == 4 and parts.pop() != "log":
-            raise ValueError(text)
-        first, last, count = float(parts[0]), float(parts[1]), int(parts[2])
-        if len(parts) != 3 or count < 1 or not (math.isfinite(first) and math.isfinite(last)):
-            raise ValueError(text)
-    except (ValueError, IndexError) as error:
-        raise InputError(f"a range is {_RANGE}, got {text!r}.") from error
-    return first, last, count, text.count(":") == 3
 
 
 def _halves(text: str) -> tuple[str, str]:

@@ -94,12 +94,13 @@ class BatchSizeEffect:
         Returns:
             The axes drawn on.
         """
+        from normscope.plots.axes import logarithmic_axis
         from normscope.plots.style import new_figure
 
         ax = new_figure().subplots() if ax is None else ax
         errors = [result.residual * abs(result.value) for result in self.results]
         ax.errorbar(self.batch_sizes, self.values, yerr=errors, fmt="o-", capsize=3)
-        ax.set_xscale("log", base=2)
+        logarithmic_axis(ax, "x", base=2)
         ax.set_xlabel("batch size")
         ax.set_ylabel(f"top eigenvalue ({self.results[0].kind})")
         ax.set_title(self._heading())

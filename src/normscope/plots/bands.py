@@ -5,6 +5,7 @@ from __future__ import annotations
 import xarray as xr
 from matplotlib.axes import Axes
 
+from normscope.plots.axes import whole_steps
 from normscope.plots.style import new_figure
 
 __all__ = ["band", "band_of"]
@@ -58,6 +59,7 @@ def band(
     for end in ("low", "high"):  # thin edges: a band of one step has no area
         axes.plot(steps, ends[end].values, color=colour, lw=0.6, marker=_marker(len(steps)))
     axes.set_xlabel("step")
+    whole_steps(axes)
     if label is not None:
         axes.legend(frameon=False)
     return axes

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.phase_diagram import draw_lines, write_settings
 from normscope.plots.style import new_figure
 
@@ -38,7 +39,7 @@ def boundary(results: xr.Dataset, axes: Axes | None = None) -> Axes:
             middle, one["gamma"], xerr=spread, fmt="o", ms=4, color="#333333", label=label
         )
     draw_lines(axes, results["theory"], "gamma")
-    axes.set_xscale("log")
+    logarithmic_axis(axes, "x")
     axes.set_xlabel(r"critical learning rate $\eta_*$")
     axes.set_ylabel(r"$\gamma$")
     axes.legend(frameon=False)

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from normscope.plots.axes import logarithmic_axis, whole_steps
 from normscope.plots.style import colour_of, new_figure
 
 _RATES = {"recommended": "D", "limit": "o", "safe": "|"}  # by marker
@@ -72,15 +73,16 @@ def _draw_training(axes: Axes, results: xr.Dataset) -> None:
         loss = results["loss"].sel(norm=norm)
         axes.plot(np.arange(loss.sizes["step"]), loss, color=colour_of(norm), label=norm)
     axes.set_xlabel("step")
+    whole_steps(axes)
     axes.set_ylabel("training loss")
     axes.set_title("trained at half the limit", fontsize="medium")
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.legend(frameon=False, fontsize="small")
 
 
 def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:
     """One row for each normalization, the first on top, against a logarithmic axis."""
-    axes.set_xscale("log")
+    logarithmic_axis(axes, "x")
     axes.set_xlabel(label)
     axes.set_yticks(range(results.sizes["norm"]), [str(norm) for norm in results["norm"].values])
     axes.set_ylim(results.sizes["norm"] - 0.5, -0.5)

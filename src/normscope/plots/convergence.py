@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 Array = NDArray[np.float64]
@@ -33,7 +34,7 @@ def draw_gap(gap: Array, bound: Array | None, label: str, axes: Axes | None = No
     if bound is not None:
         shown = np.where(bound > _FLOOR, bound, np.nan)
         axes.plot(steps, shown, "--", color=line.get_color(), label=f"{label}, bound", lw=1)
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
     axes.set_ylabel("gap")
     axes.legend(frameon=False)
@@ -64,7 +65,8 @@ def least_squares_figure(results: xr.Dataset) -> Figure:
         fall = results["fall"].sel(tried=method).isel(condition=0).max("seed")
         last.plot(results["factor"], np.clip(fall, 1e-20, 1e20), "o-", label=method)
     last.axhline(1, color="grey", lw=0.8)
-    last.set(xscale="log", yscale="log", xlabel="learning rate x 2L", ylabel="last / first excess")
+    logarithmic_axis(last, "xy")
+    last.set(xlabel="learning rate x 2L", ylabel="last / first excess")
     last.set_title(f"condition {results['condition'].values[0]:g}")
     last.legend(frameon=False)
     return figure
@@ -110,6 +112,7 @@ def units_figure(results: xr.Dataset) -> Figure:
         off = results[f"off_line_{name}"].values.ravel()
         label = name.replace("_", " ")
         right.plot(np.full(off.shape, number), np.maximum(off, 1e-16), "o", label=label, alpha=0.6)
-    right.set(yscale="log", ylabel="1 - cos to the line of S^-1 u", xlim=(-0.5, 1.5))
+    logarithmic_axis(right, "y")
+    right.set(ylabel="1 - cos to the line of S^-1 u", xlim=(-0.5, 1.5))
     right.set_xticks([0, 1], ["unit by unit from zero", "joint minimum"])
     return figure

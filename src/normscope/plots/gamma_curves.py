@@ -6,8 +6,9 @@ import matplotlib
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 __all__ = ["gamma_curves"]
@@ -35,9 +36,7 @@ def gamma_curves(results: xr.Dataset) -> Figure:
         _curves(upper, results["loss"].sel(model=model))
         _curves(lower, results["test_accuracy_by_epoch"].sel(model=model), marker="o")
         upper.set_title(f"({'abcd'[column]}) {model}", loc="left")
-        upper.set_yscale("log")
-        for axis in (upper.yaxis.set_major_formatter, upper.yaxis.set_minor_formatter):
-            axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        logarithmic_axis(upper, "y")
         upper.set_xlabel("step")
         lower.set_xlabel("epoch")
         lower.xaxis.set_major_locator(MaxNLocator(integer=True))

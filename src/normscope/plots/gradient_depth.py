@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, new_figure
 
@@ -26,7 +27,7 @@ def gradient_depth(results: xr.Dataset) -> Figure:
     Returns:
         The figure.
     """
-    figure = new_figure(width=7.6, height=4.0)
+    figure = new_figure(width=5.4, height=3.8)
     axes = figure.subplots()
     hidden = results["gradient_norm"].isel(depth_layer=slice(None, -1))
     relative = hidden / hidden.isel(depth_layer=-1)
@@ -40,7 +41,7 @@ def gradient_depth(results: xr.Dataset) -> Figure:
         expected = float(results["expected_growth"]) ** ((layers[-1] - layers) / 2)
         label = "theory, BatchNorm"
         axes.plot(layers, expected, "--", color=colour_of("batch"), lw=1, label=label)
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("layer")
     axes.set_xticks(np.unique(np.linspace(layers[0], layers[-1], min(8, len(layers))).round()))
     axes.set_ylabel("gradient norm, last hidden layer = 1")

@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import colour_of, new_figure
 
 __all__ = ["gradient_growth"]
@@ -67,7 +68,7 @@ def _by_layer(axes: Axes, results: xr.Dataset) -> None:
         centre = _middle(measured.sel(architecture=name))
         options = {"ms": 3, "color": colour, "mfc": face, "label": name}
         axes.plot(results["layer"], centre, "o", markevery=every, **options)
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("layer")
     axes.set_ylabel("squared gradient, last layer = 1")
     title = f"{_TITLES.get(chosen, chosen)}, batch {results.attrs['batch_size']}"
@@ -87,7 +88,7 @@ def _by_batch_size(axes: Axes, results: xr.Dataset) -> None:
             sizes, centre, yerr=ends, fmt=marker, ms=4, color=colour, capsize=2, label=label
         )
     axes.axhline(LIMIT, color="#777777", ls="--", lw=1, label=r"$\pi/(\pi-1)$")
-    axes.set_xscale("log", base=2)
+    logarithmic_axis(axes, "x", base=2)
     axes.set_xlabel("batch size B")
     axes.set_ylabel("growth of the squared gradient per layer")
 
@@ -102,7 +103,7 @@ def _by_width(axes: Axes, results: xr.Dataset) -> None:
         expected = float(results["expected_growth"].sel(activation="relu", batch_size=size))
         axes.axhline(expected, color="#D55E00", lw=1, label=f"ReLU, batch {size}, infinite width")
     axes.axhline(LIMIT, color="#777777", ls="--", lw=1, label=r"$\pi/(\pi-1)$")
-    axes.set_xscale("log")
+    logarithmic_axis(axes, "x")
     axes.set_xlabel("width")
     axes.set_ylabel("growth of the squared gradient per layer")
 
@@ -114,6 +115,6 @@ def _by_depth(axes: Axes, results: xr.Dataset) -> None:
         gain = _middle(results["gain_by_depth"].sel(architecture=name))
         line = "--" if face == "none" else "-"
         axes.plot(depths, gain, "o", ls=line, lw=1, ms=4, color=colour, mfc=face, label=name)
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("depth")
     axes.set_ylabel("squared gradient, first layer / last")

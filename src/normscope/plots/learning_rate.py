@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 _MARKS = {
@@ -40,8 +41,7 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     low, high = advice.attrs["low"], advice.attrs["high"]
     if np.isfinite(high) and low > 0:
         axes.axvspan(low, high, color="#D55E00", alpha=0.12, lw=0)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "xy")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("largest loss over the first")
     axes.legend(frameon=False, fontsize="small")

@@ -9,6 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import colour_of, new_figure
 
 _DASHES = {"train": "-", "frozen": "--", "printed": ":"}
@@ -34,7 +35,7 @@ def closure_curves(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     _draw_theory(axes, results["lambda_max"], "batch")
     axes.set_xlabel(r"$\gamma$")
     axes.set_ylabel(_LABELS["lambda_max"])
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.legend(frameon=False)
     return axes
 
@@ -73,7 +74,7 @@ def _draw_panel(axes: Axes, results: xr.Dataset, quantity: str) -> None:
         label = "no norm, printed" if name == "printed" else "no norm, corrected"
         axes.axhline(value, color=colour_of("none"), linestyle=dashes, lw=1.2, label=label)
     _draw_measured(axes, results, quantity)
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.set_xlabel(r"$\gamma$")
     axes.set_ylabel(_LABELS[quantity])
 

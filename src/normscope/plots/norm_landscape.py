@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
+from normscope.plots.axes import logarithmic_axis, whole_steps
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, new_figure
 
@@ -42,8 +42,16 @@ def norm_landscape(results: xr.Dataset) -> Figure:
         if row == 0:
             for axes, norm in zip(panels, norms, strict=True):
                 axes.set_title(name_of(norm), color=colour_of(norm), fontsize=10)
-    last = figure.add_subplot(grid[2, :])
+    columns = max(len(norms) // 2, min(len(norms), 2))
+    last = figure.add_subplot(grid[2, :columns])
     _draw_lines(last, results["effective_smoothness"], "effective smoothness")
+    handles, labels = last.get_legend_handles_labels()
+    if columns < len(norms):  # beside it there is room
+        figure.legend(
+            handles, labels, loc="lower center", bbox_to_anchor=(0.72, 0.08), frameon=False
+        )
+    else:
+        last.legend(frameon=False, fontsize="small")
     return figure
 
 
@@ -61,7 +69,7 @@ def _draw_bands(
         axes.fill_between(steps, low, high, color=colour_of(norm), alpha=0.35, lw=0)
         for edge in (low, high):
             axes.plot(steps, edge, color=colour_of(norm), lw=0.9)
-        axes.set_yscale("log")
+        logarithmic_axis(axes, "y")
         axes.tick_params(labelsize="x-small")
         axes.minorticks_off()
     bottom = min(axes.get_ylim()[0] for axes in panels)
@@ -102,9 +110,9 @@ def _draw_lines(axes: Axes, curves: xr.DataArray, label: str, logarithmic: bool 
             axes.plot(lines["step"], known.values, lw=0.5, alpha=0.35, **style)
         axes.plot(lines["step"], known.median("seed").values, lw=1.6, label=name_of(norm), **style)
     if logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())  # else labels crowd within a decade
+        logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
+    whole_steps(axes)
     axes.set_ylabel(label)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 _TERM, _GRADIENT = "#0072B2", "#D55E00"
@@ -48,4 +49,4 @@ def _draw_sweep(axes: Axes, results: xr.Dataset) -> None:
     axes.plot(gamma, results["lower_bound"], "--", color=_GRADIENT, label="lower bound, per output")
     axes.set_xlabel(r"$\gamma$")
     axes.set_ylabel("eigenvalue of the Fisher matrix")
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")

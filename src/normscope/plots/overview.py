@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from normscope.plots.axes import logarithmic_axis, whole_steps
 from normscope.plots.names import name_of
 from normscope.plots.rate_limits import rate_limits
 from normscope.plots.style import colour_of, new_figure
@@ -61,8 +62,9 @@ def draw_trainings(axes: Axes, results: xr.Dataset, prefix: str) -> None:
             axes.plot(steps, known.values, lw=0.5, alpha=0.3, **style)
         middle = known.median("seed", skipna=False).values
         axes.plot(steps, middle, lw=1.4, label=name_of(norm), **style)
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
+    whole_steps(axes)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 

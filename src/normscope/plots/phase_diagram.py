@@ -10,12 +10,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
+from normscope.plots.axes import PlainLabels, PlainPlaces, logarithmic_axis
 from normscope.plots.names import said_settings
 from normscope.plots.style import new_figure
 
@@ -28,8 +27,6 @@ _LABELS = {
 }
 _LINE = "#D62728"
 _OUTSIDE = " (off the picture)"
-_MARKS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))  # of each decade of the colour bar
-_FEWEST = 4  # marks
 _SPAN = 100.0  # of the colours, from the lowest loss on
 _UNSAID = ("code", "divergence_factor")  # of no use to a reader of the figure
 _WORDS = ("model", "data", "loss", "norm", "epochs", "batch_size", "momentum", "samples")
@@ -52,7 +49,7 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     """
     figure = None
     if axes is None:
-        figure = new_figure(width=6.4, height=4.8)
+        figure = new_figure(width=5.4, height=4.4)
         axes = figure.subplots()
         if "settings" in results.attrs:
             write_settings(figure, results)
@@ -70,7 +67,7 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
             handles,
             labels,
             loc="outside upper center",
-            ncols=_legend_columns(labels),
+            ncols=2,  # so that a phone shows it whole
             frameon=False,
             fontsize="small",
             columnspacing=1.2,
@@ -84,8 +81,8 @@ def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
     loss = results["test_loss"].mean("seed").transpose(setting, "learning_rate").values
     shown = np.ma.masked_invalid(np.where(diverged, np.nan, loss))
     rates, values = results["learning_rate"].values, results[setting].values
-    logarithmic = _is_logarithmic(values)
-    x, y = _edges(rates, logarithmic=True), _edges(values, logarithmic)
+    by_ratio = _is_logarithmic(values)
+    x, y = _edges(rates, logarithmic=True), _edges(values, by_ratio)
     axes.set_facecolor("#BBBBBB")
     axes.pcolormesh(x, y, np.where(diverged, 1.0, np.nan), cmap="Greys", vmin=1, vmax=2)
     scale = None
@@ -96,25 +93,12 @@ def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
     if shown.count():
         bar = axes.figure.colorbar(mesh, ax=axes, label="test loss")
         if scale is not None:
-            _mark(bar, *mesh.get_clim())
-    axes.set_xscale("log")
-    axes.set_yscale("log" if logarithmic else "linear")
+            bar.ax.yaxis.set_major_locator(PlainPlaces())
+            bar.ax.yaxis.set_major_formatter(PlainLabels())
+            bar.ax.minorticks_off()
+    logarithmic_axis(axes, "xy" if by_ratio else "x")
     axes.set_xlim(x[0], x[-1])
     axes.set_ylim(y[0], y[-1])
-
-
-def _mark(bar: Colorbar, low: float, high: float) -> None:
-    """Mark a logarithmic bar by plain numbers, also where it spans little of a decade."""
-    for subs in _MARKS:
-        places = [
-            each for each in LogLocator(subs=subs).tick_values(low, high) if low <= each <= high
-        ]
-        if len(places) >= _FEWEST:
-            break
-    else:
-        places = [each for each in MaxNLocator(5).tick_values(low, high) if low <= each <= high]
-    bar.set_ticks(places, labels=[f"{place:.3g}" for place in places])
-    bar.ax.minorticks_off()
 
 
 def phase_diagrams(results: xr.Dataset) -> Figure:
@@ -176,7 +160,7 @@ def _name_lines_outside(axes: Axes) -> None:
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
-    """Four short names fit above a heat map."""
+    """Four short names fit above two heat maps."""
     return 2 if any(label.endswith(_OUTSIDE) for label in labels) else 4
 
 
@@ -218,4 +202,4 @@ def write_settings(figure: Figure, results: xr.Dataset) -> None:
     rest = [f"{name} {value}" for name, value in settings.items() if value not in (None, False)]
     seeds = results.sizes["seed"]
     text = ", ".join([*first, *rest, f"{seeds} seed{'' if seeds == 1 else 's'}"])
-    figure.supxlabel("\n".join(textwrap.wrap(text, 110)), fontsize=7, color="#555555")
+    figure.supxlabel("\n".join(textwrap.wrap(text, 105)), fontsize=7, color="#555555")

@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from normscope.plots.axes import logarithmic_axis, whole_steps
 from normscope.plots.quantities import layer_name
 from normscope.plots.style import new_figure
 
@@ -48,8 +49,9 @@ def layer_lines(
         label = _label(name) if _is_named(place, len(shown)) else None
         axes.plot(values["step"].values, line, color=colour, lw=1, marker=marker, label=label)
     if logarithmic and bool((values > 0).any()):
-        axes.set_yscale("log")
+        logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
+    whole_steps(axes)
     if shown and legend:
         axes.legend(frameon=False, fontsize="x-small")
     return axes

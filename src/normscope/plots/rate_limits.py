@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, new_figure
 
@@ -31,7 +32,7 @@ def rate_limits(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     norms = [str(norm) for norm in results["norm"].values]
     for row, norm in enumerate(norms):
         _draw_row(axes, results.sel(norm=norm), row, colour_of(norm))
-    axes.set_xscale("log")
+    logarithmic_axis(axes, "x")
     axes.set_xlabel("learning rate")
     axes.set_yticks(range(len(norms)), [name_of(norm) for norm in norms])
     axes.set_ylim(len(norms) - 0.4, -0.6)

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.santurkar_distributions import draw_distributions
 from normscope.plots.style import colour_of, new_figure
 
@@ -19,7 +19,6 @@ __all__ = [
     "accuracy_and_distributions",
     "draw_curves",
     "draw_linear_loss",
-    "logarithmic",
     "losses_by_rate",
     "shared_legend",
     "training_of_both",
@@ -55,14 +54,6 @@ def draw_curves(axes: Axes, curves: xr.DataArray, dashes: str = "-", label: str 
         middle = finite.median("seed", skipna=False)
         axes.plot(lines["step"], middle, lw=1.6, label=f"{LABELS[str(norm)]}{label}", **style)
     axes.set_xlabel("steps")
-
-
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic axis of values, labelled sparsely where it spans decades."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    if high > 20 * low:
-        axes.yaxis.set_minor_locator(NullLocator())
 
 
 def shared_legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
@@ -142,7 +133,7 @@ def draw_linear_loss(axes: Axes, losses: xr.DataArray, names: Sequence[str] = ()
     """Draw the deep linear network's loss on a logarithmic axis."""
     chosen = losses if not names else losses.sel(norm=list(names))
     draw_curves(axes, chosen.rename(linear_step="step"))
-    logarithmic(axes)
+    logarithmic_axis(axes, "y")
     axes.set_ylabel("training loss (summed)")
 
 
@@ -163,7 +154,7 @@ def losses_by_rate(results: xr.Dataset) -> Figure:
         draw_curves(axes, share.sel(learning_rate=rate))
         axes.set_title(f"rate {rate:g} of the sum", loc="left", fontsize=10)
         axes.axhline(1.0, color="0.7", lw=0.8, zorder=0)
-        axes.set_yscale("log")
+        logarithmic_axis(axes, "y")
         axes.set_ylim(top=3.0)
     panels[0].set_ylabel("loss / first loss")
     shared_legend(figure, panels[0])

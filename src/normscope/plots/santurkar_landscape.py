@@ -7,7 +7,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from normscope.plots.santurkar_curves import LABELS, draw_curves, logarithmic, shared_legend
+from normscope.plots.axes import logarithmic_axis
+from normscope.plots.santurkar_curves import LABELS, draw_curves, shared_legend
 from normscope.plots.style import colour_of, new_figure
 
 __all__ = ["landscape", "predictiveness", "training_and_landscape"]
@@ -63,7 +64,7 @@ def _draw_landscape(panels: list[Axes], results: xr.Dataset, letters: str) -> No
     _draw_bands(panels[0], results, "loss")
     _draw_bands(panels[1], results, "gradient_distance")
     draw_curves(panels[2], results["effective_smoothness"])
-    logarithmic(panels[2])
+    logarithmic_axis(panels[2], "y")
 
 
 def _draw_bands(axes: Axes, results: xr.Dataset, variable: str) -> None:
@@ -75,7 +76,7 @@ def _draw_bands(axes: Axes, results: xr.Dataset, variable: str) -> None:
         axes.fill_between(results["step"], *ends, color=colour, alpha=0.3, lw=0, label=label)
         for end in ends:
             axes.plot(results["step"], end, color=colour, lw=0.8)
-    logarithmic(axes)
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("steps")
 
 
@@ -86,7 +87,7 @@ def _finite(values: xr.DataArray) -> xr.DataArray:
 def _set_logarithmic(axes: Axes, values: xr.DataArray) -> None:
     finite = values.where(np.isfinite(values))
     if float(finite.max()) > 10 * float(finite.min()) > 0:
-        logarithmic(axes)
+        logarithmic_axis(axes, "y")
 
 
 def predictiveness(results: xr.Dataset) -> Figure:
@@ -109,7 +110,7 @@ def predictiveness(results: xr.Dataset) -> Figure:
     for axes, (title, part) in zip(panels, parts.items(), strict=True):
         _draw_predictiveness(axes, part)
         axes.set_title(title, loc="left", fontsize=10)
-    panels[1].set_xscale("log")
+    logarithmic_axis(panels[1], "x")
     shared_legend(figure, panels[0])
     return figure
 
@@ -121,6 +122,6 @@ def _draw_predictiveness(axes: Axes, differences: xr.DataArray) -> None:
         colour, distance = colour_of(str(norm)), differences["distance"]
         axes.fill_between(distance, low, high, color=colour, alpha=0.2, lw=0)
         axes.plot(distance, middle, "o-", color=colour, ms=3, label=LABELS[str(norm)])
-    logarithmic(axes)
+    logarithmic_axis(axes, "y")
     axes.set_xlabel("distance along the gradient (learning rates)")
     axes.set_ylabel(r"$\ell_2$ change of the gradient")

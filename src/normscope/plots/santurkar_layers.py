@@ -7,10 +7,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.santurkar_curves import (
     draw_curves,
     draw_linear_loss,
-    logarithmic,
     shared_legend,
 )
 from normscope.plots.style import new_figure
@@ -90,7 +90,7 @@ def _draw_shift(axes: Axes, results: xr.Dataset, prefix: str, layer: str, variab
     axes.set_title(f"{_NETWORKS[prefix]}, layer {place} ({layer})", loc="left", fontsize=8)
     axes.set_ylabel(_QUANTITIES[variable])
     if variable == "shift_distance":
-        logarithmic(axes)
+        logarithmic_axis(axes, "y")
     else:
         axes.ticklabel_format(axis="y", useOffset=False)
         axes.locator_params(axis="y", nbins=4)
@@ -118,7 +118,7 @@ def moment_changes(results: xr.Dataset) -> Figure:
             change = results[f"activation_{moment}_change"].isel(layer=int(place))
             curves = change.median("unit").dropna("step", how="all")
             draw_curves(axes, curves.where(curves > 0))
-            logarithmic(axes)
+            logarithmic_axis(axes, "y")
             axes.set_title(f"layer {place + 1} ({names[place]})", loc="left", fontsize=9)
         row[0].set_ylabel(f"change of the {moment}")
     shared_legend(figure, panels[0][0])

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.errors import StateError
+from normscope.plots.axes import whole_steps
 from normscope.plots.bands import band
 from normscope.plots.probe_layers import layer_lines
 from normscope.plots.quantities import BANDS, dimension_name, quantity_name
@@ -26,6 +27,7 @@ def _curve(values: xr.DataArray, axes: Axes) -> None:
     known = values.dropna("step")
     axes.plot(known["step"].values, known.values, ".-", lw=1)
     axes.set_xlabel("step")
+    whole_steps(axes)
 
 
 def _first_comparison(values: xr.DataArray, axes: Axes) -> None:

@@ -26,7 +26,7 @@ def spectra(results: xr.Dataset) -> Figure:
         The figure.
     """
     norms = [str(norm) for norm in results["norm"].values]
-    figure = new_figure(width=8.6, height=0.7 + 1.25 * len(norms))
+    figure = new_figure(width=5.4, height=0.7 + 1.25 * len(norms))
     panels = figure.subplots(len(norms), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     threshold = float(results.attrs["linear_threshold"])
     for axes, norm in zip(panels, norms, strict=True):
@@ -43,7 +43,7 @@ def spectra(results: xr.Dataset) -> Figure:
         axes.set_ylabel("")
     panels[-1].set_xlabel("eigenvalue of the Hessian")
     locator = SymmetricalLogLocator(linthresh=threshold, base=10)
-    locator.numticks = 9
+    locator.numticks = 7
     panels[-1].xaxis.set_major_locator(locator)
     figure.supylabel("density per decade", fontsize="medium")
     return figure

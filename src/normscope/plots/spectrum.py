@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from normscope.errors import InputError
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 # With this the part from zero to the threshold is as long as a decade, and the area under the
@@ -61,4 +62,4 @@ def _set_scales(axes: Axes, threshold: float) -> None:
         return
     axes.set_xscale("symlog", linthresh=threshold, linscale=_LINEAR_SCALE)
     axes.tick_params(axis="x", labelsize="x-small")  # two sides of many decades each
-    axes.set_yscale("log")
+    logarithmic_axis(axes, "y")

@@ -8,6 +8,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import colour_of, new_figure
 
 __all__ = ["trainability"]
@@ -66,6 +67,6 @@ def _by_learning_rate(axes: Axes, results: xr.Dataset) -> None:
             alpha=strength,
             label=f"depth {depth}",
         )
-    axes.set_xscale("log")
+    logarithmic_axis(axes, "x")
     axes.set_xlabel("learning rate")
     axes.set_title("plain, batch normalization", fontsize="medium")

@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import statement_name
 from normscope.plots.style import new_figure
 
@@ -31,7 +32,7 @@ def verdicts(results: xr.Dataset) -> Figure:
     """
     names = list(dict.fromkeys(map(str, results["statement"].values)))
     forms = list(dict.fromkeys(map(str, results["form"].values)))
-    figure = new_figure(width=8.6, height=1.3 + 0.5 * len(names))
+    figure = new_figure(width=5.6, height=1.5 + 0.5 * len(names))
     axes = figure.subplots()
     for place, form in enumerate(forms):
         offset = 0.0 if len(forms) == 1 else 0.4 * place / (len(forms) - 1) - 0.2
@@ -42,14 +43,14 @@ def verdicts(results: xr.Dataset) -> Figure:
         colour = _FORMS.get(form, _INK)
         axes.plot(apart[~failed], rows[~failed] + offset, "o", ms=4, alpha=0.6, color=colour)
         axes.plot(apart[failed], rows[failed] + offset, "x", ms=6, alpha=0.8, color=colour)
-    axes.set_xscale("log")
-    axes.set_xlabel("difference of the sides, relative to their terms")
+    logarithmic_axis(axes, "x")
+    axes.set_xlabel("relative difference of the sides")
     axes.set_yticks(range(len(names)), [_title(results, name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.25)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    figure.legend(handles=_keys(forms), loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(handles=_keys(forms), loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +21,25 @@ class Content:
 
     Args:
         pages: of numbers that have one of their own kind, by their files.
-        sections: all else.
+        parts: all else, by its file.
         unread: in words, what of a folder could not be read and why.
     """
 
     pages: dict[Path, Report] = field(default_factory=dict)
-    sections: list[Section] = field(default_factory=list)
+    parts: dict[Path, list[Section]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+
+    @property
+    def sections(self) -> list[Section]:
+        """The sections; where several files have the same head, each says its folder."""
+        heads = Counter(section.title for part in self.parts.values() for section in part)
+        alike = [p for p, part in self.parts.items() if any(heads[s.title] > 1 for s in part)]
+        names = dict(zip(alike, _names(alike), strict=True)) if alike else {}
+        return [
+            _named_section(each, names[path], path) if heads[each.title] > 1 else each
+            for path, part in self.parts.items()
+            for each in part
+        ]
 
     def report(self, last: list[str]) -> Report:
         """One page of all: the first page of its own kind keeps its first screen.
@@ -36,19 +49,19 @@ class Content:
         Args:
             last: findings behind all others.
         """
+        others = self.sections
         if not self.pages:
-            alone = self.sections[0].title if len(self.sections) == 1 else _TITLE
-            findings = [*findings_of(self.sections), *last]
-            return Report(alone, findings, self.sections, summary_of(self.sections))
+            alone = others[0].title if len(others) == 1 else _TITLE
+            return Report(alone, [*findings_of(others), *last], others, summary_of(others))
         pages = list(self.pages.values())
         if len(pages) > 1:
             pages = [
                 _named(page, name) for page, name in zip(pages, _names(self.pages), strict=True)
             ]
-        first, *others = pages
-        sections = [each for page in others for each in page.sections] + self.sections
+        first, *further = pages
+        sections = [each for page in further for each in page.sections] + others
         findings = [sentence for page in pages for sentence in page.findings]
-        findings += findings_of(self.sections) if self.sections else []
+        findings += findings_of(others) if others else []
         return replace(first, findings=[*findings, *last], sections=[*first.sections, *sections])
 
 
@@ -77,7 +90,10 @@ def _named(page: Report, name: str) -> Report:
     )
 
 
-def _named_section(section: Section, name: str) -> Section:
+def _named_section(section: Section, name: str, path: Path | None = None) -> Section:
     stem = name.replace("/", "_")
     downloads = [replace(each, name=f"{stem}_{each.name}") for each in section.downloads]
-    return replace(section, title=f"{name}: {section.title}", downloads=downloads)
+    title = f"{name}: {section.title}"
+    if path is not None and section.title == path.name:  # it is called by its file already
+        title = f"{name}{path.suffix}"
+    return replace(section, title=title, downloads=downloads)

@@ -26,9 +26,10 @@ def curves_picture(trainings: Sequence[Record], varying: Sequence[str]) -> Pictu
     """
     if not trainings:
         return None
+    from normscope.plots.axes import logarithmic_axis, whole_steps
     from normscope.plots.style import new_figure
 
-    figure = new_figure(7.2, 3.8)
+    figure = new_figure(5.6, 3.8)
     axes = figure.subplots()
     words, positive = [], True
     for record in trainings[:_MOST]:
@@ -39,8 +40,9 @@ def curves_picture(trainings: Sequence[Record], varying: Sequence[str]) -> Pictu
         words.append(f"{name}: {float(loss[0]):.3g} to {float(loss[-1]):.3g}")
         positive &= bool((loss > 0).all())
     if positive:
-        axes.set_yscale("log")
+        logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
+    whole_steps(axes)
     axes.set_ylabel("loss")
     axes.legend(frameon=False, fontsize="x-small")
     more = len(trainings) - len(words)

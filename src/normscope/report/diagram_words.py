@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from normscope.report.boundary_words import boundary_words
 from normscope.report.diagram import RATE
 from normscope.report.document import Picture
 from normscope.report.pictures import picture_of
 from normscope.report.words import counted, listed
 
-__all__ = ["diagram_picture", "diagram_words", "has_results", "shown_diagrams", "theory_words"]
+__all__ = [
+    "diagram_findings",
+    "diagram_picture",
+    "diagram_words",
+    "has_results",
+    "shown_diagrams",
+    "theory_words",
+]
 
 _CLOSURES = {
     "train": "train follows the batch's statistics, as training does",
@@ -53,6 +61,17 @@ def diagram_words(dataset: xr.Dataset) -> str:
     best = best.isel(cell=int(best.argmin("cell")))
     place = f"{axis} {float(best[axis]):.3g} and learning rate {float(best[RATE]):.3g}"
     return f"{words}; the lowest mean test loss, {float(best):.3g}, is at {place}."
+
+
+def diagram_findings(dataset: xr.Dataset) -> str:
+    """What the diagram shows, and from which learning rate on training diverges.
+
+    Args:
+        dataset: one diagram, with the theory's lines if there are any.
+    """
+    if not has_results(dataset):
+        return diagram_words(dataset)
+    return f"{diagram_words(dataset)} {boundary_words(dataset)}"
 
 
 def diagram_picture(dataset: xr.Dataset, name: str = "") -> Picture:
@@ -97,7 +116,7 @@ def shown_diagrams(
         most: diagrams that are shown.
     """
     chosen = list(diagrams.items())[:most]
-    words = [f"{f'{name}: ' if name else ''}{diagram_words(each)}" for name, each in chosen]
+    words = [f"{f'{name}: ' if name else ''}{diagram_findings(each)}" for name, each in chosen]
     further = len(diagrams) - len(chosen)
     words += [f"{counted(further, 'further diagram')} not drawn here."] if further else []
     return words, [diagram_picture(each, name) for name, each in chosen if has_results(each)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from normscope.results import Claim
 
-__all__ = ["Download", "Name", "Picture", "Report", "Section", "Table", "Value"]
+__all__ = ["Download", "Name", "Panel", "Picture", "Report", "Section", "Table", "Value"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,19 @@ Value = str | float | int | bool | Name | None
 
 
 @dataclass(frozen=True)
+class Panel:
+    """A part of a drawing that a narrow screen shows by itself.
+
+    Args:
+        groups: the names of its elements in the drawing.
+        box: left, top, width and height, in the units of the drawing's view box.
+    """
+
+    groups: tuple[str, ...]
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
 class Picture:
     """A picture that can be told in words.
 
@@ -42,11 +55,13 @@ class Picture:
         svg: the drawing, as matplotlib writes it.
         text: what it shows, for those who do not see it.
         caption: the line below it.
+        panels: the parts of a wide drawing, which stand below each other on a narrow screen.
     """
 
     svg: str = field(repr=False)
     text: str
     caption: str = ""
+    panels: Sequence[Panel] = ()
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 from normscope.errors import DataError
 from normscope.report.colours import Palette
+from normscope.report.document import Panel
 from normscope.report.svg_parts import ELEMENTS, GEOMETRY, STYLES
 from normscope.report.svg_size import refuse_endless
 
@@ -25,18 +26,20 @@ _PICTURE_DATA = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]*\Z")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e[+-]?\d+)?")
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(pt|px)?\Z")
 _PIXELS = {"pt": 4 / 3, "px": 1.0, None: 1.0}
+_HALF = 165.0  # points of a panel that is read in half of a phone's width
 _NARROWEST = (
     0.62  # of the natural width: letters are read, a phone cuts no three panels between two
 )
 
 
-def inline_svg(svg: str, text: str, prefix: str) -> str:
+def inline_svg(svg: str, text: str, prefix: str, panels: Sequence[Panel] = ()) -> str:
     """The drawing as an element for the middle of a page.
 
     Args:
         svg: the file's text; it may come from anywhere.
         text: what the drawing shows, for those who do not see it.
         prefix: of the names inside it, other than that of any drawing on the page.
+        panels: its parts, to be shown one by one where the page is narrow.
 
     Returns:
         Markup without scripts, links and outside references.
@@ -53,7 +56,9 @@ def inline_svg(svg: str, text: str, prefix: str) -> str:
         )
         if name
     }
-    used = {name for each in root.iter() for name in _targets(each)} & set(names)
+    used = {name for each in root.iter() for name in _targets(each)}
+    used |= {name for panel in panels for name in panel.groups}
+    used &= set(names)
     copier = _Copier({name: names[name] for name in used})
     found = copier.copied(root)
     width, height = _size(root)
@@ -61,9 +66,31 @@ def inline_svg(svg: str, text: str, prefix: str) -> str:
     for name in ("width", "height", "x", "y"):
         found.attrib.pop(name, None)
     sizes = f"--natural:{width:.0f}px;--narrowest:{width * _NARROWEST:.0f}px"
-    found.set("style", ";".join(filter(None, (sizes, copier.palette.declarations))))
+    colours = copier.palette.declarations
+    found.set("style", ";".join(filter(None, (sizes, colours))))
     found.attrib |= {"class": "drawing", "role": "img", "aria-label": " ".join(text.split())}
-    return ElementTree.tostring(found, encoding="unicode")
+    drawn = [found, *_shown_panels(panels, names, colours)]
+    return "".join(ElementTree.tostring(each, encoding="unicode") for each in drawn)
+
+
+def _shown_panels(
+    panels: Sequence[Panel], names: Mapping[str, str], colours: str
+) -> list[ElementTree.Element]:
+    """A box of windows on the parts of a drawing, which uses them and draws nothing anew."""
+    if not panels:
+        return []
+    box = ElementTree.Element("div", {"class": "panels", "aria-hidden": "true"})
+    for panel in panels:
+        left, top, width, height = panel.box
+        size = f"--natural:{width * _PIXELS['pt']:.0f}px"
+        window = {"viewBox": f"{left:.1f} {top:.1f} {width:.1f} {height:.1f}"}
+        kind = "panel half" if width <= _HALF else "panel"
+        window |= {"class": kind, "style": ";".join(filter(None, (size, colours)))}
+        part = ElementTree.SubElement(box, "svg", window)
+        for name in panel.groups:
+            if name in names:
+                ElementTree.SubElement(part, "use", {"href": f"#{names[name]}"})
+    return [box]
 
 
 def _parsed(svg: str) -> ElementTree.Element:

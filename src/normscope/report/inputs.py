@@ -95,8 +95,8 @@ def _read(sources: Iterable[_Source], theory: Theory | None, page_of: PageOf) ->
         if isinstance(found, Report):
             content.pages[source.path] = found
         else:
-            content.sections += found
-    if not (content.pages or content.sections):
+            content.parts[source.path] = found
+    if not (content.pages or content.parts):
         raise next(iter(errors.values()))
     content.unread += [f"{name} ({str(each).rstrip('.')})" for name, each in errors.items()]
     return content

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from normscope.report.document import Picture
+from normscope.report.document import Panel, Picture
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 __all__ = ["picture_of"]
@@ -16,6 +18,10 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # letters as shapes: the same on every machine
     "svg.hashsalt": "normscope",  # the same figure gives the same bytes
 }
+
+_POINTS = 72  # in an inch, and the unit of the drawings
+_WIDEST = 5.4  # inches that a phone's width holds with letters that are read
+_MARGIN = 3  # points around a panel
 
 
 def picture_of(figure: Figure, text: str, caption: str = "") -> Picture:
@@ -28,7 +34,45 @@ def picture_of(figure: Figure, text: str, caption: str = "") -> Picture:
     """
     import matplotlib as mpl
 
+    parts = _named_parts(figure)
     written = StringIO()
     with mpl.rc_context(_STYLE):
         figure.savefig(written, format="svg", metadata={"Date": None})
-    return Picture(written.getvalue(), text, caption)
+    return Picture(written.getvalue(), text, caption, _panels(figure, parts))
+
+
+def _named_parts(figure: Figure) -> list[list[Artist]]:
+    """The panels with their colour bars, then the legends of the figure; each with a name."""
+    found: dict[Artist, list[Artist]] = {}
+    for axes in figure.axes:
+        bar = getattr(axes, "_colorbar", None)  # drawn beside the panel that it explains
+        whose = axes if bar is None else bar.mappable.axes
+        found.setdefault(whose, []).append(axes)
+    parts = list(found.values())
+    parts += [[legend] for legend in figure.legends]
+    for number, artist in enumerate(artist for part in parts for artist in part):
+        if artist.get_gid() is None:
+            artist.set_gid(f"part-{number}")
+    return parts
+
+
+def _panels(figure: Figure, parts: Sequence[Sequence[Artist]]) -> list[Panel]:
+    """Where the parts lie; none if the figure is narrow, or a part of it is too wide by itself."""
+    from matplotlib.transforms import Bbox
+
+    widest = _WIDEST * _POINTS
+    width, height = (float(length) * _POINTS for length in figure.get_size_inches())
+    if len(figure.axes) < 2 or width <= widest:
+        return []
+    scale, found = _POINTS / figure.dpi, []
+    for part in parts:
+        boxes = [box for box in (artist.get_tightbbox() for artist in part) if box is not None]
+        if not boxes:
+            continue
+        box = Bbox.union(boxes).padded(_MARGIN / scale)
+        left, low, right, high = (float(end) * scale for end in box.extents)
+        left, right = max(left, 0.0), min(right, width)
+        top, bottom = max(height - high, 0.0), min(height - low, height)
+        names = tuple(str(artist.get_gid()) for artist in part)
+        found.append(Panel(names, (left, top, right - left, bottom - top)))
+    return found if all(panel.box[2] <= widest for panel in found) else []

@@ -115,7 +115,7 @@ def _shown_claims(section: Section, evidence: str, before: int) -> list[ShownCla
 
 def _shown_picture(picture: Picture, anchor: str, prefix: str, title: str) -> ShownPicture:
     try:
-        svg = inline_svg(picture.svg, picture.text, prefix)
+        svg = inline_svg(picture.svg, picture.text, prefix, picture.panels)
     except DataError as error:
         raise DataError(f"{title}: {error}") from error
     return ShownPicture(anchor, Markup(svg), picture.caption or picture.text)

@@ -18,6 +18,7 @@ from normscope.report.records_table import parameter_words, records_table, witho
 from normscope.report.scope_words import scope_picture, scope_words
 from normscope.report.store_downloads import store_downloads
 from normscope.report.sweep_command import sweep_command
+from normscope.report.versions import said_versions
 from normscope.report.words import counted, states_sentence
 from normscope.results import Record, State, Store
 from normscope.results.export import latest_results
@@ -78,7 +79,7 @@ def _section(
         settings=_settings(name, records, varying),
         versions={
             "normscope": ", ".join(sorted({record.version for record in records})),
-            "torch, numpy, python": "not kept by a store",
+            **said_versions(store.versions(name)),
         },
         command=command,
         command_note=note,

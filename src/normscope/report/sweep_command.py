@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from normscope.ranges import range_text
 from normscope.report.words import counted, listed
 from normscope.results import Record
 
@@ -17,6 +19,7 @@ __all__ = ["TRAINED", "sweep_command"]
 TRAINED = frozenset(["model", "data", "loss", "norm", "batch_size", "momentum"])
 # A sweep leaves these off unless they are given; of a model's own options that is not known.
 _UNSET = frozenset(["samples", "test_samples", "every_epoch"])
+_CODE = "code"  # the digest of the user's own files
 _SCATTERED = 4  # cells of the smallest grid around the records, for each of them
 
 
@@ -36,6 +39,8 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
     )
     if unnamed:
         return "", f"There is no command: the records do not name their {listed(unnamed)}."
+    digests = _digests(records)
+    records = [_without_digest(each) for each in records]
     seeds = range(min(each.seed for each in records), max(each.seed for each in records) + 1)
     names = list(dict.fromkeys(name for record in records for name in record.parameters))
     values = {name: _different(records, name) for name in names}
@@ -47,14 +52,14 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
             "as those of sweep --boundary do; the table has the settings of each."
         )
     given = [
-        shlex.quote(f"{name}={','.join(map(_text, each))}")
+        shlex.quote(f"{name}={range_text(each) or ','.join(map(_text, each))}")
         for name, each in values.items()
         if not (name in _UNSET and each in ([None], [False]))
     ]
     settings = " ".join(f"--set {each}" for each in given)
     numbers = f"--seeds {len(seeds)} --seed {seeds[0]}"
     command = f"normscope sweep phase_diagram {settings} {numbers} --out {shlex.quote(store)}"
-    return command, _note(records, cells, whole)
+    return command, " ".join(filter(None, (_note(records, cells, whole), _code_note(digests))))
 
 
 def _note(records: Sequence[Record], cells: int, whole: int) -> str:
@@ -67,6 +72,30 @@ def _note(records: Sequence[Record], cells: int, whole: int) -> str:
             f"other {others} too. {resumes}"
         )
     return "" if all(record.state.has_result for record in records) else resumes
+
+
+def _digests(records: Sequence[Record]) -> list[str]:
+    """The digests of the code that the user's own parts of the trainings were of."""
+    codes = (each.parameters.get(_CODE) for each in records)
+    return list(dict.fromkeys(code for code in codes if isinstance(code, str)))
+
+
+def _without_digest(record: Record) -> Record:
+    """The record without the digest, which a sweep takes anew from the files themselves."""
+    parameters = {name: value for name, value in record.parameters.items() if name != _CODE}
+    return replace(record, parameters=parameters)
+
+
+def _code_note(digests: Sequence[str]) -> str:
+    """Which code the trainings were of: the files may have changed since."""
+    if not digests:
+        return ""
+    were = "digest was" if len(digests) == 1 else "digests were"
+    return (
+        "A model, data or loss of your own is in these trainings: run the command where its file "
+        f"lies. The {were} {listed(digests)}; a file that has changed since makes trainings of its "
+        "own."
+    )
 
 
 def _different(records: Sequence[Record], name: str) -> list[Any]:

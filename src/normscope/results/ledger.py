@@ -20,6 +20,7 @@ from normscope.results.database import Database
 from normscope.results.identity import Identity, plain
 from normscope.results.record import Record, State, meets
 from normscope.results.tables import Row
+from normscope.results.versions import kept_versions
 
 __all__ = ["Ledger"]
 
@@ -164,6 +165,11 @@ class Ledger:
             found = tables.counts(connection, experiment)
         return {state: found.get(state, 0) for state in State}
 
+    def versions(self, experiment: str) -> list[dict[str, str]]:
+        """The versions that an experiment's records ran on; an empty set where none were kept."""
+        with self._database.reading() as connection:
+            return kept_versions(connection, experiment)
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Several calls as one: all of them are in the file when the block ends, or none.
@@ -219,19 +225,10 @@ class Ledger:
         return None if started is None else time.perf_counter() - started
 
     def _as_record(self, row: Row) -> Record:
-        return Record(
-            row.key,
-            row.identity.experiment,
-            row.parameters,
-            row.identity.seed,
-            row.identity.revision,
-            row.identity.version,
-            row.state,
-            row.attempts,
-            row.error,
-            row.seconds,
-            partial(self._dataset, row.key),
-        )
+        of = row.identity
+        named = (row.key, of.experiment, row.parameters, of.seed, of.revision, of.version)
+        state = (row.state, row.attempts, row.error, row.seconds)
+        return Record(*named, *state, partial(self._dataset, row.key))
 
     def _dataset(self, key: str) -> xr.Dataset:
         return assemble(self.pieces(key))

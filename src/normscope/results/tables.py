@@ -13,6 +13,7 @@ from normscope.results.content import Content
 from normscope.results.failures import damaged
 from normscope.results.identity import Identity
 from normscope.results.record import State
+from normscope.results.versions import keep_versions
 
 __all__ = [
     "Row",
@@ -133,7 +134,9 @@ def set_state(
     error: str | None = None,
     seconds: float | None = None,
 ) -> None:
-    """Move a record to a state; to RUNNING counts as one more attempt."""
+    """Move a record to a state; to RUNNING is one more attempt, whose versions are kept."""
+    if state is State.RUNNING:
+        keep_versions(connection, row.id)
     connection.execute(
         "UPDATE records SET state = ?, attempts = attempts + ?, error = ?, seconds = ? "
         "WHERE id = ?",

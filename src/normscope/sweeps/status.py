@@ -27,7 +27,8 @@ class Status:
         experiment: the name of the records.
         counts: cells in each state; what a sweep that is gone left running is pending.
         seconds: mean duration of the cells that have a result; None: there are none.
-        seconds_left: estimate of the time to the end at the present pace; None: not known.
+        seconds_left: estimate of the time to the end, from the mean duration: at the present pace,
+            or with one worker if no process is at work; None: not known.
         failures: (parameters, seed, error) of the failed cells.
         at_work: whether a process is writing the file.
     """
@@ -117,9 +118,10 @@ def _status(name: str, records: list[Record], at_work: bool) -> Status:
         counts[State.RUNNING] = 0
     left = None
     workers = _units([each for each in records if each.state is State.RUNNING])
-    if mean is not None and at_work and workers:
+    if mean is not None and counts[State.PENDING] + counts[State.RUNNING]:
         # a cell of a group has a share of its group's time, so cells, not units, are counted
-        left = mean * (counts[State.PENDING] + counts[State.RUNNING] / 2) / workers
+        left = mean * (counts[State.PENDING] + counts[State.RUNNING] / 2)
+        left /= max(workers, 1) if at_work else 1
     failures = tuple(
         (each.parameters, each.seed, each.error or "")
         for each in records

@@ -90,7 +90,7 @@ def test_log_of_a_count_is_no_line_for_each(capsys):
 def test_log_counts_the_parts_unless_they_do_so_themselves(capsys):
     told([("fact, random cases", 2), ("batch 1 of 3, curvature", 2), ("one too many", 2)], total=2)
     assert capsys.readouterr().err.splitlines() == [
-        "compare: fact, random cases, 1 of 2 (2 s)",
+        "compare: fact, random cases, part 1 of 2 (2 s)",
         "compare: batch 1 of 3, curvature (3 s)",
         "compare: one too many (4 s)",
     ]
@@ -130,7 +130,65 @@ def test_log_of_a_long_count_tells_what_is_left(capsys):
     told([(f"{done} of 60 cells", 1) for done in range(60)])
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "compare: 1 of 60 cells (2 s)"
-    assert lines[2] == "compare: 21 of 60 cells (22 s, about 41 s left)"
+    assert lines[2] == "compare: 21 of 60 cells (22 s, about 38 s left)"
+
+
+def test_what_an_earlier_run_did_says_nothing_of_the_pace(capsys):
+    told([(f"{done} of 60 cells", 2) for done in range(40, 60)])
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "compare: 55 of 60 cells (32 s, about 8 s left)"
+
+
+def test_time_left_falls_while_one_part_is_on(capsys):
+    told([("0 of 10 cells", 20), ("5 of 10 cells", 15)])
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "compare: 5 of 10 cells (32 s, about 8 s left)"
+
+
+def test_total_that_is_a_guess_is_called_one_and_gives_no_time(capsys):
+    clock = Clock()
+    lines = Lines("learning rate", 18, clock, "part {} of about {}")
+    for run in range(3):
+        lines.tell(f"run {run + 1} at 0.5")
+        clock.now += 20
+        lines.look()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "learning rate: run 3 at 0.5, part 3 of about 18 (60 s)"
+    )
+
+
+def test_bar_counts_and_tells_the_time_left(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    bar = Bar("sweep", None, console)
+    for done in (40, 45, 50):
+        bar.tell(f"{done} of 60 cells")
+        clock.now += 10
+    (task,) = bar._bar.tasks
+    assert (task.fields["count"], str(task.fields["left"])) == ("50/60", "about 10 s left")
+    bar = Bar("learning rate", 18, console, "part {} of about {}")
+    for run in range(3):
+        bar.tell(f"run {run + 1} at 0.5")
+        clock.now += 10
+    (task,) = bar._bar.tasks
+    assert (task.fields["count"], str(task.fields["left"])) == ("part 3 of about 18", "")
+
+
+def test_long_text_in_a_narrow_terminal_leaves_room_for_the_time(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    bar = Bar("demo", None, console)
+    for done in (20, 60):
+        bar.tell(
+            f"{done} % done (8 parts kept); landscape: layer; seed 0; curvature of batch 1 of 3"
+        )
+        clock.now += 12
+    with console.capture() as captured:
+        console.print(bar._bar.get_renderable())
+    assert "demo: 60 % done (8 parts kept); landscape" in captured.get()
+    assert "about 1 s left" in captured.get()
 
 
 def test_interrupt_says_what_was_kept_and_how_to_go_on(tmp_path):

@@ -4,16 +4,8 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.cli.sources import (
-    chosen_batches,
-    load_data,
-    load_loss,
-    load_model,
-    parts_of_advice,
-    step_batch_size,
-)
+from normscope.cli.sources import load_data, load_loss, load_model
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.losses import cross_entropy
 from normscope.places import found_at
@@ -130,47 +122,6 @@ def test_options_are_for_registered_models(folder):
         load_model("fully_connected", options=["widht=3"])
 
 
-def test_batches_of_a_pair_are_drawn_without_replacement():
-    data = (torch.arange(20.0).unsqueeze(1), torch.arange(20))
-    chosen = chosen_batches(data, 4, 3, seed=1)
-    assert [len(x) for x, _ in chosen] == [4, 4, 4]
-    drawn = torch.cat([y for _, y in chosen])
-    assert len(drawn.unique()) == 12
-    assert not torch.equal(drawn, drawn.sort().values)
-    assert all(torch.equal(x.squeeze(1), y.float()) for x, y in chosen)
-    again = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=1)])
-    other = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=2)])
-    assert torch.equal(drawn, again)
-    assert not torch.equal(drawn, other)
-
-
-def test_default_batch_is_256_or_what_there_is():
-    data = (torch.zeros(600, 1), torch.zeros(600))
-    assert [len(x) for x, _ in chosen_batches(data, None, 1)] == [256]
-    assert [len(x) for x, _ in chosen_batches(data, None, 3)] == [200, 200, 200]
-
-
-def test_batches_of_a_list_or_loader_are_the_first():
-    data = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
-    chosen = chosen_batches(DataLoader(data, batch_size=3), None, 2)
-    assert [y.tolist() for _, y in chosen] == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize(
-    ("data", "size", "count", "error", "message"),
-    [
-        ((torch.zeros(5, 1), torch.zeros(5)), 4, 2, InputError, "5 samples"),
-        ((torch.zeros(1, 1), torch.zeros(1)), None, 2, InputError, "1 samples"),
-        ([(torch.zeros(5, 1), torch.zeros(5))], 4, 1, InputError, "batches of its own"),
-        ([(torch.zeros(5, 1), torch.zeros(5))], None, 2, InputError, "has 1 batch, 2 are asked"),
-        (7, None, 1, ArgumentTypeError, "got int"),
-    ],
-)
-def test_batches_that_cannot_be_had_are_refused(data, size, count, error, message):
-    with pytest.raises(error, match=message):
-        chosen_batches(data, size, count)
-
-
 @pytest.mark.parametrize(("load", "function"), [(load_model, "build"), (load_data, "samples")])
 def test_bare_file_is_answered_with_what_to_write(load, function):
     with pytest.raises(InputError, match=rf"such as net\.py:{function}"):
@@ -211,21 +162,6 @@ def test_model_is_moved_to_the_device_of_choice():
 def test_device_that_is_not_here_is_refused_with_the_ones_that_are(device):
     with pytest.raises(UnknownNameError, match=r"unknown device of this machine .* cpu"):
         load_model("fully_connected", options=["width=4"], device=device)
-
-
-def test_batch_larger_than_the_data_is_refused_with_what_comes_without():
-    pair = torch.zeros(20, 1), torch.zeros(20)
-    with pytest.raises(InputError, match=r"20 samples, .* 128; leave .* for batches of 20"):
-        step_batch_size(pair, 128)
-    assert step_batch_size(pair, None) == 20
-
-
-def test_parts_of_an_advice_follow_the_batches():
-    pair = torch.zeros(20, 1), torch.zeros(20)
-    assert [parts_of_advice(pair, size, verify=False) for size in (20, 8, 2)] == [3, 4, 5]
-    assert parts_of_advice([pair, pair], None, verify=False) == 4
-    assert parts_of_advice(iter([pair]), None, verify=False) == 5
-    assert parts_of_advice(pair, 2, verify=True) > 10
 
 
 def test_arrays_are_refused_before_a_model_is_made_for_them():

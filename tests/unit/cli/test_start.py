@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 import normscope.cli.main
 from normscope.cli.start import start
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """The command's end ignores Ctrl-C; the tests' process goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_start_returns_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +52,23 @@ sys.exit(start())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"normscope: interrupted\n")
+
+
+def test_interrupt_after_the_answer_changes_nothing() -> None:
+    """Python would otherwise be ended by the signal while it takes itself down, without a word."""
+    program = """
+import atexit, os, signal, sys
+import normscope.cli.main as module
+from normscope.cli.start import start
+
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+
+def main():
+    print("the answer")
+    return 1
+
+module.main = main
+sys.exit(start())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"the answer\n", b"")

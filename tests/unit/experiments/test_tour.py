@@ -47,26 +47,35 @@ def results(result):
     return result.dataset
 
 
-COUNT = re.compile(r"(\d+) of (\d+) shares of the work; ([a-z ]+): ")
+DONE = re.compile(r"(\d+) % done; ([a-z ]+): ")
 
 
-def test_progress_counts_all_shares_of_the_work(result, told):
-    counts = [COUNT.match(text).groups() for text in told]
-    assert [kind for kind in SHARES if kind not in {each[2] for each in counts}] == []
-    whole = all_shares(len(SETTINGS["norms"]), SETTINGS["seeds"])
-    # the rate that all share is the own one of a net, whose training is there already
-    assert list(dict.fromkeys(int(of) for _, of, _ in counts)) == [
-        whole,
-        whole - SHARES["training"],
-    ]
-    whole -= SHARES["training"]
-    done = [int(each) for each, _, _ in counts]
+def test_progress_tells_how_much_of_the_tour_is_done(result, told):
+    found = [DONE.match(text).groups() for text in told]
+    done, kinds = [int(share) for share, _ in found], [kind for _, kind in found]
+    assert [kind for kind in SHARES if kind not in kinds] == []
     assert done[0] == 0
     assert done == sorted(done)
-    first = next(place for place, each in enumerate(counts) if each[2] == "phase diagram")
-    assert done[first] == whole - SHARES["phase diagram"]  # it is the last: nothing is left over
-    assert done[-1] < whole
+    whole = all_shares(len(SETTINGS["norms"]), SETTINGS["seeds"])
+    last = 100 * (whole - SHARES["phase diagram"]) // whole  # nothing else is left over then
+    assert done[kinds.index("phase diagram")] == last
+    assert done[-1] < 100
     assert not any(", " in text for text in told)  # a log would take it for a part's name
+
+
+def test_tour_that_goes_on_says_how_many_parts_it_found():
+    told = []
+    pace = Pace(told.append, 4 * SHARES["depth"])
+    for is_stored in (True, True, False, True):
+        with pace.part("depth", "batch", "seed 0") as tell:
+            if not is_stored:
+                tell("")
+    with pace.part("depth", "batch", "seed 1") as tell:
+        tell("")
+    assert told == [
+        "50 % done (2 parts kept); depth: batch; seed 0",
+        "100 % done (2 parts kept); depth: batch; seed 1",
+    ]
 
 
 def test_time_left_is_sane_whether_or_not_parts_are_in_a_store(capsys):
@@ -88,6 +97,7 @@ def test_time_left_is_sane_whether_or_not_parts_are_in_a_store(capsys):
     left = re.compile(r"\((\d+) s, about (\d+) s left\)$")
     told = [tuple(map(int, found.groups())) for line in lines if (found := left.search(line))]
     assert len(told) > 5
+    assert "45 % done (5 parts kept)" in lines[0]
     for seconds, rest in told:
         assert (220 - seconds) / 2 <= rest <= 2 * (220 - seconds)
 

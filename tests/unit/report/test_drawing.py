@@ -171,3 +171,30 @@ def test_size_that_is_no_number_leaves_the_view_box():
         cleaned("", 'width="1.2.3" height="4"')
     with pytest.raises(DataError, match="must be finite"):
         cleaned("", 'viewBox="0 0 nan inf"')
+
+
+def test_wide_figure_has_its_panels_with_their_bars_and_its_legends():
+    figure = Figure(figsize=(9.6, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    figure.colorbar(left.pcolormesh([[1.0, 2.0], [3.0, 4.0]]), ax=left)
+    right.plot([1, 2], label="a line")
+    figure.legend(loc="outside lower center")
+    picture = picture_of(figure, "Two.")
+    assert [len(panel.groups) for panel in picture.panels] == [2, 1, 1]
+    for panel in picture.panels:
+        x, y, width, height = panel.box
+        assert min(x, y) >= 0
+        assert x + width <= 9.6 * 72
+        assert y + height <= 3 * 72
+    (first, second, _) = picture.panels
+    assert first.box[0] + first.box[2] <= second.box[0] + 6  # side by side, but for the margin
+    shown = inline_svg(picture.svg, picture.text, "p1", picture.panels)
+    assert shown.count("<use href=") >= 4
+    assert all(name not in shown for panel in picture.panels for name in panel.groups)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(5.0, 2), (9.0, 1)])
+def test_narrow_figure_and_single_panel_stay_whole(width, columns):
+    figure = Figure(figsize=(width, 3), layout="constrained")
+    figure.subplots(1, columns)
+    assert not picture_of(figure, "Whole.").panels

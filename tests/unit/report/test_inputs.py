@@ -317,6 +317,19 @@ def test_pages_of_several_files_are_told_apart(tmp_path):
     assert alone.sections[0].downloads[0].name == "demo.csv"
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        numbers = xr.Dataset({"y": ("x", [1.0])})
+        numbers.to_netcdf(tmp_path / name / "same.nc", engine="scipy")
+        numbers.to_netcdf(tmp_path / name / f"{name}.nc", engine="scipy")
+    report = report_of([tmp_path / "first", tmp_path / "second"])
+    heads = ["first.nc", "first/same.nc", "second/same.nc", "second.nc"]
+    assert sorted(each.title for each in report.sections) == sorted(heads)
+    files = [each.name for section in report.sections for each in section.downloads]
+    assert len(set(files)) == len(files)
+
+
 def test_missing_file_suggests_the_closest(folder):
     (folder / "runs.sqlite").touch()
     with pytest.raises(InputError, match=r"is not there; did you mean '.*runs\.sqlite'\?"):

@@ -19,6 +19,7 @@ from normscope.report import (
 )
 from normscope.report.looked import look
 from normscope.results import Store, labels
+from normscope.results.versions import present_versions
 
 GAMMAS, RATES, SEEDS = (0.5, 1.0, 2.0), (0.01, 0.1, 1.0, 10.0), (0, 1)
 HOSTILE = "<script>alert(1)</script>"
@@ -78,7 +79,11 @@ def test_sweep_is_told_counted_and_drawn(path):
         "least one seed; "
         "the lowest mean test loss, 0.505, is at gamma 0.5 and learning rate 0.1."
     )
-    assert section.paragraphs[1] == expected
+    boundary = (
+        "Training diverges above a learning rate of about 3.16 at gamma 1 and 3.16 at gamma 2; the "
+        "theory (train) has 5 and 2.5."
+    )
+    assert section.paragraphs[1] == f"{expected} {boundary}"
     (picture,) = section.pictures
     assert expected in picture.text
     assert "the theory's critical learning rate" in picture.caption
@@ -287,7 +292,8 @@ def test_half_done_grid_and_its_own_download_say_the_same(path):
     assert section.paragraphs[1] == (
         "Of 4 cells x up to 2 seeds over gamma 0.5 to 1 and learning rate 0.1 to 1, 1 has no "
         "result yet and 1 diverged in at least one seed; the lowest mean test loss, 1, is at gamma "
-        "0.5 and learning rate 0.1."
+        "0.5 and learning rate 0.1. Training diverges above a learning rate of about 0.316 at "
+        "gamma 0.5."
     )
     (download,) = (each for each in section.downloads if each.name.endswith(".nc"))
     numbers = path.with_name("own.nc")
@@ -417,7 +423,22 @@ def test_command_covers_the_grid_around_the_records_or_says_why_not(path):
     (section,) = report_of([unknown]).sections
     assert not section.command
     assert "do not name their batch_size, data, loss, momentum and norm" in section.command_note
-    assert network.versions["torch, numpy, python"] == "not kept by a store"
+    assert dict(network.versions) == present_versions()
+
+
+def test_command_has_ranges_and_tells_the_digest_of_own_code_beside_it(path):
+    cells = [(gamma, rate) for gamma in (0.3, 0.948683298051, 3.0) for rate in (0.1, 0.2, 0.3)]
+    with Store(path) as store:
+        add_cells(store, cells, state="finished", **TRAINED, code="sha256-abc")
+    (section,) = report_of([path]).sections
+    assert "--set gamma=0.3:3:3:log --set learning_rate=0.1:0.3:3 " in section.command
+    assert "code" not in section.command
+    assert "The digest was sha256-abc; a file that has changed since" in section.command_note
+    with Store(path) as store:
+        add_cells(store, cells, state="finished", **TRAINED, code="sha256-def")
+    (section,) = report_of([path]).sections
+    assert "--set gamma=0.3:3:3:log" in section.command
+    assert "The digests were sha256-abc and sha256-def;" in section.command_note
 
 
 def test_theory_is_drawn_only_for_a_training_that_is_known_whole():

@@ -318,6 +318,21 @@ def test_cells_of_a_sweep_that_is_gone_are_not_running(tmp_path):
     assert gone.seconds_left is None
 
 
+def test_time_left_of_a_sweep_that_is_gone_is_with_one_worker(tmp_path):
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        keys = [store.add("squares", {"value": value}, 0) for value in range(9)]
+        for key, seconds in zip(keys, (1.0, 3.0), strict=False):
+            store.start(key)
+            store.finish(key, xr.Dataset({"square": 1.0}), seconds=seconds)
+        for key in keys[2:5]:
+            store.start(key)
+        (live,) = status(path)
+        assert live.seconds_left == 2.0 * (4 + 3 / 2) / 3  # three are at work, half through
+    (gone,) = status(path)
+    assert gone.seconds_left == 2.0 * 7
+
+
 def test_device_is_where_a_training_goes_and_what_it_is_known_by(monkeypatch):
     """ "cpu:0" is the CPU by another name: the numbers are the same, the way is that of a GPU."""
     moved = []

@@ -1,4 +1,4 @@
-"""How far the tour is: parts that take longer count for more shares of the work."""
+"""How far the tour is: parts that take longer count for more of the whole."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def all_shares(norms: int, seeds: int) -> int:
 
 
 class Pace:
-    """Tells the progress how many shares of the work are done, of how many, and what is on.
+    """Tells the progress how much of the whole is done, in per cent, and what is on.
 
-    What was found in a store is no work of this run: it counts neither as done nor as to do, so
-    that the time left can be told from the time so far.
+    What was found in a store is done: a tour that goes on begins where the last one ended, and says
+    how many parts it found there.
 
     Args:
         progress: called with a text.
@@ -46,21 +46,22 @@ class Pace:
     Examples:
         >>> told = []
         >>> pace = Pace(told.append, 20)
-        >>> with pace.part("landscape", "batch", "seed 0") as tell:
-        ...     tell("step 1")
-        >>> with pace.part("landscape", "batch", "seed 1"):  # it says nothing: it was there
+        >>> with pace.part("landscape", "batch", "seed 0"):  # it says nothing: it was there
         ...     pass
+        >>> with pace.part("landscape", "batch", "seed 1") as tell:
+        ...     tell("step 1")
         >>> with pace.part("depth", "batch", "seed 0") as tell:
         ...     tell("")
         >>> told[0]
-        '0 of 20 shares of the work; landscape: batch; seed 0; step 1'
+        '35 % done (1 part kept); landscape: batch; seed 1; step 1'
         >>> told[1]
-        '7 of 13 shares of the work; depth: batch; seed 0'
+        '70 % done (1 part kept); depth: batch; seed 0'
     """
 
     def __init__(self, progress: Progress, shares: int) -> None:
         self._progress = progress
         self._done, self._all = 0, shares
+        self._kept, self._is_own = 0, False  # parts found before the first that this run computes
 
     @contextmanager
     def part(self, kind: str, *what: str) -> Iterator[Callable[[str], None]]:
@@ -78,13 +79,17 @@ class Pace:
 
         def tell(text: str) -> None:
             nonlocal begun
+            self._is_own = True
             begun = min(begun + 1, share - 1)  # it is not done before it ends
-            count = f"{self._done + begun} of {self._all} shares of the work"
+            done = f"{100 * (self._done + begun) // self._all} % done{self._found()}"
             # no comma: a log takes what stands before one for the name of a part
-            self._progress("; ".join(filter(None, (count, f"{kind}: {first}", *further, text))))
+            self._progress("; ".join(filter(None, (done, f"{kind}: {first}", *further, text))))
 
         yield tell
-        if begun < 0:
-            self._all -= share
-        else:
-            self._done += share
+        self._done += share
+        self._kept += not self._is_own
+
+    def _found(self) -> str:
+        if not self._kept:
+            return ""
+        return f" ({self._kept} part{'' if self._kept == 1 else 's'} kept)"

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import spearmanr
 
+from normscope.report.boundary_words import grid_boundary
 from normscope.results import Claim, Store
 from normscope.sweeps.diagram import diagram
 from normscope.sweeps.phase_diagram import seed_list
@@ -59,32 +60,6 @@ def both_losses(
     together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop_conflicts")
     words = found[0].attrs["settings"].replace(f'"loss": "{losses[0]}", ', "")
     return together.assign_attrs(settings=words)
-
-
-def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
-    """The measured critical rate of each row: between the last stable and the first exploded one.
-
-    A cell is stable if all its seeds have a result and none exploded; cells that failed or have
-    not been computed are neither, and the bracket closes over them.
-
-    Args:
-        panel: one loss's diagram.
-
-    Returns:
-        The geometric mean of the two; not-a-number where the grid does not hold both.
-    """
-    panel = panel.sortby("learning_rate")
-    exploded = panel["diverged"].any("seed").transpose(..., "learning_rate")
-    stable = panel["test_loss"].notnull().all("seed").transpose(..., "learning_rate") & ~exploded
-    rates = panel["learning_rate"].values
-    found = np.full(exploded.shape[0], np.nan)
-    for row, (bad, good) in enumerate(zip(exploded.values, stable.values, strict=True)):
-        below = rates[good & (rates < rates[bad].min(initial=np.inf))]
-        if bad.any() and len(below):
-            found[row] = np.sqrt(below[-1] * rates[bad][0])
-    return xr.DataArray(
-        found, dims=exploded.dims[:1], coords={exploded.dims[0]: exploded[exploded.dims[0]]}
-    )
 
 
 def grid_step(panel: xr.Dataset) -> str:

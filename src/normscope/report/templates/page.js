@@ -93,6 +93,7 @@
   const faded = (box) => {
     const hidden = box.scrollWidth - box.clientWidth - box.scrollLeft;
     box.toggleAttribute("data-more", hidden > 2);
+    box.toggleAttribute("data-below", box.scrollHeight - box.clientHeight - box.scrollTop > 2);
   };
   // A long table ends at the border of a row, not in its middle.
   const fit = (box) => {
@@ -109,6 +110,7 @@
       if (wide || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
       box.toggleAttribute("data-wide", wide);
+      box.toggleAttribute("data-whole", box.scrollHeight <= box.clientHeight);
       faded(box);
     }
   };

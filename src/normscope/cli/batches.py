@@ -1,0 +1,146 @@
+"""Batches of what a command works on: of the size asked for, or the usual one as far as it goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from normscope.errors import ArgumentTypeError, InputError
+
+__all__ = [
+    "DEFAULT_BATCH_SIZE",
+    "chosen_batches",
+    "parts_of_advice",
+    "step_batch_size",
+    "usual_batch_size",
+]
+
+DEFAULT_BATCH_SIZE = 256
+
+
+def usual_batch_size(samples: int, batches: int = 1) -> int:
+    """The batch size where none is asked for; a note on stderr says so if the data has fewer.
+
+    Args:
+        samples: of the data.
+        batches: that are needed.
+
+    Returns:
+        256, or what the samples give.
+    """
+    size = min(DEFAULT_BATCH_SIZE, samples // batches)
+    if 0 < size < DEFAULT_BATCH_SIZE and sys.stderr is not None:
+        usual = f"{_counted(batches)} of the usual {DEFAULT_BATCH_SIZE}"
+        print(
+            f"normscope: note: the data has {samples} samples, too few for {usual}; the batch size "
+            f"is {size} instead.",
+            file=sys.stderr,
+        )
+    return size
+
+
+def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 0) -> list[Any]:
+    """Some batches of the data, the same for the same seed.
+
+    Args:
+        data: a pair (inputs, targets), of which samples are drawn without replacement; or an
+            iterable of batches, of which the first are taken as they are.
+        batch_size: samples in a batch; None for 256, or all if there are fewer.
+        batches: how many batches.
+        seed: of the draw.
+
+    Returns:
+        A list of batches.
+
+    Raises:
+        InputError: if there are too few samples or batches, or ``batch_size`` does not apply.
+        ArgumentTypeError: if the data is neither.
+    """
+    import torch
+
+    from normscope.curvature.batch import check_pair, pieces, rows
+
+    if not (isinstance(data, tuple) and len(data) == 2):
+        return _first_batches(data, batch_size, batches)
+    check_pair(data)
+    samples = len(data[0])
+    size = usual_batch_size(samples, batches) if batch_size is None else batch_size
+    if size < 1 or size * batches > samples:
+        raise InputError(
+            f"the data has {samples} samples, too few for {_counted(batches)} of {max(size, 1)}; "
+            "ask for fewer or smaller ones."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(samples, generator=generator)[: size * batches]
+    return pieces(rows(data, order), size)
+
+
+def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
+    """The batch size to train a source of data with.
+
+    Args:
+        samples: as `load_data` returns it.
+        batch_size: what the user asked for.
+
+    Returns:
+        That; or 256 for one pair of more samples; None for batches of their own.
+
+    Raises:
+        InputError: if the data has batches of its own and a size is asked for, or too few samples.
+    """
+    if isinstance(samples, tuple):
+        count = len(samples[0])
+        if batch_size is None:
+            return usual_batch_size(count)
+        if batch_size > count:
+            raise InputError(
+                f"the data has {count} samples, too few for a batch of {batch_size}; leave the "
+                f"batch size out for batches of {min(DEFAULT_BATCH_SIZE, count)}, or ask for a "
+                "smaller one."
+            )
+        return batch_size
+    if batch_size is not None:
+        raise InputError(
+            "the data comes in batches of its own; leave the batch size out, or return one pair "
+            "(inputs, targets) of all samples."
+        )
+    return None
+
+
+def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
+    """How many parts `max_learning_rate` has, for the progress bar.
+
+    Args:
+        samples: as `load_data` returns it.
+        batch_size: of a step; None for batches of their own.
+        verify: whether short runs are among them, whose number is a guess.
+
+    Returns:
+        Batches whose curvature is taken, two looks after a few steps, the prediction, the runs.
+    """
+    held = len(samples) if hasattr(samples, "__len__") else 3
+    batches = held if batch_size is None else len(samples[0]) // batch_size
+    return max(min(batches, 3), 1) + 3 + (13 if verify else 0)
+
+
+def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]:
+    if not isinstance(data, Iterable) or isinstance(data, str):
+        raise ArgumentTypeError(
+            "the data must be a pair (inputs, targets), a list of batches or a DataLoader, got "
+            f"{type(data).__name__}."
+        )
+    if batch_size is not None:
+        raise InputError(
+            "the data comes in batches of its own; leave the batch size out, or return one pair "
+            "(inputs, targets) of all samples."
+        )
+    taken = list(islice(data, batches))
+    if len(taken) < batches:
+        raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
+    return taken
+
+
+def _counted(batches: int) -> str:
+    return f"{batches} batch{'' if batches == 1 else 'es'}"

@@ -1,0 +1,76 @@
+"""How long work will go on, by the pace of this run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["TimeLeft"]
+
+_LONG = 10.0  # seconds: before them nobody asks what is left
+_LEAST = 1.0  # second: what is not done has some time left
+
+
+class TimeLeft:
+    """An estimate from counts of what is done.
+
+    What the first count has already was done by an earlier run: it took no time here and says
+    nothing of the pace.
+
+    Args:
+        clock: tells the seconds.
+
+    Examples:
+        >>> now = [0.0]
+        >>> left = TimeLeft(lambda: now[0])
+        >>> for done in (60, 70, 80):  # sixty were there
+        ...     left.count(done, 100)
+        ...     now[0] += 10
+        >>> left.seconds  # 20 more at one a second, of which 10 have passed
+        10.0
+        >>> str(left)
+        'about 10 s left'
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+        self._done, self._total, self._last = 0, 0, 0.0
+
+    def count(self, done: int, total: int) -> None:
+        """So much is done now, of so much."""
+        now = self._clock()
+        if self._first is None:
+            self._first = done, now
+        if done != self._done or total != self._total:
+            self._done, self._total, self._last = done, total, now
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds to the end; None before a tenth of a long run is done.
+
+        The pace is that up to the last count, so that the estimate falls while a part is on.
+        """
+        if self._first is None:
+            return None
+        found, begin = self._first
+        own, rest = self._done - found, self._total - self._done
+        now = self._clock()
+        if own <= 0 or now - begin < _LONG or 10 * own < self._total - found:
+            return None
+        at_last = (self._last - begin) / own * rest
+        return max(at_last - (now - self._last), _LEAST) if rest > 0 else 0.0
+
+    def __str__(self) -> str:
+        seconds = self.seconds
+        return "" if seconds is None else f"about {_in_words(seconds)} left"
+
+
+def _in_words(seconds: float) -> str:
+    """A duration as people say it.
+
+    >>> _in_words(41.3), _in_words(150), _in_words(7000)
+    ('41 s', '2.5 min', '1.9 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.2g} min" if seconds < 100 * 60 else f"{seconds / 3600:.2g} h"

@@ -1,0 +1,201 @@
+"""Axes of figures: logarithmic ones with plain labels that do not overlap, and whole steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
+from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+__all__ = ["PlainLabels", "PlainPlaces", "logarithmic_axis", "whole_steps"]
+
+_PLAIN = (1e-3, 1e4)  # numbers that are read at a glance without an exponent
+_FEWEST, _ENOUGH, _MOST = 3, 4, 7  # labels in view
+_IN_A_DECADE = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
+_LAST = 307  # power of ten that a number can hold
+_LETTER = 0.62  # width of a digit, in sizes of its font
+_LINE = 1.2  # height of a line
+_APART = 0.5  # between two labels
+_SIZE = 10.0  # of letters and
+_LENGTH = 300.0  # of an axis in points, where nothing is drawn yet
+
+
+def logarithmic_axis(axes: Axes, which: Literal["x", "y", "xy"], base: int = 10) -> None:
+    """Make an axis logarithmic, with three labels or more, as plain numbers where those are short.
+
+    The labels follow the limits and the size of the figure whenever it is drawn.
+
+    Args:
+        axes: whose axis it is.
+        which: the horizontal axis, the vertical one, or both.
+        base: of the powers that are marked first.
+    """
+    for name in which:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log", base=base)
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        axis.set_major_locator(PlainPlaces(base))
+        axis.set_major_formatter(PlainLabels(base))
+        if base != 10:
+            axis.set_minor_locator(MaxNLocator(1))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def whole_steps(axes: Axes) -> None:
+    """Mark whole numbers only on the horizontal axis.
+
+    Args:
+        axes: whose axis counts steps.
+    """
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+class PlainLabels(Formatter):
+    r"""Numbers as they are said: 0.6; powers on an axis that leaves 0.001 to 10000.
+
+    >>> PlainLabels().format_ticks([0.2, 0.6, 1.0])
+    ['0.2', '0.6', '1']
+    >>> PlainLabels().format_ticks([1e-6, 1.0])[0]
+    '$\\mathdefault{10^{-6}}$'
+
+    Args:
+        base: of the powers.
+    """
+
+    def __init__(self, base: int = 10) -> None:
+        self.base = base
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label of one value.
+
+        Args:
+            x: the value.
+            pos: its number among the labels.
+        """
+        return self.format_ticks([x])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The labels of all values, in one manner.
+
+        Args:
+            values: of the marks.
+        """
+        if _are_plain(values):
+            return [f"{value:.6g}" for value in values]
+        return [_power(value, self.base) for value in values]
+
+
+class PlainPlaces(LogLocator):
+    """Where a logarithmic axis is marked: whole powers, and numbers between them if those are few.
+
+    Args:
+        base: of the powers.
+    """
+
+    def __init__(self, base: int = 10) -> None:
+        super().__init__(base)
+        self._powers = base
+        self._labels = PlainLabels(base)
+
+    def __call__(self) -> Sequence[float]:
+        """The marks in view."""
+        assert self.axis is not None
+        low, high = self.axis.get_view_interval()
+        return self.tick_values(low, high)
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """The marks between two limits: the fewest that are enough, or else the most that fit.
+
+        Args:
+            vmin: one limit.
+            vmax: the other.
+        """
+        low, high = sorted((vmin, vmax))
+        if not (0 < low < high and math.isfinite(high)):
+            return []
+        best: list[float] = []
+        for places in _choices(low, high, self._powers):
+            if len(places) <= len(best) or not self._fits(places, low, high):
+                continue
+            if len(best) >= _FEWEST and _are_plain(best) and not _are_plain(places):
+                break  # few plain numbers are read sooner than many powers
+            best = places
+            if len(best) >= (_ENOUGH if _are_plain(best) else _FEWEST):
+                break
+        return best
+
+    def _fits(self, places: Sequence[float], low: float, high: float) -> bool:
+        """Whether the labels stand beside each other."""
+        if len(places) < 2:
+            return True
+        length, size, lies = self._room()
+        low, high = math.log(low), math.log(high)
+        where = (np.log(places) - low) / (high - low) * length
+        letters = np.array([_letters(each) for each in self._labels.format_ticks(places)])
+        extent = letters * _LETTER * size if lies else np.full(len(places), _LINE * size)
+        gaps: NDArray[np.float64] = np.diff(where) - (extent[1:] + extent[:-1]) / 2
+        return bool((gaps > _APART * size * (1 if lies else 0.3)).all())
+
+    def _room(self) -> tuple[float, float, bool]:
+        """Length of the axis and size of its letters in points, and whether it lies."""
+        if not isinstance(self.axis, Axis):
+            return _LENGTH, _SIZE, True
+        lies = isinstance(self.axis, XAxis)
+        box = self.axis.axes.get_window_extent()
+        length = (box.width if lies else box.height) * 72 / self.axis.axes.figure.dpi
+        usual = rcParams["xtick.labelsize"] if lies else rcParams["ytick.labelsize"]
+        given = self.axis.get_tick_params().get("labelsize", usual)
+        return length, float(FontProperties(size=given).get_size_in_points()), lies
+
+
+def _choices(low: float, high: float, base: int) -> Iterator[list[float]]:
+    """Sets of marks, sparse ones first: every so many powers, numbers between, evenly spaced."""
+    first, last = (math.floor(math.log(end) / math.log(base)) for end in (low, high))
+    exponents = range(max(first - 1, -_LAST), min(last + 1, _LAST) + 1)
+    for stride in (100, 50, 20, 10, 5, 4, 3, 2, 1):
+        powers = [float(base) ** each for each in exponents if each % stride == 0]
+        seen = _within(powers, low, high)
+        if len(seen) <= _MOST:
+            yield seen
+    if base != 10 or last - first > 3:
+        return
+    for inner in _IN_A_DECADE[1:]:
+        marks = [part * 10.0**each for each in exponents for part in inner]
+        yield _within([float(f"{mark:.12g}") for mark in marks], low, high)
+    for most in (3, 4, 5, 6):
+        even = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        yield _within([float(f"{mark:.12g}") for mark in even], low, high)
+
+
+def _are_plain(values: Sequence[float]) -> bool:
+    low, high = _PLAIN
+    return all(low <= abs(value) <= high for value in values if value)
+
+
+def _within(places: Sequence[float], low: float, high: float) -> list[float]:
+    return [place for place in places if low * (1 - 1e-9) <= place <= high * (1 + 1e-9)]
+
+
+def _power(value: float, base: int) -> str:
+    """A value as a power, or as a number times one."""
+    if value <= 0:
+        return f"{value:g}"
+    exponent = math.floor(math.log(value) / math.log(base) + 1e-9)
+    factor = float(f"{value / float(base) ** exponent:.6g}")
+    times = "" if factor == 1 else rf"{factor:g}\times "
+    return rf"$\mathdefault{{{times}{base}^{{{exponent}}}}}$"
+
+
+def _letters(label: str) -> float:
+    """The width of a label in digits; those of an exponent are smaller."""
+    if not label.startswith("$"):
+        return len(label)
+    plain = label.removeprefix(r"$\mathdefault{").removesuffix("}$").replace(r"\times ", "  ")
+    number, _, exponent = plain.partition("^")
+    return len(number) + 0.7 * len(exponent.strip("{}"))

@@ -1,0 +1,72 @@
+"""Which batches a command takes of its data."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from normscope.cli.batches import chosen_batches, parts_of_advice, step_batch_size
+from normscope.errors import ArgumentTypeError, InputError
+
+
+def test_batches_of_a_pair_are_drawn_without_replacement():
+    data = (torch.arange(20.0).unsqueeze(1), torch.arange(20))
+    chosen = chosen_batches(data, 4, 3, seed=1)
+    assert [len(x) for x, _ in chosen] == [4, 4, 4]
+    drawn = torch.cat([y for _, y in chosen])
+    assert len(drawn.unique()) == 12
+    assert not torch.equal(drawn, drawn.sort().values)
+    assert all(torch.equal(x.squeeze(1), y.float()) for x, y in chosen)
+    again = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=1)])
+    other = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=2)])
+    assert torch.equal(drawn, again)
+    assert not torch.equal(drawn, other)
+
+
+def test_default_batch_is_256_or_what_there_is(capsys):
+    data = (torch.zeros(600, 1), torch.zeros(600))
+    assert [len(x) for x, _ in chosen_batches(data, None, 1)] == [256]
+    assert [len(x) for x, _ in chosen_batches(data, 100, 3)] == [100, 100, 100]
+    assert capsys.readouterr().err == ""
+    assert [len(x) for x, _ in chosen_batches(data, None, 3)] == [200, 200, 200]
+    assert capsys.readouterr().err == (
+        "normscope: note: the data has 600 samples, too few for 3 batches of the usual 256; the "
+        "batch size is 200 instead.\n"
+    )
+
+
+def test_batches_of_a_list_or_loader_are_the_first():
+    data = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
+    chosen = chosen_batches(DataLoader(data, batch_size=3), None, 2)
+    assert [y.tolist() for _, y in chosen] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "count", "error", "message"),
+    [
+        ((torch.zeros(5, 1), torch.zeros(5)), 4, 2, InputError, "5 samples"),
+        ((torch.zeros(1, 1), torch.zeros(1)), None, 2, InputError, "1 samples"),
+        ([(torch.zeros(5, 1), torch.zeros(5))], 4, 1, InputError, "batches of its own"),
+        ([(torch.zeros(5, 1), torch.zeros(5))], None, 2, InputError, "has 1 batch, 2 are asked"),
+        (7, None, 1, ArgumentTypeError, "got int"),
+    ],
+)
+def test_batches_that_cannot_be_had_are_refused(data, size, count, error, message):
+    with pytest.raises(error, match=message):
+        chosen_batches(data, size, count)
+
+
+def test_batch_larger_than_the_data_is_refused_with_what_comes_without(capsys):
+    pair = torch.zeros(20, 1), torch.zeros(20)
+    with pytest.raises(InputError, match=r"20 samples, .* 128; leave .* for batches of 20"):
+        step_batch_size(pair, 128)
+    assert step_batch_size(pair, None) == 20
+    note = "20 samples, too few for 1 batch of the usual 256; the batch size is 20 instead."
+    assert note in capsys.readouterr().err
+
+
+def test_parts_of_an_advice_follow_the_batches():
+    pair = torch.zeros(20, 1), torch.zeros(20)
+    assert [parts_of_advice(pair, size, verify=False) for size in (20, 8, 2)] == [4, 5, 6]
+    assert parts_of_advice([pair, pair], None, verify=False) == 5
+    assert parts_of_advice(iter([pair]), None, verify=False) == 6
+    assert parts_of_advice(pair, 2, verify=True) > 10

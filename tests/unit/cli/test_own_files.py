@@ -1,0 +1,107 @@
+"""A user's file is looked at before it is run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from normscope.cli.own_files import check_place
+from normscope.errors import InputError, UnknownNameError
+
+SOURCE = """
+raise OSError("it was run")
+
+if WIDE:
+    from torch import nn as layers
+else:
+    import torch.nn
+
+try:
+    first, (second, *rest) = 1, (2, 3)
+except ValueError as error:
+    fallback = 4
+for each in range(3):
+    last: int = each
+with open("x") as file:
+    pass
+(length := 5)
+
+
+class Net:
+    inner = 1
+
+
+async def later(): ...
+
+
+def build():
+    local = 1
+"""
+DEFINED = ["layers", "torch", "first", "second", "rest", "fallback", "each", "last", "file"]
+DEFINED += ["length", "Net", "later", "build"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.mark.parametrize("name", DEFINED)
+def test_names_that_a_file_defines_are_known(file, name):
+    check_place(f"{file}:{name}")
+
+
+@pytest.mark.parametrize("name", ["inner", "local", "biuld"])
+def test_names_that_it_does_not_define_are_refused(file, name):
+    with pytest.raises(UnknownNameError, match=rf"unknown name in .*net.py '{name}'"):
+        check_place(f"{file}:{name}")
+
+
+def test_closest_name_is_suggested_and_no_import_is_a_choice(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("import torch\nfrom torch import nn\ndef build(): ...\n")
+    with pytest.raises(UnknownNameError, match=r"did you mean 'build'\? Choices: build\."):
+        check_place(f"{file}:biuld")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from math import *",
+        "globals()['made'] = 1",
+        "def __getattr__(name): ...",
+        "def f():\n    global made\n    made = 1",
+    ],
+)
+def test_file_that_may_define_anything_is_left_to_its_import(tmp_path, line):
+    file = tmp_path / "open.py"
+    file.write_text(f"{line}\n")
+    check_place(f"{file}:made")
+
+
+def test_file_that_is_absent_or_no_python_is_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no file"):
+        check_place(f"{tmp_path / 'absent.py'}:build")
+    file = tmp_path / "torn.py"
+    file.write_text("x = 1\ndef build(:\n")
+    with pytest.raises(InputError, match=r"SyntaxError: invalid syntax \(torn.py, line 2\)"):
+        check_place(f"{file}:build")
+
+
+def test_modules_are_left_to_their_import():
+    check_place("absent.module:build")
+
+
+def test_wrong_name_is_told_without_torch(file):
+    program = f"""
+import sys
+from normscope.cli.main import main
+code = main(["lr", "{file}:biuld", "--data", "digits"])
+print(code, "torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 False"
+    assert "did you mean 'build'?" in done.stderr

@@ -1,0 +1,89 @@
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import normscope
+from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.style import new_figure
+
+SIZES = {"page": (6.4, 4.0), "panel": (3.4, 2.6)}
+RANGES = [
+    (0.2, 3.0),
+    (0.9, 1.1),
+    (0.034, 0.048),
+    (2e4, 7e4),
+    (1e-7, 1.0),
+    (1e-20, 1e5),
+    (1e-250, 1e200),
+]
+
+
+def drawn(low, high, size):
+    """Axes with both scales logarithmic from low to high, after they were drawn."""
+    figure = new_figure(*size)
+    axes = figure.subplots()
+    axes.plot([low, high], [low, high])
+    logarithmic_axis(axes, "xy")
+    figure.draw_without_rendering()
+    return axes
+
+
+def labels_in_view(axis):
+    low, high = axis.get_view_interval()
+    pairs = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
+    return [label for place, label in pairs if low <= place <= high and label.get_text()]
+
+
+@pytest.mark.parametrize("limits", RANGES, ids=lambda each: f"{each[0]:g} to {each[1]:g}")
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_three_labels_are_in_view_and_none_overlaps_another(limits, size):
+    axes = drawn(*limits, size)
+    for axis, first, last in ((axes.xaxis, "x0", "x1"), (axes.yaxis, "y0", "y1")):
+        boxes = [label.get_window_extent() for label in labels_in_view(axis)]
+        assert len(boxes) >= 3
+        ends = [(getattr(box, first), getattr(box, last)) for box in boxes]
+        assert all(before[1] < after[0] for before, after in pairwise(ends))
+        assert not [each for each in axis.get_ticklabels(minor=True) if each.get_text()]
+
+
+def test_labels_are_plain_numbers_where_those_are_short():
+    texts = [each.get_text() for each in labels_in_view(drawn(0.2, 3.0, (6.4, 4.0)).xaxis)]
+    assert texts == ["0.2", "0.5", "1", "2"]
+    texts = [each.get_text() for each in labels_in_view(drawn(0.001, 1e4, (6.4, 4.0)).xaxis)]
+    assert texts == ["0.01", "1", "100", "10000"]
+    texts = [each.get_text() for each in labels_in_view(drawn(1e-7, 1.0, (6.4, 4.0)).xaxis)]
+    assert texts[0] == r"$\mathdefault{10^{-6}}$"
+
+
+def test_labels_follow_limits_that_are_set_later():
+    axes = drawn(0.2, 3.0, (6.4, 4.0))
+    axes.set_xlim(1e-3, 1.0)
+    assert [each.get_text() for each in labels_in_view(axes.xaxis)] == ["0.001", "0.01", "0.1", "1"]
+
+
+def test_powers_of_two_are_marked_as_numbers():
+    axes = new_figure().subplots()
+    axes.plot([4, 64], [1, 1])
+    logarithmic_axis(axes, "x", base=2)
+    assert [each.get_text() for each in labels_in_view(axes.xaxis)] == ["4", "8", "16", "32", "64"]
+
+
+def test_steps_are_whole():
+    axes = new_figure().subplots()
+    axes.plot([0, 3], [1, 1])
+    whole_steps(axes)
+    assert all(place == int(place) for place in axes.get_xticks())
+
+
+def test_no_other_logarithmic_axis_is_drawn():
+    package = Path(normscope.__file__).parent
+    pattern = re.compile(r"""set_[xy]scale\(\s*"log"|[xy]scale="log"|\.(loglog|semilog[xy])\(""")
+    found = [
+        path.name
+        for part in ("plots", "report")
+        for path in (package / part).rglob("*.py")
+        if pattern.search(path.read_text("utf-8"))
+    ]
+    assert found == []
