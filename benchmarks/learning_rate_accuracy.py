@@ -62,7 +62,7 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
     batches = bench.batches(4)
     rates: Row = {}
     seconds: Row = {"truth": truth_seconds}
-    curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3]))
+    curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3], rule))
     rates["safe"] = rule.largest_stable_rate(curvature.binding)
     start_only = rule.largest_stable_rate(max(curvature.values))
     prediction, seconds["by_curvature"] = timed(

@@ -105,15 +105,17 @@ def _built(name: str, norm: str, **options: object) -> Callable[[tuple[int, ...]
     return make
 
 
-def _plain(norm: str, depth: int, width: int) -> Callable[[tuple[int, ...]], nn.Module]:
-    """A tanh network as torch initializes it, without the package's own models."""
+def _plain(
+    norm: str, depth: int, width: int, activation: Callable[[], nn.Module] = nn.Tanh
+) -> Callable[[tuple[int, ...]], nn.Module]:
+    """A network as torch initializes it, without the package's own models."""
 
     def make(input_shape: tuple[int, ...]) -> nn.Module:
         torch.manual_seed(0)
         sizes = [torch.Size(input_shape).numel(), *[width] * (depth - 1)]
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in itertools.pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), normalization(norm, outputs, 0), nn.Tanh()]
+            layers += [nn.Linear(inputs, outputs), normalization(norm, outputs, 0), activation()]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], 10))
 
     return make
@@ -191,6 +193,13 @@ _TABLE: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
         0.0,
         _resnet("layer"),
     ),
+    # added when the advisor was settled, and not looked at before
+    ("gelu none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 5, 200, nn.GELU)),
+    ("gelu layer", "mnist", _SQUARED, 0.9, _plain("layer", 5, 200, nn.GELU)),
+    ("relu deep none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 8, 150, nn.ReLU)),
+    ("relu none momentum", "mnist", _SQUARED, 0.9, _plain("none", 3, 400, nn.ReLU)),
+    ("conv group entropy", "cifar10", _ENTROPY, 0.9, _conv("group")),
+    ("conv l1", "cifar10", _SQUARED, 0.0, _conv("l1")),
 ]
 # by_curvature was developed on these; the others were not looked at before it was settled.
 _DEVELOPING = ("fc", "tanh", "example")

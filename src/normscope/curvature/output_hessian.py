@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from normscope.curvature.failures import explained
-from normscope.losses import Loss, cross_entropy, squared_error
+from normscope.curvature.known_loss import known_loss
+from normscope.losses import Loss
 
 __all__ = ["FactoredHessian", "OutputHessian", "fisher_metric", "output_hessian"]
 
@@ -137,10 +136,7 @@ def fisher_metric(output: Tensor) -> ScaledIdentity:
 
 
 def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:
-    """The loss's Hessian in the output: in closed form if the loss is a known one.
-
-    Known are cross-entropy with class labels and squared errors, as functions or modules of torch
-    or from `normscope.losses`, with the default weights and no ignored label.
+    """The loss's Hessian in the output: in closed form if the loss is a `known_loss`.
 
     Args:
         loss: called as ``loss(output, target)``.
@@ -151,34 +147,9 @@ def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:
         The Hessian; a `FactoredHessian` if in closed form.
     """
     output = output.detach()
-    if _is_cross_entropy(loss) and _labels_are_plain(output, target):
-        scale = 1.0 if _reduction(loss) == "sum" else 1 / target.numel()
-        return CrossEntropyHessian(output.softmax(1), scale)
-    if loss is squared_error:
-        return ScaledIdentity(1 / len(output))
-    if _is_mean_square(loss) and output.shape == target.shape:
-        return ScaledIdentity(2.0 if _reduction(loss) == "sum" else 2 / output.numel())
-    return AutogradHessian(loss, output, target)
-
-
-def _reduction(loss: Any) -> str:
-    return str(getattr(loss, "reduction", "mean"))
-
-
-def _is_cross_entropy(loss: Any) -> bool:
-    if loss is cross_entropy or loss is functional.cross_entropy:
-        return True
-    # exactly this class: a subclass may compute something else
-    plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None
-    return plain and loss.ignore_index < 0
-
-
-def _is_mean_square(loss: Any) -> bool:
-    return loss is functional.mse_loss or type(loss) is nn.MSELoss
-
-
-def _labels_are_plain(output: Tensor, target: Tensor) -> bool:
-    """Labels, one per sample and position, none of which may stand for "ignored"."""
-    if target.is_floating_point() or output.dim() < 2:
-        return False
-    return bool((target >= 0).all() and (target < output.shape[1]).all())
+    known = known_loss(loss, output, target)
+    if known is None:
+        return AutogradHessian(loss, output, target)
+    if known.kind == "cross_entropy":
+        return CrossEntropyHessian(output.softmax(1), known.scale)
+    return ScaledIdentity(known.scale)

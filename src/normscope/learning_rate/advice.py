@@ -134,7 +134,7 @@ class Advice:
             "verification_steps": None if self.verification is None else self.verification.steps,
             "trials": [vars(each) for each in runs],
             "lambda_max": list(self.curvature.values),
-            "lambda_max_ahead": self.curvature.ahead,
+            "lambda_max_later": list(self.curvature.later),
             "curvature": self.curvature.kind,
             "converged": self.curvature.converged,
             "shares": self.shares,

@@ -110,7 +110,7 @@ def _answered(
     look_over(problem, batches, bench.batch_size, seed)
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
-    curvature = steepest_curvature(problem, few, preconditioner, seed, tell)
+    curvature = steepest_curvature(problem, few, rule, preconditioner, seed, tell)
     safe = rule.largest_stable_rate(curvature.binding)
     if not math.isfinite(safe):
         raise StateError(

@@ -28,6 +28,7 @@ def explained(advice: Advice) -> str:
         _limit(advice),
         _safe(advice),
         _gap(advice),
+        _above_safe(advice),
         _sharpening(advice),
         _estimate(advice),
         _changes(advice),
@@ -43,9 +44,11 @@ def _limit(advice: Advice) -> str:
         )
     if math.isinf(advice.verification.high):
         return f"No learning rate up to {advice.verification.low:.3g} was unstable in short runs."
+    how = "where the net died: hardly any of its parameters still had a gradient"
     return (
-        f"In runs of 100 steps on copies training was stable at {advice.verification.low:.3g} and "
-        f"unstable at {advice.verification.high:.3g}; half the limit is recommended."
+        f"In runs of 100 steps on copies training was stable at {advice.verification.low:.3g}, but "
+        f"not at {advice.verification.high:.3g}{f', {how}' if advice.verification.died else ''}; "
+        "half the limit is recommended."
     )
 
 
@@ -83,12 +86,30 @@ def _gap(advice: Advice) -> str:
     )
 
 
+def _above_safe(advice: Advice) -> str:
+    """Why the recommended rate may be above the safe one, and when to take which."""
+    if advice.recommended <= advice.safe:
+        return ""
+    if advice.verification is None:
+        return (
+            "The recommended rate is above the safe one, which is no contradiction: below the safe "
+            "rate the curvature at the start is enough to expect stability, up to the limit it "
+            "takes the prediction; prefer the safe rate until a run has verified the limit."
+        )
+    return (
+        "The recommended rate is above the safe one, which is no contradiction: the safe rate is "
+        "where the curvature at the start is enough to expect stability, and the short runs were "
+        "stable beyond it; prefer the safe rate where the loss must not jump at first, or where a "
+        "run that breaks after more than 100 steps would cost much."
+    )
+
+
 def _sharpening(advice: Advice) -> str:
     if advice.curvature.sharpening < _STEEPER:
         return ""
     return (
-        f"The curvature is {advice.curvature.sharpening:.1f} times as large a little way along the "
-        "gradient as at the start: the first steps, not the start, bind."
+        f"The curvature is {advice.curvature.sharpening:.1f} times as large after the first steps "
+        "as at the start: they, not the start, bind."
     )
 
 

@@ -19,6 +19,7 @@ __all__ = ["ORDERS", "STEPS", "TOLERANCE", "Trial", "growth_limit", "is_unstable
 STEPS = 100  # an instability counts if it shows within so many
 TOLERANCE = 0.05  # relative, on the onset
 ORDERS = 3  # orders of the data, of whose onsets the median counts
+_BETWEEN_LOOKS = 10  # steps between two looks for a pulse
 _SQUARED_LIMIT = 3.0
 _OTHER_LIMIT = 1.5
 _SQUARED_LOSSES = (squared_error, functional.mse_loss)
@@ -34,6 +35,9 @@ class Trial:
         unstable: whether the loss became non-finite or passed the limit.
         steps: gradients taken; an unstable run ends at once.
         worst: the largest loss over the first one; 1 for a first loss that is not positive.
+        died: whether the net died instead: of the parameters that had a gradient at first, only
+            few still have one, as behind units that are zero for every sample. Its loss stays
+            where it is, and is stable by the definition.
     """
 
     rate: float
@@ -41,6 +45,12 @@ class Trial:
     unstable: bool
     steps: int
     worst: float
+    died: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing can be learned at this rate: it was unstable, or the net died."""
+        return self.unstable or self.died
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
@@ -88,6 +98,7 @@ def trial(
     """
     limit = growth_limit(problem.loss)
     taken, first, worst, unstable, rate = 0, 0.0, 1.0, False, 0.0
+    pulse = _Pulse(problem.model)
     running = train(problem, optimizer, steps, batch_size, order, divergence_factor=limit)
     with closing(running):
         for step in running:
@@ -99,9 +110,33 @@ def trial(
                     group["lr"] = rate_at(step.index)
             rate = float(step.optimizer.param_groups[0]["lr"])
             unstable = step.diverged
-            if unstable or taken == steps:
+            if unstable or taken == steps or pulse.is_gone(step.index):
                 break  # the last update would not be seen
-    return Trial(rate, order, unstable, taken, worst)
+    return Trial(rate, order, unstable, taken, worst, died=not unstable and pulse.gone)
+
+
+class _Pulse:
+    """Whether gradients still reach the parameters that they reached at first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._missed = 0
+        self.gone = False
+
+    def is_gone(self, index: int) -> bool:
+        """Look at the gradients of a step, now and then; gone is what was missed twice."""
+        if index == 0:
+            self._parameters = [each for each in self._parameters if _has_gradient(each)]
+        elif index % _BETWEEN_LOOKS == 0:
+            reached = sum(map(_has_gradient, self._parameters))
+            few = 0 < 2 * reached < len(self._parameters)  # none at all: the problem is solved
+            self._missed = self._missed + 1 if few else 0
+            self.gone = self._missed == 2  # once may be a moment of its momentum
+        return self.gone
+
+
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None and bool(parameter.grad.count_nonzero())
 
 
 def is_unstable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.onset import STEPS, growth_limit
 from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.slopes import slopes
 
 __all__ = ["last_layer_onset", "stable_rates"]
 
 _GRID = 5  # learning rates tried at once
 _COARSE = 4.0  # between neighbours of the first grid
+_Value = TypeVar("_Value")
 
 
 def last_layer_onset(layer: LastLayer, problem: Problem, rule: UpdateRule) -> float | None:
@@ -73,27 +76,33 @@ def stable_rates(
         For each whether it is stable.
     """
     weights = _Weights(layer, rule, rates)
-    alive = list(range(len(rates)))
-    first: Tensor | None = None
+    hills = [
+        slopes(problem, weights.outputs(place)[..., 0, :], target)
+        for place, target in enumerate(layer.targets)
+    ]
+    alive, first = list(range(len(rates))), [math.inf] * len(rates)
     limit = growth_limit(problem.loss)
     for step in range(STEPS):
-        features = layer.features[step % len(layer.features)]
-        outputs = weights.outputs(features).requires_grad_()
-        with torch.enable_grad():
-            target = layer.targets[step % len(layer.targets)]
-            losses = torch.stack([problem.loss_of(output, target) for output in outputs])
-            (gradient,) = torch.autograd.grad(losses.sum(), outputs)
-        losses = losses.detach()
-        first = losses if first is None else first
-        kept = losses.isfinite() & ~((losses > limit * first) & (first > 0))
-        if not bool(kept.all()):
-            alive = [rate for rate, keep in zip(alive, kept.tolist(), strict=True) if keep]
-            gradient, first = gradient[kept], first[kept]
-            weights.keep(kept)
+        place = step % len(hills)
+        losses, gradient = hills[place].at(weights.outputs(place))
+        values = losses.tolist()  # a few numbers are compared faster in Python than as a tensor
+        first = values if step == 0 else first
+        kept = [_is_stable(*pair, limit) for pair in zip(values, first, strict=True)]
+        if not all(kept):
+            alive, first = _chosen(alive, kept), _chosen(first, kept)
+            gradient = weights.keep(kept, gradient)
         if not alive:
             break
-        weights.update(features, gradient)
+        weights.update(place, gradient)
     return [place in alive for place in range(len(rates))]
+
+
+def _is_stable(loss: float, first: float, limit: float) -> bool:
+    return math.isfinite(loss) and not (loss > limit * first and first > 0)
+
+
+def _chosen(values: list[_Value], kept: list[bool]) -> list[_Value]:
+    return [value for value, keep in zip(values, kept, strict=True) if keep]
 
 
 class _Weights:
@@ -105,7 +114,8 @@ class _Weights:
     def __init__(self, layer: LastLayer, rule: UpdateRule, rates: Sequence[float]) -> None:
         columns = [layer.weight] if layer.bias is None else [layer.weight, layer.bias.unsqueeze(1)]
         start = torch.cat(columns, dim=1).detach()
-        self._biased = layer.bias is not None
+        biased = layer.bias is not None
+        self._features = [_with_ones(each) if biased else each for each in layer.features]
         self._rule = rule
         self._value = start.expand(len(rates), *start.shape).clone()
         self._rates = torch.tensor(rates, dtype=start.dtype, device=start.device).view(-1, 1, 1)
@@ -113,34 +123,41 @@ class _Weights:
         self._square = torch.zeros_like(self._value)
         self._taken = 0
 
-    def outputs(self, features: Tensor) -> Tensor:
+    def outputs(self, place: int) -> Tensor:
+        """The layer's outputs on a batch, (samples, ..., rates, outputs)."""
         rates, outputs, size = self._value.shape
-        given = self._with_ones(features)
-        made = given.reshape(-1, size) @ self._value.reshape(-1, size).T
-        return made.view(*given.shape[:-1], rates, outputs).movedim(-2, 0).contiguous()
+        given = self._features[place]
+        made = given.reshape(-1, size) @ self._value.view(-1, size).T
+        return made.view(*given.shape[:-1], rates, outputs)
 
-    def update(self, features: Tensor, output_gradient: Tensor) -> None:
+    def update(self, place: int, output_gradient: Tensor) -> None:
+        """One step of every candidate, by the gradient in its outputs on a batch."""
         rates, outputs, size = self._value.shape
-        rows = output_gradient.reshape(rates, -1, outputs).transpose(1, 2)
-        gradient = rows @ self._with_ones(features).reshape(-1, size)
+        rows = output_gradient.reshape(-1, rates * outputs)
+        gradient = (rows.T @ self._features[place].reshape(-1, size)).view_as(self._value)
         self._taken += 1
         rule = self._rule
         if rule.decoupled:
-            self._value = self._value * (1 - self._rates * rule.weight_decay)
+            self._value.mul_(1 - self._rates * rule.weight_decay)
         elif rule.weight_decay:
-            gradient = gradient + rule.weight_decay * self._value
-        self._value = self._value - self._rates * self._step(gradient)
+            gradient.add_(self._value, alpha=rule.weight_decay)
+        self._value.addcmul_(self._rates, self._step(gradient), value=-1)
 
-    def keep(self, chosen: Tensor) -> None:
+    def keep(self, kept: list[bool], output_gradient: Tensor) -> Tensor:
+        """Give up the other candidates; the gradient of those that go on."""
+        chosen = torch.tensor(kept, device=self._value.device)
         for name in ("_value", "_rates", "_momentum", "_square"):
             setattr(self, name, getattr(self, name)[chosen])
+        return output_gradient[..., chosen, :]
 
     def _step(self, gradient: Tensor) -> Tensor:
         rule = self._rule
         if rule.second_moment is not None:
             return self._divided_step(gradient, rule.second_moment)
+        if rule.momentum == 0:
+            return gradient
         fresh = 1.0 if self._taken == 1 else 1 - rule.dampening  # torch's first buffer
-        self._momentum = rule.momentum * self._momentum + fresh * gradient
+        self._momentum.mul_(rule.momentum).add_(gradient, alpha=fresh)
         return gradient + rule.momentum * self._momentum if rule.nesterov else self._momentum
 
     def _divided_step(self, gradient: Tensor, decay: float) -> Tensor:
@@ -154,10 +171,9 @@ class _Weights:
         self._momentum = rule.momentum * self._momentum + divided
         return self._momentum
 
-    def _with_ones(self, features: Tensor) -> Tensor:
-        if not self._biased:
-            return features
-        return torch.cat([features, features.new_ones(*features.shape[:-1], 1)], dim=-1)
+
+def _with_ones(features: Tensor) -> Tensor:
+    return torch.cat([features, features.new_ones(*features.shape[:-1], 1)], dim=-1)
 
 
 def _guess(layer: LastLayer, rule: UpdateRule) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +24,14 @@ from normscope.learning_rate.preconditioner import (
     Preconditioner,
     preconditioned_eigenvalue,
 )
+from normscope.learning_rate.rules import UpdateRule
 
 __all__ = ["Curvature", "Tell", "gradient_on", "steepest_curvature"]
 
 Tell = Callable[[str], None]
 _TOLERANCE = 0.01  # on the residual; batches differ by more
 _MAX_PRODUCTS = 80
+_LOOKS = (1, 4)  # steps after which the curvature is measured again
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Curvature:
 
     Args:
         values: one for each batch, at the present weights.
-        ahead: one at the point where the tangent of the loss reaches zero, if it can be measured.
+        later: after one and after four steps, each at the bound of the values before it; without
+            those that cannot be measured, where a step led out of the range of numbers.
         shares: squared length of the steepest direction by module, in falling order; they add up
             to one. Of the batch with the largest value.
         kind: "ggn", or "hessian" where the loss does not show the model's output.
@@ -47,7 +51,7 @@ class Curvature:
     """
 
     values: tuple[float, ...]
-    ahead: float | None
+    later: tuple[float, ...]
     shares: dict[str, float]
     kind: str
     converged: bool
@@ -57,38 +61,43 @@ class Curvature:
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
 
-        values = ", ".join(f"{value:.4g}" for value in self.values)
-        told = {"values": values, "products": round(self.products)}
+        told = {
+            "values": ", ".join(f"{value:.4g}" for value in self.values),
+            "later": ", ".join(f"{value:.4g}" for value in self.later),
+            "products": round(self.products),
+        }
         return pairs_html({**vars(self), **told}, f"Top eigenvalues of the {self.kind}")
 
     @property
     def binding(self) -> float:
         """The largest of all: the one that bounds the learning rate."""
-        return max(self.values) if self.ahead is None else max(*self.values, self.ahead)
+        return max(*self.values, *self.later, 0.0)
 
     @property
     def sharpening(self) -> float:
-        """How much steeper it is ahead than here; at least one."""
+        """How much steeper it is after a few steps than here; at least one."""
         return self.binding / max(self.values)
 
 
 def steepest_curvature(
     problem: Problem,
     batches: Sequence[Batch],
+    rule: UpdateRule,
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
     tell: Tell = lambda text: None,
 ) -> Curvature:
-    """Measure the largest eigenvalue on every batch, and once a little ahead.
+    """Measure the largest eigenvalue on every batch, and where the first steps lead.
 
     The Gauss-Newton matrix of the loss, with batch statistics and derivatives through them, each
-    batch by itself: a training step sees no mean over batches. The point ahead is where the loss
-    would be zero if it fell along its gradient as steeply as it begins to: nets with small initial
-    outputs grow steeper at once, and a bound from the start alone would not hold for them.
+    batch by itself: a training step sees no mean over batches. Nets with small initial outputs grow
+    steeper at once, and a bound from the start alone would not hold for them: the curvature is
+    measured again where one step at that bound leads, and where four at the new one do.
 
     Args:
         problem: model, loss and data; nothing of it is changed.
         batches: of the problem's data.
+        rule: of the optimizer.
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
         tell: called with a text as each part begins.
@@ -98,15 +107,18 @@ def steepest_curvature(
     """
     begin = time.perf_counter()
     kind = "ggn" if problem.has_outputs else "hessian"
-    measure = _Measure(problem, kind, preconditioner, seed)
+    measure = _Measure(problem, kind, rule, preconditioner, seed)
     for number, batch in enumerate(batches):
         tell(f"curvature of batch {number + 1} of {len(batches)}")
         measure.add(batch)
-    tell("curvature ahead")
-    ahead = measure.ahead(batches[0])
+    later: list[float] = []
+    for steps in _LOOKS:
+        tell(f"curvature after {steps} step{'s' * (steps > 1)}")
+        rate = rule.largest_stable_rate(max(*measure.values, *later, 0.0))
+        later += measure.after(steps, rate, batches) if math.isfinite(rate) else []
     return Curvature(
         values=tuple(measure.values),
-        ahead=ahead,
+        later=tuple(later),
         shares=measure.shares(),
         kind=kind,
         converged=measure.converged,
@@ -119,10 +131,15 @@ class _Measure:
     """Searches one after another, each started from the last one's direction."""
 
     def __init__(
-        self, problem: Problem, kind: str, preconditioner: Preconditioner | None, seed: int
+        self,
+        problem: Problem,
+        kind: str,
+        rule: UpdateRule,
+        preconditioner: Preconditioner | None,
+        seed: int,
     ) -> None:
         self._problem, self._kind, self._seed = problem, kind, seed
-        self._preconditioner = preconditioner
+        self._rule, self._preconditioner = rule, preconditioner
         self._layout = parameter_layout(problem.model)
         self._direction: Tensor | None = None
         self._steepest: Tensor | None = None
@@ -135,25 +152,36 @@ class _Measure:
             self._steepest = vector
         self.values.append(value)
 
-    def ahead(self, batch: Batch) -> float | None:
-        evaluator = self._evaluator(batch)
-        loss, gradient = gradient_on(evaluator, batch)
-        squared = float(gradient @ gradient)
-        if not loss > 0 or not squared > 0:
-            return None
-        moved = self._layout.split(
-            self._layout.join(evaluator.leaves()) - loss / squared * gradient
-        )
-        evaluator.point.update(
-            {
-                name: tensor.detach().to(evaluator.point[name].dtype)
-                for name, tensor in zip(self._layout.names, moved, strict=True)
-            }
-        )
+    def after(self, steps: int, rate: float, batches: Sequence[Batch]) -> list[float]:
+        """The value after a few steps on the batches in turn; none if it cannot be measured."""
+        point: dict[str, Tensor] = {}
+        velocity: Tensor | None = None
         try:
-            return self._eigenpair(evaluator)[0]
-        except NormscopeError:  # not finite there: the step led out of the loss's domain
-            return None
+            for number in range(steps):
+                evaluator = self._evaluator(batches[number % len(batches)], point)
+                velocity = self._velocity(evaluator, velocity)
+                point = self._moved(evaluator, rate * velocity)
+            evaluator = self._evaluator(batches[steps % len(batches)], point)
+            return [self._eigenpair(evaluator)[0]]
+        except NormscopeError:  # not finite there: a step led out of the range of numbers
+            return []
+
+    def _velocity(self, evaluator: Evaluator, before: Tensor | None) -> Tensor:
+        """The direction of the optimizer's next step, without weight decay, which contracts."""
+        (batch,) = evaluator.problem.data
+        _, gradient = gradient_on(evaluator, batch)
+        if self._preconditioner is not None:
+            gradient = gradient / self._preconditioner.scale
+        if before is None:
+            return gradient
+        return self._rule.momentum * before + (1 - self._rule.dampening) * gradient
+
+    def _moved(self, evaluator: Evaluator, step: Tensor) -> dict[str, Tensor]:
+        moved = self._layout.split(self._layout.join(evaluator.leaves()) - step)
+        return {
+            name: tensor.detach().to(evaluator.point[name].dtype)
+            for name, tensor in zip(self._layout.names, moved, strict=True)
+        }
 
     def shares(self) -> dict[str, float]:
         assert self._steepest is not None
@@ -164,9 +192,11 @@ class _Measure:
             found[module] = found.get(module, 0.0) + float(squares[place].sum())
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-    def _evaluator(self, batch: Batch) -> Evaluator:
+    def _evaluator(self, batch: Batch, point: Mapping[str, Tensor] | None = None) -> Evaluator:
         problem = Problem(self._problem.model, self._problem.loss, [batch])
-        return Evaluator(problem, self._layout, "train", self._seed)
+        evaluator = Evaluator(problem, self._layout, "train", self._seed)
+        evaluator.point.update(point or {})
+        return evaluator
 
     def _eigenpair(self, evaluator: Evaluator) -> tuple[float, Tensor]:
         operator = CurvatureOperator(evaluator, self._kind)

@@ -17,7 +17,6 @@ _RAMP_START = 1 / 8  # of the guess
 _RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
 _LATE = 2.0  # a ramp shows an instability about this factor above the rate that makes it
 _WIDENING = 1.6  # between runs until the onset is enclosed
-_FAR_BELOW = 1.5  # a guess this far below the enclosed onset is tried itself
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,9 @@ class Verification:
     """What the short runs showed.
 
     Args:
-        low: the largest learning rate that was stable below the smallest unstable one.
-        high: the smallest unstable one; infinite if none was.
+        low: the largest learning rate that did not fail below the smallest that did.
+        high: the smallest that failed, by an instability or because the net died; infinite if
+            none did.
         trials: every run, in order; the ramps first.
         ramps: how many of them were ramps.
     """
@@ -44,6 +44,11 @@ class Verification:
         return math.sqrt(self.low * self.high) if math.isfinite(self.high) else self.low
 
     @property
+    def died(self) -> bool:
+        """Whether the net died at the smallest rate that failed, rather than being unstable."""
+        return any(each.died and each.rate == self.high for each in self.trials[self.ramps :])
+
+    @property
     def steps(self) -> int:
         """Gradients taken in all runs."""
         return sum(each.steps for each in self.trials)
@@ -55,7 +60,7 @@ class Verification:
             {"kind": "ramp" if place < self.ramps else "fixed rate", **vars(each)}
             for place, each in enumerate(self.trials)
         ]
-        return table_html(rows, f"Stable up to {self.low:.3g}, unstable from {self.high:.3g}")
+        return table_html(rows, f"Stable up to {self.low:.3g}, no longer at {self.high:.3g}")
 
 
 def verified_onset(
@@ -66,7 +71,9 @@ def verified_onset(
     Every run starts from the user's weights and optimizer state. First the learning rate grows by
     8 % a step until the loss is unstable; then runs at fixed rates, each on one of three orders of
     the data in turn, enclose the onset and halve the interval until it is within 5 % or the steps
-    are used up. An unstable run ends at once, so that only stable ones cost 100 steps.
+    are used up. An unstable run ends at once, so that only stable ones cost 100 steps. A run whose
+    net dies fails too: a net without normalization may break at one rate and die at a higher one,
+    where its loss stays constant, and nobody wants to be sent there.
 
     Args:
         bench: the problem with its optimizer and batch size.
@@ -80,7 +87,6 @@ def verified_onset(
     search = _Search(bench, budget, tell)
     end = search.ramp(guess * _RAMP_START)
     search.enclose(end / _LATE)
-    search.look_below(guess)
     search.halve()
     low, high = search.ends()
     return Verification(low, high, tuple(search.trials), search.ramps)
@@ -99,8 +105,8 @@ class _Search:
         return self.budget - sum(each.steps for each in self.trials)
 
     def ramp(self, start: float) -> float:
-        """The learning rate at which a growing one became unstable, or the last one tried."""
-        self.tell(f"ramp from {start:.3g}")
+        """The learning rate at which a growing one failed, or the last one tried."""
+        self.tell(f"run {len(self.trials) + 1}: ramp from {start:.3g}")
         with self.bench.rehearsal(start) as (problem, optimizer):
             done = trial(
                 problem,
@@ -112,36 +118,27 @@ class _Search:
             )
         self.trials.append(done)
         self.ramps += 1
-        if done.unstable and done.steps <= 6 and self.ramps < 4:
+        if done.failed and done.steps <= 6 and self.ramps < 4:
             return self.ramp(start / 64)  # it began too high to tell
         return done.rate
 
     def run(self, rate: float) -> bool:
-        """Whether a fixed rate is unstable, on the next order of the data."""
+        """Whether a fixed rate fails, on the next order of the data."""
         order = self.bench.seed + (len(self.trials) - self.ramps) % ORDERS
-        self.tell(f"run at {rate:.3g}")
+        self.tell(f"run {len(self.trials) + 1} at {rate:.3g}")
         with self.bench.rehearsal(rate) as (problem, optimizer):
             done = trial(problem, optimizer, self.bench.batch_size, order)
         self.trials.append(done)
-        return done.unstable
+        return done.failed
 
-    def enclose(self, rate: float, only_down: bool = False) -> None:
-        """Go down from an unstable rate to a stable one, or up from a stable to an unstable."""
-        went_down, went_up = only_down, False
+    def enclose(self, rate: float) -> None:
+        """Go down from a rate that fails to one that does not, or up."""
+        went_down, went_up = False, False
         while self.left >= STEPS and not (went_down and went_up):
             if self.run(rate):
                 went_down, rate = True, rate / _WIDENING
             else:
                 went_up, rate = True, rate * _WIDENING
-
-    def look_below(self, guess: float) -> None:
-        """Try a guess far below the stable end: instability need not grow with the rate.
-
-        A net without normalization may break at one rate and die, its loss constant, at a higher.
-        """
-        low, _ = self.ends()
-        if low > _FAR_BELOW * guess and self.left >= STEPS and self.run(guess):
-            self.enclose(guess / _WIDENING, only_down=True)
 
     def halve(self) -> None:
         while self.left >= STEPS:
@@ -151,8 +148,8 @@ class _Search:
             self.run(math.sqrt(low * high))
 
     def ends(self) -> tuple[float, float]:
-        """The smallest unstable rate of the runs, and the largest stable one below it."""
+        """The largest rate that did not fail below the smallest that did, and that one."""
         runs = self.trials[self.ramps :]
-        high = min((each.rate for each in runs if each.unstable), default=math.inf)
-        stable = (each.rate for each in runs if not each.unstable and each.rate < high)
+        high = min((each.rate for each in runs if each.failed), default=math.inf)
+        stable = (each.rate for each in runs if not each.failed and each.rate < high)
         return max(stable, default=0.0), high

@@ -32,3 +32,16 @@ def labelled(samples=64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(samples, 5, generator=generator)
     return inputs, torch.randint(3, (samples,), generator=generator)
+
+
+def mortal():
+    """Two units in a row with a ReLU between; a step too large silences it for every sample.
+
+    The outputs begin at 0.5 and 1.5 and are wanted at -0.4 and 0.6: a line without a kink does it.
+    """
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), (1.0, 0.0, 1.0, 0.0), strict=True):
+            parameter.fill_(value)
+    inputs, targets = torch.tensor([[0.5], [1.5]]), torch.tensor([[-0.4], [0.6]])
+    return Problem(model, "squared_error", [(inputs[:1], targets[:1]), (inputs[1:], targets[1:])])

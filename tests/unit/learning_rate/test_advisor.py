@@ -1,6 +1,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,9 @@ def advised(problem, *arguments, **options):
     return max_learning_rate(problem.model, problem.loss, problem.data, *arguments, **options)
 
 
+ABOVE_SAFE = "The recommended rate is above the safe one, which is no contradiction"
+
+
 @pytest.mark.parametrize(
     ("options", "bound"),
     [
@@ -40,6 +44,7 @@ def test_quadratic_is_answered_exactly_and_verified(options, bound):
     assert found.safe == (found.bound if high >= found.bound else low)
     assert found.by_curvature == pytest.approx(bound, rel=0.15)
     assert found.recommended == found.limit / 2
+    assert ABOVE_SAFE not in found.explanation
     assert found.interval[0] <= found.limit <= found.interval[1]
 
 
@@ -67,6 +72,18 @@ def test_safe_is_the_bound_of_the_dense_matrix():
     assert "Half of that is recommended" in found.explanation
     lower = "it has no margin, unlike half the limit, which is lower" in found.explanation
     assert lower == (found.recommended < found.safe)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_recommended_rate_above_the_safe_one_is_explained(verify):
+    found = max_learning_rate(small_network(), "cross_entropy", labelled(), verify=verify)
+    assert (ABOVE_SAFE in found.explanation) == (found.recommended > found.safe)
+    steep = replace(found.curvature, values=(9 * found.curvature.binding,))
+    found = replace(found, curvature=steep)  # the same runs, and a safe rate far below them
+    assert found.recommended > found.safe
+    assert ABOVE_SAFE in found.explanation
+    advice = "where the loss must not jump" if verify else "until a run has verified the limit"
+    assert f"prefer the safe rate {advice}" in found.explanation
 
 
 def test_scale_of_the_weights_before_a_norm_layer_hardly_moves_the_prediction():
@@ -128,8 +145,8 @@ class StoppedError(Exception):
         (None, ""),
         (StoppedError, "curvature"),
         (KeyboardInterrupt, "prediction"),
-        (StoppedError, "ramp"),
-        (KeyboardInterrupt, "run at"),
+        (StoppedError, "run 1: ramp"),
+        (KeyboardInterrupt, "run 2 at"),
     ],
 )
 def test_nothing_of_the_users_is_touched_however_it_ends(ending, place):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 from torch import nn
 from torch.nn import functional
 
@@ -94,3 +94,34 @@ def test_order_of_the_data_follows_the_seed():
 
     assert worst(1) == worst(1)
     assert worst(1) != worst(2)
+
+
+def test_net_that_dies_is_stable_but_fails_and_ends_early():
+    problem = mortal()
+    done = trial(problem, sgd(0.7)(problem.model.parameters()), None, 0)
+    assert done.died
+    assert done.failed
+    assert not done.unstable
+    assert done.steps < STEPS
+    first, _, last = problem.model
+    assert not first.weight.grad.any()
+    assert last.bias.grad.any()
+
+
+def test_net_that_learns_has_not_died():
+    problem = mortal()
+    done = trial(problem, sgd(0.05)(problem.model.parameters()), None, 0)
+    assert not done.failed
+    assert done.steps == STEPS
+
+
+def test_net_that_has_solved_its_problem_has_not_died():
+    line = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    batch = (torch.zeros(2, 1), torch.zeros(2, 1))
+    with torch.no_grad():
+        for parameter in line.parameters():
+            parameter.fill_(0.5)
+    problem = Problem(line, lambda output, target: output.relu().square().mean(), batch)
+    done = trial(problem, sgd(0.5)(line.parameters()), None, 0)
+    assert not any(parameter.grad.any() for parameter in line.parameters())
+    assert not done.failed

@@ -64,10 +64,9 @@ def test_updates_are_those_of_torch(make, bias):
         as_last_layer(layer, given), rule_of(make(layer.parameters(), 1.0)), [0.1, 0.02]
     )
     for step in range(7):
-        inputs, targets = given[step % 2]
-        outputs = weights.outputs(inputs).requires_grad_()
-        total = sum(problem.loss_of(output, targets) for output in outputs)
-        weights.update(inputs, torch.autograd.grad(total, outputs)[0])
+        outputs = weights.outputs(step % 2).requires_grad_()
+        total = sum(problem.loss_of(output, given[step % 2][1]) for output in outputs.unbind(1))
+        weights.update(step % 2, torch.autograd.grad(total, outputs)[0])
     for place, rate in enumerate((0.1, 0.02)):
         expected, _ = trained(make, rate, bias, 7, problem.loss)
         found = weights._value[place]
@@ -143,7 +142,7 @@ def test_outputs_with_positions_are_simulated_too():
 
     held = LastLayer("", layer.weight.detach(), layer.bias.detach(), (features,), (targets,))
     rule = rule_of(SGD(layer.parameters(), 1.0))
-    outputs = _Weights(held, rule, [1.0, 2.0]).outputs(features)
-    assert outputs.shape == (2, 6, 7, 3)
-    assert torch.allclose(outputs[1], layer(features))
+    outputs = _Weights(held, rule, [1.0, 2.0]).outputs(0)
+    assert outputs.shape == (6, 7, 2, 3)
+    assert torch.allclose(outputs[:, :, 1], layer(features))
     assert last_layer_onset(held, Problem(layer, loss, (features, targets)), rule) > 0

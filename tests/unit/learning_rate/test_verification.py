@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.copies import Workbench
@@ -57,22 +57,19 @@ def test_every_run_starts_from_the_same_weights():
 
 def test_runs_are_told():
     told = []
-    verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5, told.append)
-    assert told[0].startswith("ramp from 0.0625")
-    assert all(text.startswith("run at ") for text in told[1:])
+    found = verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5, told.append)
+    assert told[0].startswith("run 1: ramp from 0.0625")
+    numbered = enumerate(told[1:], 2)
+    assert all(text.startswith(f"run {number} at ") for number, text in numbered)
+    assert len(told) == len(found.trials)  # as many as the table says
 
 
-def test_instability_below_a_stable_rate_is_found_from_the_guess():
-    """Rates from 1 to 2 break at once, those from 2 to 8 do not, those above 8 do again."""
-    model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(model.weight)
-
-    def loss(output, target):
-        moved = output.detach().abs().max()  # a multiple of the first step
-        broken = ((moved >= 1) & (moved < 2)) | (moved >= 8)
-        return 1 + 9 * broken + (output - output.detach()).mean() * (moved == 0)
-
-    problem = Problem(model, loss, (torch.ones(2, 1), torch.ones(2, 1)))
-    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 1.2)
-    assert found.low < 1 <= found.high < 1.2
+def test_rates_at_which_the_net_dies_are_beyond_the_limit():
+    problem = mortal()
+    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 1.0)
+    fatal = [each.rate for each in found.trials[found.ramps :] if each.died]
+    assert fatal  # the loss of a dead net is stable: by the loss alone the onset is higher
+    assert found.high <= min(fatal)
+    assert found.died == (found.high in fatal)
+    assert found.low > 0
     assert found.steps <= BUDGET

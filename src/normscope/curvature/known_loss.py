@@ -1,0 +1,82 @@
+"""Losses whose derivatives in the network's output are known in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normscope.losses import cross_entropy, squared_error
+
+__all__ = ["KnownLoss", "known_loss"]
+
+
+@dataclass(frozen=True)
+class KnownLoss:
+    r"""A loss that is a sum over samples of one of two kinds.
+
+    .. math:: L = -c \sum_i \log \mathrm{softmax}(f_i)_{y_i} \quad \text{or} \quad
+        L = \frac{c}{2} \sum_i \lVert f_i - y_i \rVert^2
+
+    Args:
+        kind: which of the two.
+        scale: c.
+        smoothing: share of the label that is spread over all classes; the Hessian has none of it.
+    """
+
+    kind: Literal["cross_entropy", "squares"]
+    scale: float
+    smoothing: float = 0.0
+
+
+def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None:
+    """What is known of a loss at an output, or None.
+
+    Known are cross-entropy with class labels and squared errors, as functions or modules of torch
+    or from `normscope.losses`, with the default weights and no ignored label.
+
+    Args:
+        loss: called as ``loss(output, target)``.
+        output: the model's output.
+        target: the targets.
+
+    Returns:
+        The loss's kind and scale; None if it must be differentiated.
+
+    >>> import torch
+    >>> known_loss(nn.MSELoss(), torch.zeros(2, 3), torch.zeros(2, 3)).scale  # of six squares
+    0.3333333333333333
+    """
+    if _is_cross_entropy(loss) and _labels_are_plain(output, target):
+        scale = 1.0 if _reduction(loss) == "sum" else 1 / target.numel()
+        return KnownLoss("cross_entropy", scale, float(getattr(loss, "label_smoothing", 0.0)))
+    if loss is squared_error:
+        return KnownLoss("squares", 1 / len(output))
+    if _is_mean_square(loss) and output.shape == target.shape:
+        return KnownLoss("squares", 2.0 if _reduction(loss) == "sum" else 2 / output.numel())
+    return None
+
+
+def _reduction(loss: Any) -> str:
+    return str(getattr(loss, "reduction", "mean"))
+
+
+def _is_cross_entropy(loss: Any) -> bool:
+    if loss is cross_entropy or loss is functional.cross_entropy:
+        return True
+    # exactly this class: a subclass may compute something else
+    plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None
+    return plain and loss.ignore_index < 0
+
+
+def _is_mean_square(loss: Any) -> bool:
+    return loss is functional.mse_loss or type(loss) is nn.MSELoss
+
+
+def _labels_are_plain(output: Tensor, target: Tensor) -> bool:
+    """Labels, one per sample and position, none of which may stand for "ignored"."""
+    if target.is_floating_point() or output.dim() < 2:
+        return False
+    return bool((target >= 0).all() and (target < output.shape[1]).all())

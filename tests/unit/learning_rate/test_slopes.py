@@ -1,0 +1,93 @@
+"""Closed-form losses and gradients, side by side, against autograd one by one."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.slopes import _AutogradSlopes, slopes
+from normscope.losses import cross_entropy, squared_error
+
+SAMPLES, CANDIDATES, CLASSES = 6, 4, 3
+
+
+def outputs(*positions):
+    torch.manual_seed(0)
+    return torch.randn(SAMPLES, *positions, CANDIDATES, CLASSES, dtype=torch.float64)
+
+
+def labels():
+    return torch.tensor([0, 1, 2, 0, 1, 1])
+
+
+def values():
+    return torch.randn(SAMPLES, CLASSES, dtype=torch.float64)
+
+
+def one_by_one(loss, given, target):
+    """Losses and gradients of each candidate by itself."""
+    found = []
+    for candidate in given.unbind(-2):
+        leaf = candidate.clone().requires_grad_()
+        value = loss(leaf, target)
+        found.append((value.item(), torch.autograd.grad(value, leaf)[0]))
+    losses, gradients = zip(*found, strict=True)
+    return torch.tensor(losses, dtype=torch.float64), torch.stack(gradients, dim=-2)
+
+
+def compared(loss, given, target):
+    problem = Problem(nn.Linear(2, CLASSES), loss, (torch.zeros(SAMPLES, 2), target))
+    found = slopes(problem, given[..., 0, :], target)
+    for computed, expected in zip(found.at(given), one_by_one(loss, given, target), strict=True):
+        torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-14)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        (cross_entropy, labels()),
+        (functional.cross_entropy, labels()),
+        (nn.CrossEntropyLoss(), labels()),
+        (nn.CrossEntropyLoss(reduction="sum"), labels()),
+        (squared_error, labels()),
+        (squared_error, values()),
+        (nn.MSELoss(), values()),
+        (nn.MSELoss(reduction="sum"), values()),
+    ],
+)
+def test_known_losses_have_the_gradients_of_autograd(loss, target):
+    assert not isinstance(compared(loss, outputs(), target), _AutogradSlopes)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        (nn.CrossEntropyLoss(label_smoothing=0.2), labels()),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]).double()), labels()),
+        (cross_entropy, values().softmax(1)),
+        (functional.smooth_l1_loss, values()),
+    ],
+)
+def test_other_losses_are_differentiated(loss, target):
+    assert isinstance(compared(loss, outputs(), target), _AutogradSlopes)
+
+
+def test_outputs_with_positions_are_differentiated():
+    def loss(output, target):
+        return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    target = labels().unsqueeze(1).expand(SAMPLES, 2)
+    assert isinstance(compared(loss, outputs(2), target), _AutogradSlopes)
+
+
+def test_scores_beyond_the_range_of_numbers_have_no_finite_loss():
+    found = slopes(
+        Problem(nn.Linear(2, CLASSES), "cross_entropy", (torch.zeros(SAMPLES, 2), labels())),
+        outputs()[:, 0],
+        labels(),
+    )
+    losses, _ = found.at(outputs() * torch.tensor([1.0, 1e308, torch.inf, torch.nan]).view(4, 1))
+    assert losses.isfinite().tolist()[0]
+    assert not losses.isfinite()[2:].any()
