@@ -7,7 +7,8 @@ rate, to 5 %, the median over three orders of the data, at which within 100 step
 the loss becomes non-finite or exceeds 3 times (squared error) or 1.5 times (cross-entropy) its
 first value. Every other number is divided by it: above 1 is too large. ``--resume`` keeps finished
 cases in a file and goes on from there. by_curvature was developed on the cases marked "dev" and
-judged on the others. "finder" is the range test of torch-lr-finder by its published procedure.
+judged on the others. "finder" is torch-lr-finder's range test on a DataLoader; without that package
+(``pip install -e .[bench]``) its columns are empty.
 
 Data: MNIST and CIFAR-10 where NORMSCOPE_DATA names them, the embedded digits otherwise.
 """
@@ -22,9 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import learning_rate_finder
 import torch
 from learning_rate_cases import BATCH_SIZE, CASES, Case
-from learning_rate_truth import STEPS, losses, one_batch, range_test, true_onset
+from learning_rate_truth import one_batch, true_onset
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +40,7 @@ from normscope.learning_rate.verification import verified_onset
 from normscope.training import sgd
 
 CLOSURES = ("train", "frozen", "printed")
-METHODS = ("safe", "by_curvature", "verified", *(f"theory {name}" for name in CLOSURES))
+METHODS = ("safe", "bound", "by_curvature", "verified", *(f"theory {name}" for name in CLOSURES))
 PEERS = ("finder suggestion", "finder end")
 Row = dict[str, Any]
 
@@ -63,21 +65,27 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
     rates: Row = {}
     seconds: Row = {"truth": truth_seconds}
     curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3], rule))
-    rates["safe"] = rule.largest_stable_rate(curvature.binding)
+    rates["bound"] = rule.largest_stable_rate(curvature.binding)
     start_only = rule.largest_stable_rate(max(curvature.values))
     prediction, seconds["by_curvature"] = timed(
-        lambda: predicted_onset(problem, batches, rule, rates["safe"])
+        lambda: predicted_onset(
+            problem, batches, rule, rates["bound"], sharpening=curvature.sharpening
+        )
     )
     rates["by_curvature"] = prediction.rate
     found, seconds["verified"] = timed(lambda: verified_onset(bench, prediction.rate))
     rates["verified"] = found.onset
+    # as `Advice.safe` has it
+    rates["safe"] = rates["bound"] if found.high >= rates["bound"] else found.onset / 2
     reasons = {}
     for closure in CLOSURES:
         theory = by_theory(problem, one_batch(case), rule, closure)
         rates[f"theory {closure}"] = theory.rate
         reasons[closure] = theory.reason
-    rates["finder suggestion"], rates["finder end"] = range_test(case, model)
-    _, seconds["range test"] = timed(lambda: list(losses(case, model, lambda step: 1e-7, 0, STEPS)))
+    seconds["range test"] = math.nan
+    if learning_rate_finder.is_present():
+        rates |= zip(PEERS, learning_rate_finder.range_test(case, model), strict=True)
+        seconds["range test"] = learning_rate_finder.seconds_of_range_test(case, model)
     return {
         "onsets": onsets,
         "rates": rates,
@@ -85,7 +93,8 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
         "standing": prediction.standing,
         "verified_ends": [found.low, found.high],
         "verification_steps": found.steps,
-        "products": curvature.products,
+        "products": curvature.products / (len(curvature.values) + len(curvature.later)),
+        "died": found.died,
         "theory": reasons,
         "seconds": seconds,
     }
@@ -142,9 +151,35 @@ def summary(rows: dict[str, Row]) -> str:
                 f"{group:7} {method:18} {len(chosen):3} cases, factor {middle(factors):6.2f} "
                 f"median, {factors[-1]:8.2f} worst, above the onset in {above}"
             )
-    costs = sorted(r["seconds"]["by_curvature"] / r["seconds"]["range test"] for r in rows.values())
-    lines.append(f"by_curvature takes {middle(costs):.2f} of a 100-step range test in the median")
-    return "\n".join(lines)
+    return "\n".join([*lines, curvature_of_theory(rows), costs(rows)])
+
+
+def curvature_of_theory(rows: dict[str, Row]) -> str:
+    """How far the theory's largest eigenvalue is from the measured one, at the start."""
+    off = sorted(
+        max(theory / row["start_only"], row["start_only"] / theory)
+        for row in rows.values()
+        if (theory := row["rates"]["theory train"]) is not None
+    )
+    return (
+        f"theory train against the measured lambda_max: {len(off)} cases, factor "
+        f"{middle(off):.2f} median, {off[-1]:.2f} worst"
+    )
+
+
+def costs(rows: dict[str, Row]) -> str:
+    """The time of by_curvature, where lambda_max takes under ten products and elsewhere."""
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows.values():
+        seconds = row["seconds"]
+        shares[row["products"] < 10].append(seconds["by_curvature"] / seconds["range test"])
+    told = [
+        f"{middle(sorted(each)):.2f} of a range test in the median, {max(each):.2f} at most, where "
+        f"lambda_max takes {'under' if few else 'at least'} ten products ({len(each)} cases)"
+        for few, each in shares.items()
+        if each
+    ]
+    return "\n".join(f"by_curvature takes {line}" for line in told)
 
 
 def middle(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""The true onset by a slow search of its own, and the learning-rate range test of other tools.
+"""The true onset by a slow search of its own.
 
 Nothing here uses the advisor's code: plain torch loops on copies of the model.
 """
@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from learning_rate_cases import BATCH_SIZE, Batch, Case
 from torch import nn
@@ -19,7 +18,6 @@ from normscope.losses import LOSSES
 STEPS = 100
 ORDERS = 3
 TOLERANCE = 1.05
-SKIPPED_START, SKIPPED_END = 10, 5
 LIMITS = {"squared_error": 3.0, "cross_entropy": 1.5}
 
 
@@ -93,27 +91,6 @@ def _onset(case: Case, model: nn.Module, order: int, low: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if unstable(middle) else (middle, high)
     return high
-
-
-def range_test(case: Case, model: nn.Module) -> tuple[float | None, float | None]:
-    """What torch-lr-finder's published procedure answers, written anew.
-
-    One hundred steps with the learning rate growing from 1e-7 to 10; losses smoothed by 0.05; the
-    end is where they exceed five times their best; the suggestion is where they fall most steeply
-    per step, the first ten and the last five left out: the defaults of that package.
-    """
-    smoothed: list[float] = []
-    rates = [1e-7 * (10 / 1e-7) ** (step / (STEPS - 1)) for step in range(STEPS)]
-    for value in losses(case, model, lambda step: rates[step], 0, STEPS):
-        smoothed.append(value if not smoothed else 0.05 * value + 0.95 * smoothed[-1])
-        if not math.isfinite(value) or smoothed[-1] > 5 * min(smoothed):
-            break
-    diverged = rates[len(smoothed) - 1] if len(smoothed) < STEPS else None
-    kept = slice(SKIPPED_START, len(smoothed) - SKIPPED_END)
-    slopes = np.gradient(np.array(smoothed[kept])) if len(smoothed[kept]) > 1 else None
-    if slopes is None or not np.isfinite(slopes).any():
-        return None, diverged
-    return rates[kept][int(np.nanargmin(slopes))], diverged
 
 
 def one_batch(case: Case) -> Batch:

@@ -10,6 +10,8 @@ from normscope.errors import InputError
 __all__ = ["RANGE", "number_range", "range_text"]
 
 RANGE = "first:last:count or first:last:count:log"
+"""How a range is written."""
+
 _FEWEST = 3  # numbers that are shorter as a range
 
 
@@ -23,16 +25,18 @@ def number_range(text: str) -> list[float]:
         InputError: if the text is no range, or a logarithmic one does not lie above zero.
     """
     first, last, count, is_logarithmic = _range_parts(text)
+    if is_logarithmic and not (first > 0 and last > 0):
+        raise InputError(f"a logarithmic range lies above 0, got {text!r}.")
     if count == 1:
         return [first]
     shares = [i / (count - 1) for i in range(1, count - 1)]
-    if not is_logarithmic:
-        inner = [first + (last - first) * share for share in shares]
-    elif first > 0 and last > 0:
+    if is_logarithmic:
         low, high = math.log10(first), math.log10(last)
         inner = [10 ** (low + (high - low) * share) for share in shares]
-    else:
-        raise InputError(f"a logarithmic range lies above 0, got {text!r}.")
+    elif math.isfinite(last - first):
+        inner = [first + (last - first) * share for share in shares]
+    else:  # farther apart than a number can say
+        inner = [first * (1 - share) + last * share for share in shares]
     # rounded: 0.1 and not 0.10000000000000002, whatever the arithmetic makes of it
     return [first, *(float(f"{value:.12g}") for value in inner), last]
 
@@ -46,7 +50,8 @@ def range_text(values: Sequence[object]) -> str | None:
     Args:
         values: in their order.
     """
-    numbers = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+    floats = [float(value) for value in values if isinstance(value, float)]  # of numpy too
+    numbers = [value for value in floats if math.isfinite(value)]
     if len(numbers) < max(len(values), _FEWEST):
         return None
     first, last = (repr(end).removesuffix(".0") for end in (numbers[0], numbers[-1]))

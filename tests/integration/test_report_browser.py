@@ -172,6 +172,7 @@ def test_theme_follows_the_system_switches_and_is_remembered(opened):
     assert button.inner_text() == "Dark theme"
     assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)" != dark
     assert colour(page, "svg.drawing", "fill") != drawn
+    page.wait_for_timeout(500)  # the browser writes down what it remembers in its own time
     page.reload()
     assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)"
 

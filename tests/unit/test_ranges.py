@@ -1,5 +1,6 @@
 """Ranges as texts, there and back."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ def test_range_of_the_command_line_is_found_again(first, last, count, by_ratio):
         [1, 2, 3],  # whole numbers, which a range would make decimal
         [0.1, 0.20000000000000004, 0.3],  # another digit, another training
         [0.01, 0.0215, 0.0464, 0.1],  # rounded by hand
+        [-1.0, 0.5, 1.0],  # uneven, and no logarithm
         [1.0, 2.0, float("inf")],
         ["batch", "layer", "none"],
         [None, 1.0, 2.0],
@@ -33,3 +35,11 @@ def test_range_of_the_command_line_is_found_again(first, last, count, by_ratio):
 )
 def test_values_that_are_no_range_are_none(values):
     assert range_text(values) is None
+
+
+def test_even_range_is_told_before_one_by_ratio():
+    assert range_text([2.0, 2.0, 2.0]) == "2:2:3"
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert range_text(list(np.linspace(0, 1, 3))) == "0:1:3"

@@ -34,8 +34,8 @@ def usual_batch_size(samples: int, batches: int = 1) -> int:
     if 0 < size < DEFAULT_BATCH_SIZE and sys.stderr is not None:
         usual = f"{_counted(batches)} of the usual {DEFAULT_BATCH_SIZE}"
         print(
-            f"normscope: note: the data has {samples} samples, too few for {usual}; the batch size "
-            f"is {size} instead.",
+            f"normscope: note: the data has {_samples(samples)}, too few for {usual}; the batch "
+            f"size is {size} instead.",
             file=sys.stderr,
         )
     return size
@@ -69,8 +69,8 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     size = usual_batch_size(samples, batches) if batch_size is None else batch_size
     if size < 1 or size * batches > samples:
         raise InputError(
-            f"the data has {samples} samples, too few for {_counted(batches)} of {max(size, 1)}; "
-            "ask for fewer or smaller ones."
+            f"the data has {_samples(samples)}, too few for {_counted(batches)} of "
+            f"{max(size, 1)}; ask for fewer or smaller ones."
         )
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(samples, generator=generator)[: size * batches]
@@ -92,20 +92,18 @@ def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
     """
     if isinstance(samples, tuple):
         count = len(samples[0])
+        if count == 0:
+            raise InputError("the data is empty; give at least one sample.")
         if batch_size is None:
             return usual_batch_size(count)
         if batch_size > count:
             raise InputError(
-                f"the data has {count} samples, too few for a batch of {batch_size}; leave the "
+                f"the data has {_samples(count)}, too few for a batch of {batch_size}; leave the "
                 f"batch size out for batches of {min(DEFAULT_BATCH_SIZE, count)}, or ask for a "
                 "smaller one."
             )
         return batch_size
-    if batch_size is not None:
-        raise InputError(
-            "the data comes in batches of its own; leave the batch size out, or return one pair "
-            "(inputs, targets) of all samples."
-        )
+    _refuse_size(batch_size)
     return None
 
 
@@ -118,11 +116,11 @@ def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
         verify: whether short runs are among them, whose number is a guess.
 
     Returns:
-        Batches whose curvature is taken, two looks after a few steps, the prediction, the runs.
+        Batches whose curvature is taken, three looks after a few steps, the prediction, the runs.
     """
     held = len(samples) if hasattr(samples, "__len__") else 3
     batches = held if batch_size is None else len(samples[0]) // batch_size
-    return max(min(batches, 3), 1) + 3 + (13 if verify else 0)
+    return max(min(batches, 3), 1) + 4 + (13 if verify else 0)
 
 
 def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]:
@@ -131,15 +129,24 @@ def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]
             "the data must be a pair (inputs, targets), a list of batches or a DataLoader, got "
             f"{type(data).__name__}."
         )
+    _refuse_size(batch_size)
+    taken = list(islice(data, batches))
+    if len(taken) < batches:
+        raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
+    return taken
+
+
+def _refuse_size(batch_size: int | None) -> None:
+    """Nobody cuts batches anew that the data comes in."""
     if batch_size is not None:
         raise InputError(
             "the data comes in batches of its own; leave the batch size out, or return one pair "
             "(inputs, targets) of all samples."
         )
-    taken = list(islice(data, batches))
-    if len(taken) < batches:
-        raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
-    return taken
+
+
+def _samples(count: int) -> str:
+    return f"{count} sample{'' if count == 1 else 's'}"
 
 
 def _counted(batches: int) -> str:

@@ -12,12 +12,16 @@ from normscope.registry import unknown_name
 
 __all__ = ["check_place"]
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_ANY = ("globals", "vars", "setattr", "exec", "eval")  # may define what is not written down
+# what may define names that are not written down
+_OPEN = {"globals", "locals", "vars", "setattr", "exec", "eval", "modules", "__getattr__", "*"}
 
 
 def check_place(place: str) -> None:
-    """Refuse a file that is not there, that is no Python, or that defines no such name.
+    """Refuse a file that is not there, that is no Python, or in which a name is nowhere defined.
+
+    It is a quick look: whatever it cannot tell is left to the import.
 
     Args:
         place: ``path/to/file.py:name``; modules by name are left to their import.
@@ -37,51 +41,55 @@ def check_place(place: str) -> None:
             warnings.simplefilter("ignore")  # the import says them
             tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
+        if error.lineno is None:  # null bytes
+            return
         raise InputError(
             f"{path} failed with {type(error).__name__}: {error.msg} ({path.name}, line "
             f"{error.lineno})."
         ) from error
-    except ValueError:  # null bytes: the import has words for it
+    except (ValueError, RecursionError, MemoryError):  # null bytes; parts in parts in parts
         return
-    defined = list(_defined(tree.body))
-    if name in defined or None in defined or _is_open(tree):
+    bound = set(_bound(tree))
+    if name in bound or not _OPEN.isdisjoint(bound) or any(map(_is_open, ast.walk(tree))):
         return
-    own = _defined([each for each in tree.body if not isinstance(each, _IMPORTS)])
-    known = dict.fromkeys(each for each in own if each and not each.startswith("_"))
-    raise unknown_name(f"name in {home}", name, known)
+    own = [each for each in tree.body if not isinstance(each, _IMPORTS)]
+    raise unknown_name(f"name in {home}", name, dict.fromkeys(_offered(own)))
 
 
-def _defined(body: list[ast.stmt]) -> Iterator[str | None]:
-    """Names that statements may give to a module; None where they do not say which."""
-    for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield statement.name
-            continue  # what stands inside is its own
-        if isinstance(statement, _IMPORTS):
-            for alias in statement.names:
-                whole = alias.asname or alias.name.partition(".")[0]
-                yield None if whole == "*" else whole
-        yield from _assigned(statement)
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Names that are given to something anywhere in it, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr  # of a module, it may be
+        elif isinstance(node, _DEFINITIONS):
+            yield node.name
+        elif isinstance(node, _IMPORTS):
+            yield from (each.asname or each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
 
 
-def _assigned(statement: ast.stmt) -> Iterator[str | None]:
-    """Names that a statement assigns, and those of the statements inside it."""
-    for part in ast.iter_child_nodes(statement):
-        if isinstance(part, ast.stmt):
-            yield from _defined([part])
-        elif isinstance(part, (ast.ExceptHandler, ast.match_case)):
-            yield from _defined(part.body)
-        else:
-            yield from (
-                node.id
-                for node in ast.walk(part)
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            )
-
-
-def _is_open(tree: ast.Module) -> bool:
+def _is_open(node: ast.AST) -> bool:
     """Whether names may come up that stand nowhere in the file."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    outside = any(isinstance(node, ast.Global) for node in ast.walk(tree))
-    return outside or "__getattr__" in functions or not names.isdisjoint(_ANY)
+    if isinstance(node, ast.Name):
+        return node.id in _OPEN
+    if not isinstance(node, ast.Attribute):
+        return False
+    of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
+    return node.attr == "__dict__" or (node.attr == "modules" and of_sys)  # a net has modules too
+
+
+def _offered(body: list[ast.stmt]) -> Iterator[str]:
+    """Names to choose from: what stands at the left margin, without what is private."""
+    for statement in body:
+        if isinstance(statement, _DEFINITIONS):
+            found = [statement.name]
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            found = list(_bound(statement))
+        else:
+            continue
+        yield from (each for each in found if not each.startswith("_"))

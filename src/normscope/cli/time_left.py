@@ -34,13 +34,15 @@ class TimeLeft:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._first: tuple[int, float] | None = None
-        self._done, self._total, self._last = 0, 0, 0.0
+        self._done, self._total, self._last, self._reports = 0, 0, 0.0, 0
 
     def count(self, done: int, total: int) -> None:
         """So much is done now, of so much."""
         now = self._clock()
         if self._first is None:
             self._first = done, now
+        elif done != self._done:
+            self._reports += 1
         if done != self._done or total != self._total:
             self._done, self._total, self._last = done, total, now
 
@@ -48,7 +50,7 @@ class TimeLeft:
     def seconds(self) -> float | None:
         """Seconds to the end; None before a tenth of a long run is done.
 
-        The pace is that up to the last count, so that the estimate falls while a part is on.
+        It falls while a part is on, and grows again once that takes longer than those before.
         """
         if self._first is None:
             return None
@@ -57,8 +59,20 @@ class TimeLeft:
         now = self._clock()
         if own <= 0 or now - begin < _LONG or 10 * own < self._total - found:
             return None
-        at_last = (self._last - begin) / own * rest
-        return max(at_last - (now - self._last), _LEAST) if rest > 0 else 0.0
+        return max(self._expected(begin, now, rest / own), _LEAST) if rest > 0 else 0.0
+
+    def _expected(self, begin: float, now: float, rest: float) -> float:
+        """Seconds to the end, of a rest that is a multiple of what is done.
+
+        Counts come a mean time apart. One that is late is late as long again, and those that
+        follow come at the pace up to now.
+        """
+        apart, since = (self._last - begin) / self._reports, now - self._last
+        counts = self._reports * rest  # to come
+        late = since - apart * min(counts, 1.0)
+        if late <= 0:
+            return apart * counts - since
+        return late + max(counts - 1, 0.0) * (now - begin) / (self._reports + 1)
 
     def __str__(self) -> str:
         seconds = self.seconds
@@ -68,9 +82,10 @@ class TimeLeft:
 def _in_words(seconds: float) -> str:
     """A duration as people say it.
 
-    >>> _in_words(41.3), _in_words(150), _in_words(7000)
-    ('41 s', '2.5 min', '1.9 h')
+    >>> _in_words(41.3), _in_words(150), _in_words(7000), _in_words(5990), _in_words(360_000)
+    ('41 s', '2.5 min', '1.9 h', '100 min', '100 h')
     """
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.2g} min" if seconds < 100 * 60 else f"{seconds / 3600:.2g} h"
+    value, unit = (seconds / 60, "min") if seconds < 100 * 60 else (seconds / 3600, "h")
+    return f"{value:.2g} {unit}" if value < 99 else f"{value:.0f} {unit}"

@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.curvature.batch import Batch, copied, sample_count
 from normscope.curvature.failures import check_finite, explained
 from normscope.curvature.layout import ParameterLayout
+from normscope.curvature.loss_state import modules_of_loss
 from normscope.curvature.modes import in_mode
 from normscope.curvature.problem import Problem
 from normscope.curvature.randomness import fixed_randomness, generators_of_data, generators_of_model
@@ -59,6 +60,7 @@ class Evaluator:
     seed: int
     point: dict[str, Tensor] = field(init=False, repr=False)
     _losses: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    _modules_of_loss: list[nn.Module] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         model = self.problem.model
@@ -66,6 +68,8 @@ class Evaluator:
         with torch.inference_mode(False):
             point = {name: tensor.detach().clone() for name, tensor in own}
         object.__setattr__(self, "point", point)
+        found = modules_of_loss(self.problem.loss, model)
+        object.__setattr__(self, "_modules_of_loss", found)
 
     def on(self, problem: Problem) -> Evaluator:
         """The same model at the same point, on other data."""
@@ -104,7 +108,7 @@ class Evaluator:
         trained = dict(zip(self.layout.names, leaves, strict=True))
         copies = {name: self.point[name].clone() for name, _ in model.named_buffers()}
         with (
-            undisturbed(model),
+            undisturbed(model, *self._modules_of_loss),
             self.randomness(number),
             substituted(model, self.point | copies | trained),
             in_mode(model, self.mode),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from normscope.losses import cross_entropy, squared_error
 
-__all__ = ["KnownLoss", "known_loss"]
+__all__ = ["KnownLoss", "is_cross_entropy", "is_squared_error", "known_loss"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None
     >>> known_loss(nn.MSELoss(), torch.zeros(2, 3), torch.zeros(2, 3)).scale  # of six squares
     0.3333333333333333
     """
-    if _is_cross_entropy(loss) and _labels_are_plain(output, target):
+    if is_cross_entropy(loss) and _is_unweighted(loss) and _labels_are_plain(output, target):
         scale = 1.0 if _reduction(loss) == "sum" else 1 / target.numel()
         return KnownLoss("cross_entropy", scale, float(getattr(loss, "label_smoothing", 0.0)))
     if loss is squared_error:
         return KnownLoss("squares", 1 / len(output))
-    if _is_mean_square(loss) and output.shape == target.shape:
+    if is_squared_error(loss) and output.shape == target.shape:
         return KnownLoss("squares", 2.0 if _reduction(loss) == "sum" else 2 / output.numel())
     return None
 
@@ -63,16 +63,43 @@ def _reduction(loss: Any) -> str:
     return str(getattr(loss, "reduction", "mean"))
 
 
-def _is_cross_entropy(loss: Any) -> bool:
-    if loss is cross_entropy or loss is functional.cross_entropy:
-        return True
-    # exactly this class: a subclass may compute something else
-    plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None
-    return plain and loss.ignore_index < 0
+def is_cross_entropy(loss: object) -> bool:
+    """Whether a loss is the cross-entropy of a softmax, with any weights and any reduction.
+
+    Args:
+        loss: called as ``loss(output, target)``.
+
+    Returns:
+        True for the one of `normscope.losses` and torch's function and module, but not for a
+        subclass, which may compute something else.
+
+    >>> is_cross_entropy(functional.cross_entropy), is_cross_entropy(nn.NLLLoss())
+    (True, False)
+    """
+    of_torch = loss is functional.cross_entropy or type(loss) is nn.CrossEntropyLoss
+    return of_torch or loss is cross_entropy
 
 
-def _is_mean_square(loss: Any) -> bool:
-    return loss is functional.mse_loss or type(loss) is nn.MSELoss
+def is_squared_error(loss: object) -> bool:
+    """Whether a loss is a squared error, with any reduction.
+
+    Args:
+        loss: called as ``loss(output, target)``.
+
+    Returns:
+        True for the one of `normscope.losses` and torch's function and module, but not for a
+        subclass, which may compute something else.
+
+    >>> is_squared_error(nn.MSELoss()), is_squared_error(nn.L1Loss())
+    (True, False)
+    """
+    of_torch = loss is functional.mse_loss or type(loss) is nn.MSELoss
+    return of_torch or loss is squared_error
+
+
+def _is_unweighted(loss: Any) -> bool:
+    """Whether a cross-entropy counts every label alike; labels below zero are looked for."""
+    return getattr(loss, "weight", None) is None and getattr(loss, "ignore_index", -100) < 0
 
 
 def _labels_are_plain(output: Tensor, target: Tensor) -> bool:

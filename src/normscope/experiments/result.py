@@ -121,7 +121,7 @@ class Result:
     def section(self) -> Section:
         """This run as a section of a report, with its figure and its numbers."""
         drawn = picture_of(self.figure(), text=self.name)
-        return result_section(self.to_dict(), drawn.svg, self.dataset)
+        return result_section(self.to_dict(), drawn.svg, self.dataset, drawn.panels)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file with figure, claims, settings and numbers.

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from normscope.learning_rate.advice_table import heading_of, rows_of
 from normscope.learning_rate.by_curvature import Prediction
 from normscope.learning_rate.explanation import explained
 from normscope.learning_rate.rules import UpdateRule
@@ -22,7 +23,6 @@ __all__ = ["Advice"]
 
 # Without verification: nine of ten cases of benchmarks/learning_rate_accuracy.py are within.
 _UNVERIFIED_FACTOR = 2.0
-_SHOWN_LAYERS = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,11 +58,15 @@ class Advice:
 
     @property
     def safe(self) -> float:
-        """The bound; if a run was unstable below it, the largest stable rate below that run."""
+        """The bound; if runs failed below it, the recommended rate.
+
+        The curvature of the first steps has proved blind then, and a rate that was just stable has
+        no margin.
+        """
         found = self.verification
         if found is None or found.high >= self.bound:
             return self.bound
-        return found.low or found.high / 2
+        return self.recommended
 
     @property
     def by_curvature(self) -> float:
@@ -93,13 +97,24 @@ class Advice:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the onset may be, over batches and orders of the data."""
-        values = self.curvature.values
-        middle = sorted(values)[len(values) // 2]
-        below, above = middle / max(values), middle / min(values)
+        """Where the onset may be, over batches and orders of the data.
+
+        It has no upper end if the curvature of some batch, but not of all, bounds nothing.
+        """
+        below, above = self._spread()
         if self.verification is None:
             return self.limit * below / _UNVERIFIED_FACTOR, self.limit * above * _UNVERIFIED_FACTOR
         return self.verification.low * below, self.verification.high * above
+
+    def _spread(self) -> tuple[float, float]:
+        """By how much the bounds of the steepest and the flattest batch differ from the middle."""
+        values = self.curvature.values
+        curved = sorted(value for value in values if value > 0)
+        if not curved:
+            return 1.0, 1.0
+        middle = curved[len(curved) // 2]
+        above = middle / curved[0] if len(curved) == len(values) else math.inf
+        return middle / curved[-1], above
 
     @property
     def shares(self) -> dict[str, float]:
@@ -173,7 +188,7 @@ class Advice:
         return learning_rates(self.to_xarray(), ax)
 
     def __str__(self) -> str:
-        table = text_table(self._rows(), self._heading(), numbers=("value",))
+        table = text_table(rows_of(self), heading_of(self), numbers=("value",))
         return f"{table}\n\n{self.explanation}"
 
     __repr__ = __str__
@@ -181,65 +196,4 @@ class Advice:
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html
 
-        return table_html(self._rows(), self._heading(), self.explanation)
-
-    def _heading(self) -> str:
-        momentum = f", momentum {self.rule.momentum:g}" if self.rule.momentum else ""
-        nesterov = " (Nesterov)" if self.rule.nesterov else ""
-        kind = "" if self.rule.is_exact else ", an estimate"
-        return (
-            f"Learning rate for {self.rule.name}{momentum}{nesterov}, batch size "
-            f"{self.batch_size}{kind}"
-        )
-
-    def _rows(self) -> list[dict[str, str | None]]:
-        """Quantity, value and remark."""
-        low, high = self.interval
-        above = f"{high:.3g}" if math.isfinite(high) else "no end found"
-        found = self.verification
-        rows: list[tuple[str, str | None, str]] = [
-            ("recommended", f"{self.recommended:.3g}", "half the limit"),
-            ("limit", f"{self.limit:.3g}", f"{low:.3g} to {above}"),
-            ("safe", f"{self.safe:.3g}", self._safe_remark()),
-            ("by curvature", f"{self.by_curvature:.3g}", self.prediction.reason),
-            ("by theory", _rate(self.by_theory), self._theory_remark()),
-            ("verified", _rate(None if found is None else found.low), self._verified_remark()),
-            ("lambda_max", f"{max(self.curvature.values):.4g}", self._curvature_remark()),
-        ]
-        largest = list(self.shares.items())[:_SHOWN_LAYERS]
-        parts = [f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005]
-        rows.append(("steepest in", "", ", ".join(parts)))
-        return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
-
-    def _safe_remark(self) -> str:
-        if self.safe < self.bound:
-            return "lowered to a stable run: the curvature alone allows more"
-        return "the steepest curvature met is trained stably below it"
-
-    def _theory_remark(self) -> str:
-        found = self.theory
-        if found.rate is None:
-            return f"none: {found.reason}"
-        if found.fisher is None or found.factor is None:
-            return ""
-        return (
-            f"lambda_max predicted {found.fisher * found.factor:.4g}: {found.fisher:.4g} of the "
-            f"Fisher matrix times {found.factor:.3g} for this loss, weights alone"
-        )
-
-    def _curvature_remark(self) -> str:
-        values = ", ".join(f"{value:.4g}" for value in self.curvature.values)
-        matrix = {"ggn": "Gauss-Newton matrix"}.get(self.curvature.kind, "Hessian")
-        scaled = "" if self.rule.is_exact else f" over {self.rule.name}'s scale"
-        return f"measured: {matrix} of the loss{scaled}, all parameters; by batch {values}"
-
-    def _verified_remark(self) -> str:
-        found = self.verification
-        if found is None:
-            return "not asked for"
-        above = "no instability found" if math.isinf(found.high) else f"{found.high:.3g} unstable"
-        return f"stable, {above}; {len(found.trials)} runs, {found.steps} steps"
-
-
-def _rate(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3g}"
+        return table_html(rows_of(self), heading_of(self), self.explanation)

@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -96,7 +97,7 @@ def max_learning_rate(
     recipe = _recipe(optimizer, momentum, nesterov, weight_decay)
     own = checked_optimizer(recipe, model)
     bench = Workbench(problem, recipe, batch_size, seed)
-    with bench.untouched():
+    with torch.inference_mode(False), torch.enable_grad(), bench.untouched():
         parts = _answered(bench, own, rule_of(own), verify, progress)
     return Advice(**parts, norms=_norms(model), seconds=time.perf_counter() - begin)
 
@@ -114,11 +115,13 @@ def _answered(
     safe = rule.largest_stable_rate(curvature.binding)
     if not math.isfinite(safe):
         raise StateError(
-            "the curvature is zero at these weights, so that no learning rate is too large; start "
-            "from weights at which the loss depends on the parameters."
+            "the loss curves upwards in no direction at these weights, so that no learning rate is "
+            "too large; start from weights at which the loss depends on the parameters."
         )
     tell("prediction")
-    prediction = predicted_onset(problem, batches, rule, safe, preconditioner, seed)
+    prediction = predicted_onset(
+        problem, batches, rule, safe, preconditioner, seed, curvature.sharpening
+    )
     return {
         "rule": rule,
         "curvature": curvature,

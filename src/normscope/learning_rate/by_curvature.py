@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.curvature.batch import Batch
 from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.known_loss import is_cross_entropy
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer, last_layer
@@ -17,14 +18,13 @@ from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.simulation import last_layer_onset
 from normscope.learning_rate.steepest import gradient_on
-from normscope.losses import cross_entropy
 
 __all__ = ["Prediction", "predicted_onset"]
 
 # Onset over the bound without scale-invariant weights: the geometric mean over the eight
 # cross-entropy cases of the first development set (docs/learning_rate.md).
 _ENTROPY_ALLOWANCE = 3.0
-_CONSISTENT = 4.0  # between the onsets before and after one step
+_CONSISTENT = 4.0  # between the onsets before and after one step, and between curvatures
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def predicted_onset(
     bound: float,
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
+    sharpening: float = 1.0,
 ) -> Prediction:
     """Predict the onset of instability from a few forward passes and one gradient.
 
@@ -73,6 +74,7 @@ def predicted_onset(
         bound: ``rule``'s bound from the curvature, for models whose last layer does not decide.
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
+        sharpening: how much steeper the net is after a few steps than here.
 
     Returns:
         The prediction.
@@ -85,21 +87,28 @@ def predicted_onset(
         return _by_bound(problem, bound, layer)
     moved = _after_one_step(evaluator, batches[-1], layer, standing, preconditioner)
     onset = None if moved is None else last_layer_onset(moved, problem, rule)
-    return _settled(problem, layer, standing, standing if onset is None else onset, bound)
+    onset = standing if onset is None else onset
+    if standing <= _CONSISTENT * onset and sharpening <= _CONSISTENT:
+        return Prediction(onset, layer.name, standing, _reason(layer))
+    return _between(problem, layer, standing, onset, bound)
 
 
-def _settled(
-    problem: Problem, layer: LastLayer, standing: float, onset: float, bound: float
-) -> Prediction:
+def _reason(layer: LastLayer) -> str:
     name = layer.name or "the model"
     count = f"{len(layer.features)} {'batches' if len(layer.features) > 1 else 'batch'}"
-    reason = f"the last layer ({name}), trained alone on the features of {count} after one step"
-    if standing <= _CONSISTENT * onset:
-        return Prediction(onset, layer.name, standing, reason)
-    # one step at the rate of the last layer makes other features altogether: the other layers
-    # matter as much, and the truth is between the two
+    return f"the last layer ({name}), trained alone on the features of {count} after one step"
+
+
+def _between(
+    problem: Problem, layer: LastLayer, standing: float, onset: float, bound: float
+) -> Prediction:
+    """Between the last layer's onset and the bound.
+
+    A few steps make other features altogether, or a net far steeper: the other layers matter as
+    much as the last.
+    """
     allowed = _allowance(problem) * bound
-    reason = f"between {reason} and {_allowance(problem):g} times the bound"
+    reason = f"between {_reason(layer)} and {_allowance(problem):g} times the bound"
     return Prediction(math.sqrt(onset * allowed), layer.name, standing, reason)
 
 
@@ -131,10 +140,13 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _by_bound(problem: Problem, bound: float, layer: LastLayer | None) -> Prediction:
     factor = _allowance(problem)
-    why = "has no linear last layer" if layer is None else "is stable at every rate in its last"
+    why = (
+        "shows no linear last layer with trained weights of its own"
+        if layer is None
+        else "is stable at every rate in its last"
+    )
     return Prediction(factor * bound, None, None, f"{factor:g} times the bound: the model {why}")
 
 
 def _allowance(problem: Problem) -> float:
-    saturates = problem.loss is cross_entropy or isinstance(problem.loss, nn.CrossEntropyLoss)
-    return _ENTROPY_ALLOWANCE if saturates else 1.0
+    return _ENTROPY_ALLOWANCE if is_cross_entropy(problem.loss) else 1.0  # it saturates

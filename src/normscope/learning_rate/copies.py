@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.curvature.batch import Batch, sample_count
+from normscope.curvature.loss_state import modules_of_loss
 from normscope.curvature.problem import Problem
 from normscope.curvature.randomness import fixed_randomness, generators_of_data, generators_of_model
 from normscope.curvature.state import undisturbed
@@ -54,16 +55,24 @@ class Workbench:
                 group["lr"] = rate
         owned = generators_of_model(model) + generators_of_data(self.problem.data)
         generators = {id(generator): generator for generator in owned}.values()
-        with fixed_randomness(self.seed, self.problem.device, generators):
-            yield Problem(model, self.problem.loss, self.problem.data), optimizer
+        loss = self.problem.loss
+        with (
+            undisturbed(nn.Module(), *modules_of_loss(loss, self.problem.model)),
+            fixed_randomness(self.seed, self.problem.device, generators),
+        ):
+            yield Problem(model, loss, self.problem.data), optimizer
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Put back what a measurement may touch: attributes of modules, all random numbers."""
+        """Put back what a measurement may touch: modules of model and loss, all random numbers."""
         problem = self.problem
         owned = generators_of_model(problem.model) + generators_of_data(problem.data)
         generators = {id(generator): generator for generator in owned}.values()
-        with undisturbed(problem.model), fixed_randomness(self.seed, problem.device, generators):
+        others = modules_of_loss(problem.loss, problem.model)
+        with (
+            undisturbed(problem.model, *others),
+            fixed_randomness(self.seed, problem.device, generators),
+        ):
             yield
 
     def batches(self, count: int) -> list[Batch]:

@@ -44,7 +44,13 @@ def _limit(advice: Advice) -> str:
         )
     if math.isinf(advice.verification.high):
         return f"No learning rate up to {advice.verification.low:.3g} was unstable in short runs."
-    how = "where the net died: hardly any of its parameters still had a gradient"
+    if advice.verification.low == 0:
+        return (
+            "In runs of 100 steps on copies training was stable at no rate tried, down to "
+            f"{advice.verification.high:.3g}, which is taken for the limit; half of it is "
+            "recommended, which no run has tried."
+        )
+    how = "where the net died: its output became the same for every sample"
     return (
         f"In runs of 100 steps on copies training was stable at {advice.verification.low:.3g}, but "
         f"not at {advice.verification.high:.3g}{f', {how}' if advice.verification.died else ''}; "
@@ -56,13 +62,25 @@ def _safe(advice: Advice) -> str:
     curvature = advice.curvature
     name, share = next(iter(advice.shares.items()))
     bound = advice.bound
+    start = max(curvature.values)
+    place = f"{share:.0%} of its direction in {name or 'the model itself'}"
+    if curvature.binding > max(start, 0.0):  # the direction is known at the start only
+        place = f"after the first steps; it is {start:.4g} at the start, {place}"
     text = (
         f"The steepest curvature that a batch of {advice.batch_size} meets is "
-        f"{curvature.binding:.4g}, {share:.0%} of its direction in {name or 'the model itself'}; a "
-        f"quadratic that steep is trained stably below {bound:.3g}"
+        f"{curvature.binding:.4g}, {place}; a quadratic that steep is trained stably below "
+        f"{bound:.3g}"
     )
+    if curvature.binding <= 0:
+        text = (
+            f"The loss of a batch of {advice.batch_size} curves upwards in no direction; its "
+            f"weight decay alone is trained stably below {bound:.3g}"
+        )
     if advice.safe < bound:
-        return f"{text}, yet a run was unstable below that, and the safe rate is lowered to it."
+        return (
+            f"{text}, yet runs failed below that: it grows steeper later, and the safe rate is "
+            "lowered to the recommended one."
+        )
     if advice.recommended < advice.safe:
         return f"{text}, the safe rate; it has no margin, unlike half the limit, which is lower."
     return f"{text}, the safe rate."
@@ -70,15 +88,15 @@ def _safe(advice: Advice) -> str:
 
 def _gap(advice: Advice) -> str:
     factor = advice.limit / advice.safe
-    if factor < _LOOSE:
+    if factor < _LOOSE or advice.safe < advice.bound:
         return ""
     modules = {name.rpartition(".")[0] for name in advice.invariant}
     share = sum(part for name, part in advice.shares.items() if name in modules)
     if share > 0.2:
         return (
-            f"The limit is {factor:.1f} times that: {share:.0%} of the steepest direction lies in "
-            "weights that feed a norm layer, whose length does not matter; a step too large "
-            "lengthens them and thereby shrinks the next."
+            f"The limit is {factor:.1f} times that: {share:.0%} of the steepest direction at the "
+            "start lies in weights that feed a norm layer, whose length does not matter; a step "
+            "too large lengthens them and thereby shrinks the next."
         )
     return (
         f"The limit is {factor:.1f} times that: beyond the safe rate the loss jumps at first, but "
@@ -105,10 +123,13 @@ def _above_safe(advice: Advice) -> str:
 
 
 def _sharpening(advice: Advice) -> str:
-    if advice.curvature.sharpening < _STEEPER:
+    start, binding = max(advice.curvature.values), advice.curvature.binding
+    if binding <= _STEEPER * max(start, 0.0):
         return ""
+    if start <= 0:
+        return "The curvature is positive after the first steps only: they, not the start, bind."
     return (
-        f"The curvature is {advice.curvature.sharpening:.1f} times as large after the first steps "
+        f"The curvature is {binding / start:.1f} times as large after the first steps "
         "as at the start: they, not the start, bind."
     )
 
@@ -116,9 +137,13 @@ def _sharpening(advice: Advice) -> str:
 def _estimate(advice: Advice) -> str:
     if advice.rule.is_exact:
         return ""
+    centered = (
+        " A centered divisor also shrinks as gradients come to agree, which lowers the onset."
+    )
     return (
         f"For {advice.rule.name} the safe rate is an estimate: its divisor changes with every "
         "gradient, which the curvature at one moment does not know."
+        f"{centered if advice.rule.centered else ''}"
     )
 
 

@@ -22,9 +22,10 @@ class LastLayer:
     Args:
         name: its qualified name.
         weight: (outputs, features).
-        bias: (outputs,), or None.
+        bias: (outputs,), trained with the weight; or None.
         features: what the layer is given on each batch, (samples, ..., features).
         targets: of each batch.
+        offset: (outputs,), a bias that is not trained with the weight; or None.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LastLayer:
     bias: Tensor | None
     features: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
+    offset: Tensor | None = None
 
 
 @dataclass
@@ -39,13 +41,28 @@ class _Watch:
     """What the linear layers were given and gave in one forward pass, the last call of each."""
 
     calls: dict[str, tuple[Tensor, Tensor]]
+    versions: dict[str, tuple[int, int]]
+
+    def note(self, name: str, given: Tensor, made: Tensor) -> None:
+        """A call; the order is that of the last calls."""
+        self.calls.pop(name, None)
+        self.calls[name] = (given, made)
+        self.versions[name] = (_version(given), _version(made))
 
     def maker_of(self, output: Tensor) -> str | None:
-        """The layer whose output is the model's, perhaps in another shape."""
-        for name, (_, made) in reversed(self.calls.items()):
+        """The layer whose output is the model's, perhaps in another shape.
+
+        What is overwritten after the call, as by ``layer(x).div_(10)``, has the same memory.
+        """
+        for name, (given, made) in reversed(self.calls.items()):
             if made.numel() == output.numel() and made.data_ptr() == output.data_ptr():
-                return name
+                return name if self.versions[name] == (_version(given), _version(made)) else None
         return None
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor's memory has been overwritten; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) -> LastLayer | None:
@@ -77,14 +94,30 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
         targets.append(batch[1])
     if found is None:
         return None
-    weight, bias = f"{found}.weight".lstrip("."), f"{found}.bias".lstrip(".")
+    weight = f"{found}.weight".lstrip(".")
     if weight not in evaluator.layout.names:
         return None
-    return LastLayer(found, point[weight], point.get(bias), tuple(features), tuple(targets))
+    bias, offset = _biases(evaluator, found, point)
+    return LastLayer(found, point[weight], bias, tuple(features), tuple(targets), offset)
+
+
+def _biases(
+    evaluator: Evaluator, layer: str, point: Mapping[str, Tensor]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The bias if it is trained with the layer; and if not: frozen, a buffer, another layer's."""
+    model, name = evaluator.problem.model, f"{layer}.bias".lstrip(".")
+    if name in evaluator.layout.names:
+        return point[name], None
+    held = model.get_submodule(layer).bias
+    if not isinstance(held, Tensor):
+        return None, None
+    own = [*model.named_parameters(), *model.named_buffers()]
+    names = {id(tensor): each for each, tensor in own}
+    return None, point.get(names.get(id(held), ""), held.detach())
 
 
 def _watched(model: nn.Module, inputs: Tensor) -> tuple[_Watch, Any]:
-    watch = _Watch({})
+    watch = _Watch({}, {})
     with _hooked(model, watch):
         output = model(inputs)
     return watch, output
@@ -97,8 +130,7 @@ def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
 
     def noting(name: str) -> Any:
         def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            watch.calls.pop(name, None)  # the order is that of the last calls
-            watch.calls[name] = (given[0], made)
+            watch.note(name, given[0], made)
 
         return note
 

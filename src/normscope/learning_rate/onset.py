@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Self
 
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normscope.curvature.known_loss import is_squared_error
 from normscope.curvature.problem import Problem
-from normscope.losses import squared_error
 from normscope.training import train
 
 __all__ = ["ORDERS", "STEPS", "TOLERANCE", "Trial", "growth_limit", "is_unstable", "trial"]
@@ -22,7 +22,6 @@ ORDERS = 3  # orders of the data, of whose onsets the median counts
 _BETWEEN_LOOKS = 10  # steps between two looks for a pulse
 _SQUARED_LIMIT = 3.0
 _OTHER_LIMIT = 1.5
-_SQUARED_LOSSES = (squared_error, functional.mse_loss)
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class Trial:
         unstable: whether the loss became non-finite or passed the limit.
         steps: gradients taken; an unstable run ends at once.
         worst: the largest loss over the first one; 1 for a first loss that is not positive.
-        died: whether the net died instead: of the parameters that had a gradient at first, only
-            few still have one, as behind units that are zero for every sample. Its loss stays
-            where it is, and is stable by the definition.
+        died: whether the net died instead: its output is the same for every sample, as behind
+            units that are zero for all of them. Its loss stays where it is, and is stable by the
+            definition.
     """
 
     rate: float
@@ -71,8 +70,7 @@ def growth_limit(loss: object) -> float:
     >>> growth_limit(nn.MSELoss()), growth_limit(nn.CrossEntropyLoss())
     (3.0, 1.5)
     """
-    squared = isinstance(loss, nn.MSELoss) or loss in _SQUARED_LOSSES
-    return _SQUARED_LIMIT if squared else _OTHER_LIMIT
+    return _SQUARED_LIMIT if is_squared_error(loss) else _OTHER_LIMIT
 
 
 def trial(
@@ -98,9 +96,8 @@ def trial(
     """
     limit = growth_limit(problem.loss)
     taken, first, worst, unstable, rate = 0, 0.0, 1.0, False, 0.0
-    pulse = _Pulse(problem.model)
     running = train(problem, optimizer, steps, batch_size, order, divergence_factor=limit)
-    with closing(running):
+    with closing(running), _Pulse(problem.model) as pulse:
         for step in running:
             taken += 1
             first = step.loss if taken == 1 else first
@@ -116,27 +113,38 @@ def trial(
 
 
 class _Pulse:
-    """Whether gradients still reach the parameters that they reached at first."""
+    """Whether a model's outputs still differ from sample to sample, once they did.
+
+    Seen on the way: what the model gives back is looked at, if that is a tensor, samples first.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
-        self._missed = 0
+        self._model = model
+        self._output: Tensor | None = None
+        self._beat, self._missed = False, 0
         self.gone = False
 
+    def __enter__(self) -> Self:
+        self._handle = self._model.register_forward_hook(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _see(self, model: nn.Module, given: object, output: object) -> None:
+        self._output = output.detach() if isinstance(output, Tensor) else None
+
     def is_gone(self, index: int) -> bool:
-        """Look at the gradients of a step, now and then; gone is what was missed twice."""
-        if index == 0:
-            self._parameters = [each for each in self._parameters if _has_gradient(each)]
-        elif index % _BETWEEN_LOOKS == 0:
-            reached = sum(map(_has_gradient, self._parameters))
-            few = 0 < 2 * reached < len(self._parameters)  # none at all: the problem is solved
-            self._missed = self._missed + 1 if few else 0
+        """Look at the output of a step, now and then; gone is what was missed twice in a row."""
+        output = self._output
+        if output is None or output.dim() == 0 or len(output) < 2 or index % _BETWEEN_LOOKS:
+            return self.gone
+        if bool((output != output[:1]).any()):
+            self._beat, self._missed = True, 0
+        elif self._beat:
+            self._missed += 1
             self.gone = self._missed == 2  # once may be a moment of its momentum
         return self.gone
-
-
-def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and bool(parameter.grad.count_nonzero())
 
 
 def is_unstable(

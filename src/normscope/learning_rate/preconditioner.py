@@ -24,10 +24,12 @@ class Preconditioner:
     Args:
         scale: flat, in the layout's order, positive.
         is_given: whether it comes from the optimizer's state, rather than from a few gradients.
+        decay: weight decay that is part of the gradient, entry by entry; None if there is none.
     """
 
     scale: Tensor
     is_given: bool
+    decay: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,38 @@ def preconditioner_of(
     """
     if rule.second_moment is None:
         return None
+    decay = None if rule.decoupled else _decay(optimizer, parameters, layout)
     held = [_second_moment(optimizer, rule, parameters[name]) for name in layout.names]
     if all(tensor is not None for tensor in held):
         moments, is_given = layout.join(held), True
     else:
-        moments, is_given = torch.stack(gradients).square().mean(dim=0), False
+        whole = torch.stack(gradients)
+        if decay is not None:
+            own = layout.join([parameters[name].detach() for name in layout.names])
+            whole = whole + decay * own  # what the optimizer takes the square of
+        moments, is_given = whole.square().mean(dim=0), False
     scale = moments.sqrt() + rule.epsilon
     # an entry without any gradient does not move: its step is not infinite
     floor = 1e-6 * float(scale.max()) + torch.finfo(scale.dtype).tiny
-    return Preconditioner(scale.clamp(min=floor), is_given)
+    if decay is not None and gradients:  # what the loss does not depend on cannot upset it
+        decay = decay * torch.stack(gradients).any(dim=0)
+    return Preconditioner(scale.clamp(min=floor), is_given, decay)
+
+
+def _decay(
+    optimizer: Optimizer, parameters: Mapping[str, Tensor], layout: ParameterLayout
+) -> Tensor | None:
+    """The weight decay of every entry; None if all are zero."""
+    decays = {
+        id(parameter): float(group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    found = [decays.get(id(parameters[name]), 0.0) for name in layout.names]
+    if not any(found):
+        return None
+    sizes = torch.tensor([shape.numel() for shape in layout.shapes])
+    return torch.tensor(found, dtype=layout.dtype).repeat_interleave(sizes).to(layout.device)
 
 
 def _second_moment(optimizer: Optimizer, rule: UpdateRule, parameter: Tensor) -> Tensor | None:
@@ -84,9 +109,13 @@ def _second_moment(optimizer: Optimizer, rule: UpdateRule, parameter: Tensor) ->
     if "exp_avg_sq" in state:  # Adam, whose first means are too small by a known factor
         assert rule.second_moment is not None
         correction = 1 - rule.second_moment ** float(state["step"])
-        return torch.as_tensor(state["exp_avg_sq"] / correction)
+        return torch.as_tensor(state.get("max_exp_avg_sq", state["exp_avg_sq"]) / correction)
     mean = state.get("square_avg")  # RMSprop
-    return None if mean is None else torch.as_tensor(mean)
+    if mean is None:
+        return None
+    if "grad_avg" in state:  # centered
+        mean = (mean - state["grad_avg"].square()).clamp(min=0)
+    return torch.as_tensor(mean)
 
 
 def preconditioned_eigenvalue(
@@ -94,11 +123,11 @@ def preconditioned_eigenvalue(
 ) -> Preconditioned:
     r"""The largest eigenvalue of the curvature in units of the optimizer's steps.
 
-    .. math:: \lambda_{\max}(P^{-1/2} G P^{-1/2})
+    .. math:: \lambda_{\max}(P^{-1/2} (G + W) P^{-1/2})
 
     Args:
         operator: G.
-        preconditioner: P.
+        preconditioner: P, and the diagonal W of the weight decay in the gradient.
         tolerance: relative.
 
     Returns:
@@ -113,7 +142,10 @@ def preconditioned_eigenvalue(
         nonlocal products
         products += 1
         vector = torch.as_tensor(values.reshape(-1), dtype=root.dtype, device=root.device)
-        return (operator @ (vector / root) / root).double().cpu().numpy()
+        product = operator @ (vector / root) / root
+        if preconditioner.decay is not None:
+            product = product + vector * preconditioner.decay / preconditioner.scale
+        return product.double().cpu().numpy()
 
     size = operator.shape[0]
     if size == 1:

@@ -27,6 +27,8 @@ class UpdateRule:
         second_moment: decay of the mean squared gradient that the step is divided by; None for
             SGD, whose bound is exact.
         epsilon: added to its root.
+        amsgrad: whether the largest mean so far divides, rather than the present one.
+        centered: whether the squared mean gradient is taken off the mean squared one.
     """
 
     name: str
@@ -37,6 +39,8 @@ class UpdateRule:
     decoupled: bool = False
     second_moment: float | None = None
     epsilon: float = 0.0
+    amsgrad: bool = False
+    centered: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -47,16 +51,18 @@ class UpdateRule:
         r"""The learning rate above which a quadratic of this curvature is not contracted.
 
         .. math:: \eta^* = \frac{2 (1 + \mu)}{(1 - \tau) (\lambda + w)}, \qquad
-            \eta^*_{\mathrm{Nesterov}} = \frac{2 (1 + \mu)}{(1 + 2 \mu) (\lambda + w)}
+            \eta^*_{\mathrm{Nesterov}} = \frac{2 (1 + \mu)}{(1 + 2 \mu) (\lambda + w)}, \qquad
+            \eta^*_{\mathrm{decoupled}} = \frac{2 (1 + \mu)}{(1 - \tau) \lambda + (1 + \mu) w}
 
         From the characteristic polynomial of two steps: both of its roots are inside the unit
-        circle exactly below this rate.
+        circle exactly below this rate. A decay of the weights themselves has no momentum.
 
         Reference: wei2018, Eq. (7), for heavy-ball momentum. Notation: lambda = curvature, mu =
         momentum, tau = dampening, w = weight decay.
 
         Args:
-            curvature: the largest eigenvalue, preconditioned where the rule divides.
+            curvature: the largest eigenvalue; where the rule divides, of the curvature divided
+                likewise, with the decay that is part of the gradient already in it.
 
         Returns:
             The rate; infinite if nothing is curved.
@@ -66,11 +72,13 @@ class UpdateRule:
         >>> UpdateRule("SGD", momentum=0.5, nesterov=True).largest_stable_rate(1.0)
         1.5
         """
-        whole = curvature + self.weight_decay
-        if whole <= 0:
-            return math.inf
         gain = 1 + 2 * self.momentum if self.nesterov else 1 - self.dampening
-        return 2 * (1 + self.momentum) / (gain * whole)
+        pull = gain * curvature
+        if self.decoupled:
+            pull += (1 + self.momentum) * self.weight_decay
+        elif self.second_moment is None:
+            pull = gain * (curvature + self.weight_decay)
+        return 2 * (1 + self.momentum) / pull if pull > 0 else math.inf
 
 
 def rule_of(optimizer: Optimizer) -> UpdateRule:
@@ -86,7 +94,7 @@ def rule_of(optimizer: Optimizer) -> UpdateRule:
         ArgumentTypeError: if it is of another class.
         InputError: if it maximizes, or its groups differ in what must be one.
     """
-    readers = {SGD: _sgd, Adam: _adam, AdamW: _adam, RMSprop: _rmsprop}
+    readers = {SGD: _sgd, Adam: _adam, AdamW: _adamw, RMSprop: _rmsprop}
     reader = readers.get(type(optimizer))
     if reader is None:
         raise ArgumentTypeError(
@@ -123,7 +131,12 @@ def _adam(group: dict[str, Any]) -> dict[str, Any]:
         "second_moment": second,
         "epsilon": float(group["eps"]),
         "decoupled": bool(group.get("decoupled_weight_decay", False)),
+        "amsgrad": bool(group["amsgrad"]),
     }
+
+
+def _adamw(group: dict[str, Any]) -> dict[str, Any]:
+    return {**_adam(group), "decoupled": True}  # torch before 2.7 does not say it in the group
 
 
 def _rmsprop(group: dict[str, Any]) -> dict[str, Any]:
@@ -131,4 +144,5 @@ def _rmsprop(group: dict[str, Any]) -> dict[str, Any]:
         "momentum": float(group["momentum"]),
         "second_moment": float(group["alpha"]),
         "epsilon": float(group["eps"]),
+        "centered": bool(group["centered"]),
     }

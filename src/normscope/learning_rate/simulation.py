@@ -77,8 +77,8 @@ def stable_rates(
     """
     weights = _Weights(layer, rule, rates)
     hills = [
-        slopes(problem, weights.outputs(place)[..., 0, :], target)
-        for place, target in enumerate(layer.targets)
+        slopes(problem, features @ layer.weight.T, target)  # for its shape
+        for features, target in zip(layer.features, layer.targets, strict=True)
     ]
     alive, first = list(range(len(rates))), [math.inf] * len(rates)
     limit = growth_limit(problem.loss)
@@ -115,26 +115,27 @@ class _Weights:
         columns = [layer.weight] if layer.bias is None else [layer.weight, layer.bias.unsqueeze(1)]
         start = torch.cat(columns, dim=1).detach()
         biased = layer.bias is not None
-        self._features = [_with_ones(each) if biased else each for each in layer.features]
+        self._features = [_rows(each, with_ones=biased) for each in layer.features]
+        self._columns = [each.T.contiguous() for each in self._features]
+        self._offset = None if layer.offset is None else layer.offset.detach().view(1, -1, 1)
         self._rule = rule
         self._value = start.expand(len(rates), *start.shape).clone()
         self._rates = torch.tensor(rates, dtype=start.dtype, device=start.device).view(-1, 1, 1)
         self._momentum = torch.zeros_like(self._value)
         self._square = torch.zeros_like(self._value)
+        self._largest = torch.zeros_like(self._value)  # squares, with amsgrad
+        self._mean = torch.zeros_like(self._value)  # gradient, if centered
         self._taken = 0
 
     def outputs(self, place: int) -> Tensor:
-        """The layer's outputs on a batch, (samples, ..., rates, outputs)."""
+        """The layer's outputs on a batch, (rates, outputs, samples * positions)."""
         rates, outputs, size = self._value.shape
-        given = self._features[place]
-        made = given.reshape(-1, size) @ self._value.view(-1, size).T
-        return made.view(*given.shape[:-1], rates, outputs)
+        made = (self._value.view(-1, size) @ self._columns[place]).view(rates, outputs, -1)
+        return made if self._offset is None else made + self._offset
 
     def update(self, place: int, output_gradient: Tensor) -> None:
         """One step of every candidate, by the gradient in its outputs on a batch."""
-        rates, outputs, size = self._value.shape
-        rows = output_gradient.reshape(-1, rates * outputs)
-        gradient = (rows.T @ self._features[place].reshape(-1, size)).view_as(self._value)
+        gradient = (output_gradient.flatten(0, 1) @ self._features[place]).view_as(self._value)
         self._taken += 1
         rule = self._rule
         if rule.decoupled:
@@ -146,9 +147,9 @@ class _Weights:
     def keep(self, kept: list[bool], output_gradient: Tensor) -> Tensor:
         """Give up the other candidates; the gradient of those that go on."""
         chosen = torch.tensor(kept, device=self._value.device)
-        for name in ("_value", "_rates", "_momentum", "_square"):
+        for name in ("_value", "_rates", "_momentum", "_square", "_largest", "_mean"):
             setattr(self, name, getattr(self, name)[chosen])
-        return output_gradient[..., chosen, :]
+        return output_gradient[chosen]
 
     def _step(self, gradient: Tensor) -> Tensor:
         rule = self._rule
@@ -166,14 +167,20 @@ class _Weights:
         if rule.dampening:  # Adam: running means, both corrected for their start at zero
             self._momentum = rule.momentum * self._momentum + (1 - rule.momentum) * gradient
             mean = self._momentum / (1 - rule.momentum**self._taken)
-            return mean / ((self._square / (1 - decay**self._taken)).sqrt() + rule.epsilon)
-        divided = gradient / (self._square.sqrt() + rule.epsilon)
+            self._largest = self._square.maximum(self._largest) if rule.amsgrad else self._square
+            return mean / ((self._largest / (1 - decay**self._taken)).sqrt() + rule.epsilon)
+        square = self._square
+        if rule.centered:
+            self._mean = decay * self._mean + (1 - decay) * gradient
+            square = (square - self._mean.square()).clamp(min=0)
+        divided = gradient / (square.sqrt() + rule.epsilon)
         self._momentum = rule.momentum * self._momentum + divided
         return self._momentum
 
 
-def _with_ones(features: Tensor) -> Tensor:
-    return torch.cat([features, features.new_ones(*features.shape[:-1], 1)], dim=-1)
+def _rows(features: Tensor, with_ones: bool) -> Tensor:
+    rows = features.flatten(0, -2)
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1) if with_ones else rows
 
 
 def _guess(layer: LastLayer, rule: UpdateRule) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.curvature.known_loss import known_loss
+from normscope.curvature.loss_state import modules_of_loss, steady_loss
 from normscope.curvature.problem import Problem
 
 __all__ = ["Slopes", "slopes"]
@@ -22,7 +23,8 @@ class Slopes(ABC):
         """Losses and gradients.
 
         Args:
-            outputs: (samples, ..., candidates, classes).
+            outputs: (candidates, classes, samples * positions): the products of many small
+                matrices come out fastest that way.
 
         Returns:
             The loss of each candidate, (candidates,), and its gradient in the shape of
@@ -43,7 +45,7 @@ def slopes(problem: Problem, output: Tensor, target: Tensor) -> Slopes:
     """
     known = known_loss(problem.loss, output, target)
     if known is None or output.dim() != 2 or known.smoothing:
-        return _AutogradSlopes(problem, target)
+        return _AutogradSlopes(problem, target, output.shape)
     if known.kind == "cross_entropy":
         return _EntropySlopes(target, output.shape[1], known.scale, output.dtype)
     if not target.is_floating_point():
@@ -56,13 +58,13 @@ class _EntropySlopes(Slopes):
 
     def __init__(self, target: Tensor, classes: int, scale: float, dtype: torch.dtype) -> None:
         self._scale = scale
-        self._labels = target.long().view(-1, 1, 1)
-        self._one_hot = functional.one_hot(target.long(), classes).to(dtype).unsqueeze(1)
+        self._labels = target.long().view(1, 1, -1)
+        self._one_hot = functional.one_hot(target.long(), classes).to(dtype).T.contiguous()
 
     def at(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        logarithms = outputs.log_softmax(-1)
-        labels = self._labels.expand(-1, outputs.shape[1], 1)
-        losses = logarithms.gather(2, labels).sum((0, 2)).mul_(-self._scale)
+        logarithms = outputs.log_softmax(1)
+        labels = self._labels.expand(len(outputs), 1, -1)
+        losses = _total(logarithms.gather(1, labels)).mul_(-self._scale)
         return losses, logarithms.exp_().sub_(self._one_hot).mul_(self._scale)
 
 
@@ -71,22 +73,34 @@ class _SquareSlopes(Slopes):
 
     def __init__(self, target: Tensor, scale: float) -> None:
         self._scale = scale
-        self._target = target.unsqueeze(1)
+        self._target = target.T.contiguous()
 
     def at(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        gradient = (outputs - self._target).mul_(self._scale)
-        return gradient.square().sum((0, 2)).mul_(0.5 / self._scale), gradient
+        difference = outputs - self._target
+        losses = _total(_wide(difference).square()).mul_(0.5 * self._scale)
+        return losses, difference.mul_(self._scale)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """In float32 at least: squares and sums of half precision leave its range."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _total(values: Tensor) -> Tensor:
+    return _wide(values).sum((1, 2))
 
 
 class _AutogradSlopes(Slopes):
     """Any loss, candidate by candidate."""
 
-    def __init__(self, problem: Problem, target: Tensor) -> None:
-        self._problem, self._target = problem, target
+    def __init__(self, problem: Problem, target: Tensor, shape: torch.Size) -> None:
+        loss = steady_loss(problem.loss, modules_of_loss(problem.loss, problem.model))
+        self._problem = Problem(problem.model, loss, problem.data)
+        self._target, self._shape = target, shape
 
     def at(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        apart = outputs.movedim(-2, 0).contiguous().requires_grad_()
+        apart = outputs.transpose(1, 2).reshape(-1, *self._shape).requires_grad_()
         with torch.enable_grad():
             losses = torch.stack([self._problem.loss_of(each, self._target) for each in apart])
             (gradient,) = torch.autograd.grad(losses.sum(), apart)
-        return losses.detach(), gradient.movedim(0, -2)
+        return losses.detach(), gradient.flatten(1, -2).transpose(1, 2)

@@ -31,7 +31,7 @@ __all__ = ["Curvature", "Tell", "gradient_on", "steepest_curvature"]
 Tell = Callable[[str], None]
 _TOLERANCE = 0.01  # on the residual; batches differ by more
 _MAX_PRODUCTS = 80
-_LOOKS = (1, 4)  # steps after which the curvature is measured again
+_LOOKS = (1, 4, 16)  # steps after which the curvature is measured again
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Curvature:
 
     Args:
         values: one for each batch, at the present weights.
-        later: after one and after four steps, each at the bound of the values before it; without
-            those that cannot be measured, where a step led out of the range of numbers.
+        later: after one, four and sixteen steps, each time at the bound of the values before;
+            without those that cannot be measured, where a step led out of the range of numbers.
         shares: squared length of the steepest direction by module, in falling order; they add up
             to one. Of the batch with the largest value.
         kind: "ggn", or "hessian" where the loss does not show the model's output.
@@ -76,7 +76,8 @@ class Curvature:
     @property
     def sharpening(self) -> float:
         """How much steeper it is after a few steps than here; at least one."""
-        return self.binding / max(self.values)
+        here = max(self.values)
+        return self.binding / here if here > 0 else 1.0
 
 
 def steepest_curvature(
@@ -92,7 +93,7 @@ def steepest_curvature(
     The Gauss-Newton matrix of the loss, with batch statistics and derivatives through them, each
     batch by itself: a training step sees no mean over batches. Nets with small initial outputs grow
     steeper at once, and a bound from the start alone would not hold for them: the curvature is
-    measured again where one step at that bound leads, and where four at the new one do.
+    measured again where one step at that bound leads, where four at the new one do, and sixteen.
 
     Args:
         problem: model, loss and data; nothing of it is changed.
@@ -159,21 +160,27 @@ class _Measure:
         try:
             for number in range(steps):
                 evaluator = self._evaluator(batches[number % len(batches)], point)
-                velocity = self._velocity(evaluator, velocity)
-                point = self._moved(evaluator, rate * velocity)
+                gradient = self._gradient(evaluator)
+                velocity = self._velocity(gradient, velocity)
+                step = velocity
+                if self._rule.nesterov:
+                    step = gradient + self._rule.momentum * velocity
+                point = self._moved(evaluator, rate * step)
             evaluator = self._evaluator(batches[steps % len(batches)], point)
             return [self._eigenpair(evaluator)[0]]
         except NormscopeError:  # not finite there: a step led out of the range of numbers
             return []
 
-    def _velocity(self, evaluator: Evaluator, before: Tensor | None) -> Tensor:
-        """The direction of the optimizer's next step, without weight decay, which contracts."""
+    def _gradient(self, evaluator: Evaluator) -> Tensor:
+        """In units of the optimizer's steps; without weight decay, which contracts."""
         (batch,) = evaluator.problem.data
         _, gradient = gradient_on(evaluator, batch)
-        if self._preconditioner is not None:
-            gradient = gradient / self._preconditioner.scale
+        scale = self._preconditioner
+        return gradient if scale is None else gradient / scale.scale
+
+    def _velocity(self, gradient: Tensor, before: Tensor | None) -> Tensor:
         if before is None:
-            return gradient
+            return gradient  # torch's first buffer, and Adam's mean corrected for its start
         return self._rule.momentum * before + (1 - self._rule.dampening) * gradient
 
     def _moved(self, evaluator: Evaluator, step: Tensor) -> dict[str, Tensor]:

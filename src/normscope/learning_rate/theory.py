@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from normscope.curvature.batch import Batch
+from normscope.curvature.known_loss import KnownLoss, is_cross_entropy, known_loss
 from normscope.curvature.problem import Problem
 from normscope.errors import NormscopeError
 from normscope.learning_rate.rules import UpdateRule
-from normscope.losses import cross_entropy, squared_error
 
 __all__ = ["Theory", "by_theory"]
 
@@ -24,7 +25,8 @@ class Theory:
         rate: the bound; None if the theory has none.
         reason: why not, or in which regime the net is.
         fisher: largest eigenvalue of the Fisher matrix, which is that of half the squared error.
-        factor: by which the loss's Gauss-Newton matrix differs from it.
+        factor: by which the loss's Gauss-Newton matrix differs from it; also by a sum over the
+            samples in place of their mean.
     """
 
     rate: float | None
@@ -43,7 +45,8 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
 
     The theory is about the squared error, whose Hessian in the outputs is the identity. For the
     cross-entropy the softmax at the initial outputs decides, of which the theory knows the moments:
-    `normscope.meanfield.softmax.softmax_curvature`.
+    `normscope.meanfield.softmax.softmax_curvature`. Smoothed labels do not change that Hessian,
+    nor do probabilities in place of labels.
 
     Reference: wei2018, Eq. (7).
 
@@ -60,9 +63,14 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
         return Theory(None, f"the theory is about SGD, not {rule.name}")
     if not problem.has_outputs:
         return Theory(None, "the theory needs a loss(output, target)")
-    loss = _known_loss(problem)
-    if loss is None:
-        return Theory(None, "the theory knows the squared error and the cross-entropy only")
+    shape = _output_shape(problem.model, batch[1])
+    known = _known(problem, batch[1], shape)
+    if known is None:
+        return Theory(
+            None,
+            "the theory knows the squared error and the cross-entropy only, without weights of "
+            "the classes or ignored labels",
+        )
     from normscope import meanfield  # scipy's integrals load with it
     from normscope.meanfield.softmax import output_curvature
 
@@ -72,24 +80,27 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
         )
         if found.lambda_max is None or not 0 < found.lambda_max < math.inf:
             return Theory(None, f"the theory gives no eigenvalue ({found.regime})")
-        factor = output_curvature(loss, found, _classes(problem.model, batch[1]))
+        name = "squared_error" if known.kind == "squares" else known.kind
+        factor = float(output_curvature(name, found, shape[1])) * known.scale * shape[0]
     except NormscopeError as error:
         return Theory(None, str(error))
-    fisher, factor = float(found.lambda_max), float(factor)
+    fisher = float(found.lambda_max)
     return Theory(rule.largest_stable_rate(factor * fisher), str(found.regime), fisher, factor)
 
 
-def _known_loss(problem: Problem) -> str | None:
-    """The name of the loss, where the theory knows its Hessian in the outputs."""
-    if problem.loss is squared_error:
-        return "squared_error"
-    is_softmax = problem.loss is cross_entropy or isinstance(problem.loss, nn.CrossEntropyLoss)
-    return "cross_entropy" if is_softmax else None
+def _known(problem: Problem, targets: Tensor, shape: tuple[int, ...]) -> KnownLoss | None:
+    """The loss, where the theory knows its Hessian in the outputs."""
+    output = torch.empty(shape, device="meta")
+    known = known_loss(problem.loss, output, targets)
+    if known is None and is_cross_entropy(problem.loss) and targets.shape == shape:
+        return known_loss(problem.loss, output, targets.argmax(1))  # probabilities
+    return known
 
 
-def _classes(model: nn.Module, targets: Tensor) -> int:
-    """How many outputs there are; a batch need not hold samples of every class."""
+def _output_shape(model: nn.Module, targets: Tensor) -> tuple[int, ...]:
+    """Of the outputs, samples first; a batch need not hold labels of every class."""
     if targets.is_floating_point():
-        return int(targets.shape[1])
+        return tuple(targets.shape) if targets.dim() > 1 else (len(targets), 1)
     heads = [module.out_features for module in model.modules() if isinstance(module, nn.Linear)]
-    return max(int(targets.max()) + 1, heads[-1] if heads else 0)
+    classes = max(int(targets.max()) + 1, heads[-1] if heads else 0)
+    return (len(targets), classes, *targets.shape[1:])

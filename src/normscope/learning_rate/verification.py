@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from normscope.errors import StateError
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.onset import ORDERS, STEPS, TOLERANCE, Trial, trial
 
@@ -17,6 +18,7 @@ _RAMP_START = 1 / 8  # of the guess
 _RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
 _LATE = 2.0  # a ramp shows an instability about this factor above the rate that makes it
 _WIDENING = 1.6  # between runs until the onset is enclosed
+_SUSPICIOUS = 6  # failures in a row, a factor of 17 in all, before the data are looked at
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ def verified_onset(
     """Find the onset by training copies for a short while.
 
     Every run starts from the user's weights and optimizer state. First the learning rate grows by
-    8 % a step until the loss is unstable; then runs at fixed rates, each on one of three orders of
-    the data in turn, enclose the onset and halve the interval until it is within 5 % or the steps
-    are used up. An unstable run ends at once, so that only stable ones cost 100 steps. A run whose
+    8 % a step until the loss is unstable; then runs at fixed rates enclose the onset and halve the
+    interval until it is within 5 % or the steps are used up. A rate fails if it does on two of
+    three orders of the data, as the median of their onsets demands. An unstable run ends at once,
+    so that only stable ones cost 100 steps. A run whose
     net dies fails too: a net without normalization may break at one rate and die at a higher one,
     where its loss stays constant, and nobody wants to be sent there.
 
@@ -83,6 +86,9 @@ def verified_onset(
 
     Returns:
         The enclosing rates and all runs.
+
+    Raises:
+        StateError: if the batches' losses differ by more than an instability would make them.
     """
     search = _Search(bench, budget, tell)
     end = search.ramp(guess * _RAMP_START)
@@ -98,6 +104,7 @@ class _Search:
     budget: int
     tell: Tell
     trials: list[Trial] = field(default_factory=list)
+    verdicts: dict[float, bool] = field(default_factory=dict)
     ramps: int = 0
 
     @property
@@ -122,34 +129,60 @@ class _Search:
             return self.ramp(start / 64)  # it began too high to tell
         return done.rate
 
-    def run(self, rate: float) -> bool:
-        """Whether a fixed rate fails, on the next order of the data."""
-        order = self.bench.seed + (len(self.trials) - self.ramps) % ORDERS
+    def fails(self, rate: float) -> bool:
+        """Whether a rate fails on most orders of the data: two that agree settle it."""
+        failed = held = 0
+        while self.left >= STEPS and failed < self.enough and held < self.enough:
+            if self.run(rate, order=failed + held):
+                failed += 1
+            else:
+                held += 1
+        self.verdicts[rate] = failed >= held  # one each where the steps ran out: be careful
+        return self.verdicts[rate]
+
+    @property
+    def enough(self) -> int:
+        """Runs that must agree; batches that the data has itself come in one order only."""
+        return 1 if self.bench.batch_size is None else ORDERS // 2 + 1
+
+    def run(self, rate: float, order: int) -> bool:
+        """Whether a fixed rate fails on one order of the data."""
         self.tell(f"run {len(self.trials) + 1} at {rate:.3g}")
         with self.bench.rehearsal(rate) as (problem, optimizer):
-            done = trial(problem, optimizer, self.bench.batch_size, order)
+            done = trial(problem, optimizer, self.bench.batch_size, self.bench.seed + order)
         self.trials.append(done)
         return done.failed
 
     def enclose(self, rate: float) -> None:
         """Go down from a rate that fails to one that does not, or up."""
-        went_down, went_up = False, False
-        while self.left >= STEPS and not (went_down and went_up):
-            if self.run(rate):
-                went_down, rate = True, rate / _WIDENING
+        failed = 0
+        went_up = False
+        while self.left >= STEPS and not (failed and went_up):
+            if self.fails(rate):
+                failed, rate = failed + 1, rate / _WIDENING
             else:
                 went_up, rate = True, rate * _WIDENING
+            if failed == _SUSPICIOUS and not went_up:
+                self._check_standstill()
+
+    def _check_standstill(self) -> None:
+        """Refuse data on which even a net that is not trained counts as unstable."""
+        if self.left >= STEPS and self.run(0.0, order=0):
+            raise StateError(
+                f"the loss of one batch is {self.trials[-1].worst:.3g} times that of the first "
+                "without any training, so that short runs cannot tell what is unstable; take "
+                "larger batches of mixed samples, or ask with verify=False."
+            )
 
     def halve(self) -> None:
         while self.left >= STEPS:
             low, high = self.ends()
             if low == 0 or not math.isfinite(high) or high <= low * (1 + TOLERANCE):
                 return
-            self.run(math.sqrt(low * high))
+            self.fails(math.sqrt(low * high))
 
     def ends(self) -> tuple[float, float]:
         """The largest rate that did not fail below the smallest that did, and that one."""
-        runs = self.trials[self.ramps :]
-        high = min((each.rate for each in runs if each.failed), default=math.inf)
-        stable = (each.rate for each in runs if not each.failed and each.rate < high)
-        return max(stable, default=0.0), high
+        high = min((rate for rate, failed in self.verdicts.items() if failed), default=math.inf)
+        held = (rate for rate, failed in self.verdicts.items() if not failed and rate < high)
+        return max(held, default=0.0), high

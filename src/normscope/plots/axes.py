@@ -11,15 +11,19 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.font_manager import FontProperties
-from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 __all__ = ["PlainLabels", "PlainPlaces", "logarithmic_axis", "whole_steps"]
 
 _PLAIN = (1e-3, 1e4)  # numbers that are read at a glance without an exponent
 _FEWEST, _ENOUGH, _MOST = 3, 4, 7  # labels in view
-_IN_A_DECADE = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
+_BETWEEN = {  # a power and the next, by their base
+    10: ((1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
+    2: ((1.0, 1.5), (1.0, 1.25, 1.5, 1.75)),
+}
 _LAST = 307  # power of ten that a number can hold
+_DIGITS, _MOST_DIGITS = 6, 15  # of a label, and of a number that it can tell
 _LETTER = 0.62  # width of a digit, in sizes of its font
 _LINE = 1.2  # height of a line
 _APART = 0.5  # between two labels
@@ -30,7 +34,8 @@ _LENGTH = 300.0  # of an axis in points, where nothing is drawn yet
 def logarithmic_axis(axes: Axes, which: Literal["x", "y", "xy"], base: int = 10) -> None:
     """Make an axis logarithmic, with three labels or more, as plain numbers where those are short.
 
-    The labels follow the limits and the size of the figure whenever it is drawn.
+    Long numbers, on a narrow axis of a small figure, may leave room for two. The labels follow the
+    limits and the size of the figure whenever it is drawn.
 
     Args:
         axes: whose axis it is.
@@ -43,7 +48,7 @@ def logarithmic_axis(axes: Axes, which: Literal["x", "y", "xy"], base: int = 10)
         axis.set_major_locator(PlainPlaces(base))
         axis.set_major_formatter(PlainLabels(base))
         if base != 10:
-            axis.set_minor_locator(MaxNLocator(1))
+            axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())
 
 
@@ -53,7 +58,17 @@ def whole_steps(axes: Axes) -> None:
     Args:
         axes: whose axis counts steps.
     """
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(_WholePlaces("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+class _WholePlaces(MaxNLocator):
+    """Whole numbers also where there is but one in view."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        low, high = sorted((vmin, vmax))
+        if math.floor(high) - math.ceil(low) < 1:
+            return [float(place) for place in range(math.ceil(low), math.floor(high) + 1)]
+        return super().tick_values(vmin, vmax)
 
 
 class PlainLabels(Formatter):
@@ -86,9 +101,10 @@ class PlainLabels(Formatter):
         Args:
             values: of the marks.
         """
+        digits = _digits(values)
         if _are_plain(values):
-            return [f"{value:.6g}" for value in values]
-        return [_power(value, self.base) for value in values]
+            return [f"{value:.{digits}g}" for value in values]
+        return [_power(value, self.base, digits) for value in values]
 
 
 class PlainPlaces(LogLocator):
@@ -157,16 +173,17 @@ class PlainPlaces(LogLocator):
 def _choices(low: float, high: float, base: int) -> Iterator[list[float]]:
     """Sets of marks, sparse ones first: every so many powers, numbers between, evenly spaced."""
     first, last = (math.floor(math.log(end) / math.log(base)) for end in (low, high))
-    exponents = range(max(first - 1, -_LAST), min(last + 1, _LAST) + 1)
+    limit = math.floor(_LAST * math.log(10) / math.log(base))
+    exponents = range(max(first - 1, -limit), min(last + 1, limit) + 1)
     for stride in (100, 50, 20, 10, 5, 4, 3, 2, 1):
         powers = [float(base) ** each for each in exponents if each % stride == 0]
         seen = _within(powers, low, high)
         if len(seen) <= _MOST:
             yield seen
-    if base != 10 or last - first > 3:
+    if last - first > 3 or (base != 10 and len(seen) >= _FEWEST):
         return
-    for inner in _IN_A_DECADE[1:]:
-        marks = [part * 10.0**each for each in exponents for part in inner]
+    for inner in _BETWEEN.get(base, ()):
+        marks = [part * float(base) ** each for each in exponents for part in inner]
         yield _within([float(f"{mark:.12g}") for mark in marks], low, high)
     for most in (3, 4, 5, 6):
         even = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
@@ -178,17 +195,29 @@ def _are_plain(values: Sequence[float]) -> bool:
     return all(low <= abs(value) <= high for value in values if value)
 
 
+def _digits(values: Sequence[float]) -> int:
+    """Six, or as many as tell the values apart, to a hundredth of what lies between them."""
+    apart = np.diff(np.unique(values))
+    off = 0.01 * float(apart.min()) if apart.size else math.inf
+    for digits in range(_DIGITS, _MOST_DIGITS):
+        if all(abs(float(f"{value:.{digits}g}") - value) < off for value in values):
+            return digits
+    return _MOST_DIGITS
+
+
 def _within(places: Sequence[float], low: float, high: float) -> list[float]:
-    return [place for place in places if low * (1 - 1e-9) <= place <= high * (1 + 1e-9)]
+    room = 1e-9 * min(math.log(high) - math.log(low), 1.0)
+    inside = [place for place in places if low * (1 - room) <= place <= high * (1 + room)]
+    return list(dict.fromkeys(inside))
 
 
-def _power(value: float, base: int) -> str:
+def _power(value: float, base: int, digits: int) -> str:
     """A value as a power, or as a number times one."""
     if value <= 0:
         return f"{value:g}"
     exponent = math.floor(math.log(value) / math.log(base) + 1e-9)
-    factor = float(f"{value / float(base) ** exponent:.6g}")
-    times = "" if factor == 1 else rf"{factor:g}\times "
+    factor = float(f"{value / float(base) ** exponent:.{digits}g}")
+    times = "" if factor == 1 else rf"{factor:.{digits}g}\times "
     return rf"$\mathdefault{{{times}{base}^{{{exponent}}}}}$"
 
 

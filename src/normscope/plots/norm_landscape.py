@@ -16,7 +16,7 @@ from normscope.plots.style import colour_of, new_figure
 
 __all__ = ["norm_landscape", "norm_shift"]
 
-_BANDS = {"loss": "loss along\nthe gradient", "gradient_distance": "change of\nthe gradient"}
+_BANDS = {"loss": "loss along the gradient", "gradient_distance": "change of the gradient"}
 _BEHIND = "#777777"
 
 
@@ -33,15 +33,13 @@ def norm_landscape(results: xr.Dataset) -> Figure:
         The figure: two rows of bands, a row with the effective smoothness.
     """
     norms = [str(norm) for norm in results["norm"].values]
-    figure = new_figure(width=max(2.1 * len(norms), 5.0), height=6.2)
+    figure = new_figure(width=max(2.1 * len(norms), 5.0), height=6.8)
     grid = figure.add_gridspec(3, len(norms), height_ratios=(1, 1, 1.1))
     for row, (variable, label) in enumerate(_BANDS.items()):
         panels = [figure.add_subplot(grid[row, column]) for column in range(len(norms))]
         _draw_bands(panels, results, norms, variable)
-        panels[0].set_ylabel(label)
-        if row == 0:
-            for axes, norm in zip(panels, norms, strict=True):
-                axes.set_title(name_of(norm), color=colour_of(norm), fontsize=10)
+        for axes, norm in zip(panels, norms, strict=True):  # each is read alone on a phone
+            axes.set_title(f"{name_of(norm)}\n{label}", color=colour_of(norm), fontsize=9)
     columns = max(len(norms) // 2, min(len(norms), 2))
     last = figure.add_subplot(grid[2, :columns])
     _draw_lines(last, results["effective_smoothness"], "effective smoothness")
@@ -76,8 +74,6 @@ def _draw_bands(
     top = max(axes.get_ylim()[1] for axes in panels)
     for axes in panels:
         axes.set_ylim(bottom, top)
-    for axes in panels[1:]:
-        axes.tick_params(labelleft=False)
 
 
 def norm_shift(results: xr.Dataset) -> Figure:

@@ -42,29 +42,51 @@ def picture_of(figure: Figure, text: str, caption: str = "") -> Picture:
 
 
 def _named_parts(figure: Figure) -> list[list[Artist]]:
-    """The panels with their colour bars, then the legends of the figure; each with a name."""
+    """The panels with their colour bars, then legends and texts of the figure; each has a name."""
     found: dict[Artist, list[Artist]] = {}
     for axes in figure.axes:
         bar = getattr(axes, "_colorbar", None)  # drawn beside the panel that it explains
-        whose = axes if bar is None else bar.mappable.axes
-        found.setdefault(whose, []).append(axes)
+        found.setdefault(axes if bar is None else _explained(bar, axes), []).append(axes)
     parts = list(found.values())
-    parts += [[legend] for legend in figure.legends]
+    parts += [[artist] for artist in (*figure.legends, *figure.texts)]
     for number, artist in enumerate(artist for part in parts for artist in part):
         if artist.get_gid() is None:
             artist.set_gid(f"part-{number}")
     return parts
 
 
+def _explained(bar: Any, axes: Artist) -> Artist:
+    """What a colour bar belongs to; a bar of bare colours, to the panel that made room for it."""
+    beside = getattr(axes, "_colorbar_info", {}).get("parents") or [axes]
+    whose: Artist = getattr(bar.mappable, "axes", None) or beside[0]
+    return whose
+
+
+def _borrows(figure: Figure) -> bool:
+    """Whether a panel is not read alone: a label of all stands at the side, or a neighbour's do."""
+    sides = {"x": ("labelbottom", "labeltop"), "y": ("labelleft", "labelright")}
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison and axes.get_visible() else ():
+            shown = axis.get_tick_params()
+            first, second = sides[axis.axis_name]
+            if (
+                not shown.get(first, True)
+                and not shown.get(second, False)
+                and len(axis.get_ticklocs())
+            ):
+                return True
+    return bool(figure.get_supylabel())
+
+
 def _panels(figure: Figure, parts: Sequence[Sequence[Artist]]) -> list[Panel]:
-    """Where the parts lie; none if the figure is narrow, or a part of it is too wide by itself."""
+    """Where the parts lie; none if the figure is narrow, or a part too wide or not read alone."""
     from matplotlib.transforms import Bbox
 
     widest = _WIDEST * _POINTS
     width, height = (float(length) * _POINTS for length in figure.get_size_inches())
-    if len(figure.axes) < 2 or width <= widest:
+    if len(figure.axes) < 2 or width <= widest or _borrows(figure):
         return []
-    scale, found = _POINTS / figure.dpi, []
+    scale, found, widths = _POINTS / figure.dpi, [], []
     for part in parts:
         boxes = [box for box in (artist.get_tightbbox() for artist in part) if box is not None]
         if not boxes:
@@ -75,4 +97,5 @@ def _panels(figure: Figure, parts: Sequence[Sequence[Artist]]) -> list[Panel]:
         top, bottom = max(height - high, 0.0), min(height - low, height)
         names = tuple(str(artist.get_gid()) for artist in part)
         found.append(Panel(names, (left, top, right - left, bottom - top)))
-    return found if all(panel.box[2] <= widest for panel in found) else []
+        widths.append(0.0 if part[0] in figure.texts else right - left)  # a line may shrink
+    return found if max(widths, default=0.0) <= widest else []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import DataError, InputError
 from normscope.report.dataset_section import variables_table
-from normscope.report.document import Download, Picture, Section
+from normscope.report.document import Download, Panel, Picture, Section
 from normscope.report.downloads import dataset_downloads
 from normscope.report.words import claims_sentence
 from normscope.results import Claim
@@ -34,7 +34,10 @@ QUICK = "The quick scale shows that everything runs; the paper is judged at scal
 
 
 def result_section(
-    record: Mapping[str, Any], svg: str | None = None, dataset: xr.Dataset | None = None
+    record: Mapping[str, Any],
+    svg: str | None = None,
+    dataset: xr.Dataset | None = None,
+    panels: Sequence[Panel] = (),
 ) -> Section:
     """A run of an experiment as a section.
 
@@ -42,6 +45,7 @@ def result_section(
         record: as ``Result.to_dict`` gives it.
         svg: the figure.
         dataset: the numbers.
+        panels: the parts of a wide figure.
 
     Raises:
         DataError: if the record is not such.
@@ -56,7 +60,7 @@ def result_section(
     return Section(
         title=f"{label} ({name})" if label else name,
         paragraphs=[f"{name} at {scale} scale. {words}", *quick],
-        pictures=[] if svg is None else [_picture(svg, name, scale, claims)],
+        pictures=[] if svg is None else [_picture(svg, name, scale, claims, panels)],
         tables=[] if dataset is None else [variables_table(dataset)],
         claims=claims,
         settings={"scale": scale, **record["settings"]},
@@ -141,10 +145,12 @@ def _claim(values: object) -> Claim:
     raise DataError(f"a claim has text, source, measured and holds, got {str(values)[:80]!r}.")
 
 
-def _picture(svg: str, name: str, scale: str, claims: tuple[Claim, ...]) -> Picture:
+def _picture(
+    svg: str, name: str, scale: str, claims: tuple[Claim, ...], panels: Sequence[Panel]
+) -> Picture:
     verdicts = " ".join(f"{each.verdict.capitalize()}: {each.text}." for each in claims)
     text = f"The figure of {name} at {scale} scale. {verdicts}"
-    return Picture(svg, text, f"{name} at {scale} scale, in the layout of the paper.")
+    return Picture(svg, text, f"{name} at {scale} scale, in the layout of the paper.", panels)
 
 
 def _downloads(name: str, command: str, dataset: xr.Dataset | None) -> tuple[Download, ...]:

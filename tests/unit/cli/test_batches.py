@@ -44,7 +44,7 @@ def test_batches_of_a_list_or_loader_are_the_first():
     ("data", "size", "count", "error", "message"),
     [
         ((torch.zeros(5, 1), torch.zeros(5)), 4, 2, InputError, "5 samples"),
-        ((torch.zeros(1, 1), torch.zeros(1)), None, 2, InputError, "1 samples"),
+        ((torch.zeros(1, 1), torch.zeros(1)), None, 2, InputError, "has 1 sample, too few"),
         ([(torch.zeros(5, 1), torch.zeros(5))], 4, 1, InputError, "batches of its own"),
         ([(torch.zeros(5, 1), torch.zeros(5))], None, 2, InputError, "has 1 batch, 2 are asked"),
         (7, None, 1, ArgumentTypeError, "got int"),
@@ -64,9 +64,27 @@ def test_batch_larger_than_the_data_is_refused_with_what_comes_without(capsys):
     assert note in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", [None, 4])
+def test_empty_data_is_refused_in_a_sentence(size):
+    with pytest.raises(InputError, match=r"^the data is empty; give at least one sample\.$"):
+        step_batch_size((torch.zeros(0, 4), torch.zeros(0)), size)
+
+
+def test_size_of_batches_that_the_data_comes_in_is_not_asked_for():
+    batches = [(torch.zeros(5, 1), torch.zeros(5))]
+    assert step_batch_size(batches, None) is None
+    with pytest.raises(InputError, match="batches of its own"):
+        step_batch_size(batches, 5)
+
+
+def test_one_sample_is_one(capsys):
+    assert step_batch_size((torch.zeros(1, 1), torch.zeros(1)), None) == 1
+    assert "the data has 1 sample, too few" in capsys.readouterr().err
+
+
 def test_parts_of_an_advice_follow_the_batches():
     pair = torch.zeros(20, 1), torch.zeros(20)
-    assert [parts_of_advice(pair, size, verify=False) for size in (20, 8, 2)] == [4, 5, 6]
-    assert parts_of_advice([pair, pair], None, verify=False) == 5
-    assert parts_of_advice(iter([pair]), None, verify=False) == 6
+    assert [parts_of_advice(pair, size, verify=False) for size in (20, 8, 2)] == [5, 6, 7]
+    assert parts_of_advice([pair, pair], None, verify=False) == 6
+    assert parts_of_advice(iter([pair]), None, verify=False) == 7
     assert parts_of_advice(pair, 2, verify=True) > 10

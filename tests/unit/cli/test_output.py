@@ -15,6 +15,7 @@ from normscope.cli.output import (
     progress,
     resumable,
 )
+from normscope.cli.time_left import TimeLeft
 
 
 def test_json_is_strict(capsys):
@@ -145,6 +146,46 @@ def test_time_left_falls_while_one_part_is_on(capsys):
     assert last == "compare: 5 of 10 cells (32 s, about 8 s left)"
 
 
+def seconds_left(counts, then=()):
+    """The estimate after counts at some seconds, and at later moments."""
+    clock = Clock()
+    begin = clock.now
+    left = TimeLeft(clock)
+    for second, done, total in counts:
+        clock.now = begin + second
+        left.count(done, total)
+    found = [left.seconds]
+    for second in then:
+        clock.now = begin + second
+        found.append(left.seconds)
+    return found
+
+
+def test_time_left_grows_again_while_a_part_is_late():
+    cells = [(10 * done, done, 10) for done in range(9)]  # ten seconds each
+    found = seconds_left(cells, then=(85, 90, 100, 150, 300))
+    assert found[:3] == [20, 15, 10]  # two cells, of which the first falls due
+    assert found[3] == pytest.approx(10 + 100 / 9)  # ten seconds late, and another at this pace
+    assert found[3] < found[4] < found[5]
+    last = seconds_left([(10 * done, done, 10) for done in range(10)], then=(95, 100, 110, 160))
+    assert last == [10, 5, 1, 10, 60]  # not "about 1 s left" for a minute
+
+
+def test_time_left_of_what_is_done_is_none():
+    assert seconds_left([(0, 0, 10), (20, 10, 10)], then=(30, 60)) == [0, 0, 0]
+
+
+def test_no_time_is_told_in_the_first_ten_seconds():
+    assert seconds_left([(0, 0, 10), (9, 5, 10)], then=(9.9, 10)) == [None, None, 8]
+
+
+def test_time_left_is_told_from_a_tenth_of_what_is_to_do_here():
+    """What an earlier run did is not to do: one of the last ten is a tenth."""
+    assert seconds_left([(0, 90, 100), (20, 91, 100)]) == [180]
+    assert seconds_left([(0, 0, 100), (90, 9, 100), (100, 10, 100)], then=()) == [900]
+    assert seconds_left([(0, 0, 100), (90, 9, 100)]) == [None]
+
+
 def test_total_that_is_a_guess_is_called_one_and_gives_no_time(capsys):
     clock = Clock()
     lines = Lines("learning rate", 18, clock, "part {} of about {}")
@@ -173,6 +214,13 @@ def test_bar_counts_and_tells_the_time_left(monkeypatch):
         clock.now += 10
     (task,) = bar._bar.tasks
     assert (task.fields["count"], str(task.fields["left"])) == ("part 3 of about 18", "")
+
+
+def test_bar_counts_no_further_than_its_total():
+    bar = Bar("check", 2, Console(file=io.StringIO(), force_terminal=True, width=120))
+    for text in ("first", "second", "one too many"):
+        bar.tell(text)
+    assert bar._bar.tasks[0].fields["count"] == "part 2 of 2"
 
 
 def test_long_text_in_a_narrow_terminal_leaves_room_for_the_time(monkeypatch):

@@ -59,9 +59,14 @@ def test_wrong_range_says_what_a_range_is(text):
         number_range(text)
 
 
-def test_logarithmic_range_lies_above_zero():
+@pytest.mark.parametrize("text", ["0:1:3:log", "1:-1:3:log", "1:0:3:log", "-1:1:1:log"])
+def test_logarithmic_range_lies_above_zero(text):
     with pytest.raises(InputError, match="above 0"):
-        number_range("0:1:3:log")
+        number_range(text)
+
+
+def test_range_over_all_numbers_is_finite():
+    assert number_range("1e308:-1e308:5") == [1e308, 5e307, 0.0, -5e307, -1e308]
 
 
 def test_names_come_with_their_values():

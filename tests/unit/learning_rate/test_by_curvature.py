@@ -63,7 +63,15 @@ def test_linear_model_is_predicted_by_its_quadratic():
     assert found.standing == found.rate  # no other layer moves
 
 
-@pytest.mark.parametrize(("loss", "factor"), [("cross_entropy", 3.0), (nn.L1Loss(), 1.0)])
+@pytest.mark.parametrize(
+    ("loss", "factor"),
+    [
+        ("cross_entropy", 3.0),
+        (nn.functional.cross_entropy, 3.0),
+        (nn.CrossEntropyLoss(), 3.0),
+        (nn.L1Loss(), 1.0),
+    ],
+)
 def test_model_without_a_linear_last_layer_gets_the_bound(loss, factor):
     model = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
     inputs, targets = labelled()
@@ -73,7 +81,7 @@ def test_model_without_a_linear_last_layer_gets_the_bound(loss, factor):
     found = predicted_onset(problem, [problem.data], SGD, bound=0.2)
     assert found.rate == pytest.approx(factor * 0.2)
     assert found.layer is None
-    assert "no linear last layer" in found.reason
+    assert "no linear last layer with trained weights of its own" in found.reason
 
 
 @pytest.mark.parametrize(("after", "rate"), [(3.0, 3.0), (2.0, math.sqrt(2.0 * 3 * 0.2))])
@@ -103,3 +111,12 @@ def test_step_out_of_the_range_of_numbers_is_shortened(monkeypatch):
     problem = Problem(small_network(), "cross_entropy", halves())
     assert math.isfinite(predicted_onset(problem, halves(), SGD, bound=0.2).rate)
     assert rates[1] == pytest.approx(rates[0] / 4, rel=1e-3)
+
+
+def test_net_that_grows_far_steeper_is_predicted_between_last_layer_and_bound():
+    problem = Problem(small_network(), "cross_entropy", halves())
+    flat = predicted_onset(problem, halves(), SGD, bound=0.2)
+    steep = predicted_onset(problem, halves(), SGD, bound=0.2, sharpening=10.0)
+    assert flat.reason.startswith("the last layer")
+    assert steep.reason.startswith("between the last layer")
+    assert steep.rate == pytest.approx(math.sqrt(flat.rate * 3 * 0.2))

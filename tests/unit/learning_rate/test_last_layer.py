@@ -58,6 +58,61 @@ def test_model_that_does_not_end_in_a_linear_layer_has_none(model):
     assert last_layer(evaluator_of(model, labelled())) is None
 
 
+class Tailed(nn.Module):
+    """A linear layer whose output, or input, another operation may overwrite."""
+
+    def __init__(self, tail):
+        super().__init__()
+        self.layer, self.tail = nn.Linear(5, 3), tail
+
+    def forward(self, x):
+        return self.tail(self.layer(x), x)
+
+
+@pytest.mark.parametrize(
+    ("tail", "kept"),
+    [
+        (lambda made, given: made.view(-1, 3), True),
+        (lambda made, given: made.div_(10), False),
+        (lambda made, given: nn.functional.relu(made, inplace=True), False),
+        (lambda made, given: (made[:, :1].zero_(), made)[1], False),
+        (lambda made, given: (given.zero_(), made)[1], False),
+    ],
+)
+def test_layer_that_is_overwritten_is_not_the_last(tail, kept):
+    assert (last_layer(evaluator_of(Tailed(tail), labelled())) is not None) == kept
+
+
+def with_bias(kind):
+    model = small_network()
+    if kind == "frozen":
+        model[3].bias.requires_grad_(False)
+    elif kind == "buffer":
+        held = model[3].bias.detach()
+        del model[3].bias
+        model[3].register_buffer("bias", held)
+    elif kind == "tied":
+        model[1].bias = nn.Parameter(torch.ones(8))
+        model[0] = nn.Linear(5, 3)
+        model[1], model[3] = nn.BatchNorm1d(3), nn.Linear(3, 3)
+        model[3].bias = model[0].bias
+    elif kind == "absent":
+        model[3].bias = None
+    return model
+
+
+@pytest.mark.parametrize("kind", ["trained", "frozen", "buffer", "tied", "absent"])
+def test_bias_that_is_not_trained_with_the_layer_stands_still(kind):
+    model = with_bias(kind)
+    found = last_layer(evaluator_of(model, labelled()))
+    assert (found.bias is not None) == (kind == "trained")
+    assert (found.offset is not None) == (kind in ("frozen", "buffer", "tied"))
+    if kind != "absent":
+        held = found.bias if found.offset is None else found.offset
+        assert torch.equal(held, model[3].bias)
+        assert not held.requires_grad or kind == "trained"
+
+
 def test_frozen_last_layer_does_not_count():
     model = small_network()
     model[3].requires_grad_(False)

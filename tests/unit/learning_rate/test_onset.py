@@ -98,14 +98,24 @@ def test_order_of_the_data_follows_the_seed():
 
 def test_net_that_dies_is_stable_but_fails_and_ends_early():
     problem = mortal()
-    done = trial(problem, sgd(0.7)(problem.model.parameters()), None, 0)
+    done = trial(problem, sgd(1.0)(problem.model.parameters()), None, 0)
     assert done.died
     assert done.failed
     assert not done.unstable
-    assert done.steps < STEPS
-    first, _, last = problem.model
-    assert not first.weight.grad.any()
-    assert last.bias.grad.any()
+    assert done.steps == 21  # it was missed at the looks after 10 and 20 steps
+    assert torch.unique(problem.model(torch.linspace(0.5, 1.5, 7).view(-1, 1))).numel() == 1
+    assert not problem.model._forward_hooks
+
+
+def test_net_without_biases_can_die_too():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    inputs = torch.tensor([[0.5], [1.5]])
+    problem = Problem(model, "squared_error", (inputs, inputs / 2))
+    done = trial(problem, sgd(2.5)(model.parameters()), None, 0)
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+    assert done.died
 
 
 def test_net_that_learns_has_not_died():
@@ -116,12 +126,64 @@ def test_net_that_learns_has_not_died():
 
 
 def test_net_that_has_solved_its_problem_has_not_died():
-    line = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    batch = (torch.zeros(2, 1), torch.zeros(2, 1))
-    with torch.no_grad():
-        for parameter in line.parameters():
-            parameter.fill_(0.5)
-    problem = Problem(line, lambda output, target: output.relu().square().mean(), batch)
-    done = trial(problem, sgd(0.5)(line.parameters()), None, 0)
-    assert not any(parameter.grad.any() for parameter in line.parameters())
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(line.weight)
+    inputs = torch.tensor([[1.0], [-1.0]])
+    done = trial(
+        Problem(line, "squared_error", (inputs, inputs)), sgd(1.0)(line.parameters()), None, 0
+    )
+    assert not line.weight.grad.any()
     assert not done.failed
+
+
+class Beating(nn.Module):
+    """A net whose outputs differ only at the calls whose numbers are given."""
+
+    def __init__(self, *beats):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.calls, self.beats = -1, beats
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.scale * (inputs if self.calls in self.beats else torch.ones_like(inputs))
+
+
+@pytest.mark.parametrize(
+    ("beats", "steps"),
+    [
+        ((0,), 21),  # missed at 10 and at 20
+        ((0, 10), 31),
+        ((0, 20), 41),  # missed once at 10, then anew at 30 and 40
+        ((15,), STEPS),  # never seen to differ, since 15 is between two looks
+        (range(0, STEPS, 10), STEPS),
+    ],
+)
+def test_net_has_died_when_two_looks_in_a_row_miss_a_difference(beats, steps):
+    problem = Problem(
+        Beating(*beats),
+        lambda output, target: 1 + 0 * output.sum(),
+        (torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)),
+    )
+    done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    assert (done.steps, done.died) == (steps, steps < STEPS)
+
+
+def test_parts_of_a_net_that_are_used_now_and_then_have_not_died():
+    class Switching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(1, 1) for _ in range(5))
+            self.calls = 0
+
+        def forward(self, inputs):
+            self.calls += 1
+            return self.parts[self.calls % 5](inputs)
+
+    torch.manual_seed(0)
+    model = Switching()
+    inputs = torch.randn(8, 1)
+    done = trial(
+        Problem(model, "squared_error", (inputs, inputs)), sgd(0.01)(model.parameters()), None, 0
+    )
+    assert not done.died

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
-from torch.optim import SGD, Adam, RMSprop
+from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.curvature import dense, operator
 from normscope.curvature.layout import parameter_layout
@@ -40,6 +42,66 @@ def test_divisor_of_a_stepped_optimizer_is_that_of_its_state(kind):
     place = parameter_layout(model).slices["3.weight"]
     assert found.is_given
     assert torch.allclose(found.scale[place], moment.sqrt().flatten() + 1e-8)
+
+
+def test_divisor_of_amsgrad_is_the_largest_mean_so_far():
+    model, (inputs, targets) = small_network(), labelled()
+    optimizer = Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.5), amsgrad=True)
+    for factor in (5.0, 1.0, 1.0):
+        optimizer.zero_grad()
+        (factor * nn.functional.cross_entropy(model(inputs), targets)).backward()
+        optimizer.step()
+    state = optimizer.state[model[3].weight]
+    assert (state["max_exp_avg_sq"] > 1.5 * state["exp_avg_sq"]).any()
+    place = parameter_layout(model).slices["3.weight"]
+    expected = (state["max_exp_avg_sq"] / (1 - 0.5**3)).sqrt().flatten() + 1e-8
+    assert torch.allclose(made(model, optimizer, []).scale[place], expected)
+
+
+def test_divisor_of_a_centered_rmsprop_is_the_deviation():
+    model = small_network()
+    optimizer = RMSprop(model.parameters(), lr=1e-3, alpha=0.5, centered=True)
+    for gradient in (2.0, 1.0):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+    # means of 0, 0, 2, 1 with weights that halve: 1 of the gradient, 1.5 of its square
+    assert torch.allclose(made(model, optimizer, []).scale, torch.tensor(0.5**0.5))
+
+
+@pytest.mark.parametrize("kind", [Adam, RMSprop])
+def test_decay_of_each_group_is_divided_like_the_gradient(kind):
+    model = small_network().double()
+    layout = parameter_layout(model)
+    groups = [
+        {"params": [model[0].weight], "weight_decay": 50.0},
+        {"params": [each for each in model.parameters() if each is not model[0].weight]},
+    ]
+    gradient = torch.zeros(layout.size, dtype=torch.float64)
+    gradient[5:] = 3.0  # of the first five the loss knows nothing
+    found = made(model, kind(groups, eps=1e-8), [gradient])
+    place = layout.slices["0.weight"]
+    whole = gradient[place] + 50 * model[0].weight.detach().flatten()
+    assert torch.allclose(found.scale[place], whole.abs() + 1e-8)
+    assert torch.equal(
+        found.decay[place], torch.tensor([0.0] * 5 + [50.0] * 35, dtype=torch.float64)
+    )
+    assert found.decay.count_nonzero() == 35
+    matrix = dense(model, "cross_entropy", labelled(), kind="ggn", mode="train")
+    given = operator(model, "cross_entropy", labelled(), kind="ggn")
+    root = found.scale.sqrt()
+    exact = torch.linalg.eigvalsh((matrix + found.decay.diag()) / root / root.unsqueeze(1)).amax()
+    value = preconditioned_eigenvalue(given, found, 1e-6).value
+    assert value == pytest.approx(float(exact), rel=1e-5)
+    bare = preconditioned_eigenvalue(given, replace(found, decay=None), 1e-6).value
+    assert bare < 0.99 * value
+
+
+def test_decoupled_and_absent_decay_divide_nothing():
+    model = small_network()
+    gradients = [torch.ones(parameter_layout(model).size)]
+    for optimizer in (AdamW(model.parameters()), Adam(model.parameters())):
+        assert made(model, optimizer, gradients).decay is None
 
 
 def test_divisor_without_state_is_estimated_from_gradients():

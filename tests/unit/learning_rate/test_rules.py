@@ -42,6 +42,61 @@ def test_weight_decay_adds_to_the_curvature():
     assert UpdateRule("SGD", weight_decay=1.0).largest_stable_rate(3.0) == 0.5
 
 
+def radius_of_adamw(rate, curvature, mean, decay):
+    """Of torch's own AdamW with a divisor held at one, read off two unit vectors of its state."""
+    columns = []
+    for position, first in ((1.0, 0.0), (0.0, 1.0)):
+        weight = nn.Parameter(torch.tensor([position], dtype=torch.float64))
+        # with this second decay the state stays at one, whatever the gradient
+        optimizer = AdamW([weight], lr=rate, betas=(mean, 1 - 1e-15), weight_decay=decay, eps=0.0)
+        optimizer.state[weight] = {
+            "step": torch.tensor(1e18),  # no correction of the means is left
+            "exp_avg": torch.tensor([first], dtype=torch.float64),
+            "exp_avg_sq": torch.ones(1, dtype=torch.float64),
+        }
+        weight.grad = curvature * weight.detach().clone()
+        optimizer.step()
+        columns.append([weight.item(), optimizer.state[weight]["exp_avg"].item()])
+    return np.abs(np.linalg.eigvals(np.array(columns).T)).max()
+
+
+@pytest.mark.parametrize("decay", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("mean", [0.5, 0.9])
+def test_bound_is_where_the_spectral_radius_of_adamw_passes_one(mean, decay):
+    optimizer = AdamW(weights(), betas=(mean, 0.999), weight_decay=decay)
+    bound = rule_of(optimizer).largest_stable_rate(3.0)
+    assert bound == pytest.approx(2 * (1 + mean) / ((1 - mean) * 3.0 + (1 + mean) * decay))
+    below, above = (
+        radius_of_adamw(factor * bound, 3.0, mean, decay) for factor in (1 - 1e-4, 1 + 1e-4)
+    )
+    assert below < 1 < above
+
+
+@pytest.mark.parametrize("kind", [Adam, RMSprop])
+def test_decay_in_a_divided_gradient_is_part_of_the_curvature_given(kind):
+    plain, decayed = (rule_of(kind(weights(), weight_decay=decay)) for decay in (0.0, 1.0))
+    assert decayed.weight_decay == 1.0
+    assert decayed.largest_stable_rate(3.0) == plain.largest_stable_rate(3.0)
+
+
+def test_adamw_is_decoupled_also_where_its_groups_do_not_say_so():
+    optimizer = AdamW(weights())
+    for group in optimizer.param_groups:
+        group.pop("decoupled_weight_decay", None)  # torch 2.6
+    assert rule_of(optimizer).decoupled
+
+
+def test_amsgrad_and_centered_are_read_off_the_optimizer():
+    assert [rule_of(Adam(weights(), amsgrad=each)).amsgrad for each in (True, False)] == [
+        True,
+        False,
+    ]
+    assert [rule_of(RMSprop(weights(), centered=each)).centered for each in (True, False)] == [
+        True,
+        False,
+    ]
+
+
 def test_flat_loss_has_no_bound():
     assert UpdateRule("SGD").largest_stable_rate(0.0) == float("inf")
 

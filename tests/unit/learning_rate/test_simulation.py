@@ -1,6 +1,7 @@
 """The simulated last layer against torch's own optimizers on the same layer."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ OPTIMIZERS = [
     lambda parameters, rate: Adam(parameters, lr=rate, weight_decay=0.1),
     lambda parameters, rate: AdamW(parameters, lr=rate, weight_decay=0.1),
     lambda parameters, rate: RMSprop(parameters, lr=rate, momentum=0.5),
+    lambda parameters, rate: Adam(parameters, lr=rate, betas=(0.9, 0.5), amsgrad=True),
+    lambda parameters, rate: RMSprop(parameters, lr=rate, alpha=0.9, centered=True),
 ]
 
 
@@ -65,7 +68,7 @@ def test_updates_are_those_of_torch(make, bias):
     )
     for step in range(7):
         outputs = weights.outputs(step % 2).requires_grad_()
-        total = sum(problem.loss_of(output, given[step % 2][1]) for output in outputs.unbind(1))
+        total = sum(problem.loss_of(output, given[step % 2][1]) for output in outputs.mT)
         weights.update(step % 2, torch.autograd.grad(total, outputs)[0])
     for place, rate in enumerate((0.1, 0.02)):
         expected, _ = trained(make, rate, bias, 7, problem.loss)
@@ -73,6 +76,24 @@ def test_updates_are_those_of_torch(make, bias):
         assert torch.allclose(found[:, :5], expected.weight, rtol=1e-10, atol=1e-12)
         if bias:
             assert torch.allclose(found[:, 5], expected.bias, rtol=1e-10, atol=1e-12)
+
+
+def test_offset_is_added_and_stays():
+    layer, given = linear(), batches()
+    held = replace(as_last_layer(layer, given), bias=None, offset=layer.bias.detach())
+    weights = _Weights(held, rule_of(SGD(layer.parameters(), 1.0)), [0.1, 0.2])
+    layer.bias.requires_grad_(False)
+    optimizer = SGD([layer.weight], lr=0.2)
+    for step in range(3):
+        inputs, targets = given[step % 2]
+        outputs = weights.outputs(step % 2).requires_grad_()
+        assert torch.allclose(outputs[1].T, layer(inputs))
+        total = sum(nn.functional.cross_entropy(output, targets) for output in outputs.mT)
+        weights.update(step % 2, torch.autograd.grad(total, outputs)[0])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layer(inputs), targets).backward()
+        optimizer.step()
+    assert torch.allclose(weights._value[1], layer.weight)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +164,6 @@ def test_outputs_with_positions_are_simulated_too():
     held = LastLayer("", layer.weight.detach(), layer.bias.detach(), (features,), (targets,))
     rule = rule_of(SGD(layer.parameters(), 1.0))
     outputs = _Weights(held, rule, [1.0, 2.0]).outputs(0)
-    assert outputs.shape == (6, 7, 2, 3)
-    assert torch.allclose(outputs[:, :, 1], layer(features))
+    assert outputs.shape == (2, 3, 6 * 7)
+    assert torch.allclose(outputs[1].T.view(6, 7, 3), layer(features))
     assert last_layer_onset(held, Problem(layer, loss, (features, targets)), rule) > 0

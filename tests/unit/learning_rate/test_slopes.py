@@ -13,8 +13,13 @@ SAMPLES, CANDIDATES, CLASSES = 6, 4, 3
 
 
 def outputs(*positions):
+    """(candidates, samples, positions, classes)."""
     torch.manual_seed(0)
-    return torch.randn(SAMPLES, *positions, CANDIDATES, CLASSES, dtype=torch.float64)
+    return torch.randn(CANDIDATES, SAMPLES, *positions, CLASSES, dtype=torch.float64)
+
+
+def in_columns(given):
+    return given.flatten(1, -2).transpose(1, 2)
 
 
 def labels():
@@ -28,18 +33,20 @@ def values():
 def one_by_one(loss, given, target):
     """Losses and gradients of each candidate by itself."""
     found = []
-    for candidate in given.unbind(-2):
+    for candidate in given:
         leaf = candidate.clone().requires_grad_()
         value = loss(leaf, target)
         found.append((value.item(), torch.autograd.grad(value, leaf)[0]))
     losses, gradients = zip(*found, strict=True)
-    return torch.tensor(losses, dtype=torch.float64), torch.stack(gradients, dim=-2)
+    return torch.tensor(losses, dtype=torch.float64), in_columns(torch.stack(gradients))
 
 
 def compared(loss, given, target):
     problem = Problem(nn.Linear(2, CLASSES), loss, (torch.zeros(SAMPLES, 2), target))
-    found = slopes(problem, given[..., 0, :], target)
-    for computed, expected in zip(found.at(given), one_by_one(loss, given, target), strict=True):
+    found = slopes(problem, given[0], target)
+    for computed, expected in zip(
+        found.at(in_columns(given)), one_by_one(loss, given, target), strict=True
+    ):
         torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-14)
     return found
 
@@ -82,12 +89,30 @@ def test_outputs_with_positions_are_differentiated():
     assert isinstance(compared(loss, outputs(2), target), _AutogradSlopes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), "cross_entropy"])
+def test_losses_of_half_precision_keep_small_and_large_sums(dtype, loss):
+    torch.manual_seed(0)
+    samples = 20_000
+    given = (0.01 * torch.randn(2, CLASSES, samples)).to(dtype)
+    target = torch.zeros(samples, CLASSES, dtype=dtype)
+    if loss == "cross_entropy":
+        target = torch.randint(CLASSES, (samples,))
+    problem = Problem(nn.Linear(2, CLASSES), loss, (torch.zeros(samples, 2), target))
+    losses, gradient = slopes(problem, given[0].T, target).at(given)
+    for found, each in zip(losses, given.float(), strict=True):
+        wide = target if loss == "cross_entropy" else target.float()
+        assert found.item() == pytest.approx(problem.loss_of(each.T, wide).item(), rel=0.02)
+    assert gradient.dtype == dtype
+
+
 def test_scores_beyond_the_range_of_numbers_have_no_finite_loss():
     found = slopes(
         Problem(nn.Linear(2, CLASSES), "cross_entropy", (torch.zeros(SAMPLES, 2), labels())),
-        outputs()[:, 0],
+        outputs()[0],
         labels(),
     )
-    losses, _ = found.at(outputs() * torch.tensor([1.0, 1e308, torch.inf, torch.nan]).view(4, 1))
+    factors = torch.tensor([1.0, 1e308, torch.inf, torch.nan]).view(4, 1, 1)
+    losses, _ = found.at(in_columns(outputs() * factors))
     assert losses.isfinite().tolist()[0]
     assert not losses.isfinite()[2:].any()

@@ -6,6 +6,7 @@ from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 
 from normscope.curvature import dense
 from normscope.curvature.problem import Problem, whole_loss
+from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import steepest_curvature
 
@@ -31,7 +32,14 @@ def test_values_are_those_of_each_batch_alone():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"momentum": 0.9}, {"momentum": 0.8, "dampening": 0.3}], ids=str
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.8, "dampening": 0.3},
+        {"momentum": 0.7, "nesterov": True},
+    ],
+    ids=str,
 )
 def test_later_values_are_those_after_steps_of_torch(options):
     model, batches = small_network(), halves()
@@ -39,7 +47,7 @@ def test_later_values_are_those_after_steps_of_torch(options):
     rule = rule_of(optimizer)
     found = steepest_curvature(Problem(model, "cross_entropy", batches), batches, rule)
     seen = list(found.values)
-    for steps, value in zip((1, 4), found.later, strict=True):
+    for steps, value in zip((1, 4, 16), found.later, strict=True):
         moved = copy.deepcopy(model).train()
         rate = rule.largest_stable_rate(max(seen))
         stepping = torch.optim.SGD(moved.parameters(), lr=rate, **options)
@@ -53,11 +61,32 @@ def test_later_values_are_those_after_steps_of_torch(options):
     assert found.binding == max(seen)
 
 
+def test_steps_of_a_dividing_optimizer_are_divided():
+    model, (batch, _) = small_network(), halves()
+    problem = Problem(model, "cross_entropy", [batch])
+    scale = torch.rand(sum(p.numel() for p in model.parameters())) + 0.5
+    found = steepest_curvature(problem, [batch], SGD_RULE, Preconditioner(scale, is_given=True))
+    moved = copy.deepcopy(model).train()
+    torch.nn.functional.cross_entropy(moved(batch[0]), batch[1]).backward()
+    rate = SGD_RULE.largest_stable_rate(found.values[0])
+    with torch.no_grad():
+        for parameter, part in zip(
+            moved.parameters(),
+            scale.split([p.numel() for p in moved.parameters()]),
+            strict=True,
+        ):
+            parameter -= rate * parameter.grad / part.view_as(parameter)
+    matrix = dense(moved, "cross_entropy", batch, kind="ggn", mode="train").double()
+    roots = scale.double().rsqrt()
+    expected = torch.linalg.eigvalsh(roots[:, None] * matrix * roots).amax()
+    assert found.later[0] == pytest.approx(float(expected), rel=0.02)
+
+
 def test_quadratic_is_as_steep_later_as_here():
     problem = quadratic()
     found = steepest_curvature(problem, [problem.data], SGD_RULE)
     assert found.values == pytest.approx([4.0])
-    assert found.later == pytest.approx((4.0, 4.0))
+    assert found.later == pytest.approx((4.0, 4.0, 4.0))
     assert found.sharpening == pytest.approx(1.0)
 
 

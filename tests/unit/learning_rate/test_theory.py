@@ -51,6 +51,36 @@ def test_cross_entropy_has_the_hessian_of_the_softmax_at_the_initial_outputs(eng
     assert found("cross_entropy").rate == pytest.approx(3 * 2 * 1.5 / 6)  # all equally likely
 
 
+@pytest.mark.parametrize(
+    ("loss", "factor"),
+    [
+        (nn.functional.cross_entropy, 1.0),
+        (nn.CrossEntropyLoss(reduction="sum"), 64.0),
+        (nn.CrossEntropyLoss(label_smoothing=0.3), 1.0),  # the Hessian has none of it
+        (nn.CrossEntropyLoss(label_smoothing=0.3, reduction="sum"), 64.0),
+    ],
+)
+def test_reduction_of_the_cross_entropy_counts(engine, loss, factor):
+    theory = found(loss)
+    assert theory.factor == pytest.approx(factor * softmax_curvature(2.0, 0.5, 3))
+    assert theory.rate == pytest.approx(2 * 1.5 / (6 * theory.factor))
+
+
+@pytest.mark.parametrize(
+    ("loss", "factor"), [(nn.MSELoss(), 2 / 3), (nn.MSELoss(reduction="sum"), 2.0 * 64)]
+)
+def test_torch_squared_error_is_scaled_to_half_of_it(engine, loss, factor):
+    batch = (labelled()[0], torch.zeros(64, 3))
+    theory = by_theory(Problem(small_network(), loss, batch), batch, SGD)
+    assert theory.factor == pytest.approx(factor)
+
+
+def test_probabilities_have_the_theory_of_labels(engine):
+    batch = (labelled()[0], torch.full((64, 3), 1 / 3))
+    theory = by_theory(Problem(small_network(), "cross_entropy", batch), batch, SGD)
+    assert theory.factor == pytest.approx(softmax_curvature(2.0, 0.5, 3))
+
+
 def test_classes_are_those_of_the_network_not_of_the_batch(engine):
     x, y = labelled()
     every = Problem(small_network(), "cross_entropy", (x, y))
@@ -63,6 +93,8 @@ def test_classes_are_those_of_the_network_not_of_the_batch(engine):
     [
         ("squared_error", UpdateRule("Adam", second_moment=0.9), "not Adam"),
         (lambda f, y: f.sum(), SGD, "squared error and the cross-entropy only"),
+        (nn.CrossEntropyLoss(torch.ones(3)), SGD, "without weights of the classes"),
+        (nn.CrossEntropyLoss(ignore_index=2), SGD, "or ignored labels"),
         (whole_loss(lambda net, batch: net(batch[0]).sum()), SGD, "loss(output, target)"),
     ],
 )

@@ -70,11 +70,39 @@ def test_powers_of_two_are_marked_as_numbers():
     assert [each.get_text() for each in labels_in_view(axes.xaxis)] == ["4", "8", "16", "32", "64"]
 
 
+@pytest.mark.parametrize("limits", [(48, 96), (33, 60), (3, 3.5), (100, 1000)])
+def test_axis_of_few_powers_of_two_has_three_numbers_and_no_small_marks(limits):
+    axes = new_figure().subplots()
+    axes.plot(limits, [1, 1])
+    logarithmic_axis(axes, "x", base=2)
+    axes.set_xlim(*limits)
+    assert len(labels_in_view(axes.xaxis)) >= 3
+    assert not len(axes.xaxis.get_ticklocs(minor=True))
+
+
+@pytest.mark.parametrize("limits", [(2.3025851, 2.3025862), (1.0, 1.0000001), (1e5 + 0.1, 1e5 + 1)])
+def test_labels_of_a_narrow_axis_are_as_long_as_tells_them_apart(limits):
+    axes = drawn(*limits, (6.4, 4.0))
+    texts = [each.get_text() for each in labels_in_view(axes.xaxis)]
+    assert len(set(texts)) == len(texts)
+    if limits[1] < 10:
+        low, high = axes.get_xlim()
+        seen = [place for place in axes.get_xticks() if low <= place <= high]
+        assert [float(text) for text in texts] == pytest.approx(seen, rel=1e-12)
+
+
 def test_steps_are_whole():
     axes = new_figure().subplots()
     axes.plot([0, 3], [1, 1])
     whole_steps(axes)
     assert all(place == int(place) for place in axes.get_xticks())
+
+
+def test_one_step_has_one_mark():
+    axes = new_figure().subplots()
+    axes.plot([3], [1], "o")
+    whole_steps(axes)
+    assert list(axes.get_xticks()) == [3]
 
 
 def test_no_other_logarithmic_axis_is_drawn():

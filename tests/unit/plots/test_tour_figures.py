@@ -102,7 +102,9 @@ def test_overview_marks_divergence_at_the_last_loss_that_is_a_number(results):
 
 def test_landscape_has_a_column_for_each_norm_on_one_scale(results):
     *bands, smoothness = norm_landscape(results).axes
-    assert [axes.get_title() for axes in bands[:2]] == ["no normalization", "BatchNorm"]
+    what = "loss along the gradient"
+    titles = [axes.get_title() for axes in bands[:2]]
+    assert titles == [f"no normalization\n{what}", f"BatchNorm\n{what}"]
     assert bands[0].get_ylim() == bands[1].get_ylim()
     assert smoothness.get_ylabel() == "effective smoothness"
 

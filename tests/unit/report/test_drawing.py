@@ -1,10 +1,14 @@
 import re
 
+import numpy as np
 import pytest
+import xarray as xr
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from tests.references.html_outline import svg_tree
 
 from normscope.errors import DataError
+from normscope.plots.norm_landscape import norm_landscape
 from normscope.report import picture_of
 from normscope.report.drawing import inline_svg
 
@@ -198,3 +202,38 @@ def test_narrow_figure_and_single_panel_stay_whole(width, columns):
     figure = Figure(figsize=(width, 3), layout="constrained")
     figure.subplots(1, columns)
     assert not picture_of(figure, "Whole.").panels
+
+
+def test_bar_of_bare_colours_stands_with_the_panel_beside_it():
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    _, right = figure.subplots(1, 2)
+    figure.colorbar(ScalarMappable(), ax=right)
+    assert [len(panel.groups) for panel in picture_of(figure, "Two.").panels] == [1, 2]
+
+
+@pytest.mark.parametrize("shared", [{"sharey": True}, {"sharex": True, "nrows": 2}])
+def test_panels_that_borrow_their_labels_stay_together(shared):
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    figure.subplots(ncols=2, **shared)
+    assert not picture_of(figure, "Together.").panels
+
+
+def test_texts_of_the_figure_are_shown_with_its_panels():
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    figure.subplots(1, 2)
+    figure.supxlabel("settings of it all, " * 6, fontsize=8)  # wider than a phone
+    assert len(picture_of(figure, "Two and a text.").panels) == 3
+    figure.supylabel("density")
+    assert not picture_of(figure, "Of one label.").panels
+
+
+def test_bands_of_five_norms_are_each_read_alone():
+    values = (("norm", "seed", "step"), np.linspace(0.1, 1, 20).reshape(5, 1, 4))
+    names = ["loss_low", "loss_high", "gradient_distance_low", "gradient_distance_high"]
+    norms = ["none", "batch", "noisy", "l1", "layer"]
+    results = xr.Dataset(dict.fromkeys([*names, "effective_smoothness"], values), {"norm": norms})
+    figure = norm_landscape(results.assign_coords(seed=[0], step=range(4)))
+    assert len(picture_of(figure, "Bands.").panels) == 12  # ten bands, the smoothness, a legend
+    for axes in figure.axes[:10]:
+        assert "gradient" in axes.get_title()
+        assert any(label.get_text() for label in axes.get_yticklabels())

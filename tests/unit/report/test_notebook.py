@@ -102,7 +102,7 @@ RESULTS = {
     "predicted onset": (lambda _: advice().prediction, "reason"),
     "theory of the advice": (lambda _: advice().theory, "rate"),
     "curvature of the advice": (lambda _: advice().curvature, "shares"),
-    "verification": (lambda _: VERIFICATION, "Stable up to 0.1, unstable from 0.2"),
+    "verification": (lambda _: VERIFICATION, "Stable up to 0.1, no longer at 0.2"),
     "trial": (lambda _: VERIFICATION.trials[1], "unstable"),
     "compared": (
         lambda _: Compared(HOSTILE, advice(), dict.fromkeys(MODES), None, np.ones(3), False),

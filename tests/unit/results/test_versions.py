@@ -58,6 +58,16 @@ def test_every_set_of_versions_is_told(path, monkeypatch):
     assert section.versions["python"] == f"{here['python']}, not recorded"
 
 
+def test_record_that_is_started_anew_has_its_last_versions(path, monkeypatch):
+    monkeypatch.setattr(versions, "_present_text", lambda: '{"torch": "9.0"}')
+    with Store(path) as store, pytest.raises(ZeroDivisionError):
+        store.compute("demo", {"rate": 0.1}, 0, lambda: 1 / 0)
+    monkeypatch.undo()
+    fill(path, 0)
+    with Store(path, read_only=True) as store:
+        assert store.versions("demo") == [present_versions()]
+
+
 def test_older_file_is_read_without_versions_and_says_so(older):
     before = older.read_bytes()
     (section,) = report_of([older]).sections

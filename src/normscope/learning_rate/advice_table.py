@@ -1,0 +1,101 @@
+"""The advice as a table: each number with a remark on where it comes from."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normscope.learning_rate.advice import Advice
+
+__all__ = ["heading_of", "rows_of"]
+
+_SHOWN_LAYERS = 5
+
+
+def heading_of(advice: Advice) -> str:
+    """What stands over the table.
+
+    Args:
+        advice: the numbers.
+
+    Returns:
+        Optimizer and batch size.
+    """
+    rule = advice.rule
+    momentum = f", momentum {rule.momentum:g}" if rule.momentum else ""
+    nesterov = " (Nesterov)" if rule.nesterov else ""
+    kind = "" if rule.is_exact else ", an estimate"
+    return (
+        f"Learning rate for {rule.name}{momentum}{nesterov}, batch size {advice.batch_size}{kind}"
+    )
+
+
+def rows_of(advice: Advice) -> list[dict[str, str | None]]:
+    """The rows of the table.
+
+    Args:
+        advice: the numbers.
+
+    Returns:
+        Quantity, value and remark of each.
+    """
+    low, high = advice.interval
+    above = f"{high:.3g}" if math.isfinite(high) else "no end found"
+    found = advice.verification
+    rows: list[tuple[str, str | None, str]] = [
+        ("recommended", f"{advice.recommended:.3g}", "half the limit"),
+        ("limit", f"{advice.limit:.3g}", f"{low:.3g} to {above}"),
+        ("safe", f"{advice.safe:.3g}", _safe_remark(advice)),
+        ("by curvature", f"{advice.by_curvature:.3g}", advice.prediction.reason),
+        ("by theory", _rate(advice.by_theory), _theory_remark(advice)),
+        ("verified", _rate(found.low or None if found else None), _verified_remark(advice)),
+        ("lambda_max", f"{max(advice.curvature.values):.4g}", _curvature_remark(advice)),
+        ("steepest in", "", _steepest_remark(advice)),
+    ]
+    return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
+
+
+def _safe_remark(advice: Advice) -> str:
+    if advice.safe >= advice.bound:
+        return "the steepest curvature met is trained stably below it"
+    return "lowered to the recommended one: runs failed below what the curvature allows"
+
+
+def _theory_remark(advice: Advice) -> str:
+    found = advice.theory
+    if found.rate is None:
+        return f"none: {found.reason}"
+    if found.fisher is None or found.factor is None:
+        return ""
+    return (
+        f"lambda_max predicted {found.fisher * found.factor:.4g}: {found.fisher:.4g} of the "
+        f"Fisher matrix times {found.factor:.3g} for this loss, weights alone"
+    )
+
+
+def _curvature_remark(advice: Advice) -> str:
+    rule = advice.rule
+    values = ", ".join(f"{value:.4g}" for value in advice.curvature.values)
+    matrix = {"ggn": "Gauss-Newton matrix"}.get(advice.curvature.kind, "Hessian")
+    decay = " and its weight decay" if rule.weight_decay and not rule.decoupled else ""
+    scaled = "" if rule.is_exact else f"{decay} over {rule.name}'s scale"
+    return f"measured: {matrix} of the loss{scaled}, all parameters; by batch {values}"
+
+
+def _verified_remark(advice: Advice) -> str:
+    found = advice.verification
+    if found is None:
+        return "not asked for"
+    stable = "stable" if found.low else "no rate was stable"
+    above = "no instability found" if math.isinf(found.high) else f"{found.high:.3g} unstable"
+    return f"{stable}, {above}; {len(found.trials)} runs, {found.steps} steps"
+
+
+def _steepest_remark(advice: Advice) -> str:
+    largest = list(advice.shares.items())[:_SHOWN_LAYERS]
+    return ", ".join(f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005)
+
+
+def _rate(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"

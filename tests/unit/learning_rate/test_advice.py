@@ -1,0 +1,116 @@
+"""The numbers and words of an advice whose parts are given."""
+
+import math
+
+import pytest
+
+from normscope.learning_rate.advice import Advice
+from normscope.learning_rate.advice_table import rows_of
+from normscope.learning_rate.by_curvature import Prediction
+from normscope.learning_rate.onset import Trial
+from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.steepest import Curvature
+from normscope.learning_rate.theory import Theory
+from normscope.learning_rate.verification import Verification
+
+
+def verified(low, high):
+    runs = (Trial(high, 0, True, 9, 3.0),) + ((Trial(low, 1, False, 100, 1.0),) if low else ())
+    return Verification(low, high, runs, 0)
+
+
+def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
+    shares = {"0": 0.75, "3": 0.25}
+    return Advice(
+        rule=UpdateRule(**{"name": "SGD", **rule}),
+        curvature=Curvature(tuple(values), tuple(later), shares, "ggn", True, 9.0, 0.1),
+        prediction=Prediction(rate, "3", rate, "the last layer"),
+        theory=Theory(None, "no theory"),
+        verification=verification,
+        invariant=(),
+        batch_size=64,
+        seconds=0.1,
+    )
+
+
+def row(found, quantity):
+    return next(each for each in rows_of(found) if each["quantity"] == quantity)
+
+
+def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
+    found = advice(verification=verified(0.0, 0.3))
+    assert found.bound == 0.5
+    assert found.safe == 0.15
+    assert row(found, "safe")["remark"].startswith("lowered to the recommended one")
+    assert row(found, "verified") == {
+        "quantity": "verified",
+        "value": None,
+        "remark": "no rate was stable, 0.3 unstable; 1 runs, 9 steps",
+    }
+    assert "stable at no rate tried, down to 0.3" in found.explanation
+    assert "stable at 0" not in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "safe"), [(0.2, 0.45, 0.15), (0.2, 0.5, 0.5), (0.6, 0.7, 0.5)]
+)
+def test_safe_rate_is_the_recommended_one_if_runs_failed_below_the_bound(low, high, safe):
+    found = advice(verification=verified(low, high))
+    assert found.bound == 0.5
+    assert found.safe == pytest.approx(safe)
+
+
+def test_lowered_safe_rate_is_told():
+    found = advice(verification=verified(0.2, 0.3))
+    assert row(found, "safe")["remark"].startswith("lowered to the recommended one")
+    assert "the safe rate is lowered to the recommended one" in found.explanation
+    assert "stable at 0.2, but not at 0.3" in found.explanation
+
+
+def test_interval_goes_from_the_steepest_batch_to_the_flattest():
+    values = (1.0, 8.0, 2.0)
+    assert advice(values).interval == (1.0 * 2 / 8 / 2, 1.0 * 2 / 1 * 2)
+    found = advice(values, verification=verified(0.2, 0.3))
+    assert found.interval == pytest.approx((0.2 * 2 / 8, 0.3 * 2 / 1))
+
+
+def test_batch_that_curves_downwards_bounds_nothing():
+    found = advice((4.0, 6.0, -1.0), later=(6.0,))
+    assert found.interval == (0.5, math.inf)
+    assert "no end found" in str(found)
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (-1.0, -2.0)])
+def test_loss_that_is_flat_but_for_weight_decay_is_told(values):
+    found = advice(values, weight_decay=0.01, rate=200.0)
+    assert found.safe == 200.0
+    assert found.interval == (100.0, 400.0)
+    assert "after the first steps" not in str(found)
+    assert "curves upwards in no direction; its weight decay alone" in found.explanation
+    later = advice(values, later=(4.0,), weight_decay=0.01)
+    assert "positive after the first steps only" in later.explanation
+
+
+def test_direction_is_that_of_the_start_where_later_steps_bind():
+    now = advice((4.0,), later=(3.0,))
+    assert "meets is 4, 75% of its direction in 0; a quadratic" in now.explanation
+    later = advice((4.0,), later=(8.0,))
+    assert (
+        "meets is 8, after the first steps; it is 4 at the start, 75% of its direction in 0; a"
+        in later.explanation
+    )
+    assert "2.0 times as large after the first steps" in later.explanation
+
+
+def test_decay_in_a_divided_gradient_is_named_with_the_matrix():
+    adaptive = {"name": "Adam", "second_moment": 0.999, "weight_decay": 0.1}
+    told = row(advice(**adaptive), "lambda_max")["remark"]
+    assert "of the loss and its weight decay over Adam's scale" in told
+    apart = row(advice(**adaptive, decoupled=True), "lambda_max")["remark"]
+    assert "of the loss over Adam's scale" in apart
+
+
+def test_centered_divisor_is_told():
+    rule = {"name": "RMSprop", "second_moment": 0.99}
+    assert "centered divisor" in advice(**rule, centered=True).explanation
+    assert "centered divisor" not in advice(**rule).explanation
