@@ -38,7 +38,7 @@ def test_version_is_the_packages():
     [
         (["dmo"], "Did you mean 'demo'?"),
         (["demo", "--seeed", "3"], "No such option: --seeed"),
-        (["demo", "--seed", "x"], "valid integer"),
+        (["demo", "--seed", "x"], "must be a whole number"),
         (["data", "path", "mnst"], "did you mean 'mnist'?"),
         (["data", "path", "mnist", "--root", "no-such-folder"], "no-such-folder"),
         (["demo", "--seed", "99999999999999999999"], "--seed"),

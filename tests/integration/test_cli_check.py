@@ -10,8 +10,8 @@ import pytest
 from normscope.cli.main import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
-DIGITS = ["--model", "fully_connected", "--data", "digits"]
-PLACES = ["--model", f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples"]
+DIGITS = ["fully_connected", "--data", "digits"]
+PLACES = [f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples"]
 
 
 @pytest.fixture(autouse=True)
@@ -112,11 +112,13 @@ def test_what_is_too_large_to_check_is_a_row_of_its_own(capsys):
     ("arguments", "said"),
     [
         (["--form", "exat"], "did you mean 'exact'"),
-        (["--layer", "1"], "give it by --model"),
+        (["--layer", "1"], "name it first"),
         (["--loss", "nonsense"], "--loss says something of a model"),
-        ([*DIGITS, "--cases", "3"], "tried without --model"),
+        ([*DIGITS, "--cases", "3"], "tried without a model"),
         ([*DIGITS, "--loss", "nonsense"], "unknown loss 'nonsense'"),
+        (["fully_connected"], "give --data"),
         (["--model", "fully_connected"], "give --data"),
+        ([*DIGITS, "--model", "vgg"], "given twice"),
         (["--model", "fully_conected", "--data", "digits"], "did you mean 'fully_connected'"),
         (
             [*DIGITS, "--layer", "features.11"],

@@ -151,7 +151,7 @@ UNKNOWN = [
     ["compare", "vgg", "--data", "digits", "--norms", "none,bach"],
     ["curvature", "vgg", "--data", "digits", "--loss", "cross_entrpy"],
     ["theory", "vgg", "--norm", "bach"],
-    ["check", "--model", "vg", "--data", "digits"],
+    ["check", "vg", "--data", "digits"],
     ["data", "path", "mnst"],
     ["lrr"],
 ]
@@ -205,3 +205,12 @@ def test_misfit_is_one_line(capsys, tmp_path):
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert "layer '1' (Linear) expects 3 features, got an input of shape" in err
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"), [("0", "at least 1"), ("x", "a whole number"), ("1.5", "a whole number")]
+)
+def test_value_out_of_its_range_is_refused_in_our_words(capsys, value, rule):
+    command = ["lr", "fully_connected", "--data", "digits", "--batch-size", value]
+    assert main(command) == 2
+    assert capsys.readouterr().err == f"normscope: --batch-size must be {rule}.\n"

@@ -213,6 +213,9 @@ def test_command_is_copied(opened):
 def test_phone_does_not_scroll_sideways(opened, scheme):
     page = opened(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    command = page.locator(".command code")
+    assert command.text_content() == whole_report().sections[0].command
+    assert command.locator(".word").count() == len(command.text_content().split())
     scrolling = page.eval_on_selector_all(
         ".scroll", "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.tabIndex)"
     )

@@ -148,6 +148,7 @@ def test_status_draws_what_there_is(capsys, tmp_path):
     answered(capsys, "phase_diagram", *SMALL, *RATES, "--out", str(out))
     assert main(["sweep", "status", str(out), "--figure", str(figure)]) == 0
     assert figure.stat().st_size > 5000
+    assert f"Figure: {figure}" in capsys.readouterr().out
     with Store(tmp_path / "empty.sqlite") as store:
         store.add("squares", {}, 0)
     empty = str(tmp_path / "empty.sqlite")

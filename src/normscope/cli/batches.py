@@ -12,6 +12,7 @@ from normscope.errors import ArgumentTypeError, InputError
 __all__ = [
     "DEFAULT_BATCH_SIZE",
     "chosen_batches",
+    "note_conversion",
     "parts_of_advice",
     "step_batch_size",
     "usual_batch_size",
@@ -75,6 +76,30 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(samples, generator=generator)[: size * batches]
     return pieces(rows(data, order), size)
+
+
+def note_conversion(data: Any, model: Any) -> None:
+    """Say on stderr that inputs of another precision than the model's are converted to it.
+
+    Args:
+        data: a pair (inputs, targets) or a list of batches; nothing else is looked into.
+        model: whose first real parameter or buffer has its precision.
+    """
+    from itertools import chain
+
+    batch = data[0] if isinstance(data, list) and data else data
+    inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
+    tensors = chain(model.parameters(), model.buffers())
+    own = next((each.dtype for each in tensors if each.is_floating_point()), None)
+    given = getattr(inputs, "dtype", None)
+    real = getattr(given, "is_floating_point", False)
+    if real and own is not None and given != own and sys.stderr is not None:
+        given_name, own_name = (str(each).removeprefix("torch.") for each in (given, own))
+        print(
+            f"normscope: note: the inputs are {given_name}, the model {own_name}: they are "
+            "converted.",
+            file=sys.stderr,
+        )
 
 
 def step_batch_size(samples: Any, batch_size: int | None) -> int | None:

@@ -18,6 +18,7 @@ from normscope.cli.options import (
     ModelOption,
     ModelOptions,
     Norm,
+    OptionalModel,
     Seed,
 )
 
@@ -63,7 +64,8 @@ SAMPLES = 32
 
 
 def check(
-    model: ModelOption = None,
+    model: OptionalModel = None,
+    model_option: ModelOption = None,
     layer: Layer = None,
     data: DataOption = None,
     loss: LossOption = None,
@@ -78,20 +80,23 @@ def check(
 ) -> None:
     """Check the theorems about batch normalization: one side by autograd, one in closed form.
 
-    Without --model on random cases and on the built-in nets; with it on the layers of a model and
-    the batch that --data gives. Exits with 1 if a statement is false.
+    Without MODEL on random cases and on the built-in nets; with it on the layers of a model and the
+    batch that --data gives. Exits with 1 if a statement is false.
 
-    Example: normscope check --model examples/my_model.py:build --data examples/my_model.py:samples
+    Example: normscope check examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli.check_output import print_verdicts
     from normscope.errors import InputError
 
+    if model is not None and model_option is not None:
+        raise InputError(f"the model is given twice, {model} and --model {model_option}.")
+    model = model or model_option
     if model is None:
         of_model = {"layer": layer, "data": data, "loss": loss, "norm": norm, "device": device}
         _refuse_leftovers(**of_model, option=option or None, batch_size=batch_size)
         found = _everywhere(form, CASES if cases is None else cases, seed)
     elif cases is not None:
-        raise InputError("--cases says how many random cases, which are tried without --model.")
+        raise InputError("--cases says how many random cases, which are tried without a model.")
     else:
         loss = loss or "cross_entropy"
         found = _on_model(model, layer, data, loss, form, norm, option, batch_size, device, seed)
@@ -138,7 +143,7 @@ def _on_network(name: str, form: str, seed: int) -> Found:
 
     verdicts = check_layer(network, "cross_entropy", chosen, layer, form=form, seed=seed)
     chosen_options = " ".join(f"--option {text.replace(' ', '')}" for text in texts)
-    asked = f"normscope check --model {name} {chosen_options} --data digits --layer {layer}"
+    asked = f"normscope check {name} {chosen_options} --data digits --layer {layer}"
     return [
         (f"{name} {layer}", with_remedy(each, SAMPLES, f"try {asked} --batch-size"))
         for each in _worst_by_statement(verdicts)
@@ -158,7 +163,7 @@ def _on_model(
     seed: int,
 ) -> Found:
     from normscope.cli import sources
-    from normscope.cli.batches import chosen_batches
+    from normscope.cli.batches import chosen_batches, note_conversion
     from normscope.cli.check_output import with_remedy
     from normscope.errors import InputError
     from normscope.places import blaming
@@ -172,6 +177,7 @@ def _on_model(
     samples = sources.load_data(data, seed)
     chosen = chosen_batches(samples, batch_size, 1, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
+    note_conversion(chosen, network)
     function = sources.load_loss(loss)
 
     def checked(name: str) -> Verdicts:
@@ -219,4 +225,6 @@ def _refuse_leftovers(**given: object) -> None:
 
     used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if used:
-        raise InputError(f"{', '.join(used)} says something of a model; give it by --model.")
+        raise InputError(
+            f"{', '.join(used)} says something of a model; name it first: normscope check MODEL."
+        )

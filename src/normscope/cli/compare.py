@@ -49,7 +49,8 @@ limit: where training is expected to become unstable; no run has verified it."""
 _LEGEND = """\
 by curvature: the limit predicted without training.
 λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch \
-statistics as constants (frozen) and with the running ones (eval).
+statistics as constants (frozen) and with the running ones (eval), at the start; safe follows \
+the first steps too, which may be steeper.
 growth: of the squared gradient per layer, backwards.
 loss: after training at half the limit."""
 
@@ -75,7 +76,7 @@ def compare(
     """
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
-    from normscope.cli.batches import parts_of_advice, step_batch_size
+    from normscope.cli.batches import note_conversion, parts_of_advice, step_batch_size
     from normscope.cli.output import PARTS, progress
     from normscope.places import blaming
 
@@ -86,6 +87,7 @@ def compare(
 
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, None, option or (), seed, device)
+    note_conversion(samples, network)
     given: dict[str, Any] = {
         "norms": kinds,
         "momentum": momentum,

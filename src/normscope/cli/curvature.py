@@ -115,7 +115,7 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.batches import chosen_batches
+    from normscope.cli.batches import chosen_batches, note_conversion
     from normscope.places import blaming
 
     sources.check_names(model, data, loss, norm)
@@ -123,6 +123,7 @@ def curvature(
     samples = sources.load_data(data, seed)
     chosen = chosen_batches(samples, batch_size, batches, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
+    note_conversion(chosen, network)
     problem = (network, sources.load_loss(loss), chosen)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
     extreme = (k, max_products, {**common, "which": which, "tol": tol})

@@ -34,7 +34,8 @@ def demo(
     Example: normscope demo --out normscope-out
     """
     from normscope.cli.devices import device_setting
-    from normscope.cli.output import progress, resumable
+    from normscope.cli.interrupted import resumable
+    from normscope.cli.output import progress
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.experiments.tour.kept import record_of, seconds_in_store, with_record

@@ -69,13 +69,14 @@ def lr(
     """
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
-    from normscope.cli.batches import step_batch_size
+    from normscope.cli.batches import note_conversion, step_batch_size
 
     sources.check_names(model, data, loss, norm)
     check_optimizer(optimizer)
     check_figure(out)
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
+    note_conversion(samples, network)
     given: dict[str, Any] = {
         "momentum": momentum,
         "verify": not no_verify,

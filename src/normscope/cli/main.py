@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -70,6 +71,18 @@ _UsageProblem: type[Exception] = next(
 )
 
 
+_INVALID = re.compile(r"Invalid value for '(\S+)[^']*': (.*)", re.DOTALL)
+_RULES = tuple(  # how Typer refuses a value, since it checks by itself and before, and what we say
+    (re.compile(reason), rule)
+    for reason, rule in (
+        (r"greater than or equal to (\S+?)\.?$", "at least {}"),
+        (r"not in the range x>=(\S+?)\.$", "at least {}"),
+        (r"valid integer", "a whole number"),
+        (r"valid (?:number|float)", "a number"),
+    )
+)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"normscope {__version__}")
@@ -127,6 +140,10 @@ def _described(problem: Exception) -> str:
     What is missing is shown by the example of the help, and subcommands by their names.
     """
     text: str = getattr(problem, "format_message", problem.__str__)()
+    if refused := _INVALID.match(text):
+        for reason, rule in _RULES:
+            if found := reason.search(refused[2]):
+                return f"{refused[1]} must be {rule.format(*found.groups())}."
     context = getattr(problem, "ctx", None)
     if context is None or not text.startswith("Missing "):
         return text

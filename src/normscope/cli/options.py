@@ -44,10 +44,10 @@ def _checked_seed(seed: int | None) -> int | None:
 
 
 Model = Annotated[str, typer.Argument(**_MODEL)]
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", "-m", show_default="random cases and built-in nets", **_MODEL),
+OptionalModel = Annotated[
+    str | None, typer.Argument(show_default="random cases and built-in nets", **_MODEL)
 ]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", hidden=True, **_MODEL)]
 Data = Annotated[str, typer.Option("--data", "-d", **_DATA)]
 DataOption = Annotated[str | None, typer.Option("--data", "-d", **_DATA)]
 InputData = Annotated[

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normscope.cli.time_left import TimeLeft
@@ -22,6 +21,7 @@ PARTS = "part {} of {}"  # how progress counts
 _DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
 _SHARE = re.compile(r"\b(\d+) % done\b")
 _SPENT, _REST = 16, 19  # columns of a short bar with the time, and of "about 2.5 min left"
+_GUESS = "about"  # in how parts are counted: their number is a guess
 _LEAST = 20  # columns of what is on
 _SILENT = 2.0  # seconds: what is over sooner needs no line in a log
 
@@ -83,11 +83,13 @@ class Bar:
         self, label: str, total: int | None, console: Console, counted: str = PARTS
     ) -> None:
         from rich import progress as columns
+        from rich.table import Column
 
         text = columns.TextColumn("{task.description}", markup=False)  # it may hold brackets
         life = () if total else (columns.SpinnerColumn(),)
         count, left = (columns.TextColumn(f"{{task.fields[{name}]}}") for name in ("count", "left"))
-        shown = columns.BarColumn(), count, columns.TimeElapsedColumn(), left
+        spent = columns.TimeElapsedColumn(table_column=Column(no_wrap=True))  # the bar gives way
+        shown = columns.BarColumn(), count, spent, left
         self._bar = columns.Progress(*life, text, *shown, console=console, transient=True)
         self._left = TimeLeft(time.monotonic)  # asked for its words whenever the bar is drawn
         self._task = self._bar.add_task(label, total=total, count="", left=self._left)
@@ -95,6 +97,7 @@ class Bar:
 
     def tell(self, text: str) -> None:
         """A part begins."""
+        self._total = _grown(self._total, self._begun + 1, self._counted)
         done, total = (self._begun, self._total) if self._total else _done_of_all(text)
         self._begun += 1
         count = ""
@@ -152,6 +155,7 @@ class Lines:
         """A part begins."""
         with self._lock:
             self._text, self._begun = text, self._begun + 1
+            self._total = _grown(self._total, self._begun, self._counted)
             done, total = _done_of_all(text)
             # of parts the count is of those begun, not done
             if done is not None and total and not (self._total or _part_of(text)):
@@ -202,6 +206,15 @@ class Lines:
         self._watch.join()
 
 
+def _grown(total: int | None, begun: int, counted: str) -> int | None:
+    """The number of parts; a guess that the parts have reached is one more than they are.
+
+    >>> _grown(18, 17, "part {} of about {}"), _grown(18, 18, "part {} of about {}")
+    (18, 19)
+    """
+    return max(total, begun + 1) if total and _GUESS in counted else total
+
+
 def _part_of(text: str) -> str:
     """The name of the part that is on, if it has one.
 
@@ -222,19 +235,3 @@ def _done_of_all(text: str) -> tuple[int | None, int | None]:
         return int(share[1]), 100
     counted = _DONE_OF_ALL.search(text)
     return (int(counted[1]), int(counted[2])) if counted else (None, None)
-
-
-@contextmanager
-def resumable(store: Path) -> Iterator[None]:
-    """Let Ctrl-C inside say what becomes of the work.
-
-    Args:
-        store: keeps what is finished, once the file is there.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"what is finished is kept in {store}, and the same command goes on"
-        if not store.exists():
-            kept = "nothing was computed yet, and the same command begins again"
-        raise KeyboardInterrupt(f"interrupted; {kept}.") from None

@@ -44,6 +44,7 @@ def report(
     Example: normscope report normscope-out phase.sqlite -o report.html
     """
     from normscope.cli.output import print_json, progress
+    from normscope.cli.tables import print_note
     from normscope.errors import InputError
     from normscope.report import report_of, write_report
     from normscope.report.words import printable
@@ -70,7 +71,7 @@ def report(
         )
         return
     for finding in found.findings:
-        print(printable(finding))
+        print_note(printable(finding))
     print(f"Report: {printable(str(path))} ({path.stat().st_size / 1000:.0f} kB)")
 
 

@@ -46,7 +46,8 @@ def run(
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
-    from normscope.cli.output import print_json, progress, resumable
+    from normscope.cli.interrupted import resumable
+    from normscope.cli.output import print_json, progress
 
     check_name("experiments", experiment)
     kept = out / "runs.sqlite"

@@ -6,6 +6,7 @@ until something is loaded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,21 @@ def load_data(source: str, seed: int = 0) -> Any:
         return made_at(source, seed)
     from normscope.data import load
 
+    _note_download(source)
     return load(source).train
+
+
+def _note_download(name: str) -> None:
+    """Say on stderr that a data set comes from the network, which takes its time."""
+    from normscope.data import DATASETS, parts, path
+    from normscope.data.locate import download_root
+
+    if name in DATASETS and parts(name) and path(name) is None and sys.stderr is not None:
+        print(
+            f"normscope: note: {name} is not here: downloading it to {download_root() / name}; see "
+            "normscope data fetch.",
+            file=sys.stderr,
+        )
 
 
 def load_model(

@@ -10,6 +10,7 @@ import typer
 
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import ExperimentDevice, FirstSeed, Json, Scale
+from normscope.errors import UnknownNameError
 
 DIAGRAM, STATUS = "phase_diagram", "status"
 
@@ -119,7 +120,7 @@ def sweep(
     if name == STATUS:
         _show_status(file, follow, figure, as_json)
         return
-    from normscope.cli.output import resumable
+    from normscope.cli.interrupted import resumable
 
     _refuse_of_status(file, follow, figure)
     check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")
@@ -133,7 +134,21 @@ def sweep(
 
         numbers = seed_list(seeds, seed or 0)
         request = Request(name, values, scale, numbers, device, out, running, as_json)
-        carry_out(request, boundary, dry_run)
+        try:
+            carry_out(request, boundary, dry_run)
+        except UnknownNameError as error:
+            raise UnknownNameError(_as_typed(str(error))) from error
+
+
+def _as_typed(choices: str) -> str:
+    """A list of settings with the short names that only the command line knows.
+
+    >>> _as_typed("Choices: gamma, learning_rate, loss.")
+    'Choices: gamma, learning_rate (or lr), loss.'
+    """
+    for short, whole in _SHORT.items():
+        choices = choices.replace(f" {whole},", f" {whole} (or {short}),")
+    return choices
 
 
 def _values(settings: list[str] | None) -> dict[str, list[Any]]:
@@ -181,6 +196,8 @@ def _show_status(file: Path | None, follow: bool, figure: Path | None, as_json: 
             print_status(found)
         if figure is not None:
             draw_status(file, figure)
+            if not as_json:
+                print(f"Figure: {figure}")
         if not follow or not any(each.open and each.at_work for each in found):
             return
         time.sleep(2)

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
 
-__all__ = ["heading_of", "rows_of"]
+__all__ = ["heading_of", "module_label", "rows_of"]
 
 _SHOWN_LAYERS = 5
+_FAR = 2.0  # a prediction this far from the runs is said to be
+
+
+def module_label(name: str) -> str:
+    """A module's name as it is said; those of a Sequential are numbers.
+
+    >>> module_label("4"), module_label("features.0"), module_label("")
+    ('layer 4', 'features.0', 'the model itself')
+    """
+    if not name:
+        return "the model itself"
+    return f"layer {name}" if name[0].isdigit() else name
 
 
 def heading_of(advice: Advice) -> str:
@@ -45,9 +57,9 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
     found = advice.verification
     rows: list[tuple[str, str | None, str]] = [
         ("recommended", f"{advice.recommended:.3g}", "half the limit"),
-        ("limit", f"{advice.limit:.3g}", f"{low:.3g} to {above}"),
+        ("limit", f"{advice.limit:.3g}", f"on other batches perhaps {low:.3g} to {above}"),
         ("safe", f"{advice.safe:.3g}", _safe_remark(advice)),
-        ("by curvature", f"{advice.by_curvature:.3g}", advice.prediction.reason),
+        ("by curvature", f"{advice.by_curvature:.3g}", _curvature_words(advice)),
         ("by theory", _rate(advice.by_theory), _theory_remark(advice)),
         ("verified", _rate(found.low or None if found else None), _verified_remark(advice)),
         ("lambda_max", f"{max(advice.curvature.values):.4g}", _curvature_remark(advice)),
@@ -60,6 +72,12 @@ def _safe_remark(advice: Advice) -> str:
     if advice.safe >= advice.bound:
         return "the steepest curvature met is trained stably below it"
     return "lowered to the recommended one: runs failed below what the curvature allows"
+
+
+def _curvature_words(advice: Advice) -> str:
+    off = advice.limit / advice.by_curvature
+    far = f"; the runs say {off:.2g} times that" if not 1 / _FAR <= off <= _FAR else ""
+    return f"{advice.prediction.reason}{far}"
 
 
 def _theory_remark(advice: Advice) -> str:
@@ -94,7 +112,9 @@ def _verified_remark(advice: Advice) -> str:
 
 def _steepest_remark(advice: Advice) -> str:
     largest = list(advice.shares.items())[:_SHOWN_LAYERS]
-    return ", ".join(f"{name or 'model'} {share:.0%}" for name, share in largest if share >= 0.005)
+    return ", ".join(
+        f"{module_label(name)} {share:.0%}" for name, share in largest if share >= 0.005
+    )
 
 
 def _rate(value: float | None) -> str | None:

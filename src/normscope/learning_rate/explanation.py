@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from normscope.learning_rate.advice_table import module_label
+
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
 
@@ -63,7 +65,7 @@ def _safe(advice: Advice) -> str:
     name, share = next(iter(advice.shares.items()))
     bound = advice.bound
     start = max(curvature.values)
-    place = f"{share:.0%} of its direction in {name or 'the model itself'}"
+    place = f"{share:.0%} of its direction in {module_label(name)}"
     if curvature.binding > max(start, 0.0):  # the direction is known at the start only
         place = f"after the first steps; it is {start:.4g} at the start, {place}"
     text = (
@@ -111,14 +113,14 @@ def _above_safe(advice: Advice) -> str:
     if advice.verification is None:
         return (
             "The recommended rate is above the safe one, which is no contradiction: below the safe "
-            "rate the curvature at the start is enough to expect stability, up to the limit it "
-            "takes the prediction; prefer the safe rate until a run has verified the limit."
+            "rate the curvature of the first steps is enough to expect stability, up to the limit "
+            "it takes the prediction; prefer the safe rate until a run has verified the limit."
         )
     return (
         "The recommended rate is above the safe one, which is no contradiction: the safe rate is "
-        "where the curvature at the start is enough to expect stability, and the short runs were "
-        "stable beyond it; prefer the safe rate where the loss must not jump at first, or where a "
-        "run that breaks after more than 100 steps would cost much."
+        "where the curvature of the first steps is enough to expect stability, and the short runs "
+        "were stable beyond it; prefer the safe rate where the loss must not jump at first, or "
+        "where a run that breaks after more than 100 steps would cost much."
     )
 
 

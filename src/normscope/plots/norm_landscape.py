@@ -68,6 +68,7 @@ def _draw_bands(
         for edge in (low, high):
             axes.plot(steps, edge, color=colour_of(norm), lw=0.9)
         logarithmic_axis(axes, "y")
+        axes.set_xlabel("step", fontsize="x-small")
         axes.tick_params(labelsize="x-small")
         axes.minorticks_off()
     bottom = min(axes.get_ylim()[0] for axes in panels)

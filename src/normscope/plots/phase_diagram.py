@@ -91,7 +91,9 @@ def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
         scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
     if shown.count():
-        bar = axes.figure.colorbar(mesh, ax=axes, label="test loss")
+        cut = scale is not None and shown.max() > _SPAN * shown.min()
+        extend = "max" if cut else "neither"  # an arrow where losses are beyond the colours
+        bar = axes.figure.colorbar(mesh, ax=axes, label="test loss", extend=extend)
         if scale is not None:
             bar.ax.yaxis.set_major_locator(PlainPlaces())
             bar.ax.yaxis.set_major_formatter(PlainLabels())

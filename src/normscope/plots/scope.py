@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.errors import StateError
-from normscope.plots.axes import whole_steps
+from normscope.plots.axes import logarithmic_axis, whole_steps
 from normscope.plots.bands import band
 from normscope.plots.probe_layers import layer_lines
 from normscope.plots.quantities import BANDS, dimension_name, quantity_name
@@ -21,11 +22,15 @@ from normscope.plots.style import new_figure
 __all__ = ["scope_figure"]
 
 _Drawing = Callable[[xr.DataArray, Axes], object]
+_WIDE = 30.0  # a curve that spans more times than this has a logarithmic axis
 
 
 def _curve(values: xr.DataArray, axes: Axes) -> None:
     known = values.dropna("step")
     axes.plot(known["step"].values, known.values, ".-", lw=1)
+    finite = known.values[np.isfinite(known.values)]
+    if finite.size and finite.min() > 0 and finite.max() > _WIDE * finite.min():
+        logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
     whole_steps(axes)
 

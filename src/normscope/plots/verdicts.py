@@ -15,6 +15,7 @@ __all__ = ["verdicts"]
 
 _FORMS = {"exact": "#0072B2", "printed": "#D55E00", "article": "#009E73"}
 _LABELS = {"exact": "exact form", "printed": "as printed", "article": "as in the article"}
+_IN_FORM = {"exact": "if exact", "printed": "as printed", "article": "in the article"}
 _SMALLEST = 1e-18  # sides that are equal to the last bit are drawn here
 _INK = "#555555"
 
@@ -55,10 +56,13 @@ def verdicts(results: xr.Dataset) -> Figure:
 
 
 def _title(results: xr.Dataset, name: str) -> str:
-    """The statement in words, with what it is in its first form."""
-    first = int(np.flatnonzero(results["statement"].values == name)[0])
-    kind = str(results["kind"].values[first])
-    return f"{statement_name(name)}, {kind}"
+    """The statement in words, with what it is: in each form, where the forms differ in that."""
+    own = results.isel(verdict=np.flatnonzero(results["statement"].values == name))
+    kinds = dict(zip(map(str, own["form"].values), map(str, own["kind"].values), strict=True))
+    if len(set(kinds.values())) == 1:
+        return f"{statement_name(name)}, {kinds.popitem()[1]}"
+    each = [f"{kind} {_IN_FORM.get(form, form)}" for form, kind in kinds.items()]
+    return f"{statement_name(name)},\n{', '.join(each)}"
 
 
 def _keys(forms: list[str]) -> list[Line2D]:

@@ -7,6 +7,8 @@ import xarray as xr
 
 __all__ = ["boundary_words", "grid_boundary"]
 
+_FAR = 2.0  # from this factor on a difference is worth a word
+
 
 def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
     """The measured critical rate of each row: between the last stable and the first exploded one.
@@ -50,13 +52,28 @@ def boundary_words(diagram: xr.Dataset) -> str:
     places = [f"{float(known.sel({axis: end})):.3g} at {axis} {end:.3g}" for end in ends]
     told = f"Training diverges above a learning rate of about {' and '.join(places)}"
     rates = _theory(diagram, axis, list(ends))
-    if len(rates) < len(ends):  # which end a rate is of is not plain then
-        rates = {end: f"{rate} at {axis} {end:.3g}" for end, rate in rates.items()}
-    theory = f"; the theory (train) has {' and '.join(rates.values())}" if rates else ""
-    return f"{told}{theory}."
+    words = {end: f"{rate:.3g}" for end, rate in rates.items()}
+    if len(words) < len(ends):  # which end a rate is of is not plain then
+        words = {end: f"{rate} at {axis} {end:.3g}" for end, rate in words.items()}
+    theory = f"; the theory (train) has {' and '.join(words.values())}" if words else ""
+    return f"{told}{theory}{_off([(rates[end], float(known.sel({axis: end}))) for end in rates])}."
 
 
-def _theory(diagram: xr.Dataset, axis: str, ends: list[float]) -> dict[float, str]:
+def _off(pairs: list[tuple[float, float]]) -> str:
+    """How far theory and measurement are apart, if that is far at either end.
+
+    >>> _off([(356.0, 20.8), (0.27, 10.0)]), _off([(4.0, 3.2)])
+    (', off by a factor of 17 and 37', '')
+    """
+    known = [pair for pair in pairs if 0 < pair[0] < np.inf]
+    factors = [max(theory / found, found / theory) for theory, found in known]
+    if len(known) < len(pairs) or max(factors, default=1.0) <= _FAR:
+        return ""
+    words = [f"{float(f'{each:.2g}'):g}" for each in factors]
+    return f", off by a factor of {' and '.join(words)}"
+
+
+def _theory(diagram: xr.Dataset, axis: str, ends: list[float]) -> dict[float, float]:
     """The critical learning rates by the theory of training, at those ends where it has one."""
     if "critical_learning_rate" not in diagram or "closure" not in diagram.coords:
         return {}
@@ -66,4 +83,4 @@ def _theory(diagram: xr.Dataset, axis: str, ends: list[float]) -> dict[float, st
     if "closure" in line.dims:
         line = line.sel(closure="train")
     rates = {end: float(line.sel({axis: end})) for end in ends}
-    return {end: f"{rate:.3g}" for end, rate in rates.items() if not np.isnan(rate)}
+    return {end: rate for end, rate in rates.items() if not np.isnan(rate)}

@@ -84,6 +84,7 @@ def _section(
         command=command,
         command_note=note,
         seconds=sum(times) if times else None,
+        seconds_note="the times of the records added up" if len(times) > 1 else "",
         downloads=downloads,
         asked=_asked(name, looked),
     )

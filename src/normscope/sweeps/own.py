@@ -32,6 +32,7 @@ __all__ = [
 
 OWN_NORM = "own"  # the normalization of a user's model as it stands
 _DIGITS = 12  # of a digest
+_CODE = "code"  # a setting that nobody gives: the digest
 
 
 def own_places(names: Sequence[str]) -> list[str]:
@@ -125,19 +126,45 @@ _made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # parameters by
 
 
 def _refuse_unknown(place: str, options: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Refuse arguments that a factory does not have: most likely a setting that is misspelt."""
+    """Refuse arguments that a factory does not have: most likely a setting that is misspelt.
+
+    Those that it needs and nobody gave can be given as settings.
+    """
     target = found_at(place)
-    if not options or not callable(target):
+    if not callable(target):
         return
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # a function of C tells nothing
         return
+    _refuse_missing(place, options, settings, parameters)
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
+    typed = {*settings, *parameters} - {_CODE}
     for name in options:
         if name not in parameters:
-            raise unknown_name(f"setting or argument of {place}", name, [*settings, *parameters])
+            raise unknown_name(f"setting or argument of {place}", name, typed)
+
+
+def _refuse_missing(
+    place: str,
+    options: Mapping[str, Any],
+    settings: Sequence[str],
+    parameters: Mapping[str, inspect.Parameter],
+) -> None:
+    """Refuse to call a factory without what it needs, where a setting of that name would do."""
+    needed = [
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and name not in options
+    ]
+    if needed and not {*needed} & {*settings}:  # a name that is a setting's never comes here
+        given = " ".join(f"--set {name}=VALUE" for name in needed)
+        raise InputError(
+            f"{place} needs {', '.join(needed)}; give {given} (in Python a setting of that name)."
+        )
 
 
 def _refuse_repeated(place: str, network: nn.Module) -> None:

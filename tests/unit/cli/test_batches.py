@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.cli.batches import chosen_batches, parts_of_advice, step_batch_size
+from normscope.cli.batches import chosen_batches, note_conversion, parts_of_advice, step_batch_size
 from normscope.errors import ArgumentTypeError, InputError
 
 
@@ -88,3 +88,17 @@ def test_parts_of_an_advice_follow_the_batches():
     assert parts_of_advice([pair, pair], None, verify=False) == 6
     assert parts_of_advice(iter([pair]), None, verify=False) == 7
     assert parts_of_advice(pair, 2, verify=True) > 10
+
+
+def test_inputs_of_another_precision_are_noted_once(capsys):
+    model, inputs = torch.nn.Linear(2, 1), torch.ones(4, 2, dtype=torch.float64)
+    note = "normscope: note: the inputs are float64, the model float32: they are converted.\n"
+    for data in ((inputs, inputs), [(inputs, inputs)] * 2):
+        note_conversion(data, model)
+        assert capsys.readouterr().err == note
+    loader = torch.utils.data.DataLoader(inputs)
+    for data in ((inputs.float(), inputs), (inputs.long(), inputs), loader, []):
+        note_conversion(data, model)
+    note_conversion((inputs, inputs), model.double())
+    note_conversion((inputs, inputs), torch.nn.ReLU())
+    assert capsys.readouterr().err == ""

@@ -13,7 +13,6 @@ from normscope.cli.output import (
     Lines,
     print_json,
     progress,
-    resumable,
 )
 from normscope.cli.time_left import TimeLeft
 
@@ -239,12 +238,25 @@ def test_long_text_in_a_narrow_terminal_leaves_room_for_the_time(monkeypatch):
     assert "about 1 s left" in captured.get()
 
 
-def test_interrupt_says_what_was_kept_and_how_to_go_on(tmp_path):
-    store = tmp_path / "sweep.sqlite"
-    begun = "interrupted; nothing was computed yet, and the same command begins again."
-    kept = f"interrupted; what is finished is kept in {store}, and the same command goes on."
-    for message in (begun, kept):
-        with pytest.raises(KeyboardInterrupt) as caught, resumable(store):
-            raise KeyboardInterrupt
-        assert str(caught.value) == message
-        store.touch()
+def test_guessed_total_grows_with_the_parts(capsys):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    bar, clock = Bar("compare", 2, console, "part {} of about {}"), Clock()
+    lines = Lines("compare", 2, clock, "part {} of about {}")
+    for run in range(3):
+        bar.tell(f"run {run}")
+        clock.now += 20
+        lines.tell(f"run {run}")
+    (task,) = bar._bar.tasks
+    assert task.fields["count"] == "part 3 of about 4"
+    assert task.completed < task.total
+    assert "run 2, part 3 of about 4" in capsys.readouterr().err
+
+
+def test_spent_time_is_whole_in_a_narrow_terminal():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    bar = Bar("compare", 63, console, "part {} of about {}")
+    bar.tell("batch (2 of 3), run 14 at 0.0123, of a text that is much too long for it")
+    with console.capture() as captured:
+        console.print(bar._bar.get_renderable())
+    assert re.search(r"-:--:--|\d:\d\d:\d\d", captured.get())
+    assert "part 1 of about 63" in captured.get()

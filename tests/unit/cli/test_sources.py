@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from normscope.cli.sources import load_data, load_loss, load_model
-from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
+from normscope.errors import ArgumentTypeError, DataError, InputError, UnknownNameError
 from normscope.losses import cross_entropy
 from normscope.places import found_at
 
@@ -168,3 +168,15 @@ def test_arrays_are_refused_before_a_model_is_made_for_them():
     pair = torch.zeros(20, 4).numpy(), torch.zeros(20).numpy()
     with pytest.raises(ArgumentTypeError, match="of tensors, got a tuple of ndarray, ndarray"):
         load_model("fully_connected", pair)
+
+
+def test_download_that_nobody_asked_for_is_announced(monkeypatch, capsys):
+    def refused(name):
+        raise DataError("no network")
+
+    monkeypatch.setattr("normscope.data.load", refused)
+    monkeypatch.setattr("normscope.data.path", lambda name: None)
+    for name, announced in (("mnist", True), ("digits", False)):
+        with pytest.raises(DataError):
+            load_data(name)
+        assert ("mnist is not here: downloading it to " in capsys.readouterr().err) == announced

@@ -26,7 +26,7 @@ def test_best_cell_and_boundary_are_told():
     assert "0.333, is at gamma 0.5 and learning rate 1." in words
     assert words.endswith(
         "Training diverges above a learning rate of about 3.16 at gamma 0.5 and 0.0316 at gamma 2; "
-        "the theory (train) has 4 and 0.25."
+        "the theory (train) has 4 and 0.25, off by a factor of 1.3 and 7.9."
     )
 
 
@@ -37,7 +37,8 @@ def test_theory_without_a_number_is_left_out():
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
     results["critical_learning_rate"][0, 0] = np.nan
     (words,) = findings(results)
-    assert words.endswith(f"{BOUNDARY}; the theory (train) has 0.25 at gamma 2.")
+    theory = "the theory (train) has 0.25 at gamma 2, off by a factor of 7.9."
+    assert words.endswith(f"{BOUNDARY}; {theory}")
     results["critical_learning_rate"][0, 1] = np.nan
     (words,) = findings(results)
     assert words.endswith(f"{BOUNDARY}.")

@@ -245,6 +245,14 @@ def test_report_has_a_section_for_each_part_with_its_picture(result):
     assert judged == list(result.claims)  # each beside its evidence
 
 
+def test_claims_name_the_bare_net_as_the_page_does_and_say_which_mean(results):
+    measured = {claim.text: claim.measured for claim in tour_claims(results)}
+    assert not any("standard" in words for words in measured.values())
+    (distance,) = (words for text, words in measured.items() if "l2 difference" in text)
+    assert "no normalization" in distance
+    assert distance.endswith("(geometric means over the steps and all layers but the first)")
+
+
 def test_one_normalization_alone_has_findings_and_no_comparison(results):
     alone = results.sel(norm=["layer"])
     found = findings(alone)

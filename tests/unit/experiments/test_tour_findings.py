@@ -16,7 +16,9 @@ from normscope.experiments.tour.findings_of_theory import (
     about_theorems,
 )
 from normscope.experiments.tour.headlines import findings
+from normscope.experiments.tour.summary import LEGEND
 from normscope.experiments.tour.tables import tables_of
+from normscope.experiments.tour.words import contrast
 
 CELL = ("norm", "seed")
 
@@ -129,6 +131,29 @@ def test_training_counts_divergences_and_gives_the_loss_of_the_others(results):
     assert about_training(wild)[0].endswith(
         "2 of 2 without normalization and 2 of 2 with BatchNorm."
     )
+
+
+def test_seeds_are_counted_in_which_a_net_is_the_extreme_of_all():
+    """LayerNorm has the largest median, but in seed 2 the bare net's is larger."""
+    widths = [[0.03, 0.03, 0.048], [0.01, 0.01, 0.01], [0.05, 0.05, 0.0462]]
+    norms, seeds = ["none", "batch", "layer"], [0, 1, 2]
+    values = xr.DataArray(widths, [("norm", norms), ("seed", seeds)])
+    shown = contrast(values, "is largest", "smallest")
+    assert shown.endswith(
+        ", by the median over the seeds: the former in 2 of 3 seeds, the latter in all 3 seeds"
+    )
+    both = values.copy()
+    both.loc["batch", 2] = 0.047  # LayerNorm's is the smallest there
+    assert contrast(both, "is largest", "smallest").endswith(": each in 2 of 3 seeds")
+    assert contrast(values.isel(seed=[0, 1]), "is largest", "smallest").endswith("in all 2 seeds")
+
+
+def test_eigenvalues_are_said_to_be_of_one_seed(results):
+    assert about_curvature(results)[0].endswith("(first seed).")
+    (table,) = tables_of("curvature", results)
+    assert table.caption.endswith("; first seed alone")
+    assert table.note.startswith("-: no finite number")  # BatchNorm has none in eval mode
+    assert "the eigenvalue of the first seed alone" in LEGEND
 
 
 def test_landscape_says_what_is_smaller_in_every_seed(results):

@@ -93,10 +93,10 @@ def test_loss_that_is_flat_but_for_weight_decay_is_told(values):
 
 def test_direction_is_that_of_the_start_where_later_steps_bind():
     now = advice((4.0,), later=(3.0,))
-    assert "meets is 4, 75% of its direction in 0; a quadratic" in now.explanation
+    assert "meets is 4, 75% of its direction in layer 0; a quadratic" in now.explanation
     later = advice((4.0,), later=(8.0,))
     assert (
-        "meets is 8, after the first steps; it is 4 at the start, 75% of its direction in 0; a"
+        "meets is 8, after the first steps; it is 4 at the start, 75% of its direction in layer 0;"
         in later.explanation
     )
     assert "2.0 times as large after the first steps" in later.explanation

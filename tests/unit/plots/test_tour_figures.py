@@ -7,7 +7,9 @@ import xarray as xr
 from normscope.plots.gradient_depth import gradient_depth
 from normscope.plots.norm_landscape import norm_landscape, norm_shift
 from normscope.plots.overview import overview
+from normscope.plots.phase_diagram import phase_diagram
 from normscope.plots.rate_limits import rate_limits
+from normscope.plots.scope import scope_figure
 from normscope.plots.spectra import spectra
 from normscope.plots.style import colour_of
 from normscope.plots.verdicts import verdicts
@@ -147,3 +149,42 @@ def test_refuted_statements_are_crosses_at_the_difference_of_their_sides():
     assert drawn_at(axes, "o") == [1e-18, 0.25]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ["Fact C.1, identity", "Theorem 4.1, bound"]
+
+
+def test_statement_whose_forms_differ_in_kind_says_both():
+    checks = xr.Dataset(
+        {
+            "statement": ("verdict", ["theorem_4_2", "theorem_4_2"]),
+            "form": ("verdict", ["exact", "printed"]),
+            "kind": ("verdict", ["identity", "bound"]),
+            "slack": ("verdict", [0.0, 0.5]),
+            "refuted": ("verdict", [0, 0]),
+        },
+        coords={"verdict": range(2)},
+    )
+    (axes,) = verdicts(checks).axes
+    (name,) = (label.get_text() for label in axes.get_yticklabels())
+    assert name == "Theorem 4.2,\nidentity if exact, bound as printed"
+
+
+@pytest.mark.parametrize(("largest", "extend"), [(2.0, "neither"), (2.8e5, "max")])
+def test_colour_bar_has_an_arrow_where_losses_are_beyond_it(largest, extend):
+    cells = ("gamma", "learning_rate", "seed")
+    losses = np.array([[0.5, 1.0], [1.5, largest]])[..., None]
+    diagram = xr.Dataset(
+        {"test_loss": (cells, losses), "diverged": (cells, np.zeros((2, 2, 1)))},
+        coords={"gamma": [0.5, 1.0], "learning_rate": [0.1, 1.0], "seed": [0]},
+    )
+    axes = phase_diagram(diagram)
+    assert axes.collections[-1].colorbar.extend == extend
+
+
+@pytest.mark.parametrize(("last", "scale"), [(0.008, "log"), (0.5, "linear"), (-1.0, "linear")])
+def test_loss_of_a_scope_that_spans_much_has_a_logarithmic_axis(last, scale):
+    results = xr.Dataset({"loss": ("step", [2.3, 1.0, last])}, coords={"step": [0, 1, 2]})
+    (axes,) = scope_figure(results).axes
+    assert axes.get_yscale() == scale
+
+
+def test_every_panel_of_the_landscape_names_its_steps(results):
+    assert {axes.get_xlabel() for axes in norm_landscape(results).axes} == {"step"}

@@ -29,6 +29,9 @@ from normscope.models import build as registered
 def build(width=16):
     return registered("fully_connected", input_shape=(1, 8, 8), outputs=10, width=width, seed=0)
 
+def needs(width, gain):
+    return build(width)
+
 def plain(width=16):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
@@ -286,6 +289,17 @@ def test_misspelt_setting_of_an_own_model_is_told_from_its_arguments(own):
         phase_diagram(own("build"), **GRID, weight_deca=0.1)
     with pytest.raises(UnknownNameError, match=r"'widht'; did you mean 'width'"):
         phase_diagram(own("build"), **GRID, widht=3)
+    with pytest.raises(UnknownNameError) as caught:
+        phase_diagram(own("build"), **GRID, gama=3)
+    assert "batch_size" in str(caught.value)
+    assert "code" not in str(caught.value)  # nobody gives it
+
+
+def test_arguments_that_an_own_model_needs_can_be_settings(own):
+    with pytest.raises(InputError, match=r"needs width, gain; give --set width=VALUE --set gain="):
+        phase_diagram(own("needs"), **GRID)
+    with pytest.raises(InputError, match=r"needs gain; give --set gain=VALUE"):
+        phase_diagram(own("needs"), **GRID, width=8)
 
 
 def test_model_and_data_that_do_not_fit_are_refused_before_anything_is_stored(own, tmp_path):

@@ -6,15 +6,18 @@ fails if in none, and is undecided otherwise or with fewer than three seeds.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import xarray as xr
 
 from normscope.experiments.santurkar2018.judge import compared, spread
-from normscope.experiments.santurkar2018.statements import is_smoother, shifts_no_less
+from normscope.experiments.santurkar2018.statements import NAMES, is_smoother, shifts_no_less
 from normscope.experiments.tour.diagram import diagram_part
 from normscope.experiments.tour.findings_of_theory import statement_counts
 from normscope.experiments.wei2018.phase_diagram import agreement
-from normscope.plots.names import statement_name
+from normscope.plots.names import name_of, statement_name
 from normscope.results import Claim
 
 __all__ = ["claims_by_part", "tour_claims"]
@@ -53,7 +56,7 @@ def claims_by_part(results: xr.Dataset) -> dict[str, list[Claim]]:
         "limits": [_higher_rates(results)] if batch else [],
         "training": [_noise(results)] if noisy else [],
         "landscape": [claim for norm in smoother for claim in _smoother(results, norm)],
-        "shift": shifts_no_less(results, "santurkar2018, Section 2.2", _NET) if batch else [],
+        "shift": _shift(results) if batch else [],
         "depth": [_explosion(results), _skips(results)] if "batch" in norms else [],
         "theorems": _theorems(results),
         "diagram": agreement(line, "wei2018, Figure 2"),
@@ -73,7 +76,21 @@ def _higher_rates(results: xr.Dataset) -> Claim:
 
 def _smoother(results: xr.Dataset, norm: str) -> list[Claim]:
     section = {"batch": "Figure 4", "l1": "Section 3.3"}[norm]
-    return is_smoother(results, norm, f"santurkar2018, {section}", _NET, second_half=False)
+    claims = is_smoother(results, norm, f"santurkar2018, {section}", _NET, second_half=False)
+    return [_named(claim) for claim in claims]
+
+
+def _shift(results: xr.Dataset) -> list[Claim]:
+    """The paper's rule takes another mean of the distances than the table does: both are named."""
+    cosine, distance = shifts_no_less(results, "santurkar2018, Section 2.2", _NET)
+    return [_named(cosine, "arithmetic"), _named(distance, "geometric")]
+
+
+def _named(claim: Claim, mean: str = "") -> Claim:
+    """The net that the paper calls standard under the name it has on the page."""
+    measured = re.sub(rf"\b{NAMES['none']}\b", name_of("none"), claim.measured)
+    note = f" ({mean} means over the steps and all layers but the first)" if mean else ""
+    return replace(claim, measured=f"{measured}{note}")
 
 
 def _noise(results: xr.Dataset) -> Claim:

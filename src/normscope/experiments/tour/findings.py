@@ -106,7 +106,7 @@ def about_curvature(results: xr.Dataset) -> list[str]:
     wrong = (_other_modes(largest.sel(norm=norm), norm) for norm in norms_of(results))
     return [
         "Before training the largest eigenvalue of the Gauss-Newton matrix as training feels it, "
-        f"with the batch's own statistics, {shown}.",
+        f"with the batch's own statistics, {shown} (first seed).",
         *list(filter(None, wrong))[:1],
     ]
 

@@ -59,9 +59,9 @@ _OVERVIEW: _Drawing = (
     "Three panels. Learning-rate limits of every normalization on a logarithmic axis: verified, "
     "predicted by curvature and estimated by theory. Training loss over steps, each net at half "
     "its own limit, and all at half the largest.",
-    "Left: a dot is the limit that short runs enclosed, one for each seed; a diamond what "
-    "curvature predicted, a triangle the theory's estimate. Right, in the colours of the left: a "
-    "thin line for each seed, the median thick; a cross marks a training that diverged.",
+    "Where training breaks: a dot is the limit that short runs enclosed, one for each seed; a "
+    "diamond what curvature predicted, a triangle the theory's estimate. The losses, in the same "
+    "colours: a thin line for each seed, the median thick; a cross marks a training that diverged.",
 )
 _OVERVIEWED = ("limits", "training")  # the parts that it shows
 _PICTURES: dict[str, _Drawing] = {
@@ -76,8 +76,8 @@ _PICTURES: dict[str, _Drawing] = {
         norm_shift,
         "Cosine and l2 difference of each layer's gradient before and after the layers below it "
         "are updated, over training.",
-        "Mean over the layers after the first; a thin line for each seed, a thick one for the "
-        "median.",
+        "Arithmetic mean over the layers after the first; a thin line for each seed, a thick one "
+        "for the median.",
     ),
     "curvature": (
         spectra,
@@ -95,7 +95,8 @@ _PICTURES: dict[str, _Drawing] = {
         verdicts,
         "Difference of the two sides of every statement on every unit that was checked, exact and "
         "as printed.",
-        "An identity holds where its sides differ by rounding alone; a bound may have room.",
+        "An identity holds where its sides differ by rounding alone; a bound may have room. Some "
+        "statements are an identity in their exact form and a bound as printed.",
     ),
     "diagram": (
         _phases,
@@ -168,7 +169,8 @@ def _record(results: xr.Dataset) -> Section:
     return Section(
         "Settings and data",
         [
-            "What the papers say of such nets is judged beside each part, by these numbers.",
+            "What the papers say of such nets is judged beside each part, by these numbers; there "
+            "± stands between the mean over the seeds and their standard deviation.",
             SAME_AGAIN,
         ],
         settings=record.settings,

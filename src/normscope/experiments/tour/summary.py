@@ -63,12 +63,13 @@ HEADS = {
 }
 LEGEND = (
     "Take half the limit; the accuracy is of that. Loss and smoothness: along the gradient, at one "
-    "rate. Shift cosine: 1 is no shift. Last two: before training."
+    "rate. Shift cosine: 1 is no shift. Last two: before training, the eigenvalue of the first "
+    "seed alone. -: no number, as theory has none or a training diverged."
 )
 SAME_AGAIN = (
     "The same command on the same machine, with the same number of threads, gives these numbers "
     "again to the last bit. Elsewhere sums are taken in another order, and near the limit training "
-    "is chaotic: limits may differ by about 10 %, and a claim that is close by its verdict."
+    "is chaotic: limits may differ by about 15 %, and a claim that is close by its verdict."
 )
 _DIGITS = 3
 _HEAD_WIDTH = 8  # of a terminal, for words that are not longer

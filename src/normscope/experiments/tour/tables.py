@@ -19,6 +19,7 @@ from normscope.report.document import Value
 __all__ = ["tables_of"]
 
 _DIGITS = 3
+_MISSING = "-: no finite number, as a training diverged or the mode has none."
 
 
 def tables_of(part: str, results: xr.Dataset) -> list[Table]:
@@ -55,7 +56,7 @@ def _rates(results: xr.Dataset) -> Table:
         "The limit lies between the largest rate that still trains and the smallest that breaks; "
         "take half of it. Stable at first: the rate below which no direction is unstable at the "
         "first weights, by the curvature measured there; the theory estimates the same from the "
-        "architecture alone."
+        "architecture alone. -: no rate that breaks was found, or theory has no estimate."
     )
     columns = ["normalization", "seed", *_RATES.values()]
     return Table("Learning rates by normalization and seed", columns, rows, note, _DIGITS)
@@ -88,7 +89,8 @@ def _landscape(results: xr.Dataset) -> Table:
 def _shift(results: xr.Dataset) -> Table:
     distance = results["shift_distance"].isel(layer=slice(1, None)).mean(("step", "layer"))
     columns = {"shift cosine": shift_cosine(results), "l2 difference": distance}
-    return _by_norm("Covariate shift, means over steps and layers", results, columns)
+    caption = "Covariate shift, arithmetic means over the steps and all layers but the first"
+    return _by_norm(caption, results, columns)
 
 
 _MODES = {"train": "in training", "frozen": "statistics held fixed", "eval": "in eval mode"}
@@ -104,7 +106,8 @@ def _curvature(results: xr.Dataset) -> Table:
         "lowest of the Hessian": results["lowest"],
         "highest of the Hessian": results["highest"],
     }
-    return _by_norm("Largest eigenvalue of the Gauss-Newton matrix", results, columns, seeds=1)
+    caption = "Largest eigenvalue of the Gauss-Newton matrix, and the ends of the Hessian's"
+    return _by_norm(f"{caption}; first seed alone", results, columns, seeds=1)
 
 
 def _checks(results: xr.Dataset) -> Table:
@@ -137,7 +140,9 @@ def _by_norm(
     ]
     of_seeds = f"; medians over {seeds} seeds" if seeds > 1 else ""
     heads = ["normalization", *columns]
-    return Table(f"{caption}{of_seeds}", heads, rows, digits=_DIGITS)
+    missing = any(value is None for row in rows for value in row)
+    note = _MISSING if missing else ""
+    return Table(f"{caption}{of_seeds}", heads, rows, note, _DIGITS)
 
 
 def _number(values: xr.DataArray) -> float | None:

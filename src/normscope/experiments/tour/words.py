@@ -105,6 +105,8 @@ def extremes(values: xr.DataArray) -> tuple[str, str]:
 def contrast(values: xr.DataArray, most: str, least: str, digits: int = 2) -> str:
     """Which normalization has the largest value and which the smallest, in how many seeds.
 
+    Named are those of the medians over the seeds; among several each is counted by itself.
+
     >>> pair = xr.DataArray([[1.0], [4.0]], [("norm", ["none", "batch"]), ("seed", [0])])
     >>> contrast(pair, "is most", "least")
     'is most with BatchNorm, 4, and least without normalization, 1, in this run'
@@ -126,5 +128,30 @@ def contrast(values: xr.DataArray, most: str, least: str, digits: int = 2) -> st
     one, other = known.sel(norm=low), known.sel(norm=high)
     return (
         f"{most} {with_norm(high)}, {typical(other, digits)}, and {least} {with_norm(low)}, "
-        f"{typical(one, digits)}, {in_seeds(one, other)}"
+        f"{typical(one, digits)}, {_so_often(known, low, high)}"
+    )
+
+
+def _so_often(values: xr.DataArray, low: str, high: str) -> str:
+    """In how many seeds the one is the smallest of all, and the other the largest.
+
+    >>> three = xr.DataArray(
+    ...     [[1.0, 1.0], [4.0, 4.0], [3.0, 5.0]],
+    ...     [("norm", ["none", "batch", "layer"]), ("seed", [0, 1])],
+    ... )
+    >>> _so_often(three, "none", "layer")
+    'by the median over the seeds: the former in 1 of 2 seeds, the latter in all 2 seeds'
+    """
+    one, other, of = values.sel(norm=low), values.sel(norm=high), values.sizes["seed"]
+    if of == 1 or values.sizes["norm"] == 2:
+        return in_seeds(one, other)
+    least = int((one < values.drop_sel(norm=low).min("norm")).sum())
+    most = int((other > values.drop_sel(norm=high).max("norm")).sum())
+    if least == most == of:
+        return counted(of, of)
+    if least == most:
+        return f"by the median over the seeds: each {counted(most, of)}"
+    return (
+        f"by the median over the seeds: the former {counted(most, of)}, "
+        f"the latter {counted(least, of)}"
     )

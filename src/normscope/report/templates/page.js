@@ -89,6 +89,18 @@
     });
   };
 
+  // A word of a command stays whole where the line has room for it, an option's hyphens too.
+  const keepWords = (code) => {
+    const pieces = code.textContent.split(/(\s+)/).map((piece) => {
+      if (!piece.trim()) return piece;
+      const word = document.createElement("span");
+      word.className = "word";
+      word.textContent = piece;
+      return word;
+    });
+    code.replaceChildren(...pieces);
+  };
+
   // What scrolls inside the page can be reached and moved by the keyboard, and says that it does.
   const faded = (box) => {
     const hidden = box.scrollWidth - box.clientWidth - box.scrollLeft;
@@ -119,6 +131,7 @@
     startTheme(document.getElementById("theme"));
     document.querySelectorAll("table.sortable").forEach(startTable);
     document.querySelectorAll("button.copy").forEach(startCopy);
+    document.querySelectorAll(".command code").forEach(keepWords);
     for (const box of document.querySelectorAll(".scroll")) {
       box.addEventListener("scroll", () => faded(box), { passive: true });
     }
