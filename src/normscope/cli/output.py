@@ -50,8 +50,8 @@ def progress(
     Args:
         label: what is on.
         total: number of parts; None if it is told on the way, or not at all.
-        counted: how they are counted; with a total that is a guess or a bound, such as "part {} of
-            about {}", no time left is told.
+        counted: how they are counted; with a total that is a bound, such as "product {} of at most
+            {}", no time left is told.
 
     Yields:
         A function to call, with a text, as each part begins. Without a total "3 of 18" or "17 %
@@ -103,11 +103,11 @@ class Bar:
         count = ""
         if done is not None and total:
             count = "" if _SHARE.search(text) else f"{done}/{total}"
-            if self._counted == PARTS:
+            if _is_timed(self._counted):
                 self._left.count(done, total)
         if self._total:
             count = self._counted.format(min(self._begun, self._total), self._total)
-        times = _SPENT + (_REST if self._counted == PARTS else 0)
+        times = _SPENT + (_REST if _is_timed(self._counted) else 0)
         room = max(self._bar.console.width - len(count) - times, _LEAST)  # the times are not cut
         shown = f"{self._label}: {text}"
         shown = shown if len(shown) <= room else f"{shown[: room - 1]}…"
@@ -160,6 +160,8 @@ class Lines:
             # of parts the count is of those begun, not done
             if done is not None and total and not (self._total or _part_of(text)):
                 self._left.count(done, total)
+            elif self._total and _is_timed(self._counted):
+                self._left.count(self._begun - 1, self._total)
             self.look()
 
     def look(self) -> None:
@@ -204,6 +206,11 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._watch.join()
+
+
+def _is_timed(counted: str) -> bool:
+    """Whether the parts tell the time left: those of a guess roughly, those of a bound not."""
+    return counted == PARTS or _GUESS in counted
 
 
 def _grown(total: int | None, begun: int, counted: str) -> int | None:

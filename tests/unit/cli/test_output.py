@@ -185,7 +185,7 @@ def test_time_left_is_told_from_a_tenth_of_what_is_to_do_here():
     assert seconds_left([(0, 0, 100), (90, 9, 100)]) == [None]
 
 
-def test_total_that_is_a_guess_is_called_one_and_gives_no_time(capsys):
+def test_total_that_is_a_guess_is_called_one_and_gives_a_rough_time(capsys):
     clock = Clock()
     lines = Lines("learning rate", 18, clock, "part {} of about {}")
     for run in range(3):
@@ -193,7 +193,7 @@ def test_total_that_is_a_guess_is_called_one_and_gives_no_time(capsys):
         clock.now += 20
         lines.look()
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "learning rate: run 3 at 0.5, part 3 of about 18 (60 s)"
+        "learning rate: run 3 at 0.5, part 3 of about 18 (60 s, about 5 min left)"
     )
 
 
@@ -212,7 +212,13 @@ def test_bar_counts_and_tells_the_time_left(monkeypatch):
         bar.tell(f"run {run + 1} at 0.5")
         clock.now += 10
     (task,) = bar._bar.tasks
-    assert (task.fields["count"], str(task.fields["left"])) == ("part 3 of about 18", "")
+    told = task.fields["count"], str(task.fields["left"])
+    assert told == ("part 3 of about 18", "about 2.5 min left")
+    bar = Bar("curvature", 100, console, "product {} of at most {}")
+    for _ in range(30):
+        bar.tell("a product")
+        clock.now += 10
+    assert str(bar._bar.tasks[0].fields["left"]) == ""
 
 
 def test_bar_counts_no_further_than_its_total():
