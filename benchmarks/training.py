@@ -10,7 +10,9 @@ the same parameters to float tolerance. They take turns in one process, segment 
 the shortest segment of each counts.
 
 "gradient alone" is a forward and backward pass on one fixed batch: no data, no update. No loop
-around the same model can be faster, so its ratio is the limit of what a loop can gain. "GFLOP/s"
+around the same model can be faster, so its ratio is the limit of what a loop can gain. "by hand",
+on the fully connected net without momentum, is the ratio of a step written out without DataLoader,
+modules, autograd and optimizer (training_floor.py), checked in the same way. "GFLOP/s"
 counts the multiplications and additions of products and convolutions in our loop; "of product"
 compares them with a product of matrices (1024 x 1000) (1000 x 1000) timed in the same run.
 """
@@ -32,6 +34,7 @@ from rich.table import Table
 from timing import interleaved
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from training_floor import HandWritten, hand_written_steps
 
 from normscope.curvature.problem import Problem
 from normscope.losses import cross_entropy
@@ -57,12 +60,16 @@ class Case:
     steps: int
     goal: float
     momentum: float = 0.0
+    by_hand: bool = False
 
 
 # The textbook loop has SGD as it comes, without momentum; the second row adds momentum to both
 # loops, where the textbook's update takes longer. Each row is judged by itself.
 CASES = [
-    Case("fully_connected", lambda: build("fully_connected"), (1, 28, 28), 12800, 4, 1.2),
+    Case(
+        *("fully_connected", lambda: build("fully_connected"), (1, 28, 28), 12800, 4, 1.2),
+        by_hand=True,
+    ),
     Case("fully_connected", lambda: build("fully_connected"), (1, 28, 28), 12800, 4, 1.2, 0.9),
     Case(
         "fully_connected, width 100",
@@ -90,6 +97,7 @@ class Row:
     met: bool
     gradient_alone: float
     limit: float
+    by_hand: float | None
     gigaflops: float
     product_gigaflops: float
 
@@ -99,7 +107,7 @@ def measure(case: Case, seconds: float) -> Row:
     torch.manual_seed(0)
     data = (torch.randn(case.samples, *case.input_shape), torch.randint(10, (case.samples,)))
     model = case.model()
-    check_same_arithmetic(model, data, case.momentum)
+    check_same_arithmetic(model, data, case)
     shortest = interleaved(contenders(case, model, data), seconds=seconds)
     seconds_per_step = {name: time / case.steps for name, time in shortest.items()}
     textbook, ours = seconds_per_step["textbook"], seconds_per_step["ours"]
@@ -115,6 +123,7 @@ def measure(case: Case, seconds: float) -> Row:
         met=textbook / ours >= case.goal,
         gradient_alone=1 / alone,
         limit=textbook / alone,
+        by_hand=textbook / seconds_per_step["by hand"] if case.by_hand else None,
         gigaflops=flops_of_a_step(model, data) / ours / 1e9,
         product_gigaflops=2 * rows * inner * columns / shortest["product"] / 1e9,
     )
@@ -131,12 +140,17 @@ def contenders(
     alone = gradients(copy.deepcopy(model), data)
     rows, inner, columns = PRODUCT
     left, right = torch.randn(rows, inner), torch.randn(inner, columns)
-    return {
+    found: dict[str, Callable[[], object]] = {
         "textbook": lambda: advance(textbook, case.steps),
         "ours": lambda: advance(ours, case.steps),
         "gradient alone": lambda: advance(alone, case.steps),
         "product": lambda: left @ right,
     }
+    if case.by_hand:
+        hand = HandWritten(model, BATCH_SIZE, LEARNING_RATE)
+        by_hand = hand_written_steps(hand, data, BATCH_SIZE)
+        found["by hand"] = lambda: advance(by_hand, case.steps)
+    return found
 
 
 def advance(steps: Iterator[object], count: int) -> None:
@@ -156,18 +170,25 @@ def gradients(model: nn.Module, data: tuple[Tensor, Tensor]) -> Iterator[None]:
 
 
 def check_same_arithmetic(
-    model: nn.Module, data: tuple[Tensor, Tensor], momentum: float, steps: int = 5
+    model: nn.Module, data: tuple[Tensor, Tensor], case: Case, steps: int = 5
 ) -> None:
-    """Both loops, fed the same batches, end with the same parameters.
+    """All loops, fed the same batches, end with the same parameters.
 
     In double precision: a few steps amplify the rounding of float32 differently net by net.
     """
     ours, theirs = copy.deepcopy(model).double(), copy.deepcopy(model).double()
+    momentum, by_hand = case.momentum, case.by_hand
     optimizer = torch.optim.SGD(theirs.parameters(), lr=LEARNING_RATE, momentum=momentum)
+    if by_hand:
+        hand = HandWritten(ours, BATCH_SIZE, LEARNING_RATE)
     problem = Problem(ours, cross_entropy, data)
     for step in train(problem, sgd(LEARNING_RATE, momentum), steps, BATCH_SIZE):
         textbook_step(theirs, cross_entropy, optimizer, *step.batch)
+        if by_hand:
+            hand.step(step.batch[0].flatten(1), step.batch[1])
     torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()))
+    if by_hand:
+        torch.testing.assert_close(hand.parameters(), [p.data for p in theirs.parameters()])
 
 
 def flops_of_a_step(model: nn.Module, data: tuple[Tensor, Tensor]) -> int:
@@ -188,6 +209,7 @@ def table_of(rows: list[Row]) -> Table:
         "met",
         "gradient alone",
         "limit",
+        "by hand",
     )
     for column in (*columns, "GFLOP/s", "of product"):
         table.add_column(column, justify="left" if column == "net" else "right")
@@ -200,6 +222,7 @@ def table_of(rows: list[Row]) -> Table:
             "yes" if row.met else "no",
             f"{row.gradient_alone:.1f}",
             f"{row.limit:.2f}",
+            "" if row.by_hand is None else f"{row.by_hand:.2f}",
             f"{row.gigaflops:.0f}",
             f"{row.gigaflops / row.product_gigaflops:.0%}",
         )

@@ -79,17 +79,19 @@ class _ClosedFormBatchNorm(_BatchNorm):
 
     def _count_batch(self) -> float | Tensor:
         """Count this batch; return its share in the running statistics."""
-        count = self.num_batches_tracked
+        buffers, momentum, transformed = self._buffers, self.momentum, transform_active()
+        known = "num_batches_tracked" in buffers  # a look there is quicker than the attribute
+        count = buffers["num_batches_tracked"] if known else self.num_batches_tracked
         if count is None:
-            return self.momentum or 0.0
-        if transform_active() and not belongs_to_innermost_transform(count):
+            return momentum or 0.0
+        if transformed and not belongs_to_innermost_transform(count):
             count = count + 1  # a captured counter may not be written
         else:
             count.add_(1)
-        if self.momentum is not None:
-            return self.momentum
+        if momentum is not None:
+            return momentum
         # In a transform the count may be many at once, and has no single number.
-        return 1.0 / count if transform_active() else 1.0 / float(count)
+        return 1.0 / count if transformed else 1.0 / float(count)
 
     def extra_repr(self) -> str:
         """PyTorch's line, and the process group where there is one."""
