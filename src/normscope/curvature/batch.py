@@ -74,10 +74,17 @@ def sample_count(batch: Batch) -> int:
 
 
 def moved(batch: Batch, device: torch.device, dtype: torch.dtype | None) -> Batch:
-    """The same batch on a device, its floating-point tensors in a dtype (None: as they are)."""
+    """The same batch on a device, its floating-point tensors in a dtype (None: as they are).
+
+    Tensors made in `torch.inference_mode` are copied: no graph may hold them.
+    """
 
     def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
+        wanted = dtype if tensor.is_floating_point() else None
+        if tensor.is_inference():
+            with torch.inference_mode(False):
+                tensor = tensor.clone()
+        return tensor.to(device, wanted, non_blocking=True)
 
     return _mapped(batch, move)
 

@@ -81,6 +81,13 @@ class UpdateRule:
         return 2 * (1 + self.momentum) / pull if pull > 0 else math.inf
 
 
+# of an optimizer's groups: what the rule of all of them is made of
+_ONE_FOR_ALL = (
+    *("lr", "momentum", "nesterov", "dampening"),
+    *("betas", "alpha", "eps", "amsgrad", "centered", "decoupled_weight_decay"),
+)
+
+
 def rule_of(optimizer: Optimizer) -> UpdateRule:
     """The update rule of a torch optimizer.
 
@@ -104,7 +111,7 @@ def rule_of(optimizer: Optimizer) -> UpdateRule:
     groups = optimizer.param_groups
     if any(group.get("maximize") for group in groups):
         raise InputError("the optimizer has maximize=True; the advice is for minimizing a loss.")
-    for name in ("lr", "momentum", "betas", "nesterov", "dampening", "alpha", "eps"):
+    for name in _ONE_FOR_ALL:
         values = {str(group[name]) for group in groups if name in group}
         if len(values) > 1:
             raise InputError(

@@ -48,7 +48,7 @@ def slopes(problem: Problem, output: Tensor, target: Tensor) -> Slopes:
         return _AutogradSlopes(problem, target, output.shape)
     if known.kind == "cross_entropy":
         return _EntropySlopes(target, output.shape[1], known.scale, output.dtype)
-    if not target.is_floating_point():
+    if target.dim() == 1 and not target.is_floating_point():  # labels, not squares of integers
         target = functional.one_hot(target.long(), output.shape[1])
     return _SquareSlopes(target.to(output.dtype), known.scale)
 

@@ -217,3 +217,13 @@ def test_batch_pieces_leave_no_sample_alone(samples, size):
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= min(2, size, samples)
     assert max(sizes) <= (3 if size == 2 else size)
+
+
+def test_tensors_of_inference_mode_can_be_differentiated_through():
+    with torch.inference_mode():
+        data = torch.randn(4, 2), torch.randn(4, 1)
+    problem = Problem(nn.Linear(2, 1), "squared_error", data)
+    (batch,) = problem.batches()
+    problem.loss_on(batch).backward()
+    assert torch.equal(batch[0], data[0])
+    assert problem.model.weight.grad is not None

@@ -138,3 +138,17 @@ def test_layer_that_is_called_twice_counts_by_its_last_call():
     found = last_layer(evaluator_of(model, (inputs, targets)))
     assert found.name == "layer"
     assert torch.equal(found.features[0], torch.tanh(model.layer(inputs)))
+
+
+class Transposed(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.head = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.head(x).transpose(1, 2)
+
+
+def test_transposed_output_is_not_the_layers_own_though_it_has_its_shape():
+    data = torch.randn(4, 3, 3), torch.randint(3, (4, 3))
+    assert last_layer(evaluator_of(Transposed(3), data)) is None

@@ -129,6 +129,15 @@ def test_groups_with_several_learning_rates_are_refused():
         rule_of(SGD(groups, lr=0.1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Adam, "amsgrad"), (Adam, "decoupled_weight_decay"), (RMSprop, "centered")]
+)
+def test_groups_that_differ_in_their_rule_are_refused(kind, name):
+    groups = [{"params": weights(), name: False}, {"params": weights(), name: True}]
+    with pytest.raises(InputError, match=name):
+        rule_of(kind(groups, lr=0.1))
+
+
 def test_unknown_and_maximizing_optimizers_are_refused():
     with pytest.raises(ArgumentTypeError, match="got Adagrad"):
         rule_of(Adagrad(weights()))

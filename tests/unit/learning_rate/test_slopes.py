@@ -62,6 +62,7 @@ def compared(loss, given, target):
         (squared_error, values()),
         (nn.MSELoss(), values()),
         (nn.MSELoss(reduction="sum"), values()),
+        (nn.MSELoss(), functional.one_hot(labels(), CLASSES)),  # integers, but not labels
     ],
 )
 def test_known_losses_have_the_gradients_of_autograd(loss, target):
