@@ -6,8 +6,9 @@ The truth is found by a slow search of its own (``learning_rate_truth.py``): the
 rate, to 5 %, the median over three orders of the data, at which within 100 steps at batch size 128
 the loss becomes non-finite or exceeds 3 times (squared error) or 1.5 times (cross-entropy) its
 first value. Every other number is divided by it: above 1 is too large. ``--resume`` keeps finished
-cases in a file and goes on from there. by_curvature was developed on the cases marked "dev" and
-judged on the others. "finder" is torch-lr-finder's range test on a DataLoader; without that package
+cases in a file and goes on from there; ``--renew`` keeps only the truth of that file. What the
+groups of cases ("dev", "judged", "new", "last") mean is said in ``learning_rate_cases.py``.
+"finder" is torch-lr-finder's range test on a DataLoader; without that package
 (``pip install -e .[bench]``) its columns are empty.
 
 Data: MNIST and CIFAR-10 where NORMSCOPE_DATA names them, the embedded digits otherwise.
@@ -69,14 +70,18 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
     start_only = rule.largest_stable_rate(max(curvature.values))
     prediction, seconds["by_curvature"] = timed(
         lambda: predicted_onset(
-            problem, batches, rule, rates["bound"], sharpening=curvature.sharpening
+            problem,
+            batches,
+            rule,
+            rates["bound"],
+            sharpening=curvature.sharpening,
+            beyond=curvature.bound_beyond(rule),
         )
     )
     rates["by_curvature"] = prediction.rate
     found, seconds["verified"] = timed(lambda: verified_onset(bench, prediction.rate))
     rates["verified"] = found.onset
-    # as `Advice.safe` has it
-    rates["safe"] = rates["bound"] if found.high >= rates["bound"] else found.onset / 2
+    rates["safe"] = found.safe_below(rates["bound"])
     reasons = {}
     for closure in CLOSURES:
         theory = by_theory(problem, one_batch(case), rule, closure)
@@ -91,7 +96,9 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
         "rates": rates,
         "start_only": start_only,
         "standing": prediction.standing,
+        "begins_flat": curvature.begins_flat,
         "verified_ends": [found.low, found.high],
+        "spread": found.spread,
         "verification_steps": found.steps,
         "products": curvature.products / (len(curvature.values) + len(curvature.later)),
         "died": found.died,
@@ -125,7 +132,7 @@ def show(rows: dict[str, Row]) -> None:
         table.add_column(name, justify="right")
     for name, row in sorted(rows.items(), key=lambda item: -badness(item[1])):
         ratios = (ratio(row, method) for method in (*METHODS, *PEERS))
-        label = f"{name} (dev)" if CASES[name].developing else name
+        label = f"{name} ({CASES[name].group})"
         onset = sorted(row["onsets"])[len(row["onsets"]) // 2]
         seconds = (f"{row['seconds'][each]:.2f}" for each in timings)
         cells = ("-" if value is None else f"{value:.3g}" for value in ratios)
@@ -137,9 +144,10 @@ def summary(rows: dict[str, Row]) -> str:
     lines = []
     groups = {
         "all": list(rows),
-        "dev": [name for name in rows if CASES[name].developing],
-        "judged": [name for name in rows if not CASES[name].developing],
+        "earlier": [name for name in rows if CASES[name].group != "last"],
     }
+    for name in rows:
+        groups.setdefault(CASES[name].group, []).append(name)
     for group, names in groups.items():
         for method in (*METHODS, *PEERS):
             chosen = [rows[name] for name in names if ratio(rows[name], method) is not None]

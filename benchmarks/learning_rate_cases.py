@@ -34,7 +34,9 @@ class Case:
         loss: squared_error or cross_entropy.
         momentum: of SGD.
         make: builds the network for inputs of a shape; the same weights each time.
-        developing: whether by_curvature was developed on it, rather than judged by it.
+        group: "dev": by_curvature was developed on it; "judged": not looked at before that was
+            settled; "new": added later; "last": added when the walk off a plateau and the late
+            failures were settled, run once, and nothing changed after.
     """
 
     name: str
@@ -42,7 +44,7 @@ class Case:
     loss: str
     momentum: float
     make: Callable[[tuple[int, ...]], nn.Module]
-    developing: bool = False
+    group: str = "judged"
 
     def samples(self) -> Batch:
         """Images and labels; handwritten digits where the real data is absent."""
@@ -121,10 +123,27 @@ def _plain(
     return make
 
 
-def _transformer(norm: str) -> Callable[[tuple[int, ...]], nn.Module]:
+def _plain_conv(depth: int, channels: int) -> Callable[[tuple[int, ...]], nn.Module]:
+    """3x3 convolutions as torch initializes them, every second with stride 2, and a linear head."""
+
     def make(input_shape: tuple[int, ...]) -> nn.Module:
         torch.manual_seed(0)
-        return TransformerEncoder(input_shape, norm)
+        layers: list[nn.Module] = []
+        for place in range(depth):
+            inputs = channels if place else input_shape[0]
+            layers += [nn.Conv2d(inputs, channels, 3, 1 + place % 2, padding=1), nn.ReLU()]
+        side = input_shape[1] // 2 ** (depth // 2)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side**2, 10))
+
+    return make
+
+
+def _transformer(
+    norm: str, width: int = 64, layers: int = 2
+) -> Callable[[tuple[int, ...]], nn.Module]:
+    def make(input_shape: tuple[int, ...]) -> nn.Module:
+        torch.manual_seed(0)
+        return TransformerEncoder(input_shape, norm, width, layers)
 
     return make
 
@@ -193,7 +212,6 @@ _TABLE: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
         0.0,
         _resnet("layer"),
     ),
-    # added when the advisor was settled, and not looked at before
     ("gelu none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 5, 200, nn.GELU)),
     ("gelu layer", "mnist", _SQUARED, 0.9, _plain("layer", 5, 200, nn.GELU)),
     ("relu deep none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 8, 150, nn.ReLU)),
@@ -201,11 +219,38 @@ _TABLE: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
     ("conv group entropy", "cifar10", _ENTROPY, 0.9, _conv("group")),
     ("conv l1", "cifar10", _SQUARED, 0.0, _conv("l1")),
 ]
-# by_curvature was developed on these; the others were not looked at before it was settled.
-_DEVELOPING = ("fc", "tanh", "example")
+_LAST: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
+    ("relu deep none", "mnist", _SQUARED, 0.0, _plain("none", 8, 150, nn.ReLU)),
+    ("relu deep none cifar entropy", "cifar10", _ENTROPY, 0.0, _plain("none", 6, 300, nn.ReLU)),
+    ("relu deep batch entropy", "mnist", _ENTROPY, 0.0, _plain("batch", 8, 150, nn.ReLU)),
+    ("silu deep none entropy", "mnist", _ENTROPY, 0.9, _plain("none", 6, 100, nn.SiLU)),
+    ("tanh deep none entropy", "mnist", _ENTROPY, 0.9, _plain("none", 10, 100)),
+    ("gelu deep layer entropy", "mnist", _ENTROPY, 0.9, _plain("layer", 10, 100, nn.GELU)),
+    ("conv deep none entropy", "cifar10", _ENTROPY, 0.9, _plain_conv(6, 24)),
+    ("transformer none", "mnist", _SQUARED, 0.9, _transformer("none")),
+    ("transformer deep entropy", "mnist", _ENTROPY, 0.9, _transformer("layer", 32, 4)),
+]
+_DEVELOPING = ("fc", "tanh none", "tanh batch", "example")
+_NEW = (
+    "gelu none entropy",
+    "gelu layer",
+    "relu deep none entropy",
+    "relu none momentum",
+    "conv group entropy",
+    "conv l1",
+    "resnet layer entropy",
+)
+
+
+def _group(name: str) -> str:
+    if name in {row[0] for row in _LAST}:
+        return "last"
+    if name in _NEW:
+        return "new"
+    return "dev" if name.startswith(_DEVELOPING) or name == "conv batch" else "judged"
+
+
 CASES = {
-    name: Case(
-        name, data, loss, momentum, make, name.startswith(_DEVELOPING) or name == "conv batch"
-    )
-    for name, data, loss, momentum, make in _TABLE
+    name: Case(name, data, loss, momentum, make, _group(name))
+    for name, data, loss, momentum, make in _TABLE + _LAST
 }

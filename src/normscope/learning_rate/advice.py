@@ -58,15 +58,9 @@ class Advice:
 
     @property
     def safe(self) -> float:
-        """The bound; if runs failed below it, the recommended rate.
-
-        The curvature of the first steps has proved blind then, and a rate that was just stable has
-        no margin.
-        """
+        """The bound; or below all rates at which a run failed, if one did below the bound."""
         found = self.verification
-        if found is None or found.high >= self.bound:
-            return self.bound
-        return self.recommended
+        return self.bound if found is None else found.safe_below(self.bound)
 
     @property
     def by_curvature(self) -> float:
@@ -150,6 +144,7 @@ class Advice:
             "trials": [vars(each) for each in runs],
             "lambda_max": list(self.curvature.values),
             "lambda_max_later": list(self.curvature.later),
+            "lambda_max_beyond": self.curvature.beyond,
             "curvature": self.curvature.kind,
             "converged": self.curvature.converged,
             "shares": self.shares,

@@ -69,9 +69,10 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
 
 
 def _safe_remark(advice: Advice) -> str:
-    if advice.safe >= advice.bound:
+    found = advice.verification
+    if found is None or advice.safe >= advice.bound:
         return "the steepest curvature met is trained stably below it"
-    return "lowered to the recommended one: runs failed below what the curvature allows"
+    return f"lowered: a run failed at {found.lowest_failure:.3g}, below what the curvature allows"
 
 
 def _curvature_words(advice: Advice) -> str:

@@ -23,9 +23,10 @@ from normscope.learning_rate.copies import Workbench, checked_optimizer
 from normscope.learning_rate.invariance import scale_invariant_weights
 from normscope.learning_rate.preconditioner import Preconditioner, preconditioner_of
 from normscope.learning_rate.rules import UpdateRule, rule_of
-from normscope.learning_rate.steepest import Tell, gradient_on, steepest_curvature
+from normscope.learning_rate.steepest import Tell, steepest_curvature
 from normscope.learning_rate.theory import by_theory
 from normscope.learning_rate.verification import verified_onset
+from normscope.learning_rate.walk import gradient_on
 from normscope.training.optimizers import sgd
 
 if TYPE_CHECKING:
@@ -120,7 +121,14 @@ def _answered(
         )
     tell("prediction")
     prediction = predicted_onset(
-        problem, batches, rule, safe, preconditioner, seed, curvature.sharpening
+        problem,
+        batches,
+        rule,
+        safe,
+        preconditioner,
+        seed,
+        curvature.sharpening,
+        curvature.bound_beyond(rule),
     )
     return {
         "rule": rule,

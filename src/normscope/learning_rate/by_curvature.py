@@ -17,7 +17,7 @@ from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.simulation import last_layer_onset
-from normscope.learning_rate.steepest import gradient_on
+from normscope.learning_rate.walk import gradient_on
 
 __all__ = ["Prediction", "predicted_onset"]
 
@@ -57,6 +57,7 @@ def predicted_onset(
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
     sharpening: float = 1.0,
+    beyond: float | None = None,
 ) -> Prediction:
     """Predict the onset of instability from a few forward passes and one gradient.
 
@@ -75,18 +76,26 @@ def predicted_onset(
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
         sharpening: how much steeper the net is after a few steps than here.
+        beyond: the bound where the net has left a plateau; None if it began on none. On a plateau
+            the last layer is given the same features for every sample, and its training says
+            nothing.
 
     Returns:
         The prediction.
     """
+    if beyond is not None:
+        return _by_bound(problem, beyond, "begins on a plateau, and this is the bound beyond")
     few = Problem(problem.model, problem.loss, list(batches))
     evaluator = Evaluator(few, parameter_layout(problem.model), "train", seed)
     layer = last_layer(evaluator)
     standing = None if layer is None else last_layer_onset(layer, problem, rule)
-    if layer is None or standing is None:
-        return _by_bound(problem, bound, layer)
+    if layer is None:
+        why = "shows no linear last layer with trained weights of its own"
+        return _by_bound(problem, bound, why)
+    if standing is None:
+        return _by_bound(problem, bound, "is stable at every rate in its last")
     moved = _after_one_step(evaluator, batches[-1], layer, standing, preconditioner)
-    onset = None if moved is None else last_layer_onset(moved, problem, rule)
+    onset = None if moved is None else last_layer_onset(moved, problem, rule, near=standing)
     onset = standing if onset is None else onset
     if standing <= _CONSISTENT * onset and sharpening <= _CONSISTENT:
         return Prediction(onset, layer.name, standing, _reason(layer))
@@ -138,13 +147,8 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all())
 
 
-def _by_bound(problem: Problem, bound: float, layer: LastLayer | None) -> Prediction:
+def _by_bound(problem: Problem, bound: float, why: str) -> Prediction:
     factor = _allowance(problem)
-    why = (
-        "shows no linear last layer with trained weights of its own"
-        if layer is None
-        else "is stable at every rate in its last"
-    )
     return Prediction(factor * bound, None, None, f"{factor:g} times the bound: the model {why}")
 
 

@@ -78,10 +78,11 @@ def _safe(advice: Advice) -> str:
             f"The loss of a batch of {advice.batch_size} curves upwards in no direction; its "
             f"weight decay alone is trained stably below {bound:.3g}"
         )
-    if advice.safe < bound:
+    found = advice.verification
+    if found is not None and advice.safe < bound:
         return (
-            f"{text}, yet runs failed below that: it grows steeper later, and the safe rate is "
-            "lowered to the recommended one."
+            f"{text}, yet a run failed at {found.lowest_failure:.3g}: it grows steeper later, and "
+            f"the safe rate is lowered to {advice.safe:.3g}."
         )
     if advice.recommended < advice.safe:
         return f"{text}, the safe rate; it has no margin, unlike half the limit, which is lower."
@@ -128,6 +129,11 @@ def _sharpening(advice: Advice) -> str:
     start, binding = max(advice.curvature.values), advice.curvature.binding
     if binding <= _STEEPER * max(start, 0.0):
         return ""
+    if advice.curvature.begins_flat and advice.curvature.beyond:
+        return (
+            "The net begins on a plateau: its loss stands still for some steps, and where it has "
+            f"begun to fall the curvature is {advice.curvature.beyond / start:.0f} times as large."
+        )
     if start <= 0:
         return "The curvature is positive after the first steps only: they, not the start, bind."
     return (

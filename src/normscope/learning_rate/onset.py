@@ -19,6 +19,7 @@ __all__ = ["ORDERS", "STEPS", "TOLERANCE", "Trial", "growth_limit", "is_unstable
 STEPS = 100  # an instability counts if it shows within so many
 TOLERANCE = 0.05  # relative, on the onset
 ORDERS = 3  # orders of the data, of whose onsets the median counts
+_EARLY = 20  # steps within which an instability shows that the rate itself is too large
 _BETWEEN_LOOKS = 10  # steps between two looks for a pulse
 _SQUARED_LIMIT = 3.0
 _OTHER_LIMIT = 1.5
@@ -50,6 +51,16 @@ class Trial:
     def failed(self) -> bool:
         """Whether nothing can be learned at this rate: it was unstable, or the net died."""
         return self.unstable or self.died
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was unstable, but not in its first 20 steps.
+
+        What a rate does to the first steps, it does on every order of the data, or nearly. Later
+        instabilities are chance: one order breaks at a third of the rate at which another does, and
+        the same order may hold at a rate between.
+        """
+        return self.unstable and self.steps > _EARLY
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

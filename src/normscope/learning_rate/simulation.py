@@ -19,46 +19,63 @@ __all__ = ["last_layer_onset", "stable_rates"]
 
 _GRID = 5  # learning rates tried at once
 _COARSE = 4.0  # between neighbours of the first grid
+_BETWEEN = 6  # steps of the lattice from one of them to the next
+_FINE = _COARSE ** (1 / _BETWEEN)
+_BELOW, _ABOVE = 6, 3  # steps of the lattice around a rate that is near
 _Value = TypeVar("_Value")
 
 
-def last_layer_onset(layer: LastLayer, problem: Problem, rule: UpdateRule) -> float | None:
+def last_layer_onset(
+    layer: LastLayer, problem: Problem, rule: UpdateRule, near: float | None = None
+) -> float | None:
     """The onset of instability of a last layer that is trained alone.
 
     The definition is that of the whole project, with the batches of ``layer`` in turn. No pass
-    through the network is needed.
+    through the network is needed. All rates are tried on one lattice, six to a factor of four: a
+    coarse grid first, then the points between; or at once those around a rate that is near.
 
     Args:
         layer: weights and inputs.
         problem: for its loss.
         rule: of the optimizer.
+        near: a learning rate at most four times above the onset or two below, if one is known; a
+            wrong one costs time, but does not change the answer.
 
     Returns:
         The onset to about 12 %; None if none was found near the bound or a million times above.
     """
-    low = _guess(layer, rule) / 2
+    lowest = _guess(layer, rule) / 2
+    if near is not None and near > 0:
+        place = round(math.log(near / lowest, _FINE))
+        around = [lowest * _FINE**step for step in range(place - _BELOW, place + _ABOVE + 1)]
+        found = _between(around, stable_rates(layer, problem, rule, around))
+        if found is not None:
+            return found
     for _ in range(5):  # a grid that begins above the onset or ends below it is shifted
-        grid = [low * _COARSE**place for place in range(_GRID)]
+        grid = [lowest * _COARSE**place for place in range(_GRID)]
         stable = stable_rates(layer, problem, rule, grid)
         if not stable[0]:
-            low /= _COARSE ** (_GRID - 1)
+            lowest /= _COARSE ** (_GRID - 1)
         elif all(stable):
-            low = grid[-1]
+            lowest = grid[-1]
         else:
-            place = stable.index(False)
-            return _refined(layer, problem, rule, grid[place - 1], grid[place])
+            return _refined(layer, problem, rule, grid[stable.index(False) - 1])
     return None
 
 
-def _refined(
-    layer: LastLayer, problem: Problem, rule: UpdateRule, low: float, high: float
-) -> float:
-    """The onset between a stable and an unstable rate, by one finer grid."""
-    inner = [low * (high / low) ** (place / (_GRID + 1)) for place in range(1, _GRID + 1)]
-    stable = stable_rates(layer, problem, rule, inner)
-    place = stable.index(False) if False in stable else _GRID
-    ends = [low, *inner, high]
-    return math.sqrt(ends[place] * ends[place + 1])
+def _refined(layer: LastLayer, problem: Problem, rule: UpdateRule, low: float) -> float | None:
+    """The onset between a stable rate and its unstable neighbour on the coarse grid."""
+    inner = [low * _FINE**place for place in range(1, _BETWEEN)]
+    stable = [True, *stable_rates(layer, problem, rule, inner), False]
+    return _between([low, *inner, low * _COARSE], stable)
+
+
+def _between(rates: Sequence[float], stable: Sequence[bool]) -> float | None:
+    """The middle of the first neighbours of which one is stable and one is not."""
+    if not stable[0] or all(stable):
+        return None
+    place = list(stable).index(False)
+    return math.sqrt(rates[place - 1] * rates[place])
 
 
 def stable_rates(

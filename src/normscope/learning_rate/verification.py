@@ -18,6 +18,7 @@ _RAMP_START = 1 / 8  # of the guess
 _RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
 _LATE = 2.0  # a ramp shows an instability about this factor above the rate that makes it
 _WIDENING = 1.6  # between runs until the onset is enclosed
+_MARGIN = 2.0  # below the lowest failure, if the curvature did not foresee it
 _SUSPICIOUS = 6  # failures in a row, a factor of 17 in all, before the data are looked at
 
 
@@ -46,9 +47,42 @@ class Verification:
         return math.sqrt(self.low * self.high) if math.isfinite(self.high) else self.low
 
     @property
+    def lowest_failure(self) -> float:
+        """The smallest rate at which any run failed, on whichever order; infinite if none did."""
+        return min((each.rate for each in self._runs if each.failed), default=math.inf)
+
+    @property
+    def spread(self) -> float:
+        """By how much the orders differ: the largest rate that held over the lowest failure.
+
+        It is 1 if every run that held is below every run that failed.
+        """
+        held = max((each.rate for each in self._runs if not each.failed), default=0.0)
+        return max(1.0, held / self.lowest_failure)
+
+    def safe_below(self, bound: float) -> float:
+        """What is left of a bound from the curvature once the runs are known.
+
+        Args:
+            bound: a learning rate.
+
+        Returns:
+            The bound if no run failed below it. Otherwise the curvature has proved blind, and the
+            answer is below every rate at which a run failed: by a factor of two, or by what the
+            orders of the data differ by if that is more.
+        """
+        if self.lowest_failure >= bound:
+            return bound
+        return min(self.lowest_failure, self.onset) / max(_MARGIN, self.spread)
+
+    @property
+    def _runs(self) -> tuple[Trial, ...]:
+        return self.trials[self.ramps :]
+
+    @property
     def died(self) -> bool:
         """Whether the net died at the smallest rate that failed, rather than being unstable."""
-        return any(each.died and each.rate == self.high for each in self.trials[self.ramps :])
+        return any(each.died and each.rate == self.high for each in self._runs)
 
     @property
     def steps(self) -> int:
@@ -73,9 +107,11 @@ def verified_onset(
     Every run starts from the user's weights and optimizer state. First the learning rate grows by
     8 % a step until the loss is unstable; then runs at fixed rates enclose the onset and halve the
     interval until it is within 5 % or the steps are used up. A rate fails if it does on two of
-    three orders of the data, as the median of their onsets demands. An unstable run ends at once,
-    so that only stable ones cost 100 steps. A run whose
-    net dies fails too: a net without normalization may break at one rate and die at a higher one,
+    three orders of the data, as the median of their onsets demands; or if a run fails late on one,
+    which is chance (`Trial.is_late`): the onset of an order is the smallest rate that breaks it,
+    and where chance breaks some runs at one rate, it breaks others at lower ones that are not
+    tried. An unstable run ends at once, so that only stable ones cost 100 steps. A run whose net
+    dies fails too: a net without normalization may break at one rate and die at a higher one,
     where its loss stays constant, and nobody wants to be sent there.
 
     Args:
@@ -130,11 +166,12 @@ class _Search:
         return done.rate
 
     def fails(self, rate: float) -> bool:
-        """Whether a rate fails on most orders of the data: two that agree settle it."""
+        """Whether a rate fails: two orders of the data that agree settle it, or a late failure."""
         failed = held = 0
         while self.left >= STEPS and failed < self.enough and held < self.enough:
-            if self.run(rate, order=failed + held):
-                failed += 1
+            done = self.run(rate, order=failed + held)
+            if done.failed:
+                failed += self.enough if done.is_late else 1
             else:
                 held += 1
         self.verdicts[rate] = failed >= held  # one each where the steps ran out: be careful
@@ -145,13 +182,13 @@ class _Search:
         """Runs that must agree; batches that the data has itself come in one order only."""
         return 1 if self.bench.batch_size is None else ORDERS // 2 + 1
 
-    def run(self, rate: float, order: int) -> bool:
-        """Whether a fixed rate fails on one order of the data."""
+    def run(self, rate: float, order: int) -> Trial:
+        """A run at a fixed rate on one order of the data."""
         self.tell(f"run {len(self.trials) + 1} at {rate:.3g}")
         with self.bench.rehearsal(rate) as (problem, optimizer):
             done = trial(problem, optimizer, self.bench.batch_size, self.bench.seed + order)
         self.trials.append(done)
-        return done.failed
+        return done
 
     def enclose(self, rate: float) -> None:
         """Go down from a rate that fails to one that does not, or up."""
@@ -167,7 +204,7 @@ class _Search:
 
     def _check_standstill(self) -> None:
         """Refuse data on which even a net that is not trained counts as unstable."""
-        if self.left >= STEPS and self.run(0.0, order=0):
+        if self.left >= STEPS and self.run(0.0, order=0).failed:
             raise StateError(
                 f"the loss of one batch is {self.trials[-1].worst:.3g} times that of the first "
                 "without any training, so that short runs cannot tell what is unstable; take "

@@ -41,7 +41,7 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     found = advice(verification=verified(0.0, 0.3))
     assert found.bound == 0.5
     assert found.safe == 0.15
-    assert row(found, "safe")["remark"].startswith("lowered to the recommended one")
+    assert row(found, "safe")["remark"].startswith("lowered: a run failed at 0.3, below")
     assert row(found, "verified") == {
         "quantity": "verified",
         "value": None,
@@ -62,8 +62,9 @@ def test_safe_rate_is_the_recommended_one_if_runs_failed_below_the_bound(low, hi
 
 def test_lowered_safe_rate_is_told():
     found = advice(verification=verified(0.2, 0.3))
-    assert row(found, "safe")["remark"].startswith("lowered to the recommended one")
-    assert "the safe rate is lowered to the recommended one" in found.explanation
+    assert row(found, "safe")["remark"].startswith("lowered: a run failed at 0.3, below")
+    assert "yet a run failed at 0.3" in found.explanation
+    assert "the safe rate is lowered to 0.122." in found.explanation
     assert "stable at 0.2, but not at 0.3" in found.explanation
 
 

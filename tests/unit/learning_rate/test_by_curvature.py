@@ -87,7 +87,7 @@ def test_model_without_a_linear_last_layer_gets_the_bound(loss, factor):
 @pytest.mark.parametrize(("after", "rate"), [(3.0, 3.0), (2.0, math.sqrt(2.0 * 3 * 0.2))])
 def test_last_layer_that_one_step_upsets_counts_only_half(monkeypatch, after, rate):
     answers = iter([10.0, after])
-    monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *arguments: next(answers))
+    monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_, **near: next(answers))
     problem = Problem(small_network(), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, bound=0.2)
     assert found.rate == pytest.approx(rate)

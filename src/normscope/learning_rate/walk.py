@@ -1,0 +1,144 @@
+"""Walks: where a few steps of training lead, with nothing of the model changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.batch import Batch
+from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.preconditioner import Preconditioner
+from normscope.learning_rate.rules import UpdateRule
+
+__all__ = ["Walk", "Walks", "gradient_on"]
+
+
+class Walks:
+    """What all walks from one start share.
+
+    Args:
+        problem: model, loss and data; nothing of it is changed.
+        batches: one for each step, in turn.
+        preconditioner: what the steps are divided by; None for SGD.
+        seed: of dropout and noise.
+        start: parameters that begin elsewhere than at the present weights.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        batches: Sequence[Batch],
+        preconditioner: Preconditioner | None = None,
+        seed: int = 0,
+        start: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.problem, self.batches = problem, batches
+        self.preconditioner, self._seed = preconditioner, seed
+        self.layout = parameter_layout(problem.model)
+        self._start, self._first = dict(start or {}), dict[int, float]()
+
+    def beginning_at(self, number: int, point: Mapping[str, Tensor]) -> Walks:
+        """Walks from another point, the batches in turn from a step's on."""
+        place = number % len(self.batches)
+        batches = [*self.batches[place:], *self.batches[:place]]
+        return Walks(self.problem, batches, self.preconditioner, self._seed, point)
+
+    def first_loss(self, number: int) -> float:
+        """The loss of a step's batch at the start.
+
+        Args:
+            number: of the step.
+
+        Returns:
+            The loss before any step.
+        """
+        place = number % len(self.batches)
+        if place not in self._first:
+            self._first[place], _ = gradient_on(self.evaluator(place), self.batches[place])
+        return self._first[place]
+
+    def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
+        """The model on the batch of a step.
+
+        Args:
+            number: of the step.
+            point: the parameters; None for those of the start.
+
+        Returns:
+            Model, loss and that one batch.
+        """
+        batch = self.batches[number % len(self.batches)]
+        problem = Problem(self.problem.model, self.problem.loss, [batch])
+        evaluator = Evaluator(problem, self.layout, "train", self._seed)
+        evaluator.point.update(point or self._start)
+        return evaluator
+
+
+class Walk:
+    """Steps from the start, by an optimizer's rule; without weight decay.
+
+    Args:
+        walks: model, loss and batches.
+        rule: of the optimizer.
+        rate: the learning rate.
+    """
+
+    def __init__(self, walks: Walks, rule: UpdateRule, rate: float) -> None:
+        self._walks, self._rule, self._rate = walks, rule, rate
+        self._velocity: Tensor | None = None
+        self.taken = 0
+        self.point: dict[str, Tensor] = {}
+
+    def here(self) -> Evaluator:
+        """The model where the walk stands, on the batch that comes next."""
+        return self._walks.evaluator(self.taken, self.point)
+
+    def step(self) -> float:
+        """One step on the batch that comes next.
+
+        Returns:
+            The loss of that batch before the step.
+        """
+        evaluator, layout = self.here(), self._walks.layout
+        loss, gradient = gradient_on(evaluator, evaluator.problem.data[0])
+        moved = layout.split(layout.join(evaluator.leaves()) - self._rate * self._along(gradient))
+        self.point = {
+            name: tensor.detach().to(evaluator.point[name].dtype)
+            for name, tensor in zip(layout.names, moved, strict=True)
+        }
+        self.taken += 1
+        return loss
+
+    def _along(self, gradient: Tensor) -> Tensor:
+        """The optimizer's step for a gradient, at a learning rate of one."""
+        scale, rule = self._walks.preconditioner, self._rule
+        divided = gradient if scale is None else gradient / scale.scale
+        if self._velocity is None:
+            self._velocity = (
+                divided  # torch's first buffer, and Adam's mean corrected for its start
+            )
+        else:
+            self._velocity = rule.momentum * self._velocity + (1 - rule.dampening) * divided
+        return divided + rule.momentum * self._velocity if rule.nesterov else self._velocity
+
+
+def gradient_on(evaluator: Evaluator, batch: Batch) -> tuple[float, Tensor]:
+    """Loss and gradient on one batch; nothing is changed.
+
+    Args:
+        evaluator: model and loss at a point.
+        batch: as the problem's data has it.
+
+    Returns:
+        The loss, and the gradient as a flat vector in the layout's order.
+    """
+    placed = evaluator.problem.placed(batch)
+    leaves = evaluator.leaves()
+    with evaluator.scene(leaves):
+        loss = evaluator.problem.loss_on(placed)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return loss.item(), evaluator.layout.join(gradients).detach()
