@@ -66,7 +66,7 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
     rates: Row = {}
     seconds: Row = {"truth": truth_seconds}
     curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3], rule))
-    rates["bound"] = rule.largest_stable_rate(curvature.binding)
+    rates["bound"] = curvature.bound(rule)
     start_only = rule.largest_stable_rate(max(curvature.values))
     prediction, seconds["by_curvature"] = timed(
         lambda: predicted_onset(

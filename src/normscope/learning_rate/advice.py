@@ -53,8 +53,8 @@ class Advice:
 
     @property
     def bound(self) -> float:
-        """2 (1 + momentum) / lambda_max: what the measured curvature alone says."""
-        return self.rule.largest_stable_rate(self.curvature.binding)
+        """2 (1 + momentum) / lambda_max: what the curvature says; less if a few steps broke it."""
+        return self.curvature.bound(self.rule)
 
     @property
     def safe(self) -> float:

@@ -113,7 +113,7 @@ def _answered(
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
     curvature = steepest_curvature(problem, few, rule, preconditioner, seed, tell)
-    safe = rule.largest_stable_rate(curvature.binding)
+    safe = curvature.bound(rule)
     if not math.isfinite(safe):
         raise StateError(
             "the loss curves upwards in no direction at these weights, so that no learning rate is "

@@ -63,7 +63,7 @@ def _limit(advice: Advice) -> str:
 def _safe(advice: Advice) -> str:
     curvature = advice.curvature
     name, share = next(iter(advice.shares.items()))
-    bound = advice.bound
+    bound, curved = advice.bound, advice.rule.largest_stable_rate(curvature.binding)
     start = max(curvature.values)
     place = f"{share:.0%} of its direction in {module_label(name)}"
     if curvature.binding > max(start, 0.0):  # the direction is known at the start only
@@ -71,13 +71,15 @@ def _safe(advice: Advice) -> str:
     text = (
         f"The steepest curvature that a batch of {advice.batch_size} meets is "
         f"{curvature.binding:.4g}, {place}; a quadratic that steep is trained stably below "
-        f"{bound:.3g}"
+        f"{curved:.3g}"
     )
     if curvature.binding <= 0:
         text = (
             f"The loss of a batch of {advice.batch_size} curves upwards in no direction; its "
-            f"weight decay alone is trained stably below {bound:.3g}"
+            f"weight decay alone is trained stably below {curved:.3g}"
         )
+    if bound < curved:
+        text += f", but a few steps broke the loss at twice {bound:.3g}"
     found = advice.verification
     if found is not None and advice.safe < bound:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,10 +12,14 @@ from normscope.curvature.batch import Batch
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
+from normscope.errors import NormscopeError
+from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 
 __all__ = ["Walk", "Walks", "gradient_on"]
+
+_FALLEN = 0.95  # of its first value on the same batch: then a loss has begun to fall
 
 
 class Walks:
@@ -79,7 +84,7 @@ class Walks:
 
 
 class Walk:
-    """Steps from the start, by an optimizer's rule; without weight decay.
+    """Steps from the start on the batches in turn, by an optimizer's rule; without weight decay.
 
     Args:
         walks: model, loss and batches.
@@ -88,39 +93,69 @@ class Walk:
     """
 
     def __init__(self, walks: Walks, rule: UpdateRule, rate: float) -> None:
-        self._walks, self._rule, self._rate = walks, rule, rate
+        self._walks, self._rule, self.rate = walks, rule, rate
         self._velocity: Tensor | None = None
         self.taken = 0
         self.point: dict[str, Tensor] = {}
+        self._look()
 
     def here(self) -> Evaluator:
         """The model where the walk stands, on the batch that comes next."""
         return self._walks.evaluator(self.taken, self.point)
 
-    def step(self) -> float:
-        """One step on the batch that comes next.
+    @property
+    def is_broken(self) -> bool:
+        """Whether the loss where the walk stands is unstable, by the project's definition."""
+        return not self._ratio <= growth_limit(self._walks.problem.loss)
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the loss where the walk stands is at most 95 % of the same batch's first."""
+        return self._ratio <= _FALLEN
+
+    def take(self, steps: int) -> Walk:
+        """Go on as long as the loss does not break.
+
+        Args:
+            steps: how many at most.
 
         Returns:
-            The loss of that batch before the step.
+            The walk itself.
         """
+        for _ in range(steps):
+            if self.is_broken:
+                break
+            self._step()
+        return self
+
+    def _step(self) -> None:
         evaluator, layout = self.here(), self._walks.layout
-        loss, gradient = gradient_on(evaluator, evaluator.problem.data[0])
-        moved = layout.split(layout.join(evaluator.leaves()) - self._rate * self._along(gradient))
+        step = self.rate * self._along(self._gradient)
+        moved = layout.split(layout.join(evaluator.leaves()) - step)
         self.point = {
             name: tensor.detach().to(evaluator.point[name].dtype)
             for name, tensor in zip(layout.names, moved, strict=True)
         }
         self.taken += 1
-        return loss
+        self._look()
+
+    def _look(self) -> None:
+        """Loss and gradient where the walk stands; a loss that is not positive has no scale."""
+        evaluator, first = self.here(), self._walks.first_loss(self.taken)
+        self._ratio = math.nan
+        try:
+            loss, self._gradient = gradient_on(evaluator, evaluator.problem.data[0])
+        except NormscopeError:
+            return
+        if math.isfinite(loss):
+            self._ratio = loss / first if first > 0 else 0.0
 
     def _along(self, gradient: Tensor) -> Tensor:
         """The optimizer's step for a gradient, at a learning rate of one."""
         scale, rule = self._walks.preconditioner, self._rule
         divided = gradient if scale is None else gradient / scale.scale
-        if self._velocity is None:
-            self._velocity = (
-                divided  # torch's first buffer, and Adam's mean corrected for its start
-            )
+        if self._velocity is None:  # torch's first buffer, and Adam's mean without its start
+            self._velocity = divided
         else:
             self._velocity = rule.momentum * self._velocity + (1 - rule.dampening) * divided
         return divided + rule.momentum * self._velocity if rule.nesterov else self._velocity

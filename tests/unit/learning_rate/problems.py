@@ -45,3 +45,19 @@ def mortal():
             parameter.fill_(value)
     batches = [torch.tensor([[0.5], [0.7]]), torch.tensor([[1.5], [1.3]])]
     return Problem(model, "squared_error", [(inputs, inputs - 0.9) for inputs in batches])
+
+
+def plateau(weight=0.3, depth=4, slope=4.0):
+    """A chain of small weights with a bias at its end; the outputs are wanted ``slope`` times x.
+
+    The loss is flat in all directions but the bias, whose curvature is one and whose gradient is
+    zero, until the weights have grown. Gradient descent on their product takes tens of steps.
+    """
+    layers = [nn.Linear(1, 1, bias=place == depth - 1) for place in range(depth)]
+    model = nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.fill_(weight)
+        layers[-1].bias.zero_()
+    inputs = torch.tensor([[-1.0], [1.0], [-1.0], [1.0]], dtype=torch.float64)
+    return Problem(model, "squared_error", (inputs, slope * inputs))

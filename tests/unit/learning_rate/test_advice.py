@@ -1,6 +1,7 @@
 """The numbers and words of an advice whose parts are given."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -54,10 +55,33 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
 @pytest.mark.parametrize(
     ("low", "high", "safe"), [(0.2, 0.45, 0.15), (0.2, 0.5, 0.5), (0.6, 0.7, 0.5)]
 )
-def test_safe_rate_is_the_recommended_one_if_runs_failed_below_the_bound(low, high, safe):
+def test_safe_rate_is_half_the_limit_if_runs_failed_below_the_bound(low, high, safe):
     found = advice(verification=verified(low, high))
     assert found.bound == 0.5
     assert found.safe == pytest.approx(safe)
+
+
+def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_differ():
+    runs = (Trial(0.2, 0, True, 60, 3.0), Trial(0.8, 1, False, 100, 1.0))
+    found = advice(verification=Verification(0.8, 1.0, runs, 0))
+    assert found.safe == pytest.approx(0.2 / 4)
+    assert "yet a run failed at 0.2" in found.explanation
+
+
+def test_plateau_is_told():
+    curvature = Curvature((4.0,), (80.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=80.0)
+    found = replace(advice(), curvature=curvature)
+    assert "begins on a plateau" in found.explanation
+    assert "the curvature is 20 times as large" in found.explanation
+    assert found.to_dict()["lambda_max_beyond"] == 80.0
+
+
+def test_rate_that_broke_the_loss_at_once_is_told():
+    curvature = Curvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, unbroken=0.125)
+    found = replace(advice(), curvature=curvature)
+    assert found.bound == found.safe == 0.125
+    told = "trained stably below 0.5, but a few steps broke the loss at twice 0.125, the safe rate"
+    assert told in found.explanation
 
 
 def test_lowered_safe_rate_is_told():

@@ -48,14 +48,14 @@ def test_quadratic_is_answered_exactly_and_verified(options, bound):
     assert found.interval[0] <= found.limit <= found.interval[1]
 
 
-def test_run_that_is_unstable_below_the_bound_lowers_the_safe_rate():
+def test_walk_that_breaks_below_the_bound_lowers_the_safe_rate():
     # all of the loss in one direction: the first swing of momentum alone makes it 3 times as large
     found = advised(quadratic(eigenvalues=(4.0,), shares=(1.0,)), 0.9)
-    assert found.bound == pytest.approx(2 * 1.9 / 4)
+    assert found.curvature.binding == pytest.approx(4.0)
+    assert found.bound == pytest.approx(2 * 1.9 / 4 / 2)  # a few steps at the bound showed it
     assert found.limit == pytest.approx((1 + 3**0.5) / 4, rel=0.05)
-    assert found.safe == found.recommended < found.bound
-    assert f"the safe rate is lowered to {found.safe:.3g}" in found.explanation
-    assert "lowered: a run failed at" in str(found)
+    assert found.safe == found.bound < found.limit
+    assert "trained stably below 0.95, but a few steps broke the loss at twice 0.475" in str(found)
 
 
 def test_safe_is_the_bound_of_the_dense_matrix():

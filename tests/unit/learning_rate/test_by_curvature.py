@@ -113,6 +113,15 @@ def test_step_out_of_the_range_of_numbers_is_shortened(monkeypatch):
     assert rates[1] == pytest.approx(rates[0] / 4, rel=1e-3)
 
 
+@pytest.mark.parametrize(("loss", "factor"), [("cross_entropy", 3.0), ("squared_error", 1.0)])
+def test_net_on_a_plateau_is_predicted_by_the_bound_beyond(loss, factor):
+    problem = Problem(small_network(), loss, halves())
+    found = predicted_onset(problem, halves(), SGD, bound=0.2, sharpening=10.0, beyond=0.3)
+    assert found.rate == pytest.approx(factor * 0.3)
+    assert found.layer is None
+    assert "begins on a plateau" in found.reason
+
+
 def test_net_that_grows_far_steeper_is_predicted_between_last_layer_and_bound():
     problem = Problem(small_network(), "cross_entropy", halves())
     flat = predicted_onset(problem, halves(), SGD, bound=0.2)

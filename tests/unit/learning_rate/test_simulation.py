@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.curvature.problem import Problem
+from normscope.learning_rate import simulation
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.onset import STEPS, growth_limit
 from normscope.learning_rate.rules import rule_of
@@ -139,6 +140,24 @@ def test_onset_is_found_whatever_the_scale_of_the_loss():
     reference = onset(1.0)
     for scale in (1e-4, 1e5):
         assert onset(scale) * scale == pytest.approx(reference, rel=0.2)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+@pytest.mark.parametrize("factor", [1e-6, 0.3, 0.6, 1.0, 2.0, 3.5, 20.0, 1e9])
+def test_rate_that_is_near_or_far_changes_no_answer(loss, factor, monkeypatch):
+    layer, given = linear(), batches()
+    problem, rule = Problem(layer, loss, given), rule_of(SGD(layer.parameters(), 1.0))
+    expected = last_layer_onset(as_last_layer(layer, given), problem, rule)
+    tried = []
+
+    def counted(*arguments):
+        tried.append(arguments[-1])
+        return stable_rates(*arguments)
+
+    monkeypatch.setattr(simulation, "stable_rates", counted)
+    found = last_layer_onset(as_last_layer(layer, given), problem, rule, near=factor * expected)
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert (len(tried) == 1) == (0.5 < factor < 4)
 
 
 def test_layer_that_is_always_stable_has_no_onset():

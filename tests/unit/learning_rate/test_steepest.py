@@ -1,14 +1,16 @@
 import copy
+import math
 
 import pytest
 import torch
-from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from tests.unit.learning_rate.problems import labelled, plateau, quadratic, small_network
+from torch.nn.functional import cross_entropy
 
 from normscope.curvature import dense
 from normscope.curvature.problem import Problem, whole_loss
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule, rule_of
-from normscope.learning_rate.steepest import steepest_curvature
+from normscope.learning_rate.steepest import Curvature, steepest_curvature
 
 SGD_RULE = UpdateRule("SGD")
 
@@ -46,19 +48,34 @@ def test_later_values_are_those_after_steps_of_torch(options):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, **options)
     rule = rule_of(optimizer)
     found = steepest_curvature(Problem(model, "cross_entropy", batches), batches, rule)
-    seen = list(found.values)
+    seen, cap = list(found.values), math.inf
     for steps, value in zip((1, 4, 16), found.later, strict=True):
-        moved = copy.deepcopy(model).train()
-        rate = rule.largest_stable_rate(max(seen))
-        stepping = torch.optim.SGD(moved.parameters(), lr=rate, **options)
-        for number in range(steps):
-            inputs, targets = batches[number % 2]
-            stepping.zero_grad()
-            torch.nn.functional.cross_entropy(moved(inputs), targets).backward()
-            stepping.step()
+        rate = min(rule.largest_stable_rate(max(seen)), cap)
+        moved = walked(model, batches, steps, rate, options)
+        while moved is None:  # it broke the loss
+            cap = rate = rate / 2
+            moved = walked(model, batches, steps, rate, options)
         assert value == pytest.approx(largest(moved, batches[steps % 2]), rel=0.02)
         seen.append(value)
     assert found.binding == max(seen)
+    assert found.unbroken == pytest.approx(cap, rel=0.02)
+    assert found.bound(rule) == min(rule.largest_stable_rate(found.binding), found.unbroken)
+
+
+def walked(model, batches, steps, rate, options):
+    """The model after steps of torch's SGD; None if its loss broke on the way."""
+    moved = copy.deepcopy(model).train()
+    stepping = torch.optim.SGD(moved.parameters(), lr=rate, **options)
+    for number in range(steps + 1):
+        inputs, targets = batches[number % 2]
+        loss = cross_entropy(moved(inputs), targets)
+        if not loss <= 1.5 * cross_entropy(copy.deepcopy(model)(inputs), targets):
+            return None
+        if number < steps:
+            stepping.zero_grad()
+            loss.backward()
+            stepping.step()
+    return moved
 
 
 def test_steps_of_a_dividing_optimizer_are_divided():
@@ -67,7 +84,7 @@ def test_steps_of_a_dividing_optimizer_are_divided():
     scale = torch.rand(sum(p.numel() for p in model.parameters())) + 0.5
     found = steepest_curvature(problem, [batch], SGD_RULE, Preconditioner(scale, is_given=True))
     moved = copy.deepcopy(model).train()
-    torch.nn.functional.cross_entropy(moved(batch[0]), batch[1]).backward()
+    cross_entropy(moved(batch[0]), batch[1]).backward()
     rate = SGD_RULE.largest_stable_rate(found.values[0])
     with torch.no_grad():
         for parameter, part in zip(
@@ -100,7 +117,7 @@ def test_net_that_grows_steeper_at_once_is_bound_by_its_first_steps():
     assert found.sharpening > 2
 
 
-def test_later_value_that_is_not_finite_is_left_out():
+def test_steps_that_leave_the_range_of_numbers_are_shortened():
     model = torch.nn.Linear(2, 1)
 
     def loss(output, target):  # steep enough that its own bound is far too long a step
@@ -111,8 +128,53 @@ def test_later_value_that_is_not_finite_is_left_out():
         model.weight.fill_(-0.25)
         model.bias.zero_()
     found = steepest_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
+    start = SGD_RULE.largest_stable_rate(max(found.values))
+    assert found.unbroken <= start / 2
+    assert found.bound(SGD_RULE) <= found.unbroken
+    assert all(map(math.isfinite, found.later))
+
+
+def test_walk_that_breaks_at_every_rate_is_given_up():
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
+
+    def loss(output, target):  # one kink upwards behind every step
+        return 1 + output.mean().square() + 1e9 * (output.mean().abs() > 0) + 0.1 * output.mean()
+
+    batch = (torch.ones(2, 1).double(), torch.zeros(2, 1).double())
+    found = steepest_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
     assert found.later == ()
-    assert found.binding == max(found.values)
+    assert found.unbroken == pytest.approx(1.0 / 2**18)  # six halvings for each of three looks
+
+
+def test_net_on_a_plateau_is_bound_by_what_waits_beyond():
+    problem, told = plateau(0.15), []
+    found = steepest_curvature(problem, [problem.data], SGD_RULE, tell=told.append)
+    assert found.values == pytest.approx([1.0], rel=1e-3)  # of the bias alone
+    assert "the way off the plateau" in told
+    assert found.begins_flat
+    assert found.beyond == max(found.later)
+    # where the product of the four weights is 4, its curvature is 4 * (4 / sqrt 2)^2 = 32
+    assert 16 < found.beyond < 64
+    assert found.bound_beyond(SGD_RULE) == min(2 / found.beyond, found.unbroken)
+    assert found.bound(SGD_RULE) <= found.bound_beyond(SGD_RULE)
+
+
+def test_net_whose_loss_falls_begins_on_no_plateau():
+    model = small_network()
+    found = steepest_curvature(Problem(model, "cross_entropy", halves()), halves(), SGD_RULE)
+    assert found.beyond is None
+    assert not found.begins_flat
+    assert found.bound_beyond(SGD_RULE) is None
+
+
+def test_plateau_that_is_no_steeper_beyond_is_none():
+    flat = Curvature((2.0,), (8.0,), {}, "ggn", True, 1.0, 0.1, beyond=8.0)
+    steep = Curvature((2.0,), (8.1,), {}, "ggn", True, 1.0, 0.1, beyond=8.1, unbroken=0.1)
+    assert not flat.begins_flat
+    assert flat.bound_beyond(SGD_RULE) is None
+    assert steep.begins_flat
+    assert steep.bound_beyond(SGD_RULE) == 0.1
 
 
 def test_shares_are_those_of_the_steepest_direction():
@@ -129,7 +191,7 @@ def test_shares_are_those_of_the_steepest_direction():
 
 def test_whole_loss_is_measured_by_its_hessian():
     model, (batch, _) = small_network(), halves()
-    function = torch.nn.functional.cross_entropy
+    function = cross_entropy
     loss = whole_loss(lambda net, given: function(net(given[0]), given[1]))
     found = steepest_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
     assert found.kind == "hessian"

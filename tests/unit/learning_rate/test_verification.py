@@ -2,12 +2,15 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 
 from normscope.curvature.problem import Problem
 from normscope.errors import StateError
 from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.verification import BUDGET, verified_onset
+from normscope.learning_rate.onset import Trial
+from normscope.learning_rate.verification import BUDGET, Verification, verified_onset
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 
@@ -92,34 +95,93 @@ class Fickle(torch.nn.Module):
     """A loss that breaks above a rate of its own for each order of the data.
 
     The first sample of the first batch tells the order, the first move of the weight the rate.
+    ``after`` so many steps it breaks.
     """
 
-    def __init__(self, onsets):
+    def __init__(self, onsets, after=1):
         super().__init__()
         self.onsets, self.order = onsets, None
+        self.after, self.steps = after, 0
 
     def forward(self, output, target):
         moved = (output - 1).abs().max().detach()
         if moved == 0:
-            self.order = int(target[0])
+            self.order, self.steps = int(target[0]), 0
             return 1 + (output - 1).mean()
-        broken = moved >= self.onsets[self.order]
+        self.steps += 1
+        broken = moved >= self.onsets[self.order] and self.steps >= self.after
         return 1 + 9 * broken + 0 * output.sum()
+
+
+def fickle(onsets, after=1):
+    """A workbench whose loss is `Fickle`."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    first = {batch_source_order(order): order for order in range(3)}
+    assert len(first) == 3  # the orders begin with different samples
+    targets = torch.tensor([first.get(place, 0) for place in range(8)])
+    problem = Problem(model, Fickle(onsets, after), (torch.ones(8, 1), targets))
+    return Workbench(problem, sgd(1.0), 2, 0)
 
 
 @pytest.mark.parametrize("onsets", [(1.0, 3.0, 9.0), (9.0, 3.0, 1.0), (3.0, 9.0, 1.0)])
 def test_onset_is_the_median_over_orders_of_the_data(onsets):
-    model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    first = {}
-    for order in range(3):
-        permutation = batch_source_order(order)
-        first[permutation] = order
-    assert len(first) == 3  # the orders begin with different samples
-    targets = torch.tensor([first.get(place, 0) for place in range(8)])
-    problem = Problem(model, Fickle(onsets), (torch.ones(8, 1), targets))
-    found = verified_onset(Workbench(problem, sgd(1.0), 2, 0), 2.0)
+    found = verified_onset(fickle(onsets), 2.0)
     assert 2.3 < found.onset < 4.0  # not 1, not 9
+
+
+@pytest.mark.parametrize(("after", "low", "high"), [(19, 2.3, 4.0), (20, 0.7, 1.3)])
+def test_late_failure_on_one_order_is_enough(after, low, high):
+    found = verified_onset(fickle((1.0, 3.0, 9.0), after), 0.02)
+    assert low < found.onset < high
+
+
+def runs(*outcomes):
+    """A verification of a ramp and runs (rate, whether it failed)."""
+    trials = [Trial(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
+    failed = [rate for rate, broke in outcomes if broke]
+    return Verification(
+        0.1, max(failed, default=math.inf), (Trial(1e-9, 0, True, 9, 3), *trials), 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lowest", "spread"),
+    [
+        ([(1.0, False), (2.0, True)], 2.0, 1.0),
+        ([(1.0, False), (4.0, True), (3.0, False), (2.0, True)], 2.0, 1.5),
+        ([(1.0, False)], math.inf, 1.0),
+        ([(1.0, True)], 1.0, 1.0),
+    ],
+)
+def test_lowest_failure_and_spread_are_those_of_the_runs_at_fixed_rates(outcomes, lowest, spread):
+    found = runs(*outcomes)
+    assert found.lowest_failure == lowest
+    assert found.spread == spread
+
+
+def test_net_that_dies_fails_and_is_not_late():
+    dead = Trial(0.5, 0, False, 60, 1.0, died=True)
+    assert not dead.is_late
+    assert Verification(0.1, 0.5, (dead,), 0).lowest_failure == 0.5
+
+
+@given(
+    outcomes=st.lists(st.tuples(st.floats(1e-3, 1e3), st.booleans()), min_size=1),
+    bound=st.floats(1e-3, 1e3),
+)
+def test_safe_rate_is_below_every_failure_by_what_the_orders_differ(outcomes, bound):
+    found = runs(*outcomes)
+    safe = found.safe_below(bound)
+    failures = [rate for rate, failed in outcomes if failed]
+    held = [rate for rate, failed in outcomes if not failed]
+    if not failures or min(failures) >= bound:
+        assert safe == bound
+        return
+    assert safe <= min(failures) / 2
+    assert safe <= found.onset / 2
+    if held:
+        assert safe * max(held) <= min(failures) ** 2 * (1 + 1e-12)
 
 
 def batch_source_order(order):

@@ -1,0 +1,66 @@
+import pytest
+import torch
+from tests.unit.learning_rate.problems import plateau
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.plateau import off_the_plateau
+from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.walk import Walk, Walks
+
+
+def walks(problem):
+    return Walks(problem, [problem.data])
+
+
+def test_walk_ends_where_the_loss_has_begun_to_fall():
+    found = walks(plateau(0.15))
+    left = off_the_plateau(found, 1.0)
+    assert left is not None
+    ratio = left.first_loss(0) / found.first_loss(0)
+    assert 0.5 < ratio <= 0.95  # the first place, not a later one
+
+
+def test_as_many_steps_without_momentum_stay_on_it():
+    found, rate = walks(plateau(0.15)), 0.1 * 2 * 1.9
+    carried = Walk(found, UpdateRule("SGD", momentum=0.9), rate)
+    while not carried.has_fallen:
+        carried.take(1)
+    left = off_the_plateau(found, 1.0)
+    assert left is not None
+    assert left.first_loss(0) == found.beginning_at(carried.taken, carried.point).first_loss(0)
+    plain = Walk(found, UpdateRule("SGD"), rate).take(carried.taken)
+    assert not plain.has_fallen
+    assert not plain.is_broken
+
+
+@pytest.mark.parametrize("factor", [12.0, 40.0])
+def test_walk_that_breaks_is_repeated_at_a_lower_rate(factor):
+    steep = plateau(0.15)
+    first = Walk(walks(steep), UpdateRule("SGD", momentum=0.9), 0.38 * factor)
+    while not (first.is_broken or first.has_fallen):
+        first.take(1)
+    assert first.is_broken  # it would not do without
+    assert off_the_plateau(walks(steep), 1.0 / factor) is not None
+
+
+def test_loss_that_never_falls_has_no_way_off():
+    flat = plateau()
+    still = Problem(flat.model, lambda output, target: 1 + 0 * output.sum(), flat.data)
+    assert off_the_plateau(walks(still), 1.0) is None
+
+
+def test_loss_that_breaks_at_every_rate_has_no_way_off():
+    base = plateau()
+    start = base.model(base.data[0]).detach()
+
+    def loss(output, target):
+        moved = (output - start).abs().sum()
+        return 1 + 9.0 * (moved > 0) + 1e-3 * output[1].sum()
+
+    assert off_the_plateau(walks(Problem(base.model, loss, base.data)), 1.0) is None
+
+
+def test_model_stays_where_it_is():
+    problem = plateau(0.15)
+    off_the_plateau(walks(problem), 1.0)
+    assert torch.equal(problem.model[0].weight, torch.full((1, 1), 0.15, dtype=torch.float64))

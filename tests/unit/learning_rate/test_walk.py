@@ -1,0 +1,99 @@
+"""Walks against steps of torch's own optimizer."""
+
+import copy
+import math
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from torch.nn.functional import cross_entropy
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.rules import UpdateRule, rule_of
+from normscope.learning_rate.walk import Walk, Walks
+
+
+def thirds():
+    inputs, targets = labelled(96)
+    return list(zip(inputs.split(32), targets.split(32), strict=True))
+
+
+def walks():
+    return Walks(Problem(small_network(), "cross_entropy", thirds()), thirds())
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
+def test_point_and_loss_are_those_of_torch(options):
+    model, batches = small_network(), thirds()
+    moved = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(moved.parameters(), lr=0.3, **options)
+    walk = Walk(walks(), rule_of(optimizer), 0.3).take(5)
+    for number in range(5):
+        inputs, targets = batches[number % 3]
+        optimizer.zero_grad()
+        cross_entropy(moved(inputs), targets).backward()
+        optimizer.step()
+    for name, parameter in moved.named_parameters():
+        torch.testing.assert_close(walk.point[name], parameter.detach())
+    inputs, targets = batches[5 % 3]
+    first = cross_entropy(copy.deepcopy(model)(inputs), targets).item()
+    assert walk.taken == 5
+    assert walk._ratio == pytest.approx(cross_entropy(moved(inputs), targets).item() / first)
+
+
+def test_model_stays_as_it_is():
+    shared = walks()
+    before = copy.deepcopy(shared.problem.model.state_dict())
+    Walk(shared, UpdateRule("SGD"), 0.3).take(3)
+    for name, tensor in shared.problem.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize(("rate", "fallen", "broken"), [(1e-6, False, False), (1.0, True, False)])
+def test_loss_falls_or_stands_still(rate, fallen, broken):
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), rate).take(1)
+    assert (walk.has_fallen, walk.is_broken) == (fallen, broken)
+
+
+@pytest.mark.parametrize(("rate", "broken"), [(2.70, False), (2.76, True)])
+def test_walk_breaks_where_the_definition_says_and_goes_no_further(rate, broken):
+    # the first step makes the loss (1 - rate)^2 times as large; the limit of 3 is at 2.73
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), rate)
+    assert walk.take(1).is_broken is broken
+    if broken:
+        assert walk.take(5).taken == 1
+
+
+def test_step_out_of_the_range_of_numbers_is_broken():
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), 1e300).take(2)
+    assert walk.is_broken
+    assert not walk.has_fallen
+
+
+def test_loss_that_is_not_positive_has_no_scale():
+    problem = Problem(small_network(), lambda f, y: f.sum() - 1e4, thirds())
+    walk = Walk(Walks(problem, thirds()), UpdateRule("SGD"), 1e-3).take(1)
+    assert walk.has_fallen
+    assert not walk.is_broken
+
+
+def test_walks_from_elsewhere_begin_there_with_the_batch_that_comes_next():
+    shared = walks()
+    walk = Walk(shared, UpdateRule("SGD"), 0.3).take(4)
+    further = shared.beginning_at(walk.taken, walk.point)
+    torch.testing.assert_close(further.batches[0][0], shared.batches[1][0])
+    assert len(further.batches) == 3
+    assert further.first_loss(0) == pytest.approx(walk._ratio * shared.first_loss(4))
+    assert further.first_loss(3) == further.first_loss(0)
+    whole, parted = walk.take(2).point, Walk(further, UpdateRule("SGD"), 0.3).take(2).point
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parted[name], tensor)
+
+
+def test_first_ratio_is_one():
+    walk = Walk(walks(), UpdateRule("SGD"), 0.3)
+    assert walk._ratio == pytest.approx(1.0)
+    assert math.isfinite(walk.rate)
