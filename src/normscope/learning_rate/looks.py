@@ -33,11 +33,13 @@ _HALVINGS = 6  # of the rate of one look, until its steps do not break the loss
 class Looks:
     """Looks at the curvature where the first steps lead."""
 
-    def __init__(self, measure: Measure, rule: UpdateRule, tell: Tell) -> None:
-        self._measure, self._rule, self._tell = measure, rule, tell
+    def __init__(self, measure: Measure, rule: UpdateRule) -> None:
+        self._measure, self._rule = measure, rule
         self.unbroken = math.inf
 
-    def ahead(self, walks: Walks, steepest: float) -> tuple[list[float], bool]:
+    def ahead(
+        self, walks: Walks, steepest: float, tell: Tell = lambda text: None
+    ) -> tuple[list[float], bool]:
         """After one, four and sixteen steps, each time at the bound of what was seen before.
 
         If such steps break the loss, the rate has proved too large, and the curvature there is not
@@ -46,6 +48,7 @@ class Looks:
         Args:
             walks: from where.
             steepest: largest curvature there.
+            tell: called with a text as each part begins.
 
         Returns:
             The curvatures, and whether the last steps lowered the loss; true if none were taken.
@@ -55,7 +58,7 @@ class Looks:
         for steps in _AFTER:
             rate = self._rule.largest_stable_rate(max([steepest, *seen]))
             if math.isfinite(rate):
-                self._tell(f"curvature after {steps} step{'s' * (steps > 1)}")
+                tell(f"curvature after {steps} step{'s' * (steps > 1)}")
                 walk = self._unbroken_walk(walks, steps, rate)
                 seen += [] if walk.is_broken else self._measure.tried(walk.here())
                 fallen = walk.has_fallen
@@ -72,10 +75,12 @@ class Looks:
         return walk
 
     def beyond_plateau(self, walks: Walks, steepest: float) -> list[float]:
-        """Where a loss that stood still has begun to fall, and after steps from there."""
+        """Where a loss that stood still has begun to fall, and after steps from there.
+
+        Nothing is told: who counts the parts of an advice does not know of a plateau.
+        """
         if steepest <= 0:
             return []
-        self._tell("the way off the plateau")
         left = off_the_plateau(walks, steepest)
         if left is None:
             return []

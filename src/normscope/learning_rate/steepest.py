@@ -122,8 +122,8 @@ def steepest_curvature(
     for number in range(len(batches)):
         tell(f"curvature of batch {number + 1} of {len(batches)}")
         measure.add(walks.evaluator(number))
-    looks = Looks(measure, rule, tell)
-    later, fallen = looks.ahead(walks, max(*measure.values, 0.0))
+    looks = Looks(measure, rule)
+    later, fallen = looks.ahead(walks, max(*measure.values, 0.0), tell)
     beyond = [] if fallen else looks.beyond_plateau(walks, max(measure.values))
     return Curvature(
         values=tuple(measure.values),
