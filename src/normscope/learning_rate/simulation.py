@@ -21,6 +21,7 @@ _GRID = 5  # learning rates tried at once
 _COARSE = 4.0  # between neighbours of the first grid
 _BETWEEN = 6  # steps of the lattice from one of them to the next
 _FINE = _COARSE ** (1 / _BETWEEN)
+_SOON = 20  # steps within which a rate far too large shows
 _BELOW, _ABOVE = 6, 3  # steps of the lattice around a rate that is near
 _Value = TypeVar("_Value")
 
@@ -32,7 +33,8 @@ def last_layer_onset(
 
     The definition is that of the whole project, with the batches of ``layer`` in turn. No pass
     through the network is needed. All rates are tried on one lattice, six to a factor of four: a
-    coarse grid first, then the points between; or at once those around a rate that is near.
+    coarse grid first, for a few steps, then the points between; or at once those around a rate that
+    is near.
 
     Args:
         layer: weights and inputs.
@@ -53,21 +55,34 @@ def last_layer_onset(
             return found
     for _ in range(5):  # a grid that begins above the onset or ends below it is shifted
         grid = [lowest * _COARSE**place for place in range(_GRID)]
-        stable = stable_rates(layer, problem, rule, grid)
-        if not stable[0]:
-            lowest /= _COARSE ** (_GRID - 1)
-        elif all(stable):
-            lowest = grid[-1]
-        else:
-            return _refined(layer, problem, rule, grid[stable.index(False) - 1])
+        for steps in (_SOON, STEPS):
+            stable = stable_rates(layer, problem, rule, grid, steps)
+            found = _refined(layer, problem, rule, grid, stable)
+            if found is not None:
+                return found
+            if not stable[0]:
+                break
+        lowest = grid[-1] if stable[0] else lowest / _COARSE ** (_GRID - 1)
     return None
 
 
-def _refined(layer: LastLayer, problem: Problem, rule: UpdateRule, low: float) -> float | None:
-    """The onset between a stable rate and its unstable neighbour on the coarse grid."""
-    inner = [low * _FINE**place for place in range(1, _BETWEEN)]
-    stable = [True, *stable_rates(layer, problem, rule, inner), False]
-    return _between([low, *inner, low * _COARSE], stable)
+def _refined(
+    layer: LastLayer,
+    problem: Problem,
+    rule: UpdateRule,
+    grid: Sequence[float],
+    stable: Sequence[bool],
+) -> float | None:
+    """The onset between a rate of the coarse grid and its neighbour that is not stable.
+
+    None if the grid has no such rates, or the lower one is not stable either, after all steps.
+    """
+    if not stable[0] or all(stable):
+        return None
+    low = grid[list(stable).index(False) - 1]
+    inner = [low * _FINE**place for place in range(_BETWEEN)]
+    found = stable_rates(layer, problem, rule, inner)
+    return _between([*inner, low * _COARSE], [*found, False])
 
 
 def _between(rates: Sequence[float], stable: Sequence[bool]) -> float | None:
@@ -79,7 +94,11 @@ def _between(rates: Sequence[float], stable: Sequence[bool]) -> float | None:
 
 
 def stable_rates(
-    layer: LastLayer, problem: Problem, rule: UpdateRule, rates: Sequence[float]
+    layer: LastLayer,
+    problem: Problem,
+    rule: UpdateRule,
+    rates: Sequence[float],
+    steps: int = STEPS,
 ) -> list[bool]:
     """Which learning rates train the last layer without an instability.
 
@@ -88,6 +107,7 @@ def stable_rates(
         problem: for its loss.
         rule: of the optimizer.
         rates: to try, all at once.
+        steps: how many to take.
 
     Returns:
         For each whether it is stable.
@@ -99,7 +119,7 @@ def stable_rates(
     ]
     alive, first = list(range(len(rates))), [math.inf] * len(rates)
     limit = growth_limit(problem.loss)
-    for step in range(STEPS):
+    for step in range(steps):
         place = step % len(hills)
         losses, gradient = hills[place].at(weights.outputs(place))
         values = losses.tolist()  # a few numbers are compared faster in Python than as a tensor

@@ -1,6 +1,7 @@
 """The simulated last layer against torch's own optimizers on the same layer."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -151,13 +152,28 @@ def test_rate_that_is_near_or_far_changes_no_answer(loss, factor, monkeypatch):
     tried = []
 
     def counted(*arguments):
-        tried.append(arguments[-1])
+        tried.append(arguments[3])
         return stable_rates(*arguments)
 
     monkeypatch.setattr(simulation, "stable_rates", counted)
     found = last_layer_onset(as_last_layer(layer, given), problem, rule, near=factor * expected)
     assert found == pytest.approx(expected, rel=1e-9)
     assert (len(tried) == 1) == (0.5 < factor < 4)
+
+
+@pytest.mark.parametrize("at_once", [1.0, 3.0, 1e3, math.inf])
+def test_onset_that_shows_late_is_found_below_one_that_shows_at_once(at_once, monkeypatch):
+    layer, given = linear(), batches()
+    problem, rule = Problem(layer, "squared_error", given), rule_of(SGD(layer.parameters(), 1.0))
+
+    def stable(layer, problem, rule, rates, steps=STEPS):
+        return [rate < (1.0 if steps == STEPS else at_once) for rate in rates]
+
+    monkeypatch.setattr(simulation, "stable_rates", stable)
+    for scale in (1e-3, 1.0, 30.0):
+        monkeypatch.setattr(simulation, "_guess", lambda layer, rule, scale=scale: scale)
+        found = last_layer_onset(as_last_layer(layer, given), problem, rule)
+        assert found == pytest.approx(1.0, rel=0.13)
 
 
 def test_layer_that_is_always_stable_has_no_onset():
