@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Advice"]
 
-# Without verification: nine of ten cases of benchmarks/learning_rate_accuracy.py are within.
+# Without verification: what most cases of benchmarks/learning_rate_accuracy.py are within.
 _UNVERIFIED_FACTOR = 2.0
 
 

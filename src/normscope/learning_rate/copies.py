@@ -39,6 +39,11 @@ class Workbench:
     batch_size: int | None
     seed: int
 
+    @property
+    def orders_differ(self) -> bool:
+        """Whether another order of the data makes other batches: not where each holds them all."""
+        return self.batch_size is not None and self.batch_size < sample_count(self.problem.data)
+
     @contextmanager
     def rehearsal(self, rate: float | None = None) -> Iterator[tuple[Problem, Optimizer]]:
         """A copy of model and optimizer that may be trained; random numbers follow the seed.

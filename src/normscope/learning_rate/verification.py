@@ -82,7 +82,8 @@ class Verification:
     @property
     def died(self) -> bool:
         """Whether the net died at the smallest rate that failed, rather than being unstable."""
-        return any(each.died and each.rate == self.high for each in self._runs)
+        failures = [each for each in self._runs if each.failed and each.rate == self.high]
+        return bool(failures) and all(each.died for each in failures)
 
     @property
     def steps(self) -> int:
@@ -179,8 +180,8 @@ class _Search:
 
     @property
     def enough(self) -> int:
-        """Runs that must agree; batches that the data has itself come in one order only."""
-        return 1 if self.bench.batch_size is None else ORDERS // 2 + 1
+        """Runs that must agree; one where every order gives the same batches."""
+        return ORDERS // 2 + 1 if self.bench.orders_differ else 1
 
     def run(self, rate: float, order: int) -> Trial:
         """A run at a fixed rate on one order of the data."""
@@ -199,12 +200,16 @@ class _Search:
                 failed, rate = failed + 1, rate / _WIDENING
             else:
                 went_up, rate = True, rate * _WIDENING
-            if failed == _SUSPICIOUS and not went_up:
+            if not went_up and (failed == _SUSPICIOUS or self.left < 2 * STEPS):
                 self._check_standstill()
 
     def _check_standstill(self) -> None:
-        """Refuse data on which even a net that is not trained counts as unstable."""
-        if self.left >= STEPS and self.run(0.0, order=0).failed:
+        """Refuse data on which even a net that is not trained counts as unstable.
+
+        Asked of the order that failed last: on another one the batches may differ less.
+        """
+        last = next(each for each in reversed(self.trials) if each.failed)
+        if self.left >= STEPS and self.run(0.0, last.order - self.bench.seed).failed:
             raise StateError(
                 f"the loss of one batch is {self.trials[-1].worst:.3g} times that of the first "
                 "without any training, so that short runs cannot tell what is unstable; take "

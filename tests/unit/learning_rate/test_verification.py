@@ -91,6 +91,19 @@ def test_batches_whose_losses_differ_without_training_are_refused():
         verified_onset(Workbench(problem, sgd(1.0), 1, 0), 1.0)
 
 
+def test_standstill_is_asked_of_the_order_that_failed():
+    """The sample with the large loss comes first in the first order, which therefore holds."""
+    large = batch_source_order(0)
+
+    def loss(output, target):
+        return 1 + 9 * (target == large).double().mean() + 0 * output.sum()
+
+    data = torch.ones(8, 1), torch.arange(8)
+    problem = Problem(torch.nn.Linear(1, 1), loss, data)
+    with pytest.raises(StateError, match="10 times that of the first without any training"):
+        verified_onset(Workbench(problem, sgd(1.0), 1, 0), 1.0)
+
+
 class Fickle(torch.nn.Module):
     """A loss that breaks above a rate of its own for each order of the data.
 
@@ -166,6 +179,13 @@ def test_net_that_dies_fails_and_is_not_late():
     assert Verification(0.1, 0.5, (dead,), 0).lowest_failure == 0.5
 
 
+@pytest.mark.parametrize(("unstable", "died"), [(False, True), (True, False)])
+def test_net_has_died_only_if_no_order_of_that_rate_was_unstable(unstable, died):
+    dead = Trial(0.5, 0, False, 60, 1.0, died=True)
+    other = Trial(0.5, 1, unstable, 60, 1.0, died=not unstable)
+    assert Verification(0.1, 0.5, (dead, other), 0).died is died
+
+
 @given(
     outcomes=st.lists(st.tuples(st.floats(1e-3, 1e3), st.booleans()), min_size=1),
     bound=st.floats(1e-3, 1e3),
@@ -191,8 +211,9 @@ def batch_source_order(order):
     return int(batch_source(problem, 2, order, drop_last=True).draw()[0][0])
 
 
-def test_batches_of_their_own_are_run_once():
-    problem = quadratic()
-    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.5)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_batches_that_no_order_changes_are_run_once(batch_size):
+    problem = quadratic()  # of two samples
+    found = verified_onset(Workbench(problem, sgd(1.0), batch_size, 0), 0.5)
     rates = [each.rate for each in found.trials[found.ramps :]]
     assert len(rates) == len(set(rates))
