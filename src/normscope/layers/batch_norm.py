@@ -8,10 +8,10 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normscope.layers.batch_norm_function import batch_norm, kernel_is_right
-from normscope.layers.batch_norm_kernel import fused_batch_norm
+from normscope.layers.batch_norm_function import batch_norm
+from normscope.layers.batch_norm_kernel import eager_batch_norm
 from normscope.layers.synchronize import GroupChoice, checked_choice
-from normscope.layers.transforms import belongs_to_innermost_transform, transform_active
+from normscope.layers.transforms import belongs_to_innermost_transform, eager, transform_active
 
 
 class _ClosedFormBatchNorm(_BatchNorm):
@@ -50,16 +50,17 @@ class _ClosedFormBatchNorm(_BatchNorm):
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # PyTorch's own
         training, group, fused = self.training, self.process_group, self.fused
         mean, variance, weight, bias = self._vectors()
+        plain = eager()
         share: float | Tensor = 0.0
         if training and self.track_running_stats:
-            share = self._count_batch()
+            share = self._count_batch(plain)
         elif training:
             mean = variance = None
         by_batch = training or (mean is None and variance is None)
         vectors = mean, variance, weight, bias
         # The usual case first: of a small layer's time, a good part is spent on the way.
-        if group is None and fused is None and kernel_is_right() and type(share) is float:
-            return fused_batch_norm(input, *vectors, by_batch, share, self.eps)
+        if group is None and fused is None and plain and type(share) is float:
+            return eager_batch_norm(input, *vectors, by_batch, share, self.eps)
         group = group if training else None
         settings = by_batch, share, self.eps
         return batch_norm(input, *vectors, *settings, process_group=group, fused=fused)
@@ -77,9 +78,10 @@ class _ClosedFormBatchNorm(_BatchNorm):
         except KeyError:  # one is reparametrized or pruned, and computed as an attribute
             return self.running_mean, self.running_var, self.weight, self.bias
 
-    def _count_batch(self) -> float | Tensor:
+    def _count_batch(self, plain: bool) -> float | Tensor:
         """Count this batch; return its share in the running statistics."""
-        buffers, momentum, transformed = self._buffers, self.momentum, transform_active()
+        buffers, momentum = self._buffers, self.momentum
+        transformed = not plain and transform_active()
         known = "num_batches_tracked" in buffers  # a look there is quicker than the attribute
         count = buffers["num_batches_tracked"] if known else self.num_batches_tracked
         if count is None:

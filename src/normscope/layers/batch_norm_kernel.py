@@ -48,12 +48,26 @@ def fused_batch_norm(
     Returns:
         A tensor like the input.
     """
+    function = _unwatched if torch.compiler.is_compiling() or tracing_active() else eager_batch_norm
+    vectors = running_mean, running_var, weight, bias
+    return function(input, *vectors, training, momentum, eps)
+
+
+def eager_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """As `fused_batch_norm`, where nothing is compiled or traced."""
     largest = _LARGEST_SQUARE.get(input.dtype)
     if (
         largest is None
         or not input.is_cpu
-        or torch.compiler.is_compiling()
-        or tracing_active()
         or eps <= 0.0
         or (training and input.numel() <= input.size(1))  # an empty batch, or PyTorch's error
     ):

@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.layers.compiled.binding import compiled_output
 from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm, scale
 from normscope.layers.lp_kernels import fused_gradient, fused_output, spread_is_lost
-from normscope.layers.transforms import forward_mode_active, tracing_active, transform_active
+from normscope.layers.transforms import eager
 
 __all__ = ["LpNormalize", "lp_normalize", "scale"]
 
@@ -39,7 +39,7 @@ def lp_normalize(
     tensor([[-1.],
             [ 1.]])
     """
-    if x.device.type != "cpu" or _must_be_plain():
+    if x.device.type != "cpu" or not eager():
         return plain_lp_norm(x, weight, bias, order, centred, eps)
     results = compiled_output(x, weight, bias, order, centred, eps)
     if results is None:
@@ -51,16 +51,6 @@ def lp_normalize(
     function: Any = LpNormalize  # torch declares no types for ``apply``
     output = function.apply(x, weight, bias, (order, centred, eps), results)
     return output, results[1], results[2]
-
-
-def _must_be_plain() -> bool:
-    """Whether something here differentiates, or records, operation by operation."""
-    return (
-        torch.compiler.is_compiling()
-        or transform_active()
-        or forward_mode_active()
-        or tracing_active()
-    )
 
 
 class LpNormalize(torch.autograd.Function):

@@ -61,6 +61,26 @@ def tracing_active() -> bool:
     return modes > 0 or torch._C._get_tracing_state() is not None
 
 
+def eager() -> bool:
+    """Whether operations simply run here: none of the above, and nothing is compiled.
+
+    One question in place of four: small layers ask it at every call.
+
+    >>> eager()
+    True
+    >>> with torch.autograd.forward_ad.dual_level():
+    ...     eager()
+    False
+    """
+    return not (
+        torch.compiler.is_compiling()  # first: what follows cannot be compiled
+        or _functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def belongs_to_innermost_transform(tensor: Tensor) -> bool:
     """Whether the innermost running transform handed this tensor to the function it transforms.
 
