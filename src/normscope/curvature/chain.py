@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +18,9 @@ from normscope.curvature.chain_steps import NotAChainError, Step, steps_of
 from normscope.curvature.failures import check_finite
 from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.linearization import Linearization
+from normscope.curvature.state import ONE_AT_A_TIME
 
-__all__ = ["ChainJacobian"]
+__all__ = ["ChainJacobian", "alone"]
 
 _LOGGER = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.float64)
@@ -50,8 +50,8 @@ class ChainJacobian(Linearization):
     def __init__(self, links: Sequence[Link], output: Tensor, layout: ParameterLayout) -> None:
         super().__init__(output.shape, output.dtype)
         self.output = output
-        self._links = tuple(links)
-        self._layout = layout
+        self.links = tuple(links)
+        self.layout = layout
 
     @classmethod
     def read(
@@ -61,6 +61,7 @@ class ChainJacobian(Linearization):
         mode: str,
         layout: ParameterLayout,
         point: Mapping[str, Tensor] | None = None,
+        curved: bool = False,
     ) -> ChainJacobian | None:
         """The Jacobian of a model on a batch, if the model is a chain of layers known here.
 
@@ -73,16 +74,17 @@ class ChainJacobian(Linearization):
             mode: "train", "frozen" or "eval".
             layout: the parameters to differentiate by.
             point: parameters and buffers by qualified name; None for the model's own.
+            curved: whether second derivatives will be asked for.
 
         Returns:
             The Jacobian; None if anything in the model is not known to be right.
         """
-        with _without_graph():
+        with alone():
             try:
                 tensors = _tensors_of(model, inputs, point)
                 copy = private_copy(model, mode != "eval", tensors)
                 steps, certain = steps_of(copy, READERS)
-                scene = Scene(mode, tensors, frozenset(layout.names))
+                scene = Scene(mode, tensors, frozenset(layout.names), curved)
                 inputs = inputs.detach()
                 check_values(copy, steps, inputs, scene)
                 if not certain:
@@ -97,20 +99,20 @@ class ChainJacobian(Linearization):
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
         """J^T u, a flat parameter vector."""
-        with _without_graph():
-            found = _pulled_back(self._links, _down(self._links, cotangent))
-            return self._layout.join([found.get(name) for name in self._layout.names])
+        with alone():
+            found = _pulled_back(self.links, _down(self.links, cotangent))
+            return self.layout.join([found.get(name) for name in self.layout.names])
 
     def push_forward(self, vector: Tensor) -> Tensor:
         """J v, in the shape of the output."""
-        with _without_graph():
-            pieces = self._layout.split(vector.detach())
-            named: dict[str | None, Tensor] = dict(zip(self._layout.names, pieces, strict=True))
+        with alone():
+            pieces = self.layout.split(vector.detach())
+            named: dict[str | None, Tensor] = dict(zip(self.layout.names, pieces, strict=True))
             traces = [
                 (named.get(weight), named.get(bias))
-                for weight, bias in (link.names for link in self._links)
+                for weight, bias in (link.names for link in self.links)
             ]
-            return _up(self._links, traces)
+            return _up(self.links, traces)
 
     def gram(self, cotangent: Tensor) -> Tensor:
         """J J^T u, in the shape of the output."""
@@ -120,8 +122,8 @@ class ChainJacobian(Linearization):
         """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere."""
         if not isinstance(other, ChainJacobian):
             return super().gram_with(other, cotangent)
-        with _without_graph():
-            return _up(self._links, _down(other._links, cotangent))
+        with alone():
+            return _up(self.links, _down(other.links, cotangent))
 
 
 def _down(links: Sequence[Link], cotangent: Tensor) -> list[Trace]:
@@ -162,13 +164,14 @@ def _gradients(
     return [found.get(name) for name in sorted(scene.wanted)]
 
 
-# Links write into memory of their own: two threads must not use one chain at once.
-_ONE_AT_A_TIME = threading.RLock()
-
-
 @contextmanager
-def _without_graph() -> Iterator[None]:
-    with _ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():
+def alone() -> Iterator[None]:
+    """To be open while a model is read or links work: no graph is recorded.
+
+    Links write into memory of their own, and a model that is being read must not be set up for a
+    measurement by another thread meanwhile.
+    """
+    with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():
         yield
 
 

@@ -1,15 +1,13 @@
-"""Links of a chain that multiply by a weight: linear layers and convolutions."""
+"""Linear layers as links of a chain."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from normscope.curvature.chain_links import Link, OuterProduct, Pair, Trace, channels_last
+from normscope.curvature.chain_links import Link, OuterProduct, Pair, Trace
 
-__all__ = ["ConvolutionLink", "LinearLink"]
+__all__ = ["LinearLink"]
 
 _BLOCKS = 4  # of rows, in a product of a matrix and its own transpose
 _SMALLEST_BLOCK = 128  # rows; smaller products run far below the speed of the processor
@@ -46,12 +44,38 @@ class LinearLink(Link):
 
     def down(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, Trace]:
         """The cotangents of the input and the parameters."""
-        rows = delta.reshape(-1, len(self._weight))
-        below = self._product("below", rows, self._weight).view(self._shape) if to_input else None
-        outer = OuterProduct(rows, self._inputs)
+        below = self.below(delta) if to_input else None
+        outer = OuterProduct(delta.reshape(-1, len(self._weight)), self._inputs)
         if self.names[0] is not None and self._kernel_pays():
             return below, outer
         return below, self.gradients(outer)
+
+    def below(self, delta: Tensor) -> Tensor:
+        """The cotangent of the input."""
+        rows = delta.reshape(-1, len(self._weight))
+        return self._product("below", rows, self._weight).view(self._shape)
+
+    def moved_down(
+        self,
+        moved: Tensor,
+        delta: Tensor,
+        tangent: Tensor | None,
+        direction: Pair,
+        to_input: bool,
+    ) -> tuple[Tensor | None, Pair]:
+        """Each product of two factors moves with either of them."""
+        rows, first = (part.reshape(-1, len(self._weight)) for part in (moved, delta))
+        below = weight = None
+        if to_input:
+            below = self._product("below", rows, self._weight)
+            if direction[0] is not None:
+                below.addmm_(first, direction[0])
+            below = below.view(self._shape)
+        if self.names[0] is not None:
+            weight = self._product("weight", rows.T, self._inputs)
+            if tangent is not None:
+                weight.addmm_(first.T, tangent.reshape(-1, self._shape[-1]))
+        return below, (weight, None if self.names[1] is None else rows.sum(0))
 
     def up(self, tangent: Tensor | None, trace: Trace) -> Tensor:
         """The tangent of the output."""
@@ -110,72 +134,6 @@ class LinearLink(Link):
     def _added(self, rows: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
         """The sum of a matrix (None: zero) and a product."""
         return self._product("above", left, right) if rows is None else rows.addmm_(left, right)
-
-
-class ConvolutionLink(Link):
-    """A convolution in one, two or three dimensions, zeros around the input.
-
-    Args:
-        inputs: (batch, channels, *positions).
-        weight: the filters.
-        names: of weight and bias; None for one that is not asked for.
-        stride: of each dimension, as the next two.
-        padding: zeros on either side.
-        dilation: distance of a filter's taps.
-        groups: into which the channels fall.
-    """
-
-    def __init__(
-        self,
-        inputs: Tensor,
-        weight: Tensor,
-        names: tuple[str | None, str | None],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> None:
-        self.names = names
-        self._format = torch.channels_last if channels_last(inputs) else torch.contiguous_format
-        self._inputs = inputs.contiguous(memory_format=self._format)
-        self._weight = weight.contiguous(memory_format=self._format)
-        transposed, output_padding = False, [0] * len(stride)
-        self._options = (
-            *(list(stride), list(padding), list(dilation)),
-            *(transposed, output_padding, groups),
-        )
-
-    def output(self, bias: Tensor | None) -> Tensor:
-        """The convolution of the inputs."""
-        return self._convolved(self._inputs, self._weight, bias)
-
-    def down(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, Trace]:
-        """The cotangents of the input and the parameters."""
-        weight, bias = (name is not None for name in self.names)
-        below, *gradients = torch.ops.aten.convolution_backward(
-            delta.contiguous(memory_format=self._format),
-            self._inputs,
-            self._weight,
-            [len(self._weight)] if bias else None,
-            *self._options,
-            [to_input, weight, bias],
-        )
-        return below, (gradients[0], gradients[1])
-
-    def up(self, tangent: Tensor | None, trace: Trace) -> Tensor:
-        """The tangent of the output."""
-        weight, bias = self.gradients(trace)
-        parts = []
-        if weight is not None or tangent is None:
-            filters = torch.zeros_like(self._weight) if weight is None else weight
-            parts.append(self._convolved(self._inputs, filters, bias))
-            bias = None
-        if tangent is not None:
-            parts.append(self._convolved(tangent, self._weight, bias))
-        return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
-
-    def _convolved(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.convolution(inputs, weight, bias, *self._options)
 
 
 def _times_own_transpose(rows: Tensor) -> Tensor:

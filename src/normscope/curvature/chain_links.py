@@ -54,6 +54,8 @@ class Link(ABC):
 
     #: qualified names of the weight and the bias; None for one that is not asked for
     names: tuple[str | None, str | None] = (None, None)
+    #: whether `up` overwrites a tangent that `moved_down` needs
+    overwrites = False
 
     @abstractmethod
     def down(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, Trace]:
@@ -80,6 +82,34 @@ class Link(ABC):
             The tangent of the output.
         """
 
+    @abstractmethod
+    def moved_down(
+        self,
+        moved: Tensor,
+        delta: Tensor,
+        tangent: Tensor | None,
+        direction: Pair,
+        to_input: bool,
+    ) -> tuple[Tensor | None, Pair]:
+        """The derivative of `down` as input, parameters and cotangent move: a second one.
+
+        Args:
+            moved: how the cotangent of the output moves; may be overwritten.
+            delta: the cotangent of the output itself; stays as it is.
+            tangent: how the input moves; None stands for zero.
+            direction: how weight and bias move; None for one that is not asked for.
+            to_input: whether the input's cotangent is wanted.
+
+        Returns:
+            How the cotangents of the input (None if not wanted) and of the parameters move.
+        """
+
+    def below(self, delta: Tensor) -> Tensor:
+        """The cotangent of the input alone; as `down`, it may overwrite what it is given."""
+        below, _ = self.down(delta, to_input=True)
+        assert below is not None
+        return below
+
     def gradients(self, trace: Trace) -> Pair:
         """The cotangents of weight and bias, multiplied out."""
         assert not isinstance(trace, OuterProduct)
@@ -98,6 +128,17 @@ class _FixedLink(Link):
         assert tangent is not None  # no chain begins with such a link
         return self._times(tangent)
 
+    def moved_down(
+        self,
+        moved: Tensor,
+        delta: Tensor,
+        tangent: Tensor | None,
+        direction: Pair,
+        to_input: bool,
+    ) -> tuple[Tensor | None, Pair]:
+        """The same map of the moved cotangent: it does not move itself, unless overridden."""
+        return self._transposed(moved), (None, None)
+
     @abstractmethod
     def _transposed(self, delta: Tensor) -> Tensor: ...
 
@@ -111,14 +152,38 @@ class ActivationLink(_FixedLink):
     Args:
         function: acts on each entry alone.
         inputs: where to take the derivative.
+        curved: whether the second one will be asked for.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> None:
+    overwrites = True
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], inputs: Tensor, curved: bool = False
+    ) -> None:
         with torch.enable_grad():
             point = inputs.detach().requires_grad_()
             output = function(point)
-            (self._slope,) = torch.autograd.grad(output, point, torch.ones_like(output))
+            (slope,) = torch.autograd.grad(
+                output, point, torch.ones_like(output), create_graph=curved
+            )
+            self._bend = _derivative(slope, point) if curved else None
+        self._slope = slope.detach()
         self.output = output.detach()
+
+    def moved_down(
+        self,
+        moved: Tensor,
+        delta: Tensor,
+        tangent: Tensor | None,
+        direction: Pair,
+        to_input: bool,
+    ) -> tuple[Tensor | None, Pair]:
+        """The slope times what moves, plus the second derivative times cotangent and tangent."""
+        below = moved.mul_(self._slope)
+        if self._bend is not None:
+            assert tangent is not None  # no chain begins with such a link
+            below.addcmul_(tangent.mul_(self._bend), delta)
+        return below, (None, None)
 
     def _transposed(self, delta: Tensor) -> Tensor:
         return delta.mul_(self._slope)
@@ -220,6 +285,14 @@ def channels_last(tensor: Tensor) -> bool:
     """Whether the channels of a batch of images are neighbours in memory."""
     inner = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return inner and not tensor.is_contiguous()
+
+
+def _derivative(slope: Tensor, point: Tensor) -> Tensor | None:
+    """That of a slope, entry by entry; None where it is zero: in straight pieces."""
+    if not slope.requires_grad:
+        return None
+    (bend,) = torch.autograd.grad(slope, point, torch.ones_like(slope), allow_unused=True)
+    return bend
 
 
 def _recorded(function: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:

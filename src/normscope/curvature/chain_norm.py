@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.curvature.chain_links import Link, OuterProduct, Trace
+from normscope.curvature.chain_links import Link, OuterProduct, Pair, Trace
 
 __all__ = ["BatchNormLink", "normalized"]
 
@@ -26,20 +26,25 @@ class BatchNormLink(Link):
     Args:
         normalized: (batch, channels, *positions).
         scale: (channels,).
+        inverse: 1/s, (channels,).
         through: whether derivatives flow through the statistics.
         names: of gamma and beta; None for one that is not asked for.
     """
+
+    overwrites = True
 
     def __init__(
         self,
         normalized: Tensor,
         scale: Tensor,
+        inverse: Tensor,
         through: bool,
         names: tuple[str | None, str | None],
     ) -> None:
         self.names = names
         self._normalized = normalized
         self._scale = scale
+        self._inverse = inverse
         self._through = through
         self._zero, self._one = torch.zeros_like(scale), torch.ones_like(scale)
 
@@ -70,6 +75,63 @@ class BatchNormLink(Link):
             shift = _sum(shift, -share * total)
         return self._mapped(tangent, factor, shift)
 
+    def moved_down(
+        self,
+        moved: Tensor,
+        delta: Tensor,
+        tangent: Tensor | None,
+        direction: Pair,
+        to_input: bool,
+    ) -> tuple[Tensor | None, Pair]:
+        r"""How the cotangents move, with the scale w = gamma/s, and x_hat if it is not constant.
+
+        .. math::
+            \dot d = w \dot g + \dot w g \quad\text{or}\quad
+            \dot d = \dot w\,(g - \langle g\rangle - \hat x G)
+            + w\,(\dot g - \langle\dot g\rangle - \dot{\hat x} G - \hat x \dot G), \quad
+            G = \langle g \hat x\rangle
+
+        Notation: g = delta, d = the input's cotangent, <.> the average over the batch.
+        """
+        along, total = self._sums(moved)
+        gamma = direction[0]
+        drift = self._zero if gamma is None else gamma * self._inverse
+        meeting = self._zero if tangent is None else self._sums(delta, tangent)[0]
+        if self._through:
+            sums = along, total, meeting
+            below, along = self._moved_through(moved, delta, tangent, drift, sums)
+        else:
+            below = self._mapped(moved, None, None).addcmul_(delta, self._broadcast(drift))
+            along = along + self._inverse * meeting
+        weight, bias = self.names
+        gradients = (None if weight is None else along, None if bias is None else total)
+        return below if to_input else None, gradients
+
+    def _moved_through(
+        self,
+        moved: Tensor,
+        delta: Tensor,
+        tangent: Tensor | None,
+        drift: Tensor,
+        sums: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """The input's and gamma's part where statistics move with the batch."""
+        along, total, meeting = sums
+        share = len(self._scale) / moved.numel()
+        g_along, g_mean = (part * share for part in self._sums(delta))
+        t_along = t_mean = self._zero
+        if tangent is not None:
+            t_along, t_mean = (part * share for part in self._sums(tangent))
+        along = along + self._inverse * (meeting - (g_mean * t_mean + g_along * t_along) / share)
+        drift = drift - self._scale * t_along * self._inverse
+        pull = self._scale * g_along * self._inverse
+        factor = pull * t_along - drift * g_along - self._scale * along * share
+        shift = pull * t_mean - drift * g_mean - self._scale * total * share
+        below = self._mapped(moved, factor, shift).addcmul_(delta, self._broadcast(drift))
+        if tangent is not None:
+            below.addcmul_(tangent, self._broadcast(-pull))
+        return below, along
+
     def output(self, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
         """The normalized values times gamma plus beta."""
         if gamma is None and beta is None:
@@ -93,14 +155,14 @@ class BatchNormLink(Link):
         """The scale over the number of values that a channel's statistics are taken of."""
         return self._scale * (len(self._scale) / tangent.numel())
 
-    def _sums(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Per channel, the sums of delta times x_hat and of delta.
+    def _sums(self, delta: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Per channel, the sums of delta times x_hat (or other values) and of delta.
 
         The fused backward pass gives them, told that its input is normalized already. It is not
         asked for the cotangent of the input too: new memory costs more than two passes in place.
         """
         _, correlation, total = torch.ops.aten.native_batch_norm_backward(
-            *(delta, self._normalized, self._scale),
+            *(delta, self._normalized if values is None else values, self._scale),
             *(self._zero, self._one),  # running statistics
             *(self._zero, self._one),  # statistics of the batch
             *(self._through, 0.0),

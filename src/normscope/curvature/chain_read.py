@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.curvature.chain_affine import ConvolutionLink, LinearLink
+from normscope.curvature.chain_affine import LinearLink
+from normscope.curvature.chain_convolution import ConvolutionLink
 from normscope.curvature.chain_functions import Average, Reshape
 from normscope.curvature.chain_links import (
     ActivationLink,
@@ -37,11 +38,13 @@ class Scene:
         mode: "train", "frozen" or "eval".
         tensors: parameters and buffers by qualified name.
         wanted: names of the parameters to differentiate by.
+        curved: whether second derivatives will be asked for.
     """
 
     mode: str
     tensors: Mapping[str, Tensor]
     wanted: frozenset[str]
+    curved: bool = False
 
     def tensor(self, module: str, name: str) -> Tensor | None:
         """A parameter or buffer of a module; None if it has none."""
@@ -144,7 +147,7 @@ def _batch_norm(name: str, module: Any, inputs: Tensor, scene: Scene) -> Reading
     gamma, beta = scene.tensor(name, "weight"), scene.tensor(name, "bias")
     scale = inverse if gamma is None else gamma * inverse
     through = statistics is None and scene.mode != "frozen"
-    link = BatchNormLink(values, scale, through, scene.names(name))
+    link = BatchNormLink(values, scale, inverse, through, scene.names(name))
     return link, link.output(gamma, beta)
 
 
@@ -162,7 +165,10 @@ def _noisy_batch_norm(name: str, module: Any, inputs: Tensor, scene: Scene) -> R
 def _activation(name: str, module: nn.Module, inputs: Tensor, scene: Scene) -> Reading:
     function = copy.copy(module)
     function.__dict__["inplace"] = False  # its input is kept by the link below
-    link = ActivationLink(function, inputs)
+    try:
+        link = ActivationLink(function, inputs, scene.curved)
+    except RuntimeError as error:  # some have no second derivative
+        raise NotAChainError(f"{type(module).__name__} is not curved: {error}") from error
     return link, link.output
 
 

@@ -74,7 +74,7 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     if allowed < _FEWEST_PRODUCTS:
         return None
     try:
-        space = search_space(part, request.which, request.count)
+        space = _space(part, request)
         tolerance = _TOLERANCES[type(space)]
         rough = Request(request.count, request.which, tolerance, allowed, request.seed)
         found = search(space, started(space, None, rough), rough)
@@ -84,6 +84,20 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
         return None
     cost = share * (found.products + space.embedding_cost * found.vectors.shape[1])
     return Guess(space, found.vectors, request.which, cost)
+
+
+def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
+    """Where to search on the part.
+
+    The largest eigenvalues of a Hessian are mostly those of its Gauss-Newton part, and on a part
+    of the data that one's vectors are as good a guess. They are found among the outputs, at less
+    than half the cost and without a basis of parameter vectors.
+    """
+    if part.kind == "hessian" and request.which == "largest" and part.evaluator.problem.has_outputs:
+        space = search_space(CurvatureOperator(part.evaluator, "ggn"), "largest", request.count)
+        if isinstance(space, OutputSpace):
+            return space
+    return search_space(part, request.which, request.count)
 
 
 def _part(operator: CurvatureOperator) -> CurvatureOperator | None:

@@ -186,11 +186,11 @@ class CurvatureOperator:
         )
 
     def _product(self, number: int, batch: Batch) -> BatchProduct:
-        chain = chain_product(self.kind, self.evaluator, batch, number)
-        if chain is not None:
-            return chain
         target = None if isinstance(self.evaluator.problem.loss, WholeLoss) else batch[1]
         with torch.inference_mode(False):
+            chain = chain_product(self.kind, self.evaluator, batch, number)
+            if chain is not None:
+                return chain
             evaluation = self.evaluator(batch, number)
             return batch_product(self.kind, self.evaluator, evaluation, target, number)
 

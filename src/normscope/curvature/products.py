@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 
 from normscope.curvature.batch import Batch
+from normscope.curvature.batch_product import BatchProduct
 from normscope.curvature.chain import ChainJacobian
+from normscope.curvature.chain_hessian import ChainHessian
 from normscope.curvature.evaluation import Evaluation, Evaluator
 from normscope.curvature.failures import check_finite
 from normscope.curvature.linearization import GraphLinearization, Linearization
 from normscope.curvature.output_hessian import OutputHessian, fisher_metric, output_hessian
 from normscope.curvature.problem import WholeLoss
+from normscope.curvature.state import ONE_AT_A_TIME
 from normscope.errors import StateError
 from normscope.losses import Loss
 from normscope.registry import unknown_name
@@ -28,14 +29,6 @@ __all__ = [
 ]
 
 KINDS = ("fisher", "ggn", "hessian")
-
-
-class BatchProduct(ABC):
-    """The curvature matrix of one batch, known by its products with flat vectors."""
-
-    @abstractmethod
-    def times(self, vector: Tensor) -> Tensor:
-        """The matrix times a flat vector."""
 
 
 class GaussNewtonProduct(BatchProduct):
@@ -122,7 +115,7 @@ def batch_product(
         StateError: if the kind needs the model's output and a `whole_loss` hides it.
     """
     check_kind(kind)
-    if not _depends(evaluation):
+    if not _depends(kind, evaluation):
         raise StateError(
             "neither the loss nor the output depends on the parameters asked for; check that the "
             "forward pass uses them and detaches nothing."
@@ -143,7 +136,7 @@ def batch_product(
 
 def chain_product(
     kind: str, evaluator: Evaluator, batch: Batch, number: int = 0
-) -> GaussNewtonProduct | None:
+) -> BatchProduct | None:
     """The curvature of one batch without any graph, for a model that is a chain of known layers.
 
     Args:
@@ -157,19 +150,41 @@ def chain_product(
     """
     problem = evaluator.problem
     loss = problem.loss
-    if kind == "hessian" or isinstance(loss, WholeLoss):
+    if isinstance(loss, WholeLoss):
         return None
     inputs, target = batch
-    with evaluator.randomness(number):  # to read the model its forward pass is run
+    model, curved = problem.model, kind == "hessian"
+    # to read the model its forward pass is run
+    with ONE_AT_A_TIME, evaluator.randomness(number):
         chain = ChainJacobian.read(
-            problem.model, inputs, evaluator.mode, evaluator.layout, evaluator.point
+            model, inputs, evaluator.mode, evaluator.layout, evaluator.point, curved
         )
     if chain is None:
         return None
     evaluator.check(chain.output, batch, number)
     with evaluator.scene(evaluator.leaves(), number):  # a loss may draw random numbers
+        if curved:
+            return _chain_hessian(chain, evaluator, target, number)
         metric = _metric(kind, loss, chain.output, target)
     return GaussNewtonProduct(chain, metric)
+
+
+def _chain_hessian(
+    chain: ChainJacobian, evaluator: Evaluator, target: Tensor, number: int
+) -> ChainHessian | None:
+    """The Hessian of a chain; None if the loss is not a function of the output alone."""
+    loss_of, loss = evaluator.problem.loss_of, evaluator.problem.loss
+    assert not isinstance(loss, WholeLoss | str)
+    if loss_of(chain.output.detach(), target).requires_grad:
+        return None  # it has parameters of its own, or the model's: a penalty
+    with evaluator.randomness(number):
+        output = chain.output.detach().requires_grad_()
+        value = loss_of(output, target)
+    if not value.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(value, output, materialize_grads=True)
+    with evaluator.randomness(number):
+        return ChainHessian(chain, gradient, output_hessian(loss, chain.output, target))
 
 
 def check_kind(kind: str) -> None:
@@ -184,6 +199,7 @@ def _metric(kind: str, loss: Loss | str, output: Tensor, target: Tensor) -> Outp
     return fisher_metric(output) if kind == "fisher" else output_hessian(loss, output, target)
 
 
-def _depends(evaluation: Evaluation) -> bool:
-    value = evaluation.loss if evaluation.output is None else evaluation.output
-    return value.requires_grad
+def _depends(kind: str, evaluation: Evaluation) -> bool:
+    whole = kind == "hessian" or evaluation.output is None
+    value = evaluation.loss if whole else evaluation.output
+    return value is not None and value.requires_grad

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normscope.curvature.randomness import surely
 
 __all__ = [
+    "ONE_AT_A_TIME",
     "Undisturbed",
     "substituted",
     "undisturbed",
@@ -25,7 +26,7 @@ __all__ = [
 
 
 # A model that is set up for one measurement must not be seen by another.
-_ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    with _ONE_AT_A_TIME, Undisturbed(model, *others).held():
+    with ONE_AT_A_TIME, Undisturbed(model, *others).held():
         yield
 
 
@@ -73,7 +74,7 @@ class Undisturbed:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Once; inside, the modules may be set up for a measurement."""
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             try:
                 _work_on_copies(self._modules, self._added)
                 yield

@@ -259,7 +259,8 @@ def test_whole_loss_has_the_same_hessian():
     loss = whole_loss(lambda net, b: functional.cross_entropy(net(b["x"]), b["y"]))
     data = {"x": inputs, "y": labels}
     expected = dense(model, functional.cross_entropy, (inputs, labels), kind="hessian")
-    assert torch.equal(dense(model, loss, data, kind="hessian"), expected)
+    found = dense(model, loss, data, kind="hessian")  # by a graph, the other layer by layer
+    assert (found - expected).norm() <= 1e-12 * expected.norm()
     with pytest.raises(StateError, match="whole_loss"):
         operator(model, loss, data, kind="ggn")
 
