@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.curvature.chain_check import check_derivatives, check_values
 from normscope.curvature.chain_copy import private_copy
-from normscope.curvature.chain_links import Link, Trace
+from normscope.curvature.chain_links import Link, OuterProduct, Trace
 from normscope.curvature.chain_read import READERS, Scene, links_of
 from normscope.curvature.chain_steps import NotAChainError, Step, steps_of
 from normscope.curvature.failures import check_finite
@@ -100,8 +100,7 @@ class ChainJacobian(Linearization):
     def pull_back(self, cotangent: Tensor) -> Tensor:
         """J^T u, a flat parameter vector."""
         with alone():
-            found = _pulled_back(self.links, _down(self.links, cotangent))
-            return self.layout.join([found.get(name) for name in self.layout.names])
+            return self._joined(_down(self.links, cotangent))
 
     def push_forward(self, vector: Tensor) -> Tensor:
         """J v, in the shape of the output."""
@@ -118,12 +117,24 @@ class ChainJacobian(Linearization):
         """J J^T u, in the shape of the output."""
         return self.gram_with(self, cotangent)
 
+    def gram_and_pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """J J^T u, and J^T u if no layer left its gradient unmultiplied."""
+        with alone():
+            traces = _down(self.links, cotangent)
+            whole = not any(isinstance(trace, OuterProduct) for trace in traces)
+            pulled = self._joined(traces) if whole else None
+            return _up(self.links, traces), pulled
+
     def gram_with(self, other: Linearization, cotangent: Tensor) -> Tensor:
         """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere."""
         if not isinstance(other, ChainJacobian):
             return super().gram_with(other, cotangent)
         with alone():
             return _up(self.links, _down(other.links, cotangent))
+
+    def _joined(self, traces: Sequence[Trace]) -> Tensor:
+        found = _pulled_back(self.links, traces)
+        return self.layout.join([found.get(name) for name in self.layout.names])
 
 
 def _down(links: Sequence[Link], cotangent: Tensor) -> list[Trace]:

@@ -40,6 +40,11 @@ class Linearization(ABC):
         """J J^T u, in the shape of the output; may be overridden by what needs no J^T u."""
         return self.push_forward(self.pull_back(cotangent))
 
+    def gram_and_pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """J J^T u, and J^T u if that is made on the way; else None."""
+        pulled = self.pull_back(cotangent)
+        return self.push_forward(pulled), pulled
+
     def gram_with(self, other: Linearization, cotangent: Tensor) -> Tensor:
         """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere.
 
@@ -89,6 +94,12 @@ class GraphLinearization(Linearization):
         """J J^T u, in the shape of the output."""
         with self._evaluator.scene(self._leaves, self._number):
             return self._push_forward(self._pull_back(cotangent))
+
+    def gram_and_pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """J J^T u and J^T u."""
+        with self._evaluator.scene(self._leaves, self._number):
+            pulled = self._pull_back(cotangent)
+            return self._push_forward(pulled), self._evaluator.layout.join(pulled)
 
     def _pull_back(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         pulled: tuple[Tensor, ...] = torch.autograd.grad(

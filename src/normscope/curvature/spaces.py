@@ -11,6 +11,7 @@ from torch.nn import functional
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.output_hessian import FactoredHessian
 from normscope.curvature.products import GaussNewtonProduct
+from normscope.curvature.recall import Recall
 
 __all__ = ["OutputSpace", "ParameterSpace", "SearchSpace", "search_space"]
 
@@ -109,10 +110,12 @@ class OutputSpace(SearchSpace):
         self._jacobian = product.linearization
         super().__init__(self._jacobian.output_shape.numel(), self._jacobian.dtype, device)
         self._metric = metric
+        self._lifted = Recall()
 
     def times(self, vector: Tensor) -> Tensor:
         """R^T J J^T R times a vector."""
-        image = self._jacobian.gram(self._metric.root(self._shaped(vector)))
+        image, pulled = self._jacobian.gram_and_pulled(self._metric.root(self._shaped(vector)))
+        self._lifted.add(vector, pulled)
         return self._metric.root_transposed(image).reshape(-1)
 
     def embed(self, vector: Tensor) -> Tensor:
@@ -121,7 +124,9 @@ class OutputSpace(SearchSpace):
 
     def lift(self, vector: Tensor) -> Tensor:
         """J^T R u, of length one."""
-        lifted = self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
+        lifted = self._lifted.image(vector)  # of products with an orthonormal basis
+        if lifted is None:
+            lifted = self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
         return functional.normalize(lifted, dim=0)
 
     def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:

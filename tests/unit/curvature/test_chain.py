@@ -36,6 +36,9 @@ def assert_products(jacobian, dense, output):
         assert_same(jacobian.pull_back(cotangent), dense.T @ flat)
         assert_same(jacobian.push_forward(vector), (dense @ vector).view(output.shape))
         assert_same(jacobian.gram(cotangent), (dense @ (dense.T @ flat)).view(output.shape))
+        gram, pulled = jacobian.gram_and_pulled(cotangent)
+        assert_same(gram, (dense @ (dense.T @ flat)).view(output.shape))
+        assert pulled is None or (pulled - dense.T @ flat).norm() <= TOLERANCE * flat.norm()
     assert torch.equal(cotangent, kept[0])
     assert torch.equal(vector, kept[1])
 
@@ -224,16 +227,22 @@ def test_top_eigenvalue_of_a_chain_is_that_of_the_graph(kind, monkeypatch):
     layers = nn.Linear(5, 80), nn.BatchNorm1d(80), nn.ReLU(), nn.Linear(80, 3)
     model = randomized(nn.Sequential(*layers))  # more parameters than outputs
     data = (random_like((200, 5)), torch.arange(200) % 3)  # enough for a coarse start
-    own, meet = [], ChainJacobian.gram_with
+    calls = []
 
-    def watched(jacobian, other, cotangent):
-        own.append(jacobian is other)
-        return meet(jacobian, other, cotangent)
+    def watch(name):
+        method = getattr(ChainJacobian, name)
 
-    monkeypatch.setattr(ChainJacobian, "gram_with", watched)
+        def watched(*given):
+            calls.append(name)
+            return method(*given)
+
+        monkeypatch.setattr(ChainJacobian, name, watched)
+
+    watch("gram_with")
+    watch("gram_and_pulled")
     by_layers = top_eigenvalue(model, "cross_entropy", data, kind, tol=1e-8)
-    assert own.count(False) == 1  # from the part to the whole
-    assert own.count(True) > 1
+    assert calls.count("gram_with") == 1  # from the part to the whole
+    assert calls.count("gram_and_pulled") > 2
     monkeypatch.setattr(ChainJacobian, "read", lambda *_: None)
     by_graph = top_eigenvalue(model, "cross_entropy", data, kind, tol=1e-8)
     assert by_layers.value == pytest.approx(by_graph.value, rel=1e-7)
@@ -249,3 +258,19 @@ def test_chain_meets_a_jacobian_of_another_kind():
 
     cotangent = random_like(part.output_shape)
     assert_same(whole.gram_with(Other(), cotangent), whole.gram_with(part, cotangent))
+
+
+def test_eigenvector_is_lifted_from_products_without_another_pass(monkeypatch):
+    layers = nn.Conv1d(2, 40, 3), nn.Tanh(), nn.Flatten(), nn.Linear(160, 3)
+    model = randomized(nn.Sequential(*layers))
+    data = (random_like((60, 2, 6)), torch.arange(60) % 3)
+    passes, pull_back = [], ChainJacobian.pull_back
+    monkeypatch.setattr(
+        ChainJacobian, "pull_back", lambda *given: passes.append(1) or pull_back(*given)
+    )
+    found = top_eigenvalue(model, "cross_entropy", data)
+    assert not passes
+    vector = found.vectors[:, 0]
+    product = operator(model, "cross_entropy", data) @ vector
+    residual = (product - found.value * vector).norm() / found.value
+    assert residual <= float(found.residuals[0]) * (1 + 1e-6) <= 1e-3
