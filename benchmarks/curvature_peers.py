@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from normscope.losses import cross_entropy, squared_error
 
 SEED = 0
+MOST_PRODUCTS = 300  # after which a peer that sets itself no end has missed
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,16 @@ def curvlinops(question: Question, **options: Any) -> Answer:
 
     def counted(vector: Any) -> Any:
         count[0] += 1
+        if count[0] > MOST_PRODUCTS:
+            raise TimeoutError
         return operator @ vector
 
     wrapped = LinearOperator(operator.shape, matvec=counted, dtype=operator.dtype)
     start = np.random.default_rng(SEED).standard_normal(operator.shape[0]).astype(operator.dtype)
-    (value,) = eigsh(wrapped, k=1, which="LA", v0=start, return_eigenvectors=False, **options)
+    try:
+        (value,) = eigsh(wrapped, k=1, which="LA", v0=start, return_eigenvectors=False, **options)
+    except TimeoutError:
+        return float("nan"), count[0]
     scale = outputs / 2 if fisher else 1.0  # torch's mean is over outputs too, and without a half
     return float(value) * scale, count[0]
 
