@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 __all__ = ["BatchProduct"]
@@ -15,3 +16,10 @@ class BatchProduct(ABC):
     @abstractmethod
     def times(self, vector: Tensor) -> Tensor:
         """The matrix times a flat vector."""
+
+    def times_block(self, matrix: Tensor) -> Tensor:
+        """The matrix times several flat vectors, one column each; may be overridden by one pass."""
+        block = torch.empty_like(matrix)
+        for column in range(matrix.shape[1]):
+            block[:, column] = self.times(matrix[:, column].contiguous())
+        return block

@@ -40,8 +40,8 @@ class CurvatureOperator:
 
     With one batch the computation graph is kept, so that a product costs about one forward and
     backward pass; with several each batch's graph is built anew for each product (once for all
-    columns of `matmat`), so that memory does not grow with their number. Fisher and Gauss-Newton
-    matrices of a chain of known layers need no graph: they are multiplied layer by layer.
+    columns of `matmat`), so that memory does not grow with their number. The matrices of a chain of
+    known layers need no graph: they are multiplied layer by layer.
 
     Args:
         evaluator: model, loss and data at a point, in a mode.
@@ -141,6 +141,9 @@ class CurvatureOperator:
     def matmat(self, matrix: Tensor) -> Tensor:
         """The matrix times several vectors; each batch's graph is built once for all of them.
 
+        Fisher and Gauss-Newton matrices of a batch with no more outputs than vectors go through
+        its Jacobian, made once; otherwise one vector is multiplied after the other.
+
         Args:
             matrix: (size, columns).
 
@@ -148,14 +151,7 @@ class CurvatureOperator:
             (size, columns).
         """
         matrix = self.evaluator.layout.checked(matrix, columns=True)
-
-        def times(product: BatchProduct) -> Tensor:
-            block = torch.empty_like(matrix)
-            for column in range(matrix.shape[1]):
-                block[:, column] = product.times(matrix[:, column].contiguous())
-            return block
-
-        return self.weighted_mean(times)
+        return self.weighted_mean(lambda product: product.times_block(matrix))
 
     def __matmul__(self, other: Tensor) -> Tensor:
         is_matrix = isinstance(other, Tensor) and other.dim() == 2

@@ -50,6 +50,23 @@ class GaussNewtonProduct(BatchProduct):
         tangent = self.linearization.push_forward(vector)
         return self.linearization.pull_back(self.metric.times(tangent))
 
+    def times_block(self, matrix: Tensor) -> Tensor:
+        """The matrix times several flat vectors: through J itself if it has no more rows.
+
+        A row of J is half a product; all later work is three products of matrices.
+        """
+        shape = self.linearization.output_shape
+        outputs = shape.numel()
+        if outputs > matrix.shape[1]:
+            return super().times_block(matrix)
+        basis = torch.eye(outputs, dtype=self.linearization.dtype, device=matrix.device)
+        units = [unit.view(shape) for unit in basis]
+        jacobian = torch.stack([self.linearization.pull_back(unit) for unit in units])
+        metric = torch.stack([self.metric.times(unit).reshape(-1) for unit in units])
+        product = jacobian.T @ (metric.to(jacobian.dtype) @ (jacobian @ matrix))
+        check_finite(product, "the product of the curvature and a vector")
+        return product
+
 
 class HessianProduct(BatchProduct):
     """The Hessian of the loss on one batch: each product is one backward pass.

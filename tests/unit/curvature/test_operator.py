@@ -8,7 +8,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.curvature import operator, whole_loss
+from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.dense import dense
+from normscope.curvature.linearization import GraphLinearization
 from normscope.errors import (
     ArgumentTypeError,
     InputError,
@@ -471,3 +473,39 @@ def test_repr_says_what_it_is():
 def test_dense_refuses_large_networks():
     with pytest.raises(InputError, match="20000"):
         dense(nn.Linear(200, 101), functional.cross_entropy, (torch.ones(2, 200), GOOD[1][:2]))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+@pytest.mark.parametrize("name", ["torch_batch", "conv2d", "residual"])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_block_through_the_jacobian_is_that_of_single_products(kind, name, batches, monkeypatch):
+    inputs, labels = batch(name)
+    parts = list(zip(inputs.chunk(batches), labels.chunk(batches), strict=True))
+    made = operator(network(name), functional.cross_entropy, parts, kind=kind)
+    outputs = 2 * len(inputs)
+    matrix = torch.randn(made.shape[0], outputs, dtype=torch.float64)
+    single = torch.stack([made @ column.contiguous() for column in matrix.T], 1)
+    rows = []
+    for kind_of in (ChainJacobian, GraphLinearization):
+        own = kind_of.pull_back
+        monkeypatch.setattr(
+            kind_of, "pull_back", lambda *given, own=own: rows.append(1) or own(*given)
+        )
+    assert (made @ matrix - single).norm() <= 1e-12 * single.norm()
+    assert len(rows) == outputs  # not one for each column and batch
+    few = matrix[:, :1]
+    assert (made @ few - single[:, :1]).norm() <= 1e-12 * single.norm()
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+def test_block_through_the_jacobian_knows_a_loss_without_closed_form(kind):
+    inputs, _ = batch("torch_batch")
+    targets = torch.randn(len(inputs), 2, dtype=torch.float64)
+
+    def quartic(output, target):
+        return (output - target).pow(4).mean() + output[:, 0].mul(output[:, 1]).pow(2).mean()
+
+    made = operator(network("torch_batch"), quartic, (inputs, targets), kind=kind)
+    matrix = torch.eye(made.shape[0], dtype=torch.float64)
+    single = torch.stack([made @ column.contiguous() for column in matrix.T], 1)
+    assert (made @ matrix - single).norm() <= 1e-12 * single.norm()
