@@ -24,6 +24,7 @@ _SMALLEST_STRIDE = 4  # a larger part of the data would cost more than it saves
 # outputs make products cheap, so that the part costs little anyway.
 _TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
 _PRODUCTS = 14
+_MIXED = 1.0  # of the vectors next in line, in a guess that must not settle on one of several
 _FEWEST_PRODUCTS = 4  # fewer find nothing worth carrying
 _LOGGER = logging.getLogger(__name__)
 
@@ -83,7 +84,12 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
         _LOGGER.debug("no guess from a part of the data: %s", reason)
         return None
     cost = share * (found.products + space.embedding_cost * found.vectors.shape[1])
-    return Guess(space, found.vectors, request.which, cost)
+    vectors = found.vectors
+    if request.stop == "residual" and operator.kind != "hessian" and found.mixture is not None:
+        # The largest eigenvalues of a Fisher matrix are close together, one for each output, and
+        # in another order on the part: a start near one of them would hide the others.
+        vectors = vectors + _MIXED * found.mixture.unsqueeze(1)
+    return Guess(space, vectors, request.which, cost)
 
 
 def _space(part: CurvatureOperator, request: Request) -> SearchSpace:

@@ -147,8 +147,12 @@ class Lanczos:
 
     def vectors(self, pairs: RitzPairs) -> Tensor:
         """The approximate eigenvectors, one column each."""
+        return self.combination(pairs.coefficients)
+
+    def combination(self, coefficients: Tensor) -> Tensor:
+        """Combinations of the vectors multiplied, one column each."""
         basis = self._basis[: self.done]
-        return basis.T @ pairs.coefficients.to(basis)
+        return basis.T @ coefficients.to(basis)
 
     def compress(self, which: str, keep: int) -> None:
         """Keep the best Ritz vectors and the vectors not yet multiplied; forget the rest.

@@ -23,6 +23,7 @@ _RANDOM_SHARE = 0.05  # of a start that is not random
 # multiple of the residual. The search goes on to this part of the tolerance.
 _MARGIN = 0.5
 _ROUGHLY = 20.0
+_NEAR = 0.8  # of the first value: those between may be of one cluster
 _ASYMMETRY = 1e-3  # of the norm; rounding makes about 1e-6 in single precision
 STOPS = ("residual", "value")
 
@@ -84,6 +85,8 @@ class Found:
         errors: estimated, relative.
         converged: whether all wanted are there, within the tolerance.
         products: with the operator.
+        mixture: the sum of the vectors next in line, whose values are nearly as large; for
+            one eigenvalue only, and None if there is no such vector.
     """
 
     values: Tensor
@@ -92,6 +95,7 @@ class Found:
     errors: Tensor
     converged: bool
     products: int
+    mixture: Tensor | None = None
 
 
 def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Tensor:
@@ -145,9 +149,25 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
         _report(request, lanczos.products, pairs, residuals)
         if converged or lanczos.exhausted or lanczos.products >= request.max_products:
             vectors = lanczos.vectors(pairs)
-            return Found(pairs.values, vectors, residuals, errors, converged, lanczos.products)
+            return Found(
+                *(pairs.values, vectors, residuals, errors, converged, lanczos.products),
+                mixture=_mixture(lanczos, request),
+            )
         if lanczos.full:
             lanczos.compress(request.which, max(request.count + 2, lanczos.done // 3))
+
+
+def _mixture(lanczos: Lanczos, request: Request) -> Tensor | None:
+    """The sum of the Ritz vectors behind the first whose values are near its own."""
+    if request.count > 1 or request.which == "both":
+        return None
+    pairs = lanczos.ritz_pairs(request.which, lanczos.done)
+    near = pairs.values / pairs.values[0] >= _NEAR
+    near[0] = False
+    if not bool(near.any()):
+        return None
+    coefficients = pairs.coefficients[:, near].sum(1, keepdim=True)
+    return lanczos.combination(coefficients)[:, 0]
 
 
 def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:
