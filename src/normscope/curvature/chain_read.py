@@ -11,17 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from normscope.curvature import chain_fixed as fixed
 from normscope.curvature.chain_affine import LinearLink
 from normscope.curvature.chain_convolution import ConvolutionLink
 from normscope.curvature.chain_functions import Average, Reshape
-from normscope.curvature.chain_links import (
-    ActivationLink,
-    FixedMapLink,
-    Link,
-    MaxPoolLink,
-    ReluLink,
-    ReshapeLink,
-)
+from normscope.curvature.chain_links import Link
 from normscope.curvature.chain_norm import BatchNormLink, normalized
 from normscope.curvature.chain_steps import NotAChainError, Step
 from normscope.layers import batch_norm, noisy
@@ -166,24 +160,24 @@ def _activation(name: str, module: nn.Module, inputs: Tensor, scene: Scene) -> R
     function = copy.copy(module)
     function.__dict__["inplace"] = False  # its input is kept by the link below
     try:
-        link = ActivationLink(function, inputs, scene.curved)
+        link = fixed.ActivationLink(function, inputs, scene.curved)
     except RuntimeError as error:  # some have no second derivative
         raise NotAChainError(f"{type(module).__name__} is not curved: {error}") from error
     return link, link.output
 
 
 def _relu(name: str, module: nn.Module, inputs: Tensor, scene: Scene) -> Reading:
-    link = ReluLink(inputs)
+    link = fixed.ReluLink(inputs)
     return link, link.output
 
 
 def _reshape(name: str, module: nn.Module, inputs: Tensor, scene: Scene) -> Reading:
     output = module(inputs)
-    return ReshapeLink(inputs, output), output
+    return fixed.ReshapeLink(inputs, output), output
 
 
 def _fixed_map(name: str, module: nn.Module, inputs: Tensor, scene: Scene) -> Reading:
-    link = FixedMapLink(module, inputs)
+    link = fixed.FixedMapLink(module, inputs)
     return link, link.output
 
 
@@ -195,7 +189,7 @@ def _max_pool(name: str, module: Any, inputs: Tensor, scene: Scene) -> Reading:
         raise NotAChainError("maximum pooling acts on one sample")
     pooling = copy.copy(module)
     pooling.return_indices = True
-    link = MaxPoolLink(pooling, inputs, dimensions)
+    link = fixed.MaxPoolLink(pooling, inputs, dimensions)
     return link, link.output
 
 

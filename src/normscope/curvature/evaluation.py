@@ -152,7 +152,7 @@ class Evaluator:
             number: its number.
         """
         with self.scene(self.leaves(), number), torch.no_grad():
-            loss = self._loss(output, batch)
+            loss = self._loss(output.clone(), batch)  # which a loss may overwrite
         self._check_loss(loss, batch, number)
 
     def leaves(self) -> tuple[Tensor, ...]:

@@ -111,7 +111,7 @@ class AutogradHessian(OutputHessian):
     def __init__(self, loss: Loss, output: Tensor, target: Tensor) -> None:
         self._output = output.detach().requires_grad_()
         with torch.enable_grad(), explained():
-            value = loss(self._output, target)
+            value = loss(self._output.clone(), target)  # which it may overwrite
             (self._gradient,) = torch.autograd.grad(
                 value, self._output, create_graph=True, materialize_grads=True
             )

@@ -192,11 +192,11 @@ def _chain_hessian(
     """The Hessian of a chain; None if the loss is not a function of the output alone."""
     loss_of, loss = evaluator.problem.loss_of, evaluator.problem.loss
     assert not isinstance(loss, WholeLoss | str)
-    if loss_of(chain.output.detach(), target).requires_grad:
+    if loss_of(chain.output.clone(), target).requires_grad:
         return None  # it has parameters of its own, or the model's: a penalty
     with evaluator.randomness(number):
         output = chain.output.detach().requires_grad_()
-        value = loss_of(output, target)
+        value = loss_of(output.clone(), target)  # which it may overwrite
     if not value.requires_grad:
         return None
     (gradient,) = torch.autograd.grad(value, output, materialize_grads=True)

@@ -181,6 +181,19 @@ def test_random_loss_draws_the_same_numbers_for_gradient_and_hessian(monkeypatch
     assert_same(by_layers @ vector, by_graph @ vector)
 
 
+def test_loss_may_overwrite_the_output(monkeypatch):
+    model, data = problem("two_linear")
+
+    def in_place(output, target):
+        return output.sub_(target).pow(4).mean()
+
+    by_layers, by_graph = both_ways(monkeypatch, model, in_place, data)
+    vector = random_like(by_layers.shape[0])
+    assert_same(by_layers @ vector, by_graph @ vector)
+    clean = operator(model, lambda output, target: (output - target).pow(4).mean(), data, "ggn")
+    assert_same(operator(model, in_place, data, "ggn") @ vector, clean @ vector)
+
+
 @pytest.mark.parametrize("name", ["batch_norm", "two_convolutions"])
 def test_chain_hessian_leaves_model_and_randomness_as_they_were(name):
     model, data = problem(name)
