@@ -75,7 +75,8 @@ def top_eigenvalue(
             "value": when the estimated error of the value is, the square of the residual over the
             gap to the other eigenvalues found. That takes about half the products; the gap is an
             estimate: among eigenvalues close together one that the start hardly touches may go
-            unseen. The residual must still be below 20 ``tol``.
+            unseen, and the value be short by more than ``tol``. Those of a Fisher matrix often are
+            close, those of a Hessian seldom. The residual must still be below 20 ``tol``.
         progress: called with a `Progress` after each product on all data.
 
     Returns:
