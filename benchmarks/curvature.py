@@ -10,8 +10,8 @@ is timed in both modes. They come with `pip install -e .[bench]`; those missing 
 
 "fb" is the time in forward and backward passes of the same batch in the same mode, timed in the
 same run. "limit" is the time over that of the products needed at one such pass each. "error" is
-against our value in float64, to a residual of 1e-4. A tool that misses 1e-3 is no peer to be faster than. Memory
-is the rise of the resident set above its start.
+against our value in float64, to a residual of 1e-4. A tool that misses 1e-3 is no peer to be faster
+than. Memory is the rise of the resident set above its start.
 
 Of ours, "normscope" stops when the value is known (``stop="value"``), which is the question here;
 "normscope, vector" stops when the vector is known too (the default of `top_eigenvalue`);
