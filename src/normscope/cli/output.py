@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PARTS = "part {} of {}"  # how progress counts
 _DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
-_SHARE = re.compile(r"\b(\d+) % done\b")
+_SHARE = re.compile(r"\b(\d+) % done\b(?: \(\d+ parts? kept: (\d+) %\))?")
 _SPENT, _REST = 16, 19  # columns of a short bar with the time, and of "about 2.5 min left"
 _GUESS = "about"  # in how parts are counted: their number is a guess
 _LEAST = 20  # columns of what is on
@@ -55,8 +55,8 @@ def progress(
 
     Yields:
         A function to call, with a text, as each part begins. Without a total "3 of 18" or "17 %
-        done" in the text says how far it is; in a log a line begins with what stands before the
-        first comma.
+        done (2 parts kept: 5 %)" in the text says how far it is; in a log a line begins with what
+        stands before the first comma.
     """
     from rich.console import Console
 
@@ -233,12 +233,15 @@ def _part_of(text: str) -> str:
 
 
 def _done_of_all(text: str) -> tuple[int | None, int | None]:
-    """How far it is, if the text says so.
+    """How far this run's own work is, if the text says so: what was kept is no part of it.
 
     >>> _done_of_all("3 of 18 cells"), _done_of_all("17 % done; 1 of 3"), _done_of_all("reading")
     ((3, 18), (17, 100), (None, None))
+    >>> _done_of_all("60 % done (8 parts kept: 40 %)")
+    (20, 60)
     """
     if share := _SHARE.search(text):
-        return int(share[1]), 100
+        kept = int(share[2] or 0)
+        return int(share[1]) - kept, 100 - kept
     counted = _DONE_OF_ALL.search(text)
     return (int(counted[1]), int(counted[2])) if counted else (None, None)

@@ -234,13 +234,12 @@ def test_long_text_in_a_narrow_terminal_leaves_room_for_the_time(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     bar = Bar("demo", None, console)
     for done in (20, 60):
-        bar.tell(
-            f"{done} % done (8 parts kept); landscape: layer; seed 0; curvature of batch 1 of 3"
-        )
+        kept = f"{done} % done (8 parts kept: 20 %)"
+        bar.tell(f"{kept}; landscape: layer; seed 0; curvature of batch 1 of 3")
         clock.now += 12
     with console.capture() as captured:
         console.print(bar._bar.get_renderable())
-    assert "demo: 60 % done (8 parts kept); landscape" in captured.get()
+    assert "demo: 60 % done (8 parts kept: 20 %); land" in captured.get()
     assert "about 1 s left" in captured.get()
 
 

@@ -65,7 +65,7 @@ def test_progress_tells_how_much_of_the_tour_is_done(result, told):
 
 def test_tour_that_goes_on_says_how_many_parts_it_found():
     told = []
-    pace = Pace(told.append, 4 * SHARES["depth"])
+    pace = Pace(told.append, 5 * SHARES["depth"])
     for is_stored in (True, True, False, True):
         with pace.part("depth", "batch", "seed 0") as tell:
             if not is_stored:
@@ -73,8 +73,8 @@ def test_tour_that_goes_on_says_how_many_parts_it_found():
     with pace.part("depth", "batch", "seed 1") as tell:
         tell("")
     assert told == [
-        "50 % done (2 parts kept); depth: batch; seed 0",
-        "100 % done (2 parts kept); depth: batch; seed 1",
+        "40 % done (2 parts kept: 40 %); depth: batch; seed 0",
+        "80 % done (3 parts kept: 60 %); depth: batch; seed 1",
     ]
 
 
@@ -97,9 +97,35 @@ def test_time_left_is_sane_whether_or_not_parts_are_in_a_store(capsys):
     left = re.compile(r"\((\d+) s, about (\d+) s left\)$")
     told = [tuple(map(int, found.groups())) for line in lines if (found := left.search(line))]
     assert len(told) > 5
-    assert "45 % done (5 parts kept)" in lines[0]
+    assert "45 % done (5 parts kept: 45 %)" in lines[0]
     for seconds, rest in told:
         assert (220 - seconds) / 2 <= rest <= 2 * (220 - seconds)
+
+
+def test_parts_found_between_computed_ones_take_no_time():
+    """A store of the first seed, then a tour of three: every third part is there."""
+    now, left, told = [0.0], [], []
+    log = Lines("demo", None, lambda: now[0])
+
+    def note(text):
+        log.tell(text)
+        told.append(text.split("; ")[0])
+        left.append(log._left.seconds)
+
+    pace = Pace(note, 9 * SHARES["landscape"])
+    for norm in ("none", "batch", "layer"):
+        for seed in range(3):
+            with pace.part("landscape", norm, f"seed {seed}") as tell:
+                if seed:
+                    tell("")
+                    now[0] += 30.0
+    assert told[1::2] == [
+        "22 % done (1 part kept: 11 %)",
+        "55 % done (2 parts kept: 22 %)",
+        "88 % done (3 parts kept: 33 %)",
+    ]
+    # what is known to be left: seven, five, four, two and one part
+    assert left[1:] == pytest.approx([210.0, 150.0, 120.0, 60.0, 30.0], abs=3)
 
 
 def test_limit_is_the_advisors_on_the_same_net(results):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import xarray as xr
@@ -52,6 +52,7 @@ class Assembly:
     seeds: Sequence[int]
     store: Store
     pace: Pace
+    _computed: set[tuple[str, int]] = field(default_factory=set, init=False)  # by this run
 
     def one(
         self, kind: str, what: str, seed: int, measure: Callable[[Tell], xr.Dataset], **further: Any
@@ -68,13 +69,17 @@ class Assembly:
         Returns:
             What was measured.
         """
+        parameters = self.net.settings(part=kind, **further)
+        key = repr(parameters), seed
         with self.pace.part(kind, what, f"seed {seed}") as tell:
 
             def run() -> xr.Dataset:
                 tell("")  # not if it is in the store
+                self._computed.add(key)
                 return measure(tell)
 
-            parameters = self.net.settings(part=kind, **further)
+            if key in self._computed:
+                tell("")  # the same training serves two parts: no earlier run kept it
             return self.store.compute("tour part", parameters, seed, run)
 
     def each(

@@ -36,8 +36,9 @@ def all_shares(norms: int, seeds: int) -> int:
 class Pace:
     """Tells the progress how much of the whole is done, in per cent, and what is on.
 
-    What was found in a store is done: a tour that goes on begins where the last one ended, and says
-    how many parts it found there.
+    What was found in a store is done: a tour that goes on begins where the last one ended. It says
+    how many parts it found there and what share of the whole those are, since they took no time and
+    say nothing of the pace.
 
     Args:
         progress: called with a text.
@@ -53,15 +54,15 @@ class Pace:
         >>> with pace.part("depth", "batch", "seed 0") as tell:
         ...     tell("")
         >>> told[0]
-        '35 % done (1 part kept); landscape: batch; seed 1; step 1'
+        '35 % done (1 part kept: 35 %); landscape: batch; seed 1; step 1'
         >>> told[1]
-        '70 % done (1 part kept); depth: batch; seed 0'
+        '70 % done (1 part kept: 35 %); depth: batch; seed 0'
     """
 
     def __init__(self, progress: Progress, shares: int) -> None:
         self._progress = progress
-        self._done, self._all = 0, shares
-        self._kept, self._is_own = 0, False  # parts found before the first that this run computes
+        self._own, self._all = 0, shares  # what this run computed, of the whole
+        self._kept, self._parts = 0, 0  # shares found in a store, and how many parts they are
 
     @contextmanager
     def part(self, kind: str, *what: str) -> Iterator[Callable[[str], None]]:
@@ -79,17 +80,21 @@ class Pace:
 
         def tell(text: str) -> None:
             nonlocal begun
-            self._is_own = True
             begun = min(begun + 1, share - 1)  # it is not done before it ends
-            done = f"{100 * (self._done + begun) // self._all} % done{self._found()}"
+            done = self._words(self._own + begun)
             # no comma: a log takes what stands before one for the name of a part
             self._progress("; ".join(filter(None, (done, f"{kind}: {first}", *further, text))))
 
         yield tell
-        self._done += share
-        self._kept += not self._is_own
+        if begun < 0:
+            self._kept, self._parts = self._kept + share, self._parts + 1
+        else:
+            self._own += share
 
-    def _found(self) -> str:
+    def _words(self, own: int) -> str:
+        """The share of the whole that is done, and what part of it was kept."""
+        done = 100 * (own + self._kept) // self._all
         if not self._kept:
-            return ""
-        return f" ({self._kept} part{'' if self._kept == 1 else 's'} kept)"
+            return f"{done} % done"
+        kept = done - 100 * own // self._all  # the rest is this run's, and never falls
+        return f"{done} % done ({self._parts} part{'' if self._parts == 1 else 's'} kept: {kept} %)"
