@@ -13,8 +13,14 @@ __all__ = ["findings_of", "summary_of"]
 _MOST = 5  # sentences of the first screen
 
 
-def findings_of(sections: Sequence[Section]) -> list[str]:
-    """The first screen: the claims counted, those that failed named, the rest in its own words."""
+def findings_of(sections: Sequence[Section], names: Sequence[str] | None = None) -> list[str]:
+    """The first screen: the claims counted, those that failed named, the rest in its own words.
+
+    Args:
+        sections: the results.
+        names: of each result's file, said before its own words; "" where those need no name.
+    """
+    names = [""] * len(sections) if names is None else names
     claims = [claim for section in sections for claim in section.claims]
     found = [claims_sentence(claims)] if claims else []
     judged = [section for section in sections if section.settings.get("scale") != "quick"]
@@ -26,10 +32,14 @@ def findings_of(sections: Sequence[Section]) -> list[str]:
         more = len(failed) - 3
         verb = "is" if more == 1 else "are"
         found.append(f"{counted(more, 'further claim')} {verb} not reproduced; see below.")
-    others = [section for section in sections if not section.claims]
+    others = [each for each in zip(sections, names, strict=True) if not each[0].claims]
     shown = others[: max(_MOST - len(found), 1)]
     each = max((_MOST - len(found)) // max(len(shown), 1), 1)
-    found += [sentence for section in shown for sentence in section.paragraphs[:each]]
+    found += [
+        f"{name}: {sentence}" if name else sentence
+        for section, name in shown
+        for sentence in section.paragraphs[:each]
+    ]
     if len(others) > len(shown):
         more = len(others) - len(shown)
         found.append(

@@ -330,6 +330,53 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
     assert len(set(files)) == len(files)
 
 
+def store_at(path, experiment="demo"):
+    path.parent.mkdir(exist_ok=True)
+    with Store(path) as store:
+        store.compute(experiment, {"a": 1}, 0, lambda: xr.Dataset({"z": 1.0}))
+    return path
+
+
+def test_findings_of_files_of_one_name_say_whose_they_are(tmp_path):
+    paths = [store_at(tmp_path / name / "phase.sqlite") for name in ("a", "b")]
+    report = report_of(paths)
+    holds = "phase.sqlite holds 1 record: 1 finished."
+    assert [each for each in report.findings if "holds" in each] == [
+        f"a/phase: {holds}",
+        f"b/phase: {holds}",
+    ]
+    other = store_at(tmp_path / "c" / "phase.sqlite", "another")  # under a head of its own
+    assert report_of([paths[0], other]).findings[-1].startswith("c/phase: phase.sqlite holds")
+    alone = report_of(paths[:1])
+    assert alone.findings[0] == holds
+    assert alone.sections[0].downloads[0].name == "demo_records.csv"
+
+
+def test_findings_that_two_files_share_say_whose_they_are(tmp_path):
+    for name in ("a.nc", "b.nc"):
+        xr.Dataset({"y": ("x", [1.0])}).to_netcdf(tmp_path / name, engine="scipy")
+    found = report_of([tmp_path]).findings
+    assert list(found) == ["a: 1 variable over x: 1.", "b: 1 variable over x: 1."]
+
+
+def test_downloads_are_told_apart_under_heads_that_differ(tmp_path):
+    paths = [store_at(tmp_path / "c" / f"phase.{ending}") for ending in ("db", "sqlite")]
+    sections = report_of(paths).sections
+    assert [each.title for each in sections] == ["demo in phase.db", "demo in phase.sqlite"]
+    files = [each.name for section in sections for each in section.downloads]
+    assert files[0] == "phase.db_demo_records.csv"
+    assert len(set(files)) == len(files) > 2
+
+
+def test_downloads_of_a_page_and_of_a_store_are_told_apart(tmp_path):
+    xr.Dataset({"known": ("x", [1.0])}).to_netcdf(tmp_path / "a.nc", engine="scipy")
+    report = report_of(
+        [tmp_path / "a.nc", store_at(tmp_path / "b.sqlite")], page_of=page_with_files
+    )
+    files = [each.name for section in report.sections for each in section.downloads]
+    assert len(set(files)) == len(files)
+
+
 def test_missing_file_suggests_the_closest(folder):
     (folder / "runs.sqlite").touch()
     with pytest.raises(InputError, match=r"is not there; did you mean '.*runs\.sqlite'\?"):
