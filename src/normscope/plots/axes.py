@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -22,7 +23,7 @@ _BETWEEN = {  # a power and the next, by their base
     10: ((1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
     2: ((1.0, 1.5), (1.0, 1.25, 1.5, 1.75)),
 }
-_LAST = 307  # power of ten that a number can hold
+_FIRST, _LAST = -323, 307  # powers of ten that a number can hold
 _DIGITS, _MOST_DIGITS = 6, 15  # of a label, and of a number that it can tell
 _LETTER = 0.62  # width of a digit, in sizes of its font
 _LINE = 1.2  # height of a line
@@ -34,8 +35,9 @@ _LENGTH = 300.0  # of an axis in points, where nothing is drawn yet
 def logarithmic_axis(axes: Axes, which: Literal["x", "y", "xy"], base: int = 10) -> None:
     """Make an axis logarithmic, with three labels or more, as plain numbers where those are short.
 
-    Long numbers, on a narrow axis of a small figure, may leave room for two. The labels follow the
-    limits and the size of the figure whenever it is drawn.
+    Where three do not fit beside each other, long numbers on the axis of a small figure, there are
+    two, and one where two do not fit. The labels follow the limits and the size of the figure
+    whenever it is drawn.
 
     Args:
         axes: whose axis it is.
@@ -136,7 +138,8 @@ class PlainPlaces(LogLocator):
         if not (0 < low < high and math.isfinite(high)):
             return []
         best: list[float] = []
-        for places in _choices(low, high, self._powers):
+        choices = list(_choices(low, high, self._powers))
+        for places in choices:
             if len(places) <= len(best) or not self._fits(places, low, high):
                 continue
             if len(best) >= _FEWEST and _are_plain(best) and not _are_plain(places):
@@ -144,7 +147,14 @@ class PlainPlaces(LogLocator):
             best = places
             if len(best) >= (_ENOUGH if _are_plain(best) else _FEWEST):
                 break
-        return best
+        return best if len(best) > 1 else self._pair(choices, low, high)
+
+    def _pair(self, choices: Sequence[list[float]], low: float, high: float) -> list[float]:
+        """Two marks as far apart as they are to be had, or one: no axis is without."""
+        several = sorted((each for each in choices if len(each) > 1), key=_span, reverse=True)
+        pairs = ([each[0], each[-1]] for each in several)
+        one = max(choices, key=len, default=[]) or [low]
+        return next((pair for pair in pairs if self._fits(pair, low, high)), one[:1])
 
     def _fits(self, places: Sequence[float], low: float, high: float) -> bool:
         """Whether the labels stand beside each other."""
@@ -173,8 +183,8 @@ class PlainPlaces(LogLocator):
 def _choices(low: float, high: float, base: int) -> Iterator[list[float]]:
     """Sets of marks, sparse ones first: every so many powers, numbers between, evenly spaced."""
     first, last = (math.floor(math.log(end) / math.log(base)) for end in (low, high))
-    limit = math.floor(_LAST * math.log(10) / math.log(base))
-    exponents = range(max(first - 1, -limit), min(last + 1, limit) + 1)
+    least, most = (math.floor(each * math.log(10) / math.log(base)) for each in (_FIRST, _LAST))
+    exponents = range(max(first - 1, least), min(last + 1, most) + 1)
     for stride in (100, 50, 20, 10, 5, 4, 3, 2, 1):
         powers = [float(base) ** each for each in exponents if each % stride == 0]
         seen = _within(powers, low, high)
@@ -188,6 +198,10 @@ def _choices(low: float, high: float, base: int) -> Iterator[list[float]]:
     for most in (3, 4, 5, 6):
         even = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
         yield _within([float(f"{mark:.12g}") for mark in even], low, high)
+
+
+def _span(places: Sequence[float]) -> float:
+    return places[-1] / places[0]
 
 
 def _are_plain(values: Sequence[float]) -> bool:
@@ -215,8 +229,12 @@ def _power(value: float, base: int, digits: int) -> str:
     """A value as a power, or as a number times one."""
     if value <= 0:
         return f"{value:g}"
-    exponent = math.floor(math.log(value) / math.log(base) + 1e-9)
-    factor = float(f"{value / float(base) ** exponent:.{digits}g}")
+    if base == 10 and value < sys.float_info.min:  # it has few digits, and its power fewer
+        number, _, power = repr(float(f"{value:.{digits}g}")).partition("e")
+        factor, exponent = float(number), int(power)
+    else:
+        exponent = math.floor(math.log(value) / math.log(base) + 1e-9)
+        factor = float(f"{value / float(base) ** exponent:.{digits}g}")
     times = "" if factor == 1 else rf"{factor:.{digits}g}\times "
     return rf"$\mathdefault{{{times}{base}^{{{exponent}}}}}$"
 

@@ -91,6 +91,55 @@ def test_labels_of_a_narrow_axis_are_as_long_as_tells_them_apart(limits):
         assert [float(text) for text in texts] == pytest.approx(seen, rel=1e-12)
 
 
+def texts_within(limits, size=(6.4, 4.0), base=10):
+    """The labels of a horizontal axis with exactly these limits."""
+    figure = new_figure(*size)
+    axes = figure.subplots()
+    logarithmic_axis(axes, "x", base)
+    axes.set_xlim(*limits)
+    figure.draw_without_rendering()
+    return [each.get_text() for each in labels_in_view(axes.xaxis)]
+
+
+SMALL = [(3.2, 2.4), (2.2, 1.7)]
+LONG = [(30863, 30934), (2.5688e-5, 2.5748e-5), (1.2576e-5, 1.3168e-5), (5e-324, 1e-320)]
+
+
+@pytest.mark.parametrize(("size", "base"), [(SMALL[0], 10), (SMALL[1], 10), (SMALL[0], 2)])
+@pytest.mark.parametrize("limits", LONG, ids=str)
+def test_axis_without_room_for_three_long_labels_has_two(limits, size, base):
+    texts = texts_within(limits, size, base)
+    assert len(set(texts)) == len(texts) >= 2
+
+
+def test_axis_without_room_for_two_labels_has_one():
+    assert len(texts_within((1.23456789e-5, 1.23456799e-5), (1.2, 1.2))) == 1
+
+
+def test_powers_of_the_smallest_numbers_are_said_as_they_are():
+    texts = texts_within((5e-324, 1e-320))
+    assert texts == [rf"$\mathdefault{{10^{{-{each}}}}}$" for each in (323, 322, 321, 320)]
+
+
+@pytest.mark.parametrize("limits", [(0.0013, 0.0026), (0.0013, 1.3), (900, 1170), (40, 4e7)])
+@pytest.mark.parametrize("size", SMALL, ids=str)
+def test_labels_of_small_figures_do_not_overlap(limits, size):
+    axes = drawn(*limits, size)
+    for axis in (axes.xaxis, axes.yaxis):
+        boxes = [label.get_window_extent() for label in labels_in_view(axis)]
+        assert len(boxes) >= 2
+        assert not any(one.overlaps(next_one) for one, next_one in pairwise(boxes))
+
+
+def test_numbers_above_ten_thousand_are_powers():
+    assert all(text.startswith("$") for text in texts_within((2e4, 7e4)))
+    assert texts_within((10, 1e5))[-1] == r"$\mathdefault{10^{5}}$"
+
+
+def test_few_plain_numbers_go_before_many_powers():
+    assert texts_within((2e-4, 0.2)) == ["0.001", "0.01", "0.1"]  # not 3e-4, 1e-3, 3e-3 ...
+
+
 def test_steps_are_whole():
     axes = new_figure().subplots()
     axes.plot([0, 3], [1, 1])
