@@ -142,6 +142,8 @@ def test_seeds_are_counted_in_which_a_net_is_the_extreme_of_all():
     assert shown.endswith(
         ", by the median over the seeds: the former in 2 of 3 seeds, the latter in all 3 seeds"
     )
+    turned = contrast(0.06 - values, "is largest", "smallest")  # the largest is, the smallest not
+    assert turned.endswith("the former in all 3 seeds, the latter in 2 of 3 seeds")
     both = values.copy()
     both.loc["batch", 2] = 0.047  # LayerNorm's is the smallest there
     assert contrast(both, "is largest", "smallest").endswith(": each in 2 of 3 seeds")

@@ -77,6 +77,14 @@ def test_failed_cells_are_not_stable():
     assert best_rates(panel).sel(gamma=0.5) == 0.01
 
 
+def test_cells_without_a_result_did_not_diverge():
+    panel = made_up([0.5, 0.5, 0.5])  # stable at 0.01 and 0.1, exploded from 1 on
+    panel["diverged"] = panel["diverged"].astype(float)
+    panel["diverged"][0, 1] = np.nan  # as in a sweep that goes on: nothing is known at 0.1
+    panel["test_loss"][0, 1] = np.nan
+    assert float(grid_boundary(panel)[0]) == pytest.approx(np.sqrt(0.01))  # between 0.01 and 1
+
+
 def test_best_rate_is_judged_by_the_median_and_the_worst_is_told():
     panel = made_up([5.0] * 3, best=0.1, theory=[0.2, 0.2, 2000.0])
     (claim,) = nearest_half(both(panel), "wei2018, Figure 2")
