@@ -35,6 +35,36 @@ def answered(capsys, *arguments, code=0):
     return json.loads(capsys.readouterr().out)
 
 
+OWN = """
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+
+def wide(seed=0):
+    torch.manual_seed(0)
+    return torch.randn(40, 4).double(), torch.randint(0, 2, (40,))
+"""
+
+
+@pytest.mark.parametrize("asked", [["--set", "lr=0.1"], ["--boundary"]], ids=["grid", "boundary"])
+def test_sweep_says_that_own_data_is_converted(asked, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "wide_net.py").write_text(OWN, encoding="utf-8")
+    own = [
+        "model=wide_net.py:build",
+        "data=wide_net.py:wide",
+        "batch_size=8",
+        "epochs=1",
+        "gamma=1",
+    ]
+    settings = [word for each in own for word in ("--set", each)]
+    assert main(["sweep", "phase_diagram", *settings, *asked, "-o", "own.sqlite"]) == 0
+    note = "normscope: note: the inputs are float64, the model float32: they are converted.\n"
+    assert capsys.readouterr().err.count(note) == 1
+
+
 def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "phase.sqlite"

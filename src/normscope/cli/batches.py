@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -79,27 +79,39 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
 
 
 def note_conversion(data: Any, model: Any) -> None:
-    """Say on stderr that inputs of another precision than the model's are converted to it.
+    """Say on stderr that data of another precision than the model's is converted to it.
 
     Args:
-        data: a pair (inputs, targets) or a list of batches; nothing else is looked into.
+        data: a pair (inputs, targets), a list of batches or a DataLoader of tensors in memory;
+            nothing else is looked into, since to draw a batch may change what is drawn later.
         model: whose first real parameter or buffer has its precision.
     """
     from itertools import chain
 
-    batch = data[0] if isinstance(data, list) and data else data
-    inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
     tensors = chain(model.parameters(), model.buffers())
     own = next((each.dtype for each in tensors if each.is_floating_point()), None)
-    given = getattr(inputs, "dtype", None)
-    real = getattr(given, "is_floating_point", False)
-    if real and own is not None and given != own and sys.stderr is not None:
+    found = {
+        what: values.dtype
+        for what, values in zip(("inputs", "targets"), _first_pair(data), strict=False)
+        if getattr(getattr(values, "dtype", None), "is_floating_point", False)
+    }
+    other = {what: given for what, given in found.items() if own is not None and given != own}
+    if other and sys.stderr is not None:
+        given = next(iter(other.values()))  # of both, mostly one
         given_name, own_name = (str(each).removeprefix("torch.") for each in (given, own))
         print(
-            f"normscope: note: the inputs are {given_name}, the model {own_name}: they are "
-            "converted.",
+            f"normscope: note: the {' and '.join(other)} are {given_name}, the model {own_name}: "
+            "they are converted.",
             file=sys.stderr,
         )
+
+
+def _first_pair(data: Any) -> Sequence[Any]:
+    """The inputs and targets that lie in memory, of all samples or of the first batch."""
+    if isinstance(data, list) and data:
+        data = data[0]
+    held = getattr(getattr(data, "dataset", None), "tensors", data)  # of a TensorDataset
+    return held if isinstance(held, (tuple, list)) else ()
 
 
 def step_batch_size(samples: Any, batch_size: int | None) -> int | None:

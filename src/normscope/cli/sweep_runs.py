@@ -138,6 +138,8 @@ def run_sweep(request: Request) -> None:
 
     work, units, plan = request.planned()
     ENGINES[request.running["engine"]]
+    if plan is not None:
+        _note_conversions(plan)
     files = {"store": str(request.out)}
     out = request.out
     with Store(out) as store, progress(request.name) as begin:
@@ -194,6 +196,7 @@ def find_boundary(request: Request, dry_run: bool) -> None:
     if dry_run:
         _estimate_search(request, gammas, settings)
         return
+    _note_conversions(_searched(request, gammas, settings))
     with progress("boundary") as tell:
         found = boundary(
             gammas,
@@ -210,10 +213,27 @@ def find_boundary(request: Request, dry_run: bool) -> None:
 def _estimate_search(request: Request, gammas: list[float], settings: dict[str, Any]) -> None:
     from normscope.cli.sweep_output import print_search_estimate
     from normscope.sweeps.boundary import SEARCH
-    from normscope.sweeps.diagram import Diagram
     from normscope.sweeps.estimate import estimate
 
-    once = Diagram({"gamma": gammas, "learning_rate": [0.1]}, settings, request.seeds)
-    running = request.running
+    once, running = _searched(request, gammas, settings), request.running
     found = estimate(SEARCH, once.units, None, running["workers"], running["threads"])
     print_search_estimate(found, _ROUNDS, request.as_json)
+
+
+def _searched(request: Request, gammas: list[float], settings: dict[str, Any]) -> Diagram:
+    """One training for each gamma of a search."""
+    from normscope.sweeps.diagram import Diagram
+
+    return Diagram({"gamma": gammas, "learning_rate": [0.1]}, settings, request.seeds)
+
+
+def _note_conversions(plan: Diagram) -> None:
+    """Say of a user's own data which is converted; that of normscope is made for its models."""
+    from normscope.cli.batches import note_conversion
+    from normscope.sweeps.own import own_places
+    from normscope.sweeps.training_cell import Training
+
+    for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
+        training = Training.of(cell.parameters)
+        if own_places([training.data]):
+            note_conversion(tuple(training.data_set.train), training.network(cell.seed))

@@ -90,15 +90,27 @@ def test_parts_of_an_advice_follow_the_batches():
     assert parts_of_advice(pair, 2, verify=True) > 10
 
 
-def test_inputs_of_another_precision_are_noted_once(capsys):
-    model, inputs = torch.nn.Linear(2, 1), torch.ones(4, 2, dtype=torch.float64)
-    note = "normscope: note: the inputs are float64, the model float32: they are converted.\n"
-    for data in ((inputs, inputs), [(inputs, inputs)] * 2):
+def test_data_of_another_precision_is_noted_once(capsys):
+    model, wide = torch.nn.Linear(2, 1), torch.ones(4, 2, dtype=torch.float64)
+    note = "normscope: note: the {} are float64, the model float32: they are converted.\n"
+    tensors = torch.utils.data.TensorDataset(wide, wide.long())
+    for what, data in (
+        ("inputs and targets", (wide, wide)),
+        ("inputs and targets", [(wide, wide)] * 2),
+        ("inputs", (wide, wide.long())),
+        ("inputs", torch.utils.data.DataLoader(tensors)),
+        ("targets", (wide.float(), wide)),
+        ("targets", (wide.long(), wide)),
+    ):
         note_conversion(data, model)
-        assert capsys.readouterr().err == note
-    loader = torch.utils.data.DataLoader(inputs)
-    for data in ((inputs.float(), inputs), (inputs.long(), inputs), loader, []):
+        assert capsys.readouterr().err == note.format(what)
+
+
+def test_data_of_the_models_precision_or_that_is_not_looked_into_has_no_note(capsys):
+    model, wide = torch.nn.Linear(2, 1), torch.ones(4, 2, dtype=torch.float64)
+    loader = torch.utils.data.DataLoader([(wide, wide)])  # to look were to draw
+    for data in ((wide.float(), wide.float()), (wide.long(), wide.long()), loader, iter([]), []):
         note_conversion(data, model)
-    note_conversion((inputs, inputs), model.double())
-    note_conversion((inputs, inputs), torch.nn.ReLU())
+    note_conversion((wide, wide), model.double())
+    note_conversion((wide, wide), torch.nn.ReLU())
     assert capsys.readouterr().err == ""
