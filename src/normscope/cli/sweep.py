@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,9 +146,11 @@ def _as_typed(choices: str) -> str:
 
     >>> _as_typed("Choices: gamma, learning_rate, loss.")
     'Choices: gamma, learning_rate (or lr), loss.'
+    >>> _as_typed("Choices: gamma, learning_rate.")
+    'Choices: gamma, learning_rate (or lr).'
     """
     for short, whole in _SHORT.items():
-        choices = choices.replace(f" {whole},", f" {whole} (or {short}),")
+        choices = re.sub(rf" {whole}(?=[,.])", f" {whole} (or {short})", choices)
     return choices
 
 
