@@ -1,4 +1,4 @@
-"""Axes of figures: logarithmic ones with plain labels that do not overlap, and whole steps."""
+"""Logarithmic axes of figures, with plain labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-__all__ = ["PlainLabels", "PlainPlaces", "logarithmic_axis", "whole_steps"]
+__all__ = ["PlainLabels", "PlainPlaces", "label_letters", "label_power", "logarithmic_axis"]
 
 _PLAIN = (1e-3, 1e4)  # numbers that are read at a glance without an exponent
 _FEWEST, _ENOUGH, _MOST = 3, 4, 7  # labels in view
@@ -54,25 +54,6 @@ def logarithmic_axis(axes: Axes, which: Literal["x", "y", "xy"], base: int = 10)
         axis.set_minor_formatter(NullFormatter())
 
 
-def whole_steps(axes: Axes) -> None:
-    """Mark whole numbers only on the horizontal axis.
-
-    Args:
-        axes: whose axis counts steps.
-    """
-    axes.xaxis.set_major_locator(_WholePlaces("auto", integer=True, steps=[1, 2, 5, 10]))
-
-
-class _WholePlaces(MaxNLocator):
-    """Whole numbers also where there is but one in view."""
-
-    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        low, high = sorted((vmin, vmax))
-        if math.floor(high) - math.ceil(low) < 1:
-            return [float(place) for place in range(math.ceil(low), math.floor(high) + 1)]
-        return super().tick_values(vmin, vmax)
-
-
 class PlainLabels(Formatter):
     r"""Numbers as they are said: 0.6; powers on an axis that leaves 0.001 to 10000.
 
@@ -106,7 +87,7 @@ class PlainLabels(Formatter):
         digits = _digits(values)
         if _are_plain(values):
             return [f"{value:.{digits}g}" for value in values]
-        return [_power(value, self.base, digits) for value in values]
+        return [label_power(value, self.base, digits) for value in values]
 
 
 class PlainPlaces(LogLocator):
@@ -163,7 +144,7 @@ class PlainPlaces(LogLocator):
         length, size, lies = self._room()
         low, high = math.log(low), math.log(high)
         where = (np.log(places) - low) / (high - low) * length
-        letters = np.array([_letters(each) for each in self._labels.format_ticks(places)])
+        letters = np.array([label_letters(each) for each in self._labels.format_ticks(places)])
         extent = letters * _LETTER * size if lies else np.full(len(places), _LINE * size)
         gaps: NDArray[np.float64] = np.diff(where) - (extent[1:] + extent[:-1]) / 2
         return bool((gaps > _APART * size * (1 if lies else 0.3)).all())
@@ -225,7 +206,7 @@ def _within(places: Sequence[float], low: float, high: float) -> list[float]:
     return list(dict.fromkeys(inside))
 
 
-def _power(value: float, base: int, digits: int) -> str:
+def label_power(value: float, base: int, digits: int) -> str:
     """A value as a power, or as a number times one."""
     if value <= 0:
         return f"{value:g}"
@@ -239,7 +220,7 @@ def _power(value: float, base: int, digits: int) -> str:
     return rf"$\mathdefault{{{times}{base}^{{{exponent}}}}}$"
 
 
-def _letters(label: str) -> float:
+def label_letters(label: str) -> float:
     """The width of a label in digits; those of an exponent are smaller."""
     if not label.startswith("$"):
         return len(label)

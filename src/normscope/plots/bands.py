@@ -5,7 +5,7 @@ from __future__ import annotations
 import xarray as xr
 from matplotlib.axes import Axes
 
-from normscope.plots.axes import whole_steps
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
 
 __all__ = ["band", "band_of"]

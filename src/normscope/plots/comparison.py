@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.axes import logarithmic_axis
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import colour_of, new_figure
 
 _RATES = {"recommended": "D", "limit": "o", "safe": "|"}  # by marker

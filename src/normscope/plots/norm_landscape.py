@@ -10,8 +10,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import name_of
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import colour_of, new_figure
 
 __all__ = ["norm_landscape", "norm_shift"]

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import name_of
 from normscope.plots.rate_limits import rate_limits
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import colour_of, new_figure
 
 __all__ = ["SIZE", "overview"]

@@ -7,8 +7,9 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.quantities import layer_name
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
 
 __all__ = ["layer_lines"]

@@ -13,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.errors import StateError
-from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.axes import logarithmic_axis
 from normscope.plots.bands import band
 from normscope.plots.probe_layers import layer_lines
 from normscope.plots.quantities import BANDS, dimension_name, quantity_name
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
 
 __all__ = ["scope_figure"]

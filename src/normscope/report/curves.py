@@ -26,7 +26,8 @@ def curves_picture(trainings: Sequence[Record], varying: Sequence[str]) -> Pictu
     """
     if not trainings:
         return None
-    from normscope.plots.axes import logarithmic_axis, whole_steps
+    from normscope.plots.axes import logarithmic_axis
+    from normscope.plots.step_axis import whole_steps
     from normscope.plots.style import new_figure
 
     figure = new_figure(5.6, 3.8)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import normscope
-from normscope.plots.axes import logarithmic_axis, whole_steps
+from normscope.plots.axes import logarithmic_axis
+from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
 
 SIZES = {"page": (6.4, 4.0), "panel": (3.4, 2.6)}
@@ -101,6 +102,7 @@ def texts_within(limits, size=(6.4, 4.0), base=10):
     return [each.get_text() for each in labels_in_view(axes.xaxis)]
 
 
+TEN = r"$\mathdefault{10^{9}}$"
 SMALL = [(3.2, 2.4), (2.2, 1.7)]
 LONG = [(30863, 30934), (2.5688e-5, 2.5748e-5), (1.2576e-5, 1.3168e-5), (5e-324, 1e-320)]
 
@@ -152,6 +154,25 @@ def test_one_step_has_one_mark():
     axes.plot([3], [1], "o")
     whole_steps(axes)
     assert list(axes.get_xticks()) == [3]
+
+
+@pytest.mark.parametrize(
+    ("limits", "texts"),
+    [
+        ((0, 5), ["0", "1", "2", "3", "4", "5"]),
+        ((0, 1e9), ["0", *(rf"$\mathdefault{{{n}\times 10^{{8}}}}$" for n in (2, 4, 6, 8)), TEN]),
+        ((2_000_000, 2_000_004), [f"200000{n}" for n in range(5)]),
+        ((2.3, 2.4), ["2.3", "2.35", "2.4"]),
+    ],
+)
+def test_labels_of_steps_need_no_offset(limits, texts):
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
+    whole_steps(axes)
+    axes.set_xlim(*limits)
+    figure.draw_without_rendering()
+    assert [each.get_text() for each in labels_in_view(axes.xaxis)] == texts
+    assert axes.xaxis.get_offset_text().get_text() == ""
 
 
 def test_no_other_logarithmic_axis_is_drawn():
