@@ -13,7 +13,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_scope.py"
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.slow
 def test_two_processes_agree_and_rank_0_measures(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
