@@ -76,8 +76,7 @@ def is_cross_entropy(loss: object) -> bool:
     >>> is_cross_entropy(functional.cross_entropy), is_cross_entropy(nn.NLLLoss())
     (True, False)
     """
-    of_torch = loss is functional.cross_entropy or type(loss) is nn.CrossEntropyLoss
-    return of_torch or loss is cross_entropy
+    return _is_one_of(loss, nn.CrossEntropyLoss, cross_entropy, functional.cross_entropy)
 
 
 def is_squared_error(loss: object) -> bool:
@@ -93,8 +92,12 @@ def is_squared_error(loss: object) -> bool:
     >>> is_squared_error(nn.MSELoss()), is_squared_error(nn.L1Loss())
     (True, False)
     """
-    of_torch = loss is functional.mse_loss or type(loss) is nn.MSELoss
-    return of_torch or loss is squared_error
+    return _is_one_of(loss, nn.MSELoss, squared_error, functional.mse_loss)
+
+
+def _is_one_of(loss: object, module: type[nn.Module], *functions: object) -> bool:
+    """Whether a loss is such a module, and no subclass of it, or one of the functions."""
+    return type(loss) is module or any(loss is function for function in functions)
 
 
 def _is_unweighted(loss: Any) -> bool:
