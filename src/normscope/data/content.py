@@ -39,6 +39,12 @@ class Check:
     ok: bool
     message: str
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        values = {"file": str(self.file), "part": self.part, "official": self.ok}
+        return pairs_html(values, "", self.message)
+
 
 def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str, Part]:
     """Every part of a data set, its structure checked.

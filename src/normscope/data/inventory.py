@@ -36,6 +36,13 @@ class Status:
     where: Path | None
     problem: str = ""
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        where = None if self.where is None else str(self.where)
+        values = {"data": self.name, "what": self.what, "present": self.present, "where": where}
+        return pairs_html(values, "", self.problem)
+
 
 def inventory(root: Root = None) -> list[Status]:
     """The status of every data set.

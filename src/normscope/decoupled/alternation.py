@@ -69,6 +69,12 @@ class Trained:
     sweeps: int
     converged: bool
 
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        values = {"units": len(self.last), "sweeps": self.sweeps, "converged": self.converged}
+        return pairs_html(values, "Hidden units, trained by turns")
+
 
 def train_units(
     units: HiddenUnits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,14 @@ class Inequalities:
     length_right: Array
     whole_left: Array
     whole_right: Array
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        sides = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
+        shown = np.unique(np.linspace(0, len(self.whole_left) - 1, 6).astype(int)).tolist()
+        rows = [{"point": t, **{name: float(s[t]) for name, s in sides.items()}} for t in shown]
+        return table_html(rows, "inequalities of GDNP, left and right sides")
 
 
 def direction_constant(slope_bound: float, quotient: float) -> float:

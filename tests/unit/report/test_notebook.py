@@ -1,5 +1,9 @@
 """Every result shows itself in a notebook as a table, whatever its texts are."""
 
+import inspect
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +13,10 @@ from tests.references.html_outline import outline
 from torch import nn
 
 import normscope as ns
+from normscope.data.content import Check
+from normscope.data.inventory import Status as DataStatus
+from normscope.decoupled.alternation import Trained
+from normscope.decoupled.inequalities import Inequalities
 from normscope.experiments.result import Result
 from normscope.layers.convert import Change
 from normscope.learning_rate.comparison import MODES, Compared
@@ -129,6 +137,10 @@ RESULTS = {
     "scope": (lambda _: scope(2), "ray_loss"),
     "scope before its first step": (lambda _: scope(0), "No step was measured"),
     "scope's cost": (lambda _: ScopeCost(1.0, 8.0, {HOSTILE: Cost(1.0, HOSTILE)}, 50), "passes"),
+    "inequalities": (lambda _: Inequalities(*np.ones((6, 9))), "whole right"),
+    "units": (lambda _: Trained(None, [], [None], 3, True), "sweeps"),
+    "data set": (lambda _: DataStatus(HOSTILE, HOSTILE, False, None, HOSTILE), "present"),
+    "data file": (lambda _: Check(Path(HOSTILE), HOSTILE, False, HOSTILE), "official"),
     "conversion": (lambda _: Change(HOSTILE, "batch", "layer", (HOSTILE,)), "layer"),
 }
 
@@ -145,6 +157,41 @@ def test_result_shows_itself_as_an_escaped_table(name, tmp_path):
     assert text in found.elements[0].text
     widths = [len(row) for row in rows_of(result)]
     assert len(set(widths)) <= 1
+
+
+# what public functions return that is no result to look at, by why it is none
+NO_TABLE = {
+    "an input of other functions": {"WholeLoss", "Dataset", "Graph", "Cell"},
+    "a function": {"CurvatureOperator", "MarginLoss"},
+    "a part of a page": {"Section", "Report", "Picture", "Download"},
+    "one of thousands in a loop": {"Step", "Iterate"},
+    "two tensors": {"Population"},
+}
+
+
+def returned_classes():
+    """The library's classes in the return annotations of its public functions, by function."""
+    packages = [getattr(ns, name) for name in ns.__all__]
+    public = [
+        *packages,
+        *(getattr(each, name) for each in packages for name in getattr(each, "__all__", ())),
+    ]
+    return {
+        kind: function.__name__
+        for function in public
+        if inspect.isfunction(function)
+        for word in re.findall(r"\w+", str(function.__annotations__.get("return")))
+        if inspect.isclass(kind := function.__globals__.get(word))
+        and kind.__module__.startswith("normscope.")
+    }
+
+
+def test_whatever_a_public_function_returns_shows_itself():
+    found = returned_classes()
+    known = {name for names in NO_TABLE.values() for name in names}
+    bare = {kind for kind in found if not hasattr(kind, "_repr_html_")}
+    assert {kind.__name__: found[kind] for kind in bare if kind.__name__ not in known} == {}
+    assert {kind.__name__ for kind in bare} == known  # none is excused without need
 
 
 def rows_of(result):
