@@ -46,6 +46,40 @@ def test_example_stands_on_one_line_and_parses(path, capsys, monkeypatch):
     assert named([*path]) in context.command_path
 
 
+SPELLED = {  # how a shared option is written, and what its help calls the value
+    "--json": ({"--json"}, {None}),
+    "--seed": ({"--seed"}, {"NUMBER"}),
+    "--device": ({"--device"}, {"DEVICE"}),
+    "--out": ({"--out", "-o"}, {"FIGURE", "FOLDER", "FILE"}),
+}
+COMPUTING = ("lr", "compare", "curvature", "theory", "check", "demo", "run", "sweep")
+LACKING = {("check", "--out"), ("theory", "--device")}  # docs/reference/command_line.md says why
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=named)
+def test_shared_options_are_spelled_alike(path):
+    parameters = command_at(path).params
+    for each in parameters:
+        for name, (spelled, values) in SPELLED.items():
+            if each.name in (name[2:], f"as_{name[2:]}") or name in each.opts:
+                assert spelled <= set(each.opts), name  # data fetch says --root too
+                assert each.metavar in values, name
+    assert not {"-o", "-s", "-j"} & {o for p in parameters for o in p.opts if "--out" not in p.opts}
+
+
+def test_commands_that_compute_have_the_shared_options_but_where_the_docs_say_why():
+    found = {
+        (name, option)
+        for name in COMPUTING
+        for option in SPELLED
+        if not any(option in each.opts for each in command_at([name]).params)
+    }
+    assert found == LACKING
+    page = Path(__file__).parents[2] / "docs" / "reference" / "command_line.md"
+    said = " ".join(page.read_text(encoding="utf-8").split())
+    assert all(f"`{name}` has no `{option}`" in said for name, option in LACKING)
+
+
 QUICK = [["theory"], ["curvature"], ["list"], ["data", "list"]]
 
 
