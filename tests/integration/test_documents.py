@@ -90,6 +90,28 @@ def test_cheap_commands_run(command, capsys):
     assert capsys.readouterr().out
 
 
+EXECUTED = [  # seconds each, on embedded data
+    "normscope theory examples/my_model.py:build --data examples/my_model.py:samples --json",
+    "normscope curvature examples/my_model.py:build --data examples/my_model.py:samples "
+    "--kind hessian",
+]
+
+
+def test_quick_commands_run(tmp_path, monkeypatch, capsys):
+    assert set(EXECUTED) <= set(COMMANDS)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for command in EXECUTED:
+        assert main(shlex.split(command)[1:]) == 0, command
+        assert capsys.readouterr().out
+
+
+def test_page_for_contributors_names_the_commands_that_are_executed():
+    page = " ".join(text_of(DOCS / "contributing.md").split())
+    assert all(f"`{command.removeprefix('normscope ')}`" in page for command in EXECUTED)
+
+
 def test_many_commands_were_found():
     assert len(COMMANDS) > 30
 
