@@ -1,6 +1,7 @@
 """The top eigenvalue of Fisher and Hessian to a relative 1e-3, beside other libraries.
 
-    python benchmarks/curvature.py [--quick] [--net N] [--kind K] [--patience S] [--json FILE]
+    python benchmarks/curvature.py [--quick] [--net N] [--kind K] [--patience S]
+                                   [--alone] [--json FILE]
 
 One process; the contenders of a net take turns and the shortest time of each counts (one that
 takes longer than the patience has one turn, and its memory is not measured). Each call
@@ -152,19 +153,21 @@ def questions(net: Net, samples: int, kind: str) -> Question:
     return Question(model.eval(), inputs, targets, kind)
 
 
-def contenders(question: Question, values: dict[str, float], quick: bool) -> dict[str, Contender]:
+def contenders(
+    question: Question, values: dict[str, float], quick: bool, alone: bool
+) -> dict[str, Contender]:
     """By tool and mode, such as "normscope/train"."""
     found = {name: way for mode in values for name, way in ours_in(mode).items()}
-    peers = present_peers(question, values["eval"], quick)
+    peers = {} if alone else present_peers(question, values["eval"], quick)
     return found | {f"{name}/eval": contender for name, contender in peers.items()}
 
 
-def measure(net: Net, kind: str, quick: bool, patience: float) -> list[Row]:
+def measure(net: Net, kind: str, quick: bool, patience: float, alone: bool) -> list[Row]:
     question = questions(net, net.samples // 8 if quick else net.samples, kind)
     has_statistics = any(True for _ in question.model.buffers())
     modes = ("train", "eval") if has_statistics else ("eval",)
     values = {mode: true_value(question, mode) for mode in modes}
-    tried = contenders(question, values, quick)
+    tried = contenders(question, values, quick, alone)
     answers: dict[str, Answer] = {}
 
     def asked(name: str) -> Callable[[], object]:
@@ -247,6 +250,7 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=float("inf"), metavar="S", help="one turn if it takes S s"
     )
+    parser.add_argument("--alone", action="store_true", help="without the other libraries")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
     threads = torch.get_num_threads()
@@ -256,7 +260,7 @@ def main() -> None:
     rows: list[Row] = []
     for net in [net for net in NETS if options.net in (None, net.name)]:
         for kind in [kind for kind in KINDS if options.kind in (None, kind)]:
-            rows += measure(net, kind, options.quick, options.patience)
+            rows += measure(net, kind, options.quick, options.patience, options.alone)
     show(rows)
     if judged := [row for row in rows if row.goal is not None]:
         met = sum(row.met for row in judged)
