@@ -10,6 +10,7 @@ import time
 import pytest
 
 from normscope.cli.main import main
+from normscope.errors import NormscopeError
 from normscope.experiments import EXPERIMENTS
 from normscope.results import Store
 
@@ -80,12 +81,21 @@ def test_wrong_names_are_told_before_anything_is_written(arguments, message, cap
     assert not (tmp_path / "out").exists()
 
 
+def has_begun(path):
+    """Whether a store is there; an empty file, which is none yet, is not enough."""
+    try:
+        with Store(path, read_only=True):
+            return True
+    except NormscopeError:
+        return False
+
+
 def test_interrupted_run_leaves_no_half_written_file_and_goes_on(tmp_path):
     command = [sys.executable, "-m", "normscope", *FIGURE, "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "runs.sqlite").exists() and time.monotonic() < deadline:
+    while not has_begun(tmp_path / "runs.sqlite") and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=120)
