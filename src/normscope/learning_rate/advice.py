@@ -81,8 +81,13 @@ class Advice:
 
     @property
     def limit(self) -> float:
-        """The best estimate of the onset: verified, or else by curvature."""
-        return self.by_curvature if self.verification is None else self.verification.onset
+        """The best estimate of the onset: verified, or else by curvature; not below the safe rate.
+
+        Below that no quadratic as steep as any met breaks: a lower prediction contradicts it.
+        """
+        if self.verification is not None:
+            return self.verification.onset
+        return max(self.by_curvature, self.safe)
 
     @property
     def recommended(self) -> float:

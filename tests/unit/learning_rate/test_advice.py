@@ -139,3 +139,10 @@ def test_centered_divisor_is_told():
     rule = {"name": "RMSprop", "second_moment": 0.99}
     assert "centered divisor" in advice(**rule, centered=True).explanation
     assert "centered divisor" not in advice(**rule).explanation
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0.3, 0.5), (0.8, 0.8)])
+def test_unverified_limit_is_not_below_the_safe_rate(rate, limit):
+    found = advice(rate=rate)
+    assert (found.safe, found.by_curvature, found.limit) == (0.5, rate, limit)
+    assert found.recommended == limit / 2
