@@ -14,9 +14,9 @@ from normscope.curvature.known_loss import is_cross_entropy
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer, last_layer
+from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.simulation import last_layer_onset
 from normscope.learning_rate.walk import gradient_on
 
 __all__ = ["Prediction", "predicted_onset"]

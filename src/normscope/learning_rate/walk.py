@@ -63,7 +63,7 @@ class Walks:
         """
         place = number % len(self.batches)
         if place not in self._first:
-            self._first[place], _ = gradient_on(self.evaluator(place), self.batches[place])
+            self._first[place] = _loss_on(self.evaluator(place), self.batches[place])
         return self._first[place]
 
     def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
@@ -159,6 +159,12 @@ class Walk:
         else:
             self._velocity = rule.momentum * self._velocity + (1 - rule.dampening) * divided
         return divided + rule.momentum * self._velocity if rule.nesterov else self._velocity
+
+
+def _loss_on(evaluator: Evaluator, batch: Batch) -> float:
+    """The loss on one batch, by a forward pass alone."""
+    with evaluator.scene(evaluator.leaves()), torch.no_grad():
+        return evaluator.problem.loss_on(evaluator.problem.placed(batch)).item()
 
 
 def gradient_on(evaluator: Evaluator, batch: Batch) -> tuple[float, Tensor]:

@@ -10,9 +10,9 @@ from normscope.curvature.problem import Problem
 from normscope.learning_rate import by_curvature
 from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.last_layer import LastLayer
+from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.simulation import last_layer_onset
 
 SGD = UpdateRule("SGD")
 

@@ -11,11 +11,12 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.curvature.problem import Problem
-from normscope.learning_rate import simulation
+from normscope.learning_rate import last_layer_onset as search
 from normscope.learning_rate.last_layer import LastLayer
+from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.onset import STEPS, growth_limit
 from normscope.learning_rate.rules import rule_of
-from normscope.learning_rate.simulation import _Weights, last_layer_onset, stable_rates
+from normscope.learning_rate.simulation import Simulation, _Start, _Weights
 
 OPTIMIZERS = [
     lambda parameters, rate: SGD(parameters, lr=rate),
@@ -66,7 +67,7 @@ def test_updates_are_those_of_torch(make, bias):
     layer, given = linear(bias), batches()
     problem = Problem(layer, "cross_entropy", given)
     weights = _Weights(
-        as_last_layer(layer, given), rule_of(make(layer.parameters(), 1.0)), [0.1, 0.02]
+        _Start(as_last_layer(layer, given)), rule_of(make(layer.parameters(), 1.0)), [0.1, 0.02]
     )
     for step in range(7):
         outputs = weights.outputs(step % 2).requires_grad_()
@@ -74,7 +75,7 @@ def test_updates_are_those_of_torch(make, bias):
         weights.update(step % 2, torch.autograd.grad(total, outputs)[0])
     for place, rate in enumerate((0.1, 0.02)):
         expected, _ = trained(make, rate, bias, 7, problem.loss)
-        found = weights._value[place]
+        found = weights.value[place]
         assert torch.allclose(found[:, :5], expected.weight, rtol=1e-10, atol=1e-12)
         if bias:
             assert torch.allclose(found[:, 5], expected.bias, rtol=1e-10, atol=1e-12)
@@ -83,7 +84,7 @@ def test_updates_are_those_of_torch(make, bias):
 def test_offset_is_added_and_stays():
     layer, given = linear(), batches()
     held = replace(as_last_layer(layer, given), bias=None, offset=layer.bias.detach())
-    weights = _Weights(held, rule_of(SGD(layer.parameters(), 1.0)), [0.1, 0.2])
+    weights = _Weights(_Start(held), rule_of(SGD(layer.parameters(), 1.0)), [0.1, 0.2])
     layer.bias.requires_grad_(False)
     optimizer = SGD([layer.weight], lr=0.2)
     for step in range(3):
@@ -95,7 +96,7 @@ def test_offset_is_added_and_stays():
         optimizer.zero_grad()
         nn.functional.cross_entropy(layer(inputs), targets).backward()
         optimizer.step()
-    assert torch.allclose(weights._value[1], layer.weight)
+    assert torch.allclose(weights.value[1], layer.weight)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_stable_rates_are_those_of_real_runs(make, loss):
     problem = Problem(layer, loss, given)
     rule = rule_of(make(layer.parameters(), 1.0))
     rates = [0.02 * 4**power for power in range(6)]
-    found = stable_rates(as_last_layer(layer, given), problem, rule, rates)
+    found = Simulation(as_last_layer(layer, given), problem, rule).stable(rates)
     limit = growth_limit(problem.loss)
     expected = []
     for rate in rates:
@@ -149,31 +150,65 @@ def test_rate_that_is_near_or_far_changes_no_answer(loss, factor, monkeypatch):
     layer, given = linear(), batches()
     problem, rule = Problem(layer, loss, given), rule_of(SGD(layer.parameters(), 1.0))
     expected = last_layer_onset(as_last_layer(layer, given), problem, rule)
-    tried = []
+    tried, stable = [], Simulation.stable
 
-    def counted(*arguments):
-        tried.append(arguments[3])
-        return stable_rates(*arguments)
+    def counted(self, rates, *steps):
+        tried.append(rates)
+        return stable(self, rates, *steps)
 
-    monkeypatch.setattr(simulation, "stable_rates", counted)
+    monkeypatch.setattr(Simulation, "stable", counted)
     found = last_layer_onset(as_last_layer(layer, given), problem, rule, near=factor * expected)
     assert found == pytest.approx(expected, rel=1e-9)
     assert (len(tried) == 1) == (0.5 < factor < 4)
 
 
-@pytest.mark.parametrize("at_once", [1.0, 3.0, 1e3, math.inf])
-def test_onset_that_shows_late_is_found_below_one_that_shows_at_once(at_once, monkeypatch):
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+@pytest.mark.parametrize("at_once", [1.0, 3.0, 20.0, 1e3, math.inf])
+def test_onset_that_shows_late_is_found_below_one_that_shows_at_once(at_once, loss, monkeypatch):
     layer, given = linear(), batches()
-    problem, rule = Problem(layer, "squared_error", given), rule_of(SGD(layer.parameters(), 1.0))
+    problem, rule = Problem(layer, loss, given), rule_of(SGD(layer.parameters(), 1.0))
 
-    def stable(layer, problem, rule, rates, steps=STEPS):
+    def stable(self, rates, steps=STEPS):
         return [rate < (1.0 if steps == STEPS else at_once) for rate in rates]
 
-    monkeypatch.setattr(simulation, "stable_rates", stable)
+    monkeypatch.setattr(Simulation, "stable", stable)
     for scale in (1e-3, 1.0, 30.0):
-        monkeypatch.setattr(simulation, "_guess", lambda layer, rule, scale=scale: scale)
+        monkeypatch.setattr(search, "_guess", lambda layer, rule, scale=scale: scale)
         found = last_layer_onset(as_last_layer(layer, given), problem, rule)
         assert found == pytest.approx(1.0, rel=0.13)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", nn.MSELoss(), nn.MSELoss(reduction="sum")])
+def test_squared_errors_are_searched_around_their_bound_at_once(loss, monkeypatch):
+    layer, given = linear(), batches()
+    given = [(inputs, nn.functional.one_hot(labels, 3).double()) for inputs, labels in given]
+    runs, stable = [], Simulation.stable
+
+    def counted(self, rates, steps=STEPS):
+        runs.append(steps)
+        return stable(self, rates, steps)
+
+    monkeypatch.setattr(Simulation, "stable", counted)
+    rule = rule_of(SGD(layer.parameters(), 1.0, momentum=0.9))
+    held = as_last_layer(layer, given)
+    assert last_layer_onset(held, Problem(layer, loss, given), rule) is not None
+    assert runs == [STEPS]
+
+
+def test_rate_that_breaks_late_sends_the_search_down_by_one_coarse_step(monkeypatch):
+    layer, given = linear(), batches()
+    tried = []
+
+    def stable(self, rates, steps=STEPS):
+        tried.append(len(rates))
+        return [rate < (1.0 if steps == STEPS else 3.0) for rate in rates]
+
+    monkeypatch.setattr(Simulation, "stable", stable)
+    monkeypatch.setattr(search, "_guess", lambda layer, rule: 3.0)  # the grid begins at 1.5
+    rule = rule_of(SGD(layer.parameters(), 1.0))
+    problem = Problem(layer, "cross_entropy", given)
+    assert last_layer_onset(as_last_layer(layer, given), problem, rule) == pytest.approx(1, rel=0.2)
+    assert tried == [5, 6, 6]
 
 
 def test_layer_that_is_always_stable_has_no_onset():
@@ -198,7 +233,7 @@ def test_outputs_with_positions_are_simulated_too():
 
     held = LastLayer("", layer.weight.detach(), layer.bias.detach(), (features,), (targets,))
     rule = rule_of(SGD(layer.parameters(), 1.0))
-    outputs = _Weights(held, rule, [1.0, 2.0]).outputs(0)
+    outputs = _Weights(_Start(held), rule, [1.0, 2.0]).outputs(0)
     assert outputs.shape == (2, 3, 6 * 7)
     assert torch.allclose(outputs[1].T.view(6, 7, 3), layer(features))
     assert last_layer_onset(held, Problem(layer, loss, (features, targets)), rule) > 0
