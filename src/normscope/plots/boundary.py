@@ -7,8 +7,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from normscope.plots.axes import logarithmic_axis
-from normscope.plots.phase_diagram import draw_lines, write_settings
+from normscope.plots.phase_diagram import write_settings
 from normscope.plots.style import new_figure
+from normscope.plots.theory_lines import draw_lines
 
 __all__ = ["boundary"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -15,24 +16,23 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from normscope.plots.axes import PlainLabels, PlainPlaces, logarithmic_axis
-from normscope.plots.names import said_settings
+from normscope.plots.names import name_of, said_settings
 from normscope.plots.style import new_figure
+from normscope.plots.theory_lines import OUTSIDE, draw_lines, name_lines_outside
 
-__all__ = ["draw_lines", "phase_diagram", "phase_diagrams", "write_settings"]
+__all__ = ["phase_diagram", "phase_diagrams", "write_settings"]
 
-_DASHES = {"train": "-", "frozen": "--", "printed": ":"}
-_LABELS = {
-    "gamma": r"initial scale of BatchNorm $\gamma$",
-    "sigma_w": r"spread of the weights $\sigma_w$",
-}
-_LINE = "#D62728"
-_OUTSIDE = " (off the picture)"
+_LABELS = {"sigma_w": r"spread of the weights $\sigma_w$"}
+_UNNAMED = ("none", "own")  # a normalization of a model's own is not known by name
 _SPAN = 100.0  # of the colours, from the lowest loss on
+_LETTERS, _MOST_LETTERS = 17.5, 105  # of the settings: to an inch, and in a line
 _UNSAID = ("code", "divergence_factor")  # of no use to a reader of the figure
 _WORDS = ("model", "data", "loss", "norm", "epochs", "batch_size", "momentum", "samples")
 
 
-def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
+def phase_diagram(
+    results: xr.Dataset, axes: Axes | None = None, with_settings: bool = True
+) -> Axes:
     """Draw one heat map: mean test loss over the seeds, white where any run diverged.
 
     Grey: not computed yet, or failed. Red: the theory's critical rate by every closure, and half
@@ -41,8 +41,9 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     Args:
         results: as ``normscope.sweeps.phase_diagram`` returns it: ``test_loss`` and ``diverged``
             (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting).
-        axes: where to draw; None: a new figure, with the settings written on it if the results
-            have them.
+        axes: where to draw; None: a new figure.
+        with_settings: whether a new figure has the settings written on it, if the results have
+            them.
 
     Returns:
         The axes drawn on.
@@ -51,16 +52,16 @@ def phase_diagram(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     if axes is None:
         figure = new_figure(width=5.4, height=4.4)
         axes = figure.subplots()
-        if "settings" in results.attrs:
+        if with_settings and "settings" in results.attrs:
             write_settings(figure, results)
     setting = _setting(results)
     results = results.sortby([setting, "learning_rate"])
     _draw_cells(axes, results, setting)
     if "critical_learning_rate" in results:
         draw_lines(axes, results["critical_learning_rate"], setting)
-        _name_lines_outside(axes)
+        name_lines_outside(axes)
     axes.set_xlabel(r"learning rate $\eta$")
-    axes.set_ylabel(_LABELS.get(setting, setting.replace("_", " ")))
+    axes.set_ylabel(_label(results, setting))
     handles, labels = axes.get_legend_handles_labels()
     if figure is not None and handles:
         figure.legend(
@@ -122,8 +123,8 @@ def phase_diagrams(results: xr.Dataset) -> Figure:
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         keys |= dict(zip(labels, handles, strict=True))
-    for label in [each for each in keys if f"{each}{_OUTSIDE}" in keys]:
-        del keys[f"{label}{_OUTSIDE}"]  # another panel shows it
+    for label in [each for each in keys if f"{each}{OUTSIDE}" in keys]:
+        del keys[f"{label}{OUTSIDE}"]  # another panel shows it
     figure.legend(
         list(keys.values()),
         list(keys),
@@ -135,41 +136,33 @@ def phase_diagrams(results: xr.Dataset) -> Figure:
     return figure
 
 
-def draw_lines(axes: Axes, lines: xr.DataArray, setting: str) -> None:
-    """Draw the theory's critical rate by every closure, and half of the train closure's.
-
-    Args:
-        axes: where to draw.
-        lines: rates (closure, setting).
-        setting: the name of the vertical axis.
-    """
-    for closure in map(str, lines["closure"].values):
-        line = lines.sel(closure=closure)
-        style = _DASHES.get(closure, "-.")
-        axes.plot(line, line[setting], style, color=_LINE, label=f"theory, {closure}")
-    half = lines.sel(closure="train") / 2
-    axes.plot(half, half[setting], "-", color=_LINE, lw=0.7, label="half of it, train")
-
-
-def _name_lines_outside(axes: Axes) -> None:
-    """Say in the legend which lines lie beyond the borders; one without values is not named."""
-    for line in axes.lines:
-        path = line.get_path()
-        if not np.isfinite(path.vertices).all(axis=1).any():
-            line.set_label("_nothing")
-        elif not path.transformed(line.get_transform()).intersects_bbox(axes.bbox, filled=False):
-            line.set_label(f"{line.get_label()}{_OUTSIDE}")
-
-
 def _legend_columns(labels: Sequence[str]) -> int:
     """Four short names fit above two heat maps."""
-    return 2 if any(label.endswith(_OUTSIDE) for label in labels) else 4
+    return 2 if any(label.endswith(OUTSIDE) for label in labels) else 4
 
 
 def _setting(results: xr.Dataset) -> str:
     """The name of the vertical axis."""
     others = [dim for dim in results["test_loss"].dims if dim not in ("learning_rate", "seed")]
     return str(others[0])
+
+
+def _label(results: xr.Dataset, setting: str) -> str:
+    """What the vertical axis shows: of gamma, whose scale it is."""
+    if setting != "gamma":
+        return _LABELS.get(setting, setting.replace("_", " "))
+    norm = str(_settings(results).get("norm", "own"))
+    owner = "the normalization" if norm in _UNNAMED else name_of(norm)
+    return rf"initial scale of {owner} $\gamma$"
+
+
+def _settings(results: xr.Dataset) -> dict[str, Any]:
+    """Those of the trainings; empty where the results have none that can be read."""
+    try:
+        found = json.loads(results.attrs.get("settings", "{}"))
+    except (TypeError, ValueError):  # a file from elsewhere may hold anything by that name
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_logarithmic(values: Sequence[float] | NDArray[np.float64]) -> bool:
@@ -197,11 +190,12 @@ def write_settings(figure: Figure, results: xr.Dataset) -> None:
         figure: to write on.
         results: with the attribute ``settings``, as JSON, and the dimension ``seed``.
     """
-    settings = said_settings(json.loads(results.attrs.get("settings", "{}")))
+    settings = said_settings(_settings(results))
     for name in _UNSAID:
         settings.pop(name, None)
     first = [f"{name} {settings.pop(name)}" for name in _WORDS if settings.get(name) is not None]
     rest = [f"{name} {value}" for name, value in settings.items() if value not in (None, False)]
     seeds = results.sizes["seed"]
     text = ", ".join([*first, *rest, f"{seeds} seed{'' if seeds == 1 else 's'}"])
-    figure.supxlabel("\n".join(textwrap.wrap(text, 105)), fontsize=7, color="#555555")
+    letters = min(_MOST_LETTERS, int(_LETTERS * figure.get_figwidth()))
+    figure.supxlabel("\n".join(textwrap.wrap(text, letters)), fontsize=7, color="#555555")

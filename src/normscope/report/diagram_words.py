@@ -83,24 +83,27 @@ def diagram_picture(dataset: xr.Dataset, name: str = "") -> Picture:
     """
     from normscope.plots.phase_diagram import phase_diagram
 
-    unsaid = dataset.drop_attrs(deep=False)  # the settings stand below it on the page
-    figure: Any = phase_diagram(unsaid).figure
+    # the settings stand below it on the page
+    figure: Any = phase_diagram(dataset, with_settings=False).figure
     caption = (
         f"Mean test loss{f', {name}' if name else ''}: the page's own colour where a run "
         "diverged, grey where nothing is known."
     )
     if "critical_learning_rate" in dataset:
-        caption += f" {theory_words(dataset)}"
+        caption = f"{caption} {theory_words(dataset)}".rstrip()
     return picture_of(figure, f"Heat map. {diagram_words(dataset)}", caption)
 
 
 def theory_words(dataset: xr.Dataset) -> str:
-    """What the theory's lines of a diagram are.
+    """What the theory's lines of a diagram are; "" where none is drawn.
 
     Args:
         dataset: with ``critical_learning_rate`` over the closures.
     """
-    closures = map(str, dataset["critical_learning_rate"]["closure"].values)
+    lines = dataset["critical_learning_rate"].dropna("closure", how="all")  # the drawn ones
+    if not lines.size:
+        return ""
+    closures = map(str, lines["closure"].values)
     known = [_CLOSURES[each] for each in closures if each in _CLOSURES]
     told = f": {'; '.join(known)}" if known else ""
     return f"Red: the theory's critical learning rate{told}. Thin: half of it."

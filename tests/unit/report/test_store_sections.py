@@ -452,6 +452,17 @@ def test_theory_is_drawn_only_for_a_training_that_is_known_whole():
         assert _theory({k: v for k, v in settings.items() if k != name}, "gamma", [1.0]) is None
 
 
+def test_caption_explains_the_lines_that_are_drawn_and_no_others():
+    rates = [[0.1, 0.2], [np.nan, np.nan]]
+    lines = xr.Dataset(
+        {"critical_learning_rate": (("closure", "gamma"), rates)},
+        {"closure": ["train", "printed"], "gamma": [1.0, 2.0]},
+    )
+    assert "train follows" in diagram_words.theory_words(lines)
+    assert "printed" not in diagram_words.theory_words(lines)
+    assert diagram_words.theory_words(lines.sel(closure=["printed"])) == ""
+
+
 def test_trainings_and_scopes_without_a_step_are_told(path):
     nothing = xr.Dataset({"loss": ("step", np.zeros(0))}, {"step": np.zeros(0, int)})
     with Store(path) as store:

@@ -196,28 +196,55 @@ def test_figure_is_white_where_any_run_exploded_and_names_the_settings(found):
     assert "width 24" in text.replace("\n", " ")
 
 
-def test_legend_says_which_line_is_off_the_picture(found):
-    lines = found["critical_learning_rate"]
-    closures = [str(name) for name in lines["closure"].values]
-    rates = np.full(lines.shape, float(found["learning_rate"][1]))
-    moved = lines.copy(
-        data=np.where((lines["closure"] == closures[-1]).values[:, None], 1e9, rates)
+def names_in_legend(results):
+    return [text.get_text() for text in draw(results).figure.legends[0].get_texts()]
+
+
+def with_rates(found, **rates):
+    """The diagram with lines at these rates, each the same for every gamma."""
+    lines = xr.DataArray(
+        [[rate] * found.sizes["gamma"] for rate in rates.values()],
+        coords={"closure": list(rates), "gamma": found["gamma"]},
     )
-    names = [
-        text.get_text()
-        for text in draw(found.assign(critical_learning_rate=moved)).figure.legends[0].get_texts()
-    ]
-    assert names == [
-        *(f"theory, {closure}" for closure in closures[:-1]),
-        f"theory, {closures[-1]} (off the picture)",
+    return found.drop_vars(["critical_learning_rate", "closure"]).assign(
+        critical_learning_rate=lines
+    )
+
+
+def test_legend_says_which_line_is_off_the_picture_and_leaves_out_one_without_values(found):
+    rate = float(found["learning_rate"][1])
+    assert names_in_legend(with_rates(found, train=rate, frozen=1.5 * rate, printed=1e9)) == [
+        "theory, train",
+        "theory, frozen",
+        "theory, printed (off the picture)",
         "half of it, train",
     ]
-    unknown = moved.where(moved["closure"] != closures[-1])
-    names = [
-        text.get_text()
-        for text in draw(found.assign(critical_learning_rate=unknown)).figure.legends[0].get_texts()
+    assert names_in_legend(with_rates(found, train=np.nan, frozen=rate)) == ["theory, frozen"]
+
+
+def test_lines_on_each_other_are_one_with_both_names(found):
+    """Without batch statistics train and frozen agree, and one would hide the other."""
+    rate = float(found["learning_rate"][1])
+    one = with_rates(found, train=rate, frozen=1.0001 * rate, printed=2 * rate)
+    assert names_in_legend(one) == [
+        "theory, train and frozen",
+        "theory, printed",
+        "half of it, train",
     ]
-    assert not any(closures[-1] in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ('{"norm": "layer"}', r"initial scale of LayerNorm $\gamma$"),
+        ('{"norm": "batch"}', r"initial scale of BatchNorm $\gamma$"),
+        ('{"norm": "own"}', r"initial scale of the normalization $\gamma$"),
+        ("{}", r"initial scale of the normalization $\gamma$"),
+        ("not of this house", r"initial scale of the normalization $\gamma$"),
+    ],
+)
+def test_axis_names_the_normalization_whose_scale_is_swept(found, settings, label):
+    assert draw(found.assign_attrs(settings=settings)).get_ylabel() == label
 
 
 def test_order_of_the_values_is_no_matter_to_the_figure(found):
