@@ -15,7 +15,14 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-__all__ = ["PlainLabels", "PlainPlaces", "label_letters", "label_power", "logarithmic_axis"]
+__all__ = [
+    "PlainLabels",
+    "PlainPlaces",
+    "label_digits",
+    "label_letters",
+    "label_power",
+    "logarithmic_axis",
+]
 
 _PLAIN = (1e-3, 1e4)  # numbers that are read at a glance without an exponent
 _FEWEST, _ENOUGH, _MOST = 3, 4, 7  # labels in view
@@ -84,7 +91,7 @@ class PlainLabels(Formatter):
         Args:
             values: of the marks.
         """
-        digits = _digits(values)
+        digits = label_digits(values)
         if _are_plain(values):
             return [f"{value:.{digits}g}" for value in values]
         return [label_power(value, self.base, digits) for value in values]
@@ -190,7 +197,7 @@ def _are_plain(values: Sequence[float]) -> bool:
     return all(low <= abs(value) <= high for value in values if value)
 
 
-def _digits(values: Sequence[float]) -> int:
+def label_digits(values: Sequence[float]) -> int:
     """Six, or as many as tell the values apart, to a hundredth of what lies between them."""
     apart = np.diff(np.unique(values))
     off = 0.01 * float(apart.min()) if apart.size else math.inf
@@ -208,8 +215,10 @@ def _within(places: Sequence[float], low: float, high: float) -> list[float]:
 
 def label_power(value: float, base: int, digits: int) -> str:
     """A value as a power, or as a number times one."""
-    if value <= 0:
-        return f"{value:g}"
+    if value < 0:
+        return label_power(-value, base, digits).replace("{", "{-", 1)
+    if value == 0:
+        return "0"
     if base == 10 and value < sys.float_info.min:  # it has few digits, and its power fewer
         number, _, power = repr(float(f"{value:.{digits}g}")).partition("e")
         factor, exponent = float(number), int(power)

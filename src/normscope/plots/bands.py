@@ -5,6 +5,7 @@ from __future__ import annotations
 import xarray as xr
 from matplotlib.axes import Axes
 
+from normscope.plots.linear_axis import linear_labels
 from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
 
@@ -60,6 +61,8 @@ def band(
         axes.plot(steps, ends[end].values, color=colour, lw=0.6, marker=_marker(len(steps)))
     axes.set_xlabel("step")
     whole_steps(axes)
+    if axes.get_yscale() == "linear":
+        linear_labels(axes)
     if label is not None:
         axes.legend(frameon=False)
     return axes

@@ -8,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from normscope.plots.axes import logarithmic_axis
+from normscope.plots.linear_axis import linear_labels
 from normscope.plots.quantities import layer_name
 from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
@@ -49,12 +50,14 @@ def layer_lines(
         marker = "." if len(line) == 1 else ""
         label = _label(name) if _is_named(place, len(shown)) else None
         axes.plot(values["step"].values, line, color=colour, lw=1, marker=marker, label=label)
+    linear_labels(axes)
     if logarithmic and bool((values > 0).any()):
         logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
     whole_steps(axes)
     if shown and legend:
-        axes.legend(frameon=False, fontsize="x-small")
+        # lines are all over the panel: there is no room among them
+        axes.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
     return axes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -15,8 +14,10 @@ from matplotlib.figure import Figure
 from normscope.errors import StateError
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.bands import band
+from normscope.plots.layer_legends import name_layers
+from normscope.plots.linear_axis import linear_labels
 from normscope.plots.probe_layers import layer_lines
-from normscope.plots.quantities import BANDS, dimension_name, quantity_name
+from normscope.plots.quantities import BANDS, quantity_name
 from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import new_figure
 
@@ -30,6 +31,7 @@ def _curve(values: xr.DataArray, axes: Axes) -> None:
     known = values.dropna("step")
     axes.plot(known["step"].values, known.values, ".-", lw=1)
     finite = known.values[np.isfinite(known.values)]
+    linear_labels(axes)
     if finite.size and finite.min() > 0 and finite.max() > _WIDE * finite.min():
         logarithmic_axis(axes, "y")
     axes.set_xlabel("step")
@@ -58,11 +60,6 @@ _PANELS: dict[str, _Drawing] = {
     "spread_gap": _first_comparison,
 }
 
-# where the layers of a kind are named
-_LEGENDS: dict[str, Literal["outside lower left", "outside lower right"]] = {
-    "layer": "outside lower left",
-    "norm_layer": "outside lower right",
-}
 _COLUMNS = 3
 _WIDTHS = {4: 2.8}  # inches of a panel in a row of so many, else 3.4
 _TITLE_WIDTH = 11.2  # letters for each inch of a panel
@@ -90,11 +87,10 @@ def scope_figure(results: xr.Dataset) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, shown, strict=False):
         _PANELS[name](results[name], axes)
-        title = textwrap.wrap(quantity_name(name), int(_TITLE_WIDTH * width))
-        axes.set_title("\n".join(title), fontsize="medium")
+        axes.set_title(_title(quantity_name(name), int(_TITLE_WIDTH * width)), fontsize="medium")
     for axes in panels[len(shown) :]:
         axes.remove()
-    _name_layers(figure, {name: axes for axes, name in zip(panels, shown, strict=False)}, results)
+    name_layers(figure, {name: axes for axes, name in zip(panels, shown, strict=False)}, results)
     return figure
 
 
@@ -109,19 +105,13 @@ def _columns(panels: int) -> int:
     return 2 if panels == _COLUMNS + 1 else _COLUMNS + 1
 
 
-def _name_layers(figure: Figure, panels: dict[str, Axes], results: xr.Dataset) -> None:
-    """One legend below for all panels over the same layers: that of the panel which has most."""
-    for dimension, place in _LEGENDS.items():
-        own = [axes for name, axes in panels.items() if dimension in results[name].dims]
-        if not own:
-            continue
-        fullest = max(own, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
-        handles, labels = fullest.get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc=place,
-            ncols=min(len(labels), 4),
-            frameon=False,
-            title=dimension_name(dimension),
-        )
+def _title(words: str, letters: int) -> str:
+    r"""Words in as few lines as hold them, and those about equally long.
+
+    >>> _title("cosine of the gradients along it", 31)
+    'cosine of the\ngradients along it'
+    """
+    fewest = len(textwrap.wrap(words, letters))
+    widths = range(1, letters + 1)
+    lines = (textwrap.wrap(words, width, break_long_words=False) for width in widths)
+    return "\n".join(next((each for each in lines if len(each) == fewest), [words]))

@@ -112,3 +112,73 @@ def test_no_panel_of_a_scope_stands_alone_in_the_last_row():
         grid = scope_figure(xr.Dataset(named)).axes[0].get_gridspec()
         assert grid.nrows == rows
         assert count % grid.ncols != 1
+
+
+def scope_of(layers, name):
+    """A scope's results over layers and normalization layers of these names."""
+    both = {
+        "gradient_norm": values(layers).rename(None),
+        "mean_gap": values(layers)
+        .rename(layer="norm_layer")
+        .rename(None)
+        .expand_dims("comparison"),
+    }
+    names = [name.format(number) for number in range(layers)]
+    return xr.Dataset(both).assign_coords(layer=names, norm_layer=names)
+
+
+@pytest.mark.parametrize("name", ["{}", "backbone.encoder.stage{}.block.convolution"])
+@pytest.mark.parametrize("layers", [2, 20])
+def test_legends_of_a_scope_lie_on_nothing(layers, name):
+    figure = scope_figure(scope_of(layers, name))
+    figure.draw_without_rendering()
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    boxes += [axes.get_tightbbox() for axes in figure.axes]
+    assert len(boxes) == 4
+    for place, box in enumerate(boxes):
+        assert box.height > 20
+        assert figure.bbox.x0 - 1 < box.x0 < box.x1 < figure.bbox.x1 + 1
+        assert not any(box.overlaps(other) for other in boxes[place + 1 :])
+
+
+def test_legend_says_of_how_many_layers_it_names_some():
+    few, many = (scope_figure(scope_of(layers, "{}")).legends for layers in (3, 20))
+    assert [legend.get_title().get_text() for legend in few] == ["layers", "normalization layers"]
+    named = len(many[0].get_texts())
+    assert named < 20
+    assert many[0].get_title().get_text() == f"{named} of 20 layers"
+
+
+def test_legend_of_layers_stands_beside_their_lines():
+    axes = layer_lines(values(9))
+    axes.figure.draw_without_rendering()
+    assert axes.get_legend().get_window_extent().x0 >= axes.bbox.x1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7, -1e-7, 1e9])
+def test_values_close_to_each_other_are_said_in_full(scale):
+    numbers = scale * (0.9999 + 1e-6 * np.arange(3.0))
+    results = xr.Dataset(
+        {
+            "loss": ("step", numbers),
+            "gradient_cosine": (("step", "distance"), np.stack([numbers, numbers], 1)),
+            "shift_cosine": (("step", "layer"), numbers[:, None]),
+        },
+        {"step": [0, 1, 2], "layer": ["fc"]},
+    )
+    figure = scope_figure(results)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.yaxis.get_offset_text().get_text() == ""
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert len(set(labels)) == len(labels)
+        said = [_number(label) for label in labels]
+        np.testing.assert_allclose(said, axes.get_yticks(), rtol=1e-8)
+
+
+def _number(label):
+    """What a label says."""
+    plain = label.removeprefix(r"$\mathdefault{").removesuffix("}$").replace("\N{MINUS SIGN}", "-")
+    factor, times, power = plain.rpartition(r"\times ")
+    exponent = power.removeprefix("10^{").removesuffix("}")
+    return float(f"{factor}e{exponent}") if times else float(plain)
