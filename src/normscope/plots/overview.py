@@ -39,7 +39,7 @@ def overview(results: xr.Dataset) -> Figure:
     own.set_ylabel("training loss")
     draw_trainings(shared, results, "shared_")
     rate = float(results["shared_rate"])
-    shared.set_title(f"All at {rate:.2g}, half the largest", loc="left", fontsize=11)
+    shared.set_title(f"All at {rate:.3g}, half the largest", loc="left", fontsize=11)
     return figure
 
 

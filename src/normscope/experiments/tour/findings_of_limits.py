@@ -8,7 +8,14 @@ import numpy as np
 import xarray as xr
 
 from normscope.experiments.tour.findings import norms_of
-from normscope.experiments.tour.words import contrast, enumerated, factor, number, typical
+from normscope.experiments.tour.words import (
+    contrast,
+    enumerated,
+    factor,
+    number,
+    shared_rate,
+    typical,
+)
 from normscope.plots.names import with_norm
 
 __all__ = ["about_limits", "about_training", "late_loss", "worst_in_a_seed"]
@@ -108,10 +115,10 @@ def _estimate(results: xr.Dataset, norm: str) -> str:
 
 def about_training(results: xr.Dataset) -> list[str]:
     """How the nets train, all at one rate and each at half its own limit."""
-    rate, steps = number(float(results["shared_rate"])), results.sizes["training_step"]
+    steps = results.sizes["training_step"]
     accuracy = results["test_accuracy"].fillna(0.0)  # a net that broke classifies nothing
     return [
-        f"At one rate for all, {rate}, half the largest limit, {_ended(results, 'shared_')}.",
+        f"At one rate for all, {shared_rate(results)}, {_ended(results, 'shared_')}.",
         f"With each net at half its own limit {_ended(results, '')}.",
         f"There, after {steps} steps, the accuracy on samples that were not trained on "
         f"{contrast(accuracy, 'is highest', 'lowest', 3)}.",

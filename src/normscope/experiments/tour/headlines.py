@@ -13,7 +13,7 @@ from normscope.experiments.tour.diagram import diagram_part
 from normscope.experiments.tour.findings import norms_of, over_steps
 from normscope.experiments.tour.findings_of_limits import worst_in_a_seed
 from normscope.experiments.tour.findings_of_theory import boundary_rows, statement_counts
-from normscope.experiments.tour.words import enumerated, extremes, factor, number
+from normscope.experiments.tour.words import enumerated, extremes, factor, number, shared_rate
 from normscope.plots.names import statement_name, with_norm
 
 __all__ = ["findings", "question"]
@@ -68,11 +68,10 @@ def _limits(results: xr.Dataset) -> str:
 
 
 def _training(results: xr.Dataset) -> str:
-    rate = number(float(results["shared_rate"]))
     shared, own = (_diverged(results, prefix) for prefix in ("shared_", ""))
     return (
-        f"At one learning rate for all, {rate}, half the largest limit, {shared}; at half its own "
-        f"limit, {own}."
+        f"At one learning rate for all, {shared_rate(results)}, {shared}; at half its own limit, "
+        f"{own}."
     )
 
 

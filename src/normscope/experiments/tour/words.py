@@ -17,6 +17,7 @@ __all__ = [
     "factor",
     "in_seeds",
     "number",
+    "shared_rate",
     "typical",
 ]
 
@@ -30,6 +31,20 @@ def number(value: float, digits: int = 2) -> str:
     if not np.isfinite(value):
         return "infinite" if value > 0 else "not known"
     return f"{float(f'{value:.{digits}g}'):.10g}"
+
+
+def shared_rate(results: xr.Dataset) -> str:
+    """The learning rate that all nets share, and where it comes from.
+
+    The limits told elsewhere are medians over the seeds; this one is the largest of them all.
+
+    >>> limits = xr.DataArray([[2.04, 2.302]], dims=("norm", "seed"))
+    >>> shared_rate(xr.Dataset({"limit": limits, "shared_rate": 1.151}))
+    '1.15 (half of 2.3, the largest limit in any seed)'
+    """
+    rate, largest = float(results["shared_rate"]), float(results["limit"].max())
+    seeds = " in any seed" if results.sizes["seed"] > 1 else ""
+    return f"{number(rate, 3)} (half of {number(largest, 3)}, the largest limit{seeds})"
 
 
 def typical(values: xr.DataArray, digits: int = 2) -> str:
