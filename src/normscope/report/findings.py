@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from normscope.report.document import Section, Table
 from normscope.report.result_files import QUICK
-from normscope.report.words import claims_sentence, counted
+from normscope.report.words import claims_sentence, counted, said_seconds
 
 __all__ = ["findings_of", "summary_of"]
 
@@ -60,6 +60,7 @@ def summary_of(sections: Sequence[Section]) -> Table | None:
         counts = [given.count(each) if given else None for each in verdicts] if judged else []
         kept = [each for each in section.downloads if not each.left_out]
         parts = (len(section.pictures), len(section.tables), len(kept))
-        rows.append((section.title, *counts, *parts, section.seconds))
+        seconds = None if section.seconds is None else float(said_seconds(section.seconds))
+        rows.append((section.title, *counts, *parts, seconds))
     columns = ("result", *(verdicts if judged else ()), "figures", "tables", "files", "seconds")
     return Table("Results in this report", columns, rows)

@@ -19,7 +19,7 @@ from normscope.report.cells import cell, numeric_columns, shown
 from normscope.report.colours import DARK, LIGHT
 from normscope.report.document import Download, Report
 from normscope.report.places import shown_first, shown_sections
-from normscope.report.words import printable
+from normscope.report.words import printable, said_seconds
 
 __all__ = ["render", "write_report"]
 
@@ -89,7 +89,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"cell": cell, "shown": shown, "breakable": _breakable}
-    environment.filters |= {"href": _href, "size": _size}
+    environment.filters |= {"href": _href, "size": _size, "said_seconds": said_seconds}
     environment.globals |= {"numeric_columns": numeric_columns, "light": LIGHT, "dark": DARK}
     return environment
 

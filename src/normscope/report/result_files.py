@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_result_record", "read_numbers", "result_section", "section_of_files"]
 
+_OF_THIS_RUN = "without what a store had from earlier runs"
 _KEYS = ("name", "scale", "command", "settings", "seconds", "versions", "claims")
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -67,6 +68,7 @@ def result_section(
         versions={key: str(value) for key, value in record["versions"].items()},
         command=record["command"],
         seconds=_seconds(record["seconds"]),
+        seconds_note=_OF_THIS_RUN,
         downloads=_downloads(name, record["command"], dataset),
         asked=f"Does {label or name} come out as the paper says?" if "/" in name else "",
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from normscope.results import Claim
 
-__all__ = ["claims_sentence", "counted", "listed", "printable", "states_sentence"]
+__all__ = ["claims_sentence", "counted", "listed", "printable", "said_seconds", "states_sentence"]
 
 
 def counted(number: int, what: str) -> str:
@@ -34,6 +34,15 @@ def printable(text: str) -> str:
     'café ?'
     """
     return text.encode(errors="replace").decode()
+
+
+def said_seconds(seconds: float) -> str:
+    """A time as a reader takes it: whole seconds, or two digits of a short time.
+
+    >>> [said_seconds(each) for each in (0.03306, 1.492, 25.96, 5200.4)]
+    ['0.033', '1.5', '26', '5200']
+    """
+    return f"{seconds:.2g}" if not 10 <= seconds < 1e7 else f"{seconds:.0f}"
 
 
 def claims_sentence(claims: Sequence[Claim]) -> str:

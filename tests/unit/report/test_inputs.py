@@ -68,6 +68,14 @@ def test_result_makes_the_same_section_as_its_files(folder):
     ]
 
 
+def test_time_is_said_to_be_that_of_the_run_alone(folder):
+    """A run whose trainings are in its store takes no time; that is not what they cost."""
+    (section,) = report_of([folder / "wei2018" / "figure1.json"]).sections
+    assert section.seconds == 12.5
+    page = render(report_of([folder / "wei2018" / "figure1.json"]))
+    assert "It took 12 seconds, without what a store had from earlier runs." in page
+
+
 def test_result_writes_a_report_of_its_own(tmp_path):
     path = result(label=HOSTILE, scale="quick").report(tmp_path / "own.html")
     found = outline(path.read_text(encoding="utf-8"))
