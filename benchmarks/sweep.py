@@ -47,7 +47,7 @@ from normscope.sweeps.cells import grid_cells, units_of
 from normscope.sweeps.engines import Engine, open_engine
 from normscope.sweeps.phase_diagram import complete
 from normscope.sweeps.together import GROUP, group_of
-from normscope.sweeps.training_cell import split_of
+from normscope.sweeps.training_settings import split_of
 
 STABLE = (1e-4, 3e-4)
 EXPLOSIVE = (1e2, 3e2)

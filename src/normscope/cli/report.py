@@ -107,7 +107,7 @@ def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> 
     from normscope.errors import NormscopeError
     from normscope.meanfield import CLOSURES
     from normscope.sweeps.theory import critical_rates
-    from normscope.sweeps.training_cell import Training
+    from normscope.sweeps.training_settings import Training
 
     try:
         training = Training.of(settings)

@@ -68,7 +68,7 @@ class Request:
     def _settings(self) -> set[str]:
         """Names of the settings that there are."""
         if self.name == DIAGRAM:
-            from normscope.sweeps.training_cell import Training
+            from normscope.sweeps.training_settings import Training
 
             return {field.name for field in fields(Training)}
         from normscope.experiments import EXPERIMENTS
@@ -231,7 +231,7 @@ def _note_conversions(plan: Diagram) -> None:
     """Say of a user's own data which is converted; that of normscope is made for its models."""
     from normscope.cli.batches import note_conversion
     from normscope.sweeps.own import own_places
-    from normscope.sweeps.training_cell import Training
+    from normscope.sweeps.training_settings import Training
 
     for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
         training = Training.of(cell.parameters)

@@ -6,7 +6,8 @@ from normscope.sweeps.engines import ENGINES
 from normscope.sweeps.phase_diagram import phase_diagram
 from normscope.sweeps.status import Status, status
 from normscope.sweeps.sweep import sweep
-from normscope.sweeps.training_cell import Training, training_cell
+from normscope.sweeps.training_cell import training_cell
+from normscope.sweeps.training_settings import Training
 from normscope.sweeps.work import Failure, Report, Work
 
 __all__ = [

@@ -23,7 +23,8 @@ from normscope.sweeps.phase_diagram import refuse_axes, seed_list
 from normscope.sweeps.sweep import opened, sweep
 from normscope.sweeps.theory import critical_rates
 from normscope.sweeps.together import train_units
-from normscope.sweeps.training_cell import Training, has_diverged
+from normscope.sweeps.training_cell import has_diverged
+from normscope.sweeps.training_settings import Training
 from normscope.sweeps.work import Work
 
 __all__ = ["SEARCH", "Search", "boundary"]

@@ -13,7 +13,7 @@ import torch
 from normscope.curvature.problem import Problem
 from normscope.errors import InputError, NormscopeError
 from normscope.sweeps.own import own_places, scales
-from normscope.sweeps.training_cell import Training
+from normscope.sweeps.training_settings import Training
 from normscope.training import sgd
 from normscope.training.loop import Loop, training_mode
 

@@ -19,7 +19,8 @@ from normscope.sweeps.own import source_digest
 from normscope.sweeps.sweep import opened, sweep
 from normscope.sweeps.theory import critical_lines
 from normscope.sweeps.together import GROUP, group_of, train_units
-from normscope.sweeps.training_cell import Training, has_diverged
+from normscope.sweeps.training_cell import has_diverged
+from normscope.sweeps.training_settings import Training
 from normscope.sweeps.work import Report, Work
 
 __all__ = ["EXPERIMENT", "TRAININGS", "Diagram", "complete", "diagram", "training_units"]

@@ -13,7 +13,7 @@ from normscope.curvature.problem import Problem
 from normscope.results import Store, record_key
 from normscope.results.identity import canonical_json
 from normscope.sweeps.cells import Cell, Unit
-from normscope.sweeps.training_cell import Training
+from normscope.sweeps.training_settings import Training
 from normscope.sweeps.work import Work
 from normscope.training import sgd, train
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from normscope.errors import InputError
 from normscope.meanfield import CLOSURES, Prediction, predict
 from normscope.meanfield.softmax import LOSSES, output_curvature
-from normscope.sweeps.training_cell import Training
+from normscope.sweeps.training_settings import Training
 
 __all__ = ["critical_lines", "critical_rates"]
 

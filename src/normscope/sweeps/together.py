@@ -14,7 +14,8 @@ from normscope.results.identity import canonical_json
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.ensemble import LOSSES, Member, train_together
 from normscope.sweeps.stack import is_stackable
-from normscope.sweeps.training_cell import Training, summary, tested, training_cell
+from normscope.sweeps.training_cell import summary, tested, training_cell
+from normscope.sweeps.training_settings import Training
 from normscope.training import Evaluation
 from normscope.training.batches import batch_source
 

@@ -18,7 +18,8 @@ from normscope.sweeps.defaults import swept
 from normscope.sweeps.diagram import complete
 from normscope.sweeps.own import own_network, scales, source_version
 from normscope.sweeps.own_data import own_data
-from normscope.sweeps.training_cell import Training, training_cell
+from normscope.sweeps.training_cell import training_cell
+from normscope.sweeps.training_settings import Training
 
 SOURCE = """
 import torch
