@@ -90,16 +90,33 @@ def test_cheap_commands_run(command, capsys):
     assert capsys.readouterr().out
 
 
-EXECUTED = [  # seconds each, on embedded data
-    "normscope theory examples/my_model.py:build --data examples/my_model.py:samples --json",
-    "normscope curvature examples/my_model.py:build --data examples/my_model.py:samples "
-    "--kind hessian",
+EXAMPLE = "examples/my_model.py:build --data examples/my_model.py:samples"
+EXECUTED = [  # seconds each, on embedded data, in an order in which each finds its files
+    f"normscope theory {EXAMPLE} --json",
+    "normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot",
+    f"normscope curvature {EXAMPLE} --kind hessian",
+    f"normscope check {EXAMPLE} --layer blocks.0.0",
+    "normscope lr my_net.py:build --data my_net.py:samples --momentum 0.9 --batch-size 64 "
+    "-o rates.svg",
+    "normscope run wei2018/figure1 --out normscope-out",
+    "normscope run wei2018/figure1 --scale quick",
+    "normscope report normscope-out -o report.html",
+    "normscope sweep phase_diagram --scale quick --out phase.sqlite",
+    "normscope sweep status phase.sqlite",
+    "normscope report normscope-out phase.sqlite -o report.html",
 ]
+
+
+def write_own_net(folder):
+    """The file that the pages for a user's own model call my_net.py."""
+    page = DOCS / "how_to" / "own_model.md"
+    (folder / "my_net.py").write_text(BLOCK.findall(text_of(page))[0], encoding="utf-8")
 
 
 def test_quick_commands_run(tmp_path, monkeypatch, capsys):
     assert set(EXECUTED) <= set(COMMANDS)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    write_own_net(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for command in EXECUTED:
@@ -117,11 +134,10 @@ def test_many_commands_were_found():
 
 
 def test_commands_of_the_page_on_own_models_run(tmp_path, monkeypatch, capsys):
-    page = DOCS / "how_to" / "own_model.md"
-    (tmp_path / "my_net.py").write_text(BLOCK.findall(text_of(page))[0], encoding="utf-8")
+    write_own_net(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    commands = list(commands_of(page))
+    commands = list(commands_of(DOCS / "how_to" / "own_model.md"))
     assert len(commands) == 6
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0, command
