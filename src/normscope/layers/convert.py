@@ -109,9 +109,10 @@ def convert(model: nn.Module, to: str) -> nn.Module:
         StateError: if a lazy norm layer does not know its channels yet.
         ArgumentTypeError: if the model is no module.
 
-    >>> net = convert(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3)), "batch")
-    >>> [type(module).__name__ for module in convert(net, "layer")]
-    ['Conv2d', 'GroupNorm', 'ReLU', 'Conv2d']
+    Examples:
+        >>> net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
+        >>> [type(module).__name__ for module in convert(convert(net, "batch"), "layer")]
+        ['Conv2d', 'GroupNorm', 'ReLU', 'Conv2d']
     """
     new_for: dict[int, Any] = {}
     steps = _steps(model, to, new_for)
