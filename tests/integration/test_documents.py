@@ -185,6 +185,13 @@ def test_gallery_names_every_record_with_its_claims():
         assert record.with_suffix(".svg").is_file()
 
 
+def test_gallery_has_every_figure_that_can_be_run():
+    gallery = text_of(DOCS / "results" / "index.md")
+    figures = [name for name in EXPERIMENTS if "/" in name]  # the tour is of no paper
+    assert len(figures) > 20
+    assert [name for name in figures if f"### {name}\n" not in gallery] == []
+
+
 ERRATUM = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
