@@ -54,6 +54,15 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     assert "Of: examples.my_model:build with cross_entropy on examples.my_model:samples" in by_name
 
 
+@pytest.mark.parametrize("command", ["lr", "compare"])
+@pytest.mark.parametrize(("loss", "limit"), [("cross_entropy", "1.5"), ("squared_error", "3")])
+def test_output_says_what_counts_as_unstable(command, loss, limit, capsys):
+    steps = ["--steps", "2", "--norms", "batch"] if command == "compare" else []
+    assert main([command, *SMALL, "--no-verify", "--loss", loss, *steps]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"not finite, or beyond {limit} times its first value" in out
+
+
 @pytest.mark.parametrize(("loss", "last"), [("cross_entropy", "instead"), ("squared_error", "too")])
 def test_theory_is_set_against_the_loss_that_was_asked_for(loss, last, capsys):
     assert main(["lr", *SMALL, "--no-verify", "--loss", loss]) == 0

@@ -20,6 +20,7 @@ from normscope.sweeps import Work
 
 SMALL = ["--set", "width=24", "--set", "epochs=1", "--set", "samples=640", "--set", "gamma=0.5,2"]
 RATES = ["--set", "lr=1e-3:100:3:log"]
+CRITERION = "Diverged: a loss that is not finite, or beyond 1000 times its first value."
 
 
 def die(cells):
@@ -77,6 +78,7 @@ def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path, mon
     assert (tmp_path / "phase.svg").stat().st_size > 5000
     (section,) = report_of([out]).sections
     assert "--set learning_rate=0.001:100:3:log " in section.command
+    assert CRITERION in section.paragraphs
     assert section.paragraphs[1].removesuffix(".") in first["found_in_words"][0]
     program, verb, *printed = shlex.split(section.command)
     assert (program, verb) == ("normscope", "sweep")
@@ -85,7 +87,9 @@ def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path, mon
     (state,) = answered(capsys, "status", str(out))
     assert state["finished"] + state["diverged"] == 12
     assert main(["sweep", "status", str(out)]) == 0
-    assert "phase_diagram" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "phase_diagram" in text
+    assert CRITERION in " ".join(text.split())
 
 
 def test_sweep_says_its_loss_first_and_what_it_found_last(capsys, tmp_path):
@@ -94,7 +98,7 @@ def test_sweep_says_its_loss_first_and_what_it_found_last(capsys, tmp_path):
     assert main(command) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("Trained: model fully_connected, norm batch, data digits, loss squared_")
-    assert "The loss is the theory's; --set loss=cross_entropy has normscope lr's. 6 cells" in text
+    assert f"--set loss=cross_entropy has normscope lr's. {CRITERION} 6 cells" in text
     assert "the lowest mean test loss" in text
     assert "Training diverges above a learning rate of about " in text
     assert main([*command, "--set", "loss=cross_entropy"]) == 0
@@ -137,6 +141,8 @@ def test_boundary_is_a_table_and_numbers_and_a_figure_and_resumes(capsys, tmp_pa
         attempts = {record.key: record.attempts for record in store.select("phase_boundary")}
     assert len(attempts) == sum(row["trainings"] for row in found["boundary"])
     assert answered(capsys, *command) == found
+    assert main(["sweep", *command]) == 0
+    assert CRITERION in " ".join(capsys.readouterr().out.split())
     with Store(out, read_only=True) as store:
         again = {record.key: record.attempts for record in store.select("phase_boundary")}
     assert again == attempts  # all of it was there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from normscope.cli.options import (
     NoVerify,
     Seed,
 )
+
+if TYPE_CHECKING:
+    from normscope.learning_rate import Comparison
 
 Norms = Annotated[
     str,
@@ -104,8 +107,14 @@ def compare(
         comparison = blaming(f"{model} with {loss} on {data}", ask)
     if out is not None:
         save_figure(comparison.plot(), out)
-    legend = f"{_PREDICTED if no_verify else _VERIFIED}\n{_LEGEND}"
+    first = _PREDICTED if no_verify else _VERIFIED
+    legend = f"{first}\n{_criterion(comparison)}\n{_LEGEND}"
     print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json, legend)
+
+
+def _criterion(comparison: Comparison) -> str:
+    limit = comparison.rows[0].advice.growth_limit
+    return f"unstable: the loss is not finite, or beyond {limit:g} times its first value."
 
 
 def _counting(tell: Callable[[str], None], norms: list[str]) -> Callable[[str], None]:

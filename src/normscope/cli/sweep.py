@@ -115,6 +115,8 @@ def sweep(
     scale of the norm layers) and learning rate, else the experiment. The default loss of
     phase_diagram is squared_error (half the squared error), as in the diagrams of wei2018, whose
     theory is about it; normscope lr has cross_entropy, and --set loss=cross_entropy sets it here.
+    A training counts as diverged when its loss is not finite or beyond 1000 times its first value
+    (--set divergence_factor=1000): it is lost; normscope lr calls 3 times its first unstable.
 
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """

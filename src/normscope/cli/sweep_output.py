@@ -112,7 +112,8 @@ def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> N
         as_json: strict JSON instead of a table.
     """
     from normscope.cli.output import print_json
-    from normscope.cli.tables import print_table
+    from normscope.cli.tables import print_note, print_table
+    from normscope.report.divergence_words import divergence_words, factor_of
 
     rows: list[dict[str, object]] = []
     for gamma in found["gamma"].values:
@@ -129,12 +130,16 @@ def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> N
         print_json({"boundary": rows, "files": files})
         return
     print_table(f"Critical learning rate, to {100 * found.attrs['tolerance']:g} %", rows)
+    factor = factor_of([found])
+    if factor is not None:
+        print_note(divergence_words(factor))
     print(_paths(files))
 
 
 def print_status(found: list[Status]) -> None:
     """Print a table of the states, and the failures."""
-    from normscope.cli.tables import print_table
+    from normscope.cli.tables import print_note, print_table
+    from normscope.report.divergence_words import divergence_words
 
     if not found:
         print("The file holds no cells yet.")
@@ -155,6 +160,9 @@ def print_status(found: list[Status]) -> None:
         alone = any(each.seconds_left is not None for each in idle)
         left = "; left: about so long with one worker" if alone else ""
         print(f"No process is at work on it{left}. Run the same command again to go on.")
+    factors = {each.divergence_factor for each in found}
+    for factor in sorted(each for each in factors if each is not None):
+        print_note(divergence_words(factor))
     for each in found:
         for parameters, seed, error in each.failures:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")

@@ -156,10 +156,18 @@ def run_sweep(request: Request) -> None:
 
 
 def _trained(plan: Diagram) -> str:
-    """How the networks are trained; where the loss is not that of the other commands, that too."""
-    if plan.settings["loss"] != "squared_error" or "loss" in plan.axes:
-        return plan.words
-    return f"{plan.words} The loss is the theory's; --set loss=cross_entropy has normscope lr's."
+    """How the networks are trained and what counts as diverged.
+
+    Where the loss is not that of the other commands, that too.
+    """
+    from normscope.report.divergence_words import divergence_words
+
+    words = plan.words
+    if plan.settings["loss"] == "squared_error" and "loss" not in plan.axes:
+        words += " The loss is the theory's; --set loss=cross_entropy has normscope lr's."
+    if "divergence_factor" in plan.axes:
+        return words
+    return f"{words} {divergence_words(plan.settings['divergence_factor'])}"
 
 
 def estimate_cost(request: Request) -> None:

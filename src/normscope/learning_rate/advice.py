@@ -37,6 +37,7 @@ class Advice:
         verification: short runs; None if they were not asked for.
         invariant: names of the scale-invariant weights.
         batch_size: samples per step.
+        growth_limit: beyond this multiple of its first value the loss counts as unstable.
         seconds: wall-clock time of the whole.
         norms: kinds of normalization in the model.
     """
@@ -48,6 +49,7 @@ class Advice:
     verification: Verification | None
     invariant: tuple[str, ...]
     batch_size: int
+    growth_limit: float
     seconds: float
     norms: tuple[str, ...] = ()
 
@@ -145,6 +147,7 @@ class Advice:
             "by_theory": self.by_theory,
             "by_theory_reason": self.theory.reason,
             "verified": None if self.verified is None else list(self.verified),
+            "growth_limit": self.growth_limit,
             "verification_steps": None if self.verification is None else self.verification.steps,
             "trials": [vars(each) for each in runs],
             "lambda_max": list(self.curvature.values),

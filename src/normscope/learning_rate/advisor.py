@@ -21,6 +21,7 @@ from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.copies import Workbench, checked_optimizer
 from normscope.learning_rate.invariance import scale_invariant_weights
+from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner, preconditioner_of
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import Tell, steepest_curvature
@@ -138,6 +139,7 @@ def _answered(
         "theory": by_theory(problem, batches[0], rule),
         "invariant": scale_invariant_weights(problem, batches[0], seed),
         "batch_size": max(map(sample_count, batches)),
+        "growth_limit": growth_limit(problem.loss),
     }
 
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from normscope.learning_rate.advice_table import module_label
+from normscope.learning_rate.onset import STEPS
 
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
@@ -28,6 +29,7 @@ def explained(advice: Advice) -> str:
     """
     sentences = [
         _limit(advice),
+        _criterion(advice),
         _safe(advice),
         _gap(advice),
         _above_safe(advice),
@@ -57,6 +59,14 @@ def _limit(advice: Advice) -> str:
         f"In runs of 100 steps on copies training was stable at {advice.verification.low:.3g}, but "
         f"not at {advice.verification.high:.3g}{f', {how}' if advice.verification.died else ''}; "
         "half the limit is recommended."
+    )
+
+
+def _criterion(advice: Advice) -> str:
+    """What counts as unstable: sweeps have another limit, which is why it is said."""
+    return (
+        f"Unstable: within {STEPS} steps the loss is not finite, or beyond {advice.growth_limit:g} "
+        "times its first value."
     )
 
 

@@ -10,6 +10,7 @@ import xarray as xr
 
 from normscope.report.boundary_words import boundary_words
 from normscope.report.diagram import RATE
+from normscope.report.divergence_words import divergence_words, factor_of
 from normscope.report.document import Picture
 from normscope.report.pictures import picture_of
 from normscope.report.words import counted, listed
@@ -120,6 +121,8 @@ def shown_diagrams(
     """
     chosen = list(diagrams.items())[:most]
     words = [f"{f'{name}: ' if name else ''}{diagram_findings(each)}" for name, each in chosen]
+    factor = factor_of(each for _, each in chosen)
+    words += [] if factor is None else [divergence_words(factor)]
     further = len(diagrams) - len(chosen)
     words += [f"{counted(further, 'further diagram')} not drawn here."] if further else []
     return words, [diagram_picture(each, name) for name, each in chosen if has_results(each)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normscope.errors import NormscopeError, StateError
+from normscope.report.divergence_words import common_factor
 from normscope.results import Record, State, Store
 from normscope.results.writer_lock import WriterLock
 from normscope.sweeps.cells import Cell
@@ -31,6 +32,8 @@ class Status:
             or with one worker if no process is at work; None: not known.
         failures: (parameters, seed, error) of the failed cells.
         at_work: whether a process is writing the file.
+        divergence_factor: beyond this multiple of its first value a loss counts as diverged; None:
+            the cells have none, or not the same.
     """
 
     experiment: str
@@ -39,6 +42,7 @@ class Status:
     seconds_left: float | None
     failures: tuple[tuple[dict[str, object], int, str], ...]
     at_work: bool = False
+    divergence_factor: float | None = None
 
     @property
     def cells(self) -> int:
@@ -66,6 +70,7 @@ class Status:
             "seconds_per_cell": self.seconds,
             "seconds_left": self.seconds_left,
             "at_work": self.at_work,
+            "divergence_factor": self.divergence_factor,
             "failures": [
                 {"parameters": parameters, "seed": seed, "error": error}
                 for parameters, seed, error in self.failures
@@ -127,7 +132,8 @@ def _status(name: str, records: list[Record], at_work: bool) -> Status:
         for each in records
         if each.state is State.FAILED
     )
-    return Status(name, counts, mean, left, failures, at_work)
+    factor = common_factor(each.parameters for each in records)
+    return Status(name, counts, mean, left, failures, at_work, factor)
 
 
 def _units(running: Sequence[Record]) -> int:

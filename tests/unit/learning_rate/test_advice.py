@@ -30,6 +30,7 @@ def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
         verification=verification,
         invariant=(),
         batch_size=64,
+        growth_limit=1.5,
         seconds=0.1,
     )
 
