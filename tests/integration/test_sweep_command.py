@@ -66,6 +66,33 @@ def test_sweep_says_that_own_data_is_converted(asked, capsys, tmp_path, monkeypa
     assert capsys.readouterr().err.count(note) == 1
 
 
+def test_sweep_and_status_tell_of_cells_of_an_edited_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "edited_net.py"
+    file.write_text(OWN, encoding="utf-8")
+    own = ["model=edited_net.py:build", "data=edited_net.py:wide", "batch_size=8", "epochs=1"]
+    settings = [word for each in [*own, "gamma=1,2", "lr=0.1,0.2"] for word in ("--set", each)]
+    command = ["sweep", "phase_diagram", *settings, "-o", "own.sqlite"]
+    assert main(command) == 0
+    assert main(["sweep", "status", "own.sqlite"]) == 0
+    assert "earlier version" not in "".join(capsys.readouterr())
+    file.write_text(f"{OWN}\n# edited\n", encoding="utf-8")
+    assert main(command) == 0
+    told = "4 cells of {} are of an earlier version of your own files: kept there, but"
+    shown = capsys.readouterr()
+    assert f"normscope: note: {told.format('own.sqlite')}" in shown.err
+    assert "4 cells in" in shown.out
+    assert "0 were there already" in shown.out
+    assert main(["sweep", "status", "own.sqlite"]) == 0
+    assert told.format("phase_diagram") in " ".join(capsys.readouterr().out.split())
+    with Store("own.sqlite", read_only=True) as store:
+        codes = {record.parameters["code"] for record in store.select("phase_diagram")}
+    (section,) = report_of(["own.sqlite"]).sections
+    assert len(codes) == 2
+    assert all(f"code {code}: " in " ".join(section.paragraphs) for code in codes)
+
+
 def test_sweep_writes_store_numbers_and_figure_and_resumes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "phase.sqlite"

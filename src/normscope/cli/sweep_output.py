@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from normscope.sweeps.work import Report
 
 __all__ = [
+    "earlier_words",
     "print_boundary",
     "print_estimate",
     "print_report",
@@ -155,6 +156,10 @@ def print_status(found: list[Status]) -> None:
         for each in found
     ]
     print_table("Sweeps", rows, numbers=("per cell", "left"))
+    for each in found:
+        earlier = sum(each.earlier.values())
+        if earlier:
+            print_note(earlier_words(earlier, each.experiment))
     idle = [each for each in found if each.open and not each.at_work]
     if idle:
         alone = any(each.seconds_left is not None for each in idle)
@@ -166,6 +171,24 @@ def print_status(found: list[Status]) -> None:
     for each in found:
         for parameters, seed, error in each.failures:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")
+
+
+def earlier_words(number: int, where: str) -> str:
+    """What becomes of cells that an earlier version of the user's files computed or began.
+
+    Args:
+        number: of the cells.
+        where: the name of their records, or of the store.
+
+    Returns:
+        One sentence.
+    """
+    cells = "1 cell" if number == 1 else f"{number} cells"
+    verb = "is" if number == 1 else "are"
+    return (
+        f"{cells} of {where} {verb} of an earlier version of your own files: kept there, but "
+        "neither counted nor drawn by a sweep of the present version, which computes its own."
+    )
 
 
 def _paths(files: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.cli.devices import device_setting
 from normscope.cli.sweep import DIAGRAM, STATUS
+from normscope.cli.sweep_notes import note_conversions, note_earlier
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 
@@ -139,7 +140,8 @@ def run_sweep(request: Request) -> None:
     work, units, plan = request.planned()
     ENGINES[request.running["engine"]]
     if plan is not None:
-        _note_conversions(plan)
+        note_earlier(plan, work.experiment, request.out)
+        note_conversions(plan)
     files = {"store": str(request.out)}
     out = request.out
     with Store(out) as store, progress(request.name) as begin:
@@ -178,6 +180,8 @@ def estimate_cost(request: Request) -> None:
 
     work, units, plan = request.planned()
     running, out = request.running, request.out
+    if plan is not None:
+        note_earlier(plan, work.experiment, out)
     store = Store(out, read_only=True) if out.is_file() else None
     try:
         if plan is not None:
@@ -196,7 +200,7 @@ def find_boundary(request: Request, dry_run: bool) -> None:
     from normscope.cli.output import progress
     from normscope.cli.sweep_output import print_boundary
     from normscope.cli.sweep_picture import write_boundary
-    from normscope.sweeps.boundary import boundary
+    from normscope.sweeps.boundary import SEARCH, boundary
     from normscope.sweeps.engines import ENGINES
 
     gammas, settings = request.searched()
@@ -204,7 +208,9 @@ def find_boundary(request: Request, dry_run: bool) -> None:
     if dry_run:
         _estimate_search(request, gammas, settings)
         return
-    _note_conversions(_searched(request, gammas, settings))
+    once = _searched(request, gammas, settings)
+    note_earlier(once, SEARCH.experiment, request.out)
+    note_conversions(once)
     with progress("boundary") as tell:
         found = boundary(
             gammas,
@@ -233,15 +239,3 @@ def _searched(request: Request, gammas: list[float], settings: dict[str, Any]) -
     from normscope.sweeps.diagram import Diagram
 
     return Diagram({"gamma": gammas, "learning_rate": [0.1]}, settings, request.seeds)
-
-
-def _note_conversions(plan: Diagram) -> None:
-    """Say of a user's own data which is converted; that of normscope is made for its models."""
-    from normscope.cli.batches import note_conversion
-    from normscope.sweeps.own import own_places
-    from normscope.sweeps.training_settings import Training
-
-    for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
-        training = Training.of(cell.parameters)
-        if own_places([training.data]):
-            note_conversion(tuple(training.data_set.train), training.network(cell.seed))

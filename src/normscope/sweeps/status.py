@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from normscope.errors import NormscopeError, StateError
@@ -15,6 +15,7 @@ from normscope.results import Record, State, Store
 from normscope.results.writer_lock import WriterLock
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.diagram import EXPERIMENT
+from normscope.sweeps.earlier import earlier_records
 from normscope.sweeps.together import GROUP, group_of
 
 __all__ = ["Status", "is_being_written", "status"]
@@ -34,6 +35,8 @@ class Status:
         at_work: whether a process is writing the file.
         divergence_factor: beyond this multiple of its first value a loss counts as diverged; None:
             the cells have none, or not the same.
+        earlier: of the counts, what an earlier version of the user's own files computed or began:
+            no sweep of the present files takes or completes it.
     """
 
     experiment: str
@@ -43,6 +46,7 @@ class Status:
     failures: tuple[tuple[dict[str, object], int, str], ...]
     at_work: bool = False
     divergence_factor: float | None = None
+    earlier: dict[State, int] = field(default_factory=dict)
 
     @property
     def cells(self) -> int:
@@ -51,8 +55,11 @@ class Status:
 
     @property
     def open(self) -> int:
-        """How many have no result and have not failed."""
-        return self.counts[State.PENDING] + self.counts[State.RUNNING]
+        """How many have no result and have not failed, and can still be computed."""
+        return sum(
+            self.counts[state] - self.earlier.get(state, 0)
+            for state in (State.PENDING, State.RUNNING)
+        )
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
@@ -71,6 +78,7 @@ class Status:
             "seconds_left": self.seconds_left,
             "at_work": self.at_work,
             "divergence_factor": self.divergence_factor,
+            "of_earlier_code": sum(self.earlier.values()),
             "failures": [
                 {"parameters": parameters, "seed": seed, "error": error}
                 for parameters, seed, error in self.failures
@@ -113,19 +121,15 @@ def is_being_written(path: str | os.PathLike[str]) -> bool:
 
 
 def _status(name: str, records: list[Record], at_work: bool) -> Status:
-    counts = dict.fromkeys(State, 0)
-    for record in records:
-        counts[record.state] += 1
+    counts, earlier = _counts(records, at_work), _counts(earlier_records(records), at_work)
     times = [each.seconds for each in records if each.state.has_result and each.seconds is not None]
     mean = sum(times) / len(times) if times else None
-    if not at_work:  # as the next writer will find them
-        counts[State.PENDING] += counts[State.RUNNING]
-        counts[State.RUNNING] = 0
     left = None
     workers = _units([each for each in records if each.state is State.RUNNING])
-    if mean is not None and counts[State.PENDING] + counts[State.RUNNING]:
+    waiting, running = (counts[state] - earlier[state] for state in (State.PENDING, State.RUNNING))
+    if mean is not None and waiting + running:
         # a cell of a group has a share of its group's time, so cells, not units, are counted
-        left = mean * (counts[State.PENDING] + counts[State.RUNNING] / 2)
+        left = mean * (waiting + running / 2)
         left /= max(workers, 1) if at_work else 1
     failures = tuple(
         (each.parameters, each.seed, each.error or "")
@@ -133,7 +137,16 @@ def _status(name: str, records: list[Record], at_work: bool) -> Status:
         if each.state is State.FAILED
     )
     factor = common_factor(each.parameters for each in records)
-    return Status(name, counts, mean, left, failures, at_work, factor)
+    return Status(name, counts, mean, left, failures, at_work, factor, earlier)
+
+
+def _counts(records: Sequence[Record], at_work: bool) -> dict[State, int]:
+    """How many are in each state; with no process at work, as the next writer will find them."""
+    counts = dict.fromkeys(State, 0)
+    for record in records:
+        idle = record.state is State.RUNNING and not at_work
+        counts[State.PENDING if idle else record.state] += 1
+    return counts
 
 
 def _units(running: Sequence[Record]) -> int:

@@ -18,6 +18,7 @@ from normscope.sweeps.defaults import swept
 from normscope.sweeps.diagram import complete
 from normscope.sweeps.own import own_network, scales, source_version
 from normscope.sweeps.own_data import own_data
+from normscope.sweeps.status import status
 from normscope.sweeps.training_cell import training_cell
 from normscope.sweeps.training_settings import Training
 
@@ -177,6 +178,25 @@ def test_edited_source_makes_new_cells(own, tmp_path):
     phase_diagram(own("build"), **GRID, store=store)
     with Store(store) as kept:
         assert len(kept.select("phase_diagram")) == 8
+
+
+def test_status_tells_cells_of_an_edited_source_apart(own, tmp_path):
+    store = tmp_path / "cells.sqlite"
+    phase_diagram(own("build"), **GRID, store=store)
+    with Store(store) as kept:  # as an interrupted sweep leaves it
+        (first, *_) = kept.select("phase_diagram")
+        kept.add("phase_diagram", {**first.parameters, "gamma": 3.0}, seed=0)
+    (before,) = status(store)
+    assert (before.cells, before.open, sum(before.earlier.values())) == (5, 1, 0)
+    assert before.seconds_left > 0
+    own.path.write_text(SOURCE.replace("width=16", "width=8"), encoding="utf-8")
+    phase_diagram(own("build"), **GRID, store=store)
+    (after,) = status(store)
+    assert (after.cells, after.open, after.to_dict()["of_earlier_code"]) == (9, 0, 5)
+    assert after.seconds_left is None  # nobody will go on with the old cell
+    own.path.unlink()
+    (unknown,) = status(store)
+    assert sum(unknown.earlier.values()) == 0
 
 
 def test_source_edited_during_a_sweep_fails_the_cell(own):

@@ -1,0 +1,47 @@
+"""What ``normscope sweep`` notes on stderr before it begins."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from normscope.sweeps.diagram import Diagram
+
+__all__ = ["note_conversions", "note_earlier"]
+
+
+def note_conversions(plan: Diagram) -> None:
+    """Say of a user's own data which is converted; that of normscope is made for its models."""
+    from normscope.cli.batches import note_conversion
+    from normscope.sweeps.own import own_places
+    from normscope.sweeps.training_cell import Training
+
+    for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
+        training = Training.of(cell.parameters)
+        if own_places([training.data]):
+            note_conversion(tuple(training.data_set.train), training.network(cell.seed))
+
+
+def note_earlier(plan: Diagram, experiment: str, path: Path) -> None:
+    """Say how many cells of a store an earlier version of the plan's own files computed.
+
+    Args:
+        plan: what will be trained.
+        experiment: the name of its records.
+        path: of the store, which may not be there yet.
+    """
+    from normscope.cli.sweep_output import earlier_words
+    from normscope.results import Store
+    from normscope.sweeps.earlier import earlier_records, record_places
+
+    own = {record_places(cell.parameters) for cell in plan.cells} - {()}
+    if not own or not path.is_file():
+        return
+    with Store(path, read_only=True) as store:
+        records = store.select(experiment)
+    earlier = earlier_records(each for each in records if record_places(each.parameters) in own)
+    if earlier and sys.stderr is not None:
+        print(f"normscope: note: {earlier_words(len(earlier), str(path))}", file=sys.stderr)

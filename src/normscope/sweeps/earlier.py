@@ -1,0 +1,53 @@
+"""Records of a store that an earlier version of the user's own files computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from normscope.errors import NormscopeError
+from normscope.results import Record
+from normscope.sweeps.own import own_places, source_digest
+
+__all__ = ["earlier_records", "record_places"]
+
+_PARTS = ("model", "data", "loss")
+
+
+def earlier_records(records: Iterable[Record]) -> list[Record]:
+    """The records whose code is no longer what stands in the files of their model, data and loss.
+
+    Args:
+        records: of any experiment; those of registered parts have no code of their own.
+
+    Returns:
+        A part of them. Where a file cannot be found from here, nothing is known of its records,
+        and they are not among them.
+    """
+    digests: dict[tuple[str, ...], str | None] = {}
+    found = []
+    for record in records:
+        places = record_places(record.parameters)
+        if places not in digests:
+            digests[places] = _present_digest(places)
+        present = digests[places]
+        if present is not None and record.parameters.get("code") not in (None, present):
+            found.append(record)
+    return found
+
+
+def record_places(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the user's own parts of a training are; empty if all are registered.
+
+    >>> record_places({"model": "my_model.py:build", "data": "digits"})
+    ('my_model.py:build',)
+    """
+    named = (parameters.get(name) for name in _PARTS)
+    return tuple(own_places([each for each in named if isinstance(each, str)]))
+
+
+def _present_digest(places: tuple[str, ...]) -> str | None:
+    try:
+        return source_digest(places)
+    except (NormscopeError, OSError):
+        return None
