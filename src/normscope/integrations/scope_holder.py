@@ -62,7 +62,11 @@ class ScopeHolder:
         return self.scope.results
 
     def plot(self) -> Figure:
-        """Draw what was measured."""
+        """Draw what was measured.
+
+        Returns:
+            The figure, as `normscope.Scope.plot` gives it.
+        """
         return self.scope.plot()
 
     def _open(

@@ -128,7 +128,12 @@ class Comparison:
         )
 
     def plot(self) -> Figure:
-        """One figure: learning rates, curvature in three modes, training at half the limit."""
+        """One figure: learning rates, curvature in three modes, training at half the limit.
+
+        Returns:
+            The figure with its three panels; plots of one panel return its Axes, and ``.figure``
+            is the figure of either.
+        """
         from normscope.plots.comparison import comparison
 
         return comparison(self.to_xarray())

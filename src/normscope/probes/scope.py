@@ -180,7 +180,12 @@ class Scope:
         return self._log.key
 
     def plot(self) -> Figure:
-        """Draw what was measured, one panel for each quantity."""
+        """Draw what was measured, one panel for each quantity.
+
+        Returns:
+            The figure with its panels; plots of one panel return its Axes, and ``.figure`` is the
+            figure of either.
+        """
         from normscope.plots.scope import scope_figure
 
         return scope_figure(self.results)
