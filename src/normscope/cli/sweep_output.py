@@ -40,13 +40,9 @@ def print_report(
     from normscope.cli.output import print_json
     from normscope.cli.tables import print_note
 
-    failures = [
-        {"parameters": dict(each.cell.parameters), "seed": each.cell.seed, "error": each.error}
-        for each in report.failures
-    ]
+    failures = report.to_dict()["failures"]
     if as_json:
-        counts = {name: getattr(report, name) for name in ("cells", "found", "diverged", "seconds")}
-        print_json({**counts, "failures": failures, "found_in_words": found, "files": files})
+        print_json({**report.to_dict(), "found_in_words": found, "files": files})
     else:
         if trained:
             print_note(trained)

@@ -59,6 +59,8 @@ class BatchSizeEffect:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts."""
+        from normscope.results.frame import as_count
+
         first = self.results[0]
         return {
             "kind": first.kind,
@@ -71,7 +73,7 @@ class BatchSizeEffect:
                     "eigenvalue": result.value,
                     "residual": result.residual,
                     "converged": result.converged,
-                    "matvecs": result.matvecs,
+                    "matvecs": as_count(result.matvecs),
                     "seconds": result.seconds,
                 }
                 for result in self.results

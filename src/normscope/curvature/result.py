@@ -65,6 +65,8 @@ class TopEigenvalue:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts; without the vectors."""
+        from normscope.results.frame import as_count
+
         return {
             "kind": self.kind,
             "mode": self.mode,
@@ -74,7 +76,7 @@ class TopEigenvalue:
             "errors": self.errors.tolist(),
             "tolerance": self.tolerance,
             "converged": self.converged,
-            "matvecs": self.matvecs,
+            "matvecs": as_count(self.matvecs),
             "seconds": self.seconds,
             "batch_size": self.batch_size,
             "samples": self.samples,

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from normscope.data.collection import Collection, Pixels, Source
 from normscope.data.unpack import corrupt, read_file, read_members
 from normscope.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _VARIANT_LIMIT = 1 << 30  # bytes of a part that is not the official one
 _TAR_OVERHEAD = 1 << 20  # headers, padding and the small text files of the official archives
@@ -38,6 +42,16 @@ class Check:
     part: str
     ok: bool
     message: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**vars(self), "file": str(self.file)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        from normscope.results.frame import frame
+
+        return frame([self.to_dict()])
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

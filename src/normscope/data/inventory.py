@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from normscope.data.catalogue import DATASETS
 from normscope.data.collection import COLLECTIONS, Collection
@@ -14,6 +15,9 @@ from normscope.data.content import Check, check_parts
 from normscope.data.fetch import download as download_files
 from normscope.data.locate import VARIABLE, download_root, find_source
 from normscope.errors import DataError, NormscopeError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Root = str | os.PathLike[str] | None
 
@@ -35,6 +39,16 @@ class Status:
     present: bool
     where: Path | None
     problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**vars(self), "where": None if self.where is None else str(self.where)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        from normscope.results.frame import frame
+
+        return frame([self.to_dict()])
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from normscope.decoupled.gdnp import Iterate
 from normscope.decoupled.halfspace import Objective
 from normscope.decoupled.signed_design import SignedDesign
 from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Inequalities", "direction_constant", "inequalities"]
 
@@ -48,6 +52,16 @@ class Inequalities:
     length_right: Array
     whole_left: Array
     whole_right: Array
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain numbers."""
+        return {each.name: getattr(self, each.name).tolist() for each in fields(self)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per point."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_dict())
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html

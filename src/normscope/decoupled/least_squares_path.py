@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,19 @@ class LeastSquaresPath:
         if len(used) < 2:
             return float("nan")
         return float(np.exp(np.polyfit(used, np.log(self.gap[used]), 1)[0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts; without the points."""
+        columns = {"rho": self.rho, "gap": self.gap, "bound": self.bound, "excess": self.excess}
+        return {
+            "method": self.method,
+            "steps": self.steps,
+            **{name: column.tolist() for name, column in columns.items()},
+            "coef": self.coef.tolist(),
+            "best": self.best,
+            "smallest": self.smallest,
+            "largest": self.largest,
+        }
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per step."""

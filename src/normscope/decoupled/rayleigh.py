@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
 from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["RayleighPath", "rayleigh_ascent"]
 
@@ -30,6 +34,17 @@ class RayleighPath:
     ratio: Array
     bound: Array
     eigenvalues: Array
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain numbers."""
+        return {each.name: getattr(self, each.name).tolist() for each in fields(self)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per point."""
+        import pandas as pd
+
+        columns = {"rho": self.rho, "ratio": self.ratio, "bound": self.bound}
+        return pd.DataFrame(columns, index=pd.RangeIndex(len(self.rho), name="step"))
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html

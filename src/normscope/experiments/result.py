@@ -24,6 +24,7 @@ from normscope.results import Claim, claims_table
 from normscope.results.notebook import table_html
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 __all__ = ["Result"]
@@ -90,6 +91,12 @@ class Result:
             "versions": self.versions,
             "claims": [claim.to_dict() for claim in self.claims],
         }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per claim; the numbers are labelled arrays, in ``dataset``."""
+        from normscope.results.frame import frame
+
+        return frame(claim.to_dict() for claim in self.claims)
 
     def write(self, folder: str | Path) -> dict[str, Path]:
         """Write numbers (.nc), figure (.svg), claims as text (.md) and as values (.json).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from normscope.layers.insert import Gap, gaps, insert
 from normscope.layers.kinds import NORMS, NoNorm, group_count, normalization
 from normscope.layers.places import Place, layer_dimensions, norm_places
 from normscope.layers.tracing import require_module
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _logger = logging.getLogger("normscope.layers")
 
@@ -60,6 +63,16 @@ class Change:
         kept = f"keeps {', '.join(self.kept)}" if self.kept else "keeps nothing"
         added = f", adds {', '.join(self.added)}" if self.added else ""
         return f"{self.name or 'model'}: {self.before} -> {self.after}, {kept}{added}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain texts and lists."""
+        return {**vars(self), "kept": list(self.kept), "added": list(self.added)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        from normscope.results.frame import frame
+
+        return frame([self.to_dict()])
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

@@ -16,6 +16,7 @@ from normscope.learning_rate.verification import Verification
 from normscope.text_table import text_table
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from matplotlib.axes import Axes
 
@@ -160,6 +161,21 @@ class Advice:
             "explanation": self.explanation,
             "seconds": self.seconds,
         }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row: the numbers and their reasons, without what is a list."""
+        from normscope.results.frame import frame
+
+        return frame([self.scalars()])
+
+    def scalars(self) -> dict[str, Any]:
+        """What `to_dict` has of one value each; of an interval its two ends."""
+        values = self.to_dict()
+        for name in ("interval", "verified"):
+            low, high = values[name] or (None, None)
+            values |= {f"{name}_low": low, f"{name}_high": high, name: []}
+        values |= {"lambda_max": max(self.curvature.values), "runs": len(values["trials"])}
+        return {name: each for name, each in values.items() if not isinstance(each, list | dict)}
 
     def to_xarray(self) -> xr.Dataset:
         """The runs with their rates and outcomes, the rates of the advice as attributes."""

@@ -25,6 +25,7 @@ from normscope.text_table import text_table
 from normscope.training import fit, sgd
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -76,6 +77,23 @@ class Compared:
             "advice": self.advice.to_dict(),
         }
 
+    def scalars(self) -> dict[str, Any]:
+        """What there is of one value each, by name."""
+        return {
+            "norm": self.norm,
+            **self.advice.scalars(),
+            **{f"lambda_max_{mode}": value for mode, value in self.lambda_max.items()},
+            "gradient_growth": self.growth,
+            "final_loss": self.final_loss,
+            "diverged": self.diverged,
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        from normscope.results.frame import frame
+
+        return frame([self.scalars()])
+
     def _repr_html_(self) -> str:
         return Comparison((self,), len(self.losses))._repr_html_()
 
@@ -101,6 +119,12 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts."""
         return {"steps": self.steps, "norms": [row.to_dict() for row in self.rows]}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per norm, the columns of its advice among them."""
+        from normscope.results.frame import frame
+
+        return frame(row.scalars() for row in self.rows)
 
     def to_xarray(self) -> xr.Dataset:
         """Rates, eigenvalues by mode and losses by step, all by norm."""

@@ -13,6 +13,7 @@ from normscope.meanfield.layer_row import LayerRow
 from normscope.text_table import text_table
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from matplotlib.axes import Axes
 
@@ -105,9 +106,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists."""
+        from normscope.results.frame import as_count
+
         return {
             "closure": self.closure,
-            "batch_size": self.batch_size,
+            "batch_size": as_count(self.batch_size),
             "gamma": _plain(self.gamma),
             "lambda_max": _plain(self.lambda_max),
             "lower_bound": _plain(self.lower_bound),
@@ -143,6 +146,11 @@ class Prediction:
             coordinates["gamma"] = self.gamma
         attributes = {"closure": self.closure, "batch_size": self.batch_size}
         return xr.Dataset(variables, coordinates, attributes)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per layer, and per gamma for a sweep, with the eigenvalue and regime of all."""
+        counts = {"inputs": int, "positions": int}
+        return self.to_xarray().to_dataframe().reset_index().astype(counts)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Each layer's term and gradient; over a sweep, the eigenvalue against gamma.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from normscope.errors import NormscopeError, StateError
 from normscope.report.divergence_words import common_factor
@@ -17,6 +18,9 @@ from normscope.sweeps.cells import Cell
 from normscope.sweeps.diagram import EXPERIMENT
 from normscope.sweeps.earlier import earlier_records
 from normscope.sweeps.together import GROUP, group_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Status", "is_being_written", "status"]
 
@@ -67,6 +71,12 @@ class Status:
         values = self.to_dict()
         values.pop("failures")
         return pairs_html(values, "Sweep", "\n".join(error for *_, error in self.failures))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row, with the number of the failures."""
+        from normscope.results.frame import frame
+
+        return frame([{**self.to_dict(), "failures": len(self.failures)}])
 
     def to_dict(self) -> dict[str, object]:
         """Plain values."""

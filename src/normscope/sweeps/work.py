@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.worker import Function
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Failure", "Report", "Work"]
 
@@ -61,6 +65,29 @@ class Report:
         parts = [f"{cells} in {self.seconds:.1f} s", f"{self.found} were there already"]
         parts += [f"{self.diverged} diverged", f"{len(self.failures)} failed"]
         return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "cells": self.cells,
+            "found": self.found,
+            "diverged": self.diverged,
+            "seconds": self.seconds,
+            "failures": [
+                {
+                    "parameters": dict(each.cell.parameters),
+                    "seed": each.cell.seed,
+                    "error": each.error,
+                }
+                for each in self.failures
+            ],
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row, with the number of the failures."""
+        from normscope.results.frame import frame
+
+        return frame([{**self.to_dict(), "failures": len(self.failures)}])
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

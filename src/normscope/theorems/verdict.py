@@ -102,6 +102,10 @@ class Verdict:
             "unmet": self.unmet,
         }
 
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        return Verdicts([self]).to_dataframe()
+
     def __repr__(self) -> str:
         sign = {"identity": "=", "bound": "<="}[self.kind]
         state = "holds" if self.holds else "fails"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from normscope.losses import Loss, accuracy
 from normscope.registry import unknown_name
 from normscope.training.batches import check_whole
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["Evaluation", "Statistics", "evaluate"]
 
 Statistics = Literal["running", "population", "batch"]
@@ -30,6 +33,16 @@ class Evaluation(NamedTuple):
 
     loss: float
     accuracy: float | None
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Both by name."""
+        return self._asdict()
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        from normscope.results.frame import frame
+
+        return frame([self.to_dict()])
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Outcome", "Run"]
 
@@ -53,6 +57,21 @@ class Run:
         if not len(self.losses):
             return ended
         return f"{ended}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts."""
+        return {
+            "outcome": self.outcome.name.lower(),
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "losses": self.losses.tolist(),
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per step, with its loss."""
+        from normscope.results.frame import frame
+
+        return frame({"step": step, "loss": loss} for step, loss in enumerate(self.losses.tolist()))
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html

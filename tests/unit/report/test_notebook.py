@@ -1,6 +1,8 @@
 """Every result shows itself in a notebook as a table, whatever its texts are."""
 
+import dataclasses
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -192,6 +194,63 @@ def test_whatever_a_public_function_returns_shows_itself():
     bare = {kind for kind in found if not hasattr(kind, "_repr_html_")}
     assert {kind.__name__: found[kind] for kind in bare if kind.__name__ not in known} == {}
     assert {kind.__name__ for kind in bare} == known  # none is excused without need
+
+
+# what has no plain values, or no table of them, by why
+NO_VALUES = {
+    **NO_TABLE,
+    "a network": {"Trained"},
+}
+
+
+@pytest.mark.parametrize("method", ["to_dict", "to_dataframe"])
+def test_whatever_a_public_function_returns_is_plain_values_and_a_table(method):
+    found = returned_classes()
+    excused = {name for names in NO_VALUES.values() for name in names}
+    bare = {kind for kind in found if not hasattr(kind, method)}
+    assert {kind.__name__: found[kind] for kind in bare if kind.__name__ not in excused} == {}
+    assert {kind.__name__ for kind in bare} == excused  # none is excused without need
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_plain_values_are_json_and_the_table_has_their_scalars(name, tmp_path):
+    result = RESULTS[name][0](tmp_path)
+    if not hasattr(result, "to_dict"):  # a part of another result: the test above knows the others
+        return
+    values = json.loads(json.dumps(result.to_dict()))
+    assert values
+    if not hasattr(result, "to_dataframe"):
+        return
+    table = result.to_dataframe()
+    shared = set(values) & set(table.columns)
+    for key in shared if len(table) == 1 else ():
+        if isinstance(values[key], str | bool | int):
+            assert table[key].item() == values[key]
+
+
+def test_counts_are_whole_numbers_where_they_are():
+    assert type(ns.meanfield.predict(problem()[0], (4,)).to_dict()["batch_size"]) is int
+    top = ns.curvature.top_eigenvalue(*problem())
+    assert type(dataclasses.replace(top, matvecs=6.0).to_dict()["matvecs"]) is int
+    assert dataclasses.replace(top, matvecs=6.5).to_dict()["matvecs"] == 6.5
+
+
+def test_tables_have_the_rows_they_are_said_to_have():
+    sweep = ns.meanfield.predict(problem()[0], (4,), gamma=np.array([0.5, 1.0, 2.0]))
+    table = sweep.to_dataframe()
+    assert len(table) == 3 * len(sweep.layers)
+    chosen = table[(table["layer"] == sweep.layers[1].name) & (table["gamma"] == 1.0)]
+    assert chosen["term"].item() == sweep.layers[1].term[1]
+    assert chosen["lambda_max"].item() == sweep.lambda_max[1]
+    compared = ns.compare(*problem(), norms=["none", "batch"], verify=False, steps=3)
+    table = compared.to_dataframe().set_index("norm")
+    assert list(table.index) == ["none", "batch"]
+    batch = compared["batch"]
+    assert table.loc["batch", "interval_high"] == batch.advice.interval[1]
+    assert table.loc["batch", "lambda_max_frozen"] == batch.lambda_max["frozen"]
+    assert table.loc["batch", "final_loss"] == batch.final_loss
+    run = Run(Outcome.FINISHED, np.array([1.0, 0.5]), 2, 0.5)
+    assert run.to_dataframe()["loss"].tolist() == [1.0, 0.5]
 
 
 def rows_of(result):
