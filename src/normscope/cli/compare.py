@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,6 +123,7 @@ def _counting(tell: Callable[[str], None], norms: list[str]) -> Callable[[str], 
 
     def told(text: str) -> None:
         norm, _, what = text.partition(": ")
+        what = re.sub(r" \(\d+ of at most \d+ steps\)", "", what)  # of this norm alone
         tell(f"{norm} ({norms.index(norm) + 1} of {len(norms)}), {what}")
 
     return told

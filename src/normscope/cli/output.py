@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 import threading
 import time
@@ -12,16 +11,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from normscope.cli.counts import (
+    DONE_OF_ALL,
+    PARTS,
+    SHARE,
+    UNEVEN,
+    count_steps,
+    done_of_all,
+    grown,
+    is_timed,
+    part_of,
+)
 from normscope.cli.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PARTS = "part {} of {}"  # how progress counts
-_DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
-_SHARE = re.compile(r"\b(\d+) % done\b(?: \(\d+ parts? kept: (\d+) %\))?")
+__all__ = ["PARTS", "UNEVEN", "Bar", "Lines", "print_json", "progress"]
+
 _SPENT, _REST = 16, 19  # columns of a short bar with the time, and of "about 2.5 min left"
-_GUESS = "about"  # in how parts are counted: their number is a guess
 _LEAST = 20  # columns of what is on
 _SILENT = 2.0  # seconds: what is over sooner needs no line in a log
 
@@ -51,12 +59,12 @@ def progress(
         label: what is on.
         total: number of parts; None if it is told on the way, or not at all.
         counted: how they are counted; with a total that is a bound, such as "product {} of at most
-            {}", no time left is told.
+            {}", or with `UNEVEN`, parts tell no time left.
 
     Yields:
         A function to call, with a text, as each part begins. Without a total "3 of 18" or "17 %
-        done (2 parts kept: 5 %)" in the text says how far it is; in a log a line begins with what
-        stands before the first comma.
+        done (2 parts kept: 5 %)" in the text says how far it is, "(120 of at most 600 steps)" how
+        long it may go on; in a log a line begins with what stands before the first comma.
     """
     from rich.console import Console
 
@@ -97,17 +105,18 @@ class Bar:
 
     def tell(self, text: str) -> None:
         """A part begins."""
-        self._total = _grown(self._total, self._begun + 1, self._counted)
-        done, total = (self._begun, self._total) if self._total else _done_of_all(text)
+        self._total = grown(self._total, self._begun + 1, self._counted)
+        done, total = (self._begun, self._total) if self._total else done_of_all(text)
         self._begun += 1
         count = ""
         if done is not None and total:
-            count = "" if _SHARE.search(text) else f"{done}/{total}"
-            if _is_timed(self._counted):
+            count = "" if SHARE.search(text) else f"{done}/{total}"
+            if is_timed(self._counted):
                 self._left.count(done, total)
+        has_time = count_steps(text, self._left, self._counted) or is_timed(self._counted)
         if self._total:
             count = self._counted.format(min(self._begun, self._total), self._total)
-        times = _SPENT + (_REST if _is_timed(self._counted) else 0)
+        times = _SPENT + (_REST if has_time else 0)
         room = max(self._bar.console.width - len(count) - times, _LEAST)  # the times are not cut
         shown = f"{self._label}: {text}"
         shown = shown if len(shown) <= room else f"{shown[: room - 1]}…"
@@ -155,19 +164,20 @@ class Lines:
         """A part begins."""
         with self._lock:
             self._text, self._begun = text, self._begun + 1
-            self._total = _grown(self._total, self._begun, self._counted)
-            done, total = _done_of_all(text)
+            self._total = grown(self._total, self._begun, self._counted)
+            done, total = done_of_all(text)
             # of parts the count is of those begun, not done
-            if done is not None and total and not (self._total or _part_of(text)):
+            if done is not None and total and not (self._total or part_of(text)):
                 self._left.count(done, total)
-            elif self._total and _is_timed(self._counted):
+            elif self._total and is_timed(self._counted):
                 self._left.count(self._begun - 1, self._total)
+            count_steps(text, self._left, self._counted)
             self.look()
 
     def look(self) -> None:
         """Print a line if one is due."""
         now = self._clock()
-        seconds, since, part = now - self._start, now - self._last, _part_of(self._text)
+        seconds, since, part = now - self._start, now - self._last, part_of(self._text)
         if self._last == self._start:
             due = seconds >= _SILENT
         elif part != self._said:
@@ -189,7 +199,7 @@ class Lines:
         if not self._begun:
             return self._label
         line = f"{self._label}: {self._text}"
-        if not self._total or self._begun > self._total or _DONE_OF_ALL.search(self._text):
+        if not self._total or self._begun > self._total or DONE_OF_ALL.search(self._text):
             return line
         return f"{line}, {self._counted.format(self._begun, self._total)}"
 
@@ -206,42 +216,3 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._watch.join()
-
-
-def _is_timed(counted: str) -> bool:
-    """Whether the parts tell the time left: those of a guess roughly, those of a bound not."""
-    return counted == PARTS or _GUESS in counted
-
-
-def _grown(total: int | None, begun: int, counted: str) -> int | None:
-    """The number of parts; a guess that the parts have reached is one more than they are.
-
-    >>> _grown(18, 17, "part {} of about {}"), _grown(18, 18, "part {} of about {}")
-    (18, 19)
-    """
-    return max(total, begun + 1) if total and _GUESS in counted else total
-
-
-def _part_of(text: str) -> str:
-    """The name of the part that is on, if it has one.
-
-    >>> _part_of("batch (2 of 3), ramp from 0.1"), _part_of("3 of 18 cells")
-    ('batch (2 of 3)', '')
-    """
-    name, comma, _ = text.partition(", ")
-    return name if comma else ""
-
-
-def _done_of_all(text: str) -> tuple[int | None, int | None]:
-    """How far this run's own work is, if the text says so: what was kept is no part of it.
-
-    >>> _done_of_all("3 of 18 cells"), _done_of_all("17 % done; 1 of 3"), _done_of_all("reading")
-    ((3, 18), (17, 100), (None, None))
-    >>> _done_of_all("60 % done (8 parts kept: 40 %)")
-    (20, 60)
-    """
-    if share := _SHARE.search(text):
-        kept = int(share[2] or 0)
-        return int(share[1]) - kept, 100 - kept
-    counted = _DONE_OF_ALL.search(text)
-    return (int(counted[1]), int(counted[2])) if counted else (None, None)

@@ -35,9 +35,11 @@ class TimeLeft:
         self._clock = clock
         self._first: tuple[int, float] | None = None
         self._done, self._total, self._last, self._reports = 0, 0, 0.0, 0
+        self._how = "about"
 
-    def count(self, done: int, total: int) -> None:
-        """So much is done now, of so much."""
+    def count(self, done: int, total: int, is_bound: bool = False) -> None:
+        """So much is done now, of so much; or, where that is a bound, of so much at most."""
+        self._how = "up to" if is_bound else "about"
         now = self._clock()
         if self._first is None:
             self._first = done, now
@@ -76,7 +78,7 @@ class TimeLeft:
 
     def __str__(self) -> str:
         seconds = self.seconds
-        return "" if seconds is None else f"about {_in_words(seconds)} left"
+        return "" if seconds is None else f"{self._how} {_in_words(seconds)} left"
 
 
 def _in_words(seconds: float) -> str:

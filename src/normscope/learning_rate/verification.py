@@ -148,9 +148,14 @@ class _Search:
     def left(self) -> int:
         return self.budget - sum(each.steps for each in self.trials)
 
+    def _say(self, what: str) -> None:
+        """Tell that a run begins, and how much of the budget is gone: it bounds the time left."""
+        used = f"({self.budget - self.left} of at most {self.budget} steps)"
+        self.tell(f"run {len(self.trials) + 1}{what} {used}")
+
     def ramp(self, start: float) -> float:
         """The learning rate at which a growing one failed, or the last one tried."""
-        self.tell(f"run {len(self.trials) + 1}: ramp from {start:.3g}")
+        self._say(f": ramp from {start:.3g}")
         with self.bench.rehearsal(start) as (problem, optimizer):
             done = trial(
                 problem,
@@ -184,8 +189,8 @@ class _Search:
         return ORDERS // 2 + 1 if self.bench.orders_differ else 1
 
     def run(self, rate: float, order: int) -> Trial:
-        """A run at a fixed rate on one order of the data."""
-        self.tell(f"run {len(self.trials) + 1} at {rate:.3g}")
+        """A run at a fixed rate on one order of the data; at 0 nothing is trained."""
+        self._say(f" at {rate:.3g}" if rate else ": the losses without training")
         with self.bench.rehearsal(rate) as (problem, optimizer):
             done = trial(problem, optimizer, self.bench.batch_size, self.bench.seed + order)
         self.trials.append(done)

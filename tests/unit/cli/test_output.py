@@ -9,6 +9,7 @@ from rich.console import Console
 
 from normscope.cli import output
 from normscope.cli.output import (
+    UNEVEN,
     Bar,
     Lines,
     print_json,
@@ -194,6 +195,31 @@ def test_total_that_is_a_guess_is_called_one_and_gives_a_rough_time(capsys):
         lines.look()
     assert capsys.readouterr().err.splitlines()[-1] == (
         "learning rate: run 3 at 0.5, part 3 of about 18 (60 s, about 5 min left)"
+    )
+
+
+def test_uneven_parts_tell_the_time_by_their_steps_alone(monkeypatch, capsys):
+    """Seconds of parts before the runs, and their number, say nothing of the runs."""
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    bar, lines = Bar("lr", 20, console, UNEVEN), Lines("lr", 20, clock, UNEVEN)
+    left = bar._bar.tasks[0].fields["left"]
+    for part in range(7):
+        bar.tell(f"curvature {part}")
+        lines.tell(f"curvature {part}")
+        clock.now += 100
+    assert str(left) == ""
+    for run, done in enumerate((0, 100, 150)):
+        told = f"run {run + 1} at 0.5 ({done} of at most 600 steps)"
+        bar.tell(told)
+        lines.tell(told)
+        clock.now += 10
+    assert str(left) == "up to 50 s left"  # 450 steps at 7.5 a second, of which 10 s have passed
+    assert bar._bar.tasks[0].fields["count"] == "part 10 of some 20"
+    assert str(lines._left) == str(left)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "lr: run 1 at 0.5 (0 of at most 600 steps), part 8 of some 20 (700 s)"
     )
 
 

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -67,6 +68,8 @@ def test_runs_are_told():
     numbered = enumerate(told[1:], 2)
     assert all(text.startswith(f"run {number} at ") for number, text in numbered)
     assert len(told) == len(found.trials)  # as many as the table says
+    used = [sum(each.steps for each in found.trials[:number]) for number in range(len(told))]
+    assert all(t.endswith(f"({n} of at most 600 steps)") for t, n in zip(told, used, strict=True))
 
 
 def test_rates_at_which_the_net_dies_are_beyond_the_limit():
@@ -87,8 +90,10 @@ def test_batches_whose_losses_differ_without_training_are_refused():
     torch.nn.init.zeros_(line.weight)
     torch.nn.init.zeros_(line.bias)
     problem = Problem(line, "squared_error", (inputs, targets))
+    told = []
     with pytest.raises(StateError, match=r"without any training.*larger batches"):
-        verified_onset(Workbench(problem, sgd(1.0), 1, 0), 1.0)
+        verified_onset(Workbench(problem, sgd(1.0), 1, 0), 1.0, told.append)
+    assert re.match(r"run \d+: the losses without training", told[-1])
 
 
 def test_standstill_is_asked_of_the_order_that_failed():
