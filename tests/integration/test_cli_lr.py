@@ -109,6 +109,21 @@ def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
     assert totals[-1] == len(told)
 
 
+def test_compare_takes_the_optimizer_and_says_what_it_is_of(capsys):
+    options = ["--norms", "batch", "--steps", "2", "--no-verify"]
+    own = ["--momentum", "0.5", "--nesterov", "--weight-decay", "0.01"]
+    assert main(["compare", *SMALL, *options, *own]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "* predicted: no run has verified the limit." in out
+    assert out.endswith(
+        "Of: fully_connected with cross_entropy on digits, SGD, momentum 0.5 (Nesterov), weight "
+        "decay 0.01, batches of 32, all parameters."
+    )
+    assert main(["compare", *SMALL, *options, "--optimizer", "adam", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["norms"]
+    assert row["advice"]["optimizer"] == "Adam"
+
+
 def test_adam_is_said_to_be_an_estimate(capsys):
     assert main(["lr", *SMALL, "--optimizer", "adam", "--no-verify"]) == 0
     assert capsys.readouterr().out.startswith(

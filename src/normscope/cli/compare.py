@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.figures import check_figure, save_figure
+from normscope.cli.lr import (
+    Nesterov,
+    OptimizerName,
+    WeightDecay,
+    check_optimizer,
+    optimizer_named,
+)
 from normscope.cli.options import (
     BatchSize,
     Data,
@@ -65,6 +72,9 @@ def compare(
     norms: Norms = "none,batch,layer",
     loss: Loss = "cross_entropy",
     momentum: Momentum = 0.0,
+    nesterov: Nesterov = False,
+    weight_decay: WeightDecay = 0.0,
+    optimizer: OptimizerName = "sgd",
     option: ModelOptions = None,
     batch_size: BatchSize = None,
     steps: Steps = 200,
@@ -84,8 +94,10 @@ def compare(
     from normscope.cli.output import PARTS, progress
     from normscope.places import blaming
 
+    place = f"{model} with {loss} on {data}"
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
     sources.check_names(model, data, loss, *kinds)
+    check_optimizer(optimizer)
     check_figure(out)
     from normscope.learning_rate import compare as compared
 
@@ -96,6 +108,9 @@ def compare(
         "norms": kinds,
         "momentum": momentum,
         "verify": not no_verify,
+        "optimizer": optimizer_named(optimizer),
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
         "batch_size": step_batch_size(samples, batch_size),
         "steps": steps,
         "seed": seed,
@@ -105,12 +120,20 @@ def compare(
     with progress("compare", parts * max(len(kinds), 1), counted) as tell:
         problem = network, sources.load_loss(loss), samples
         ask = partial(compared, *problem, progress=_counting(tell, kinds), **given)
-        comparison = blaming(f"{model} with {loss} on {data}", ask)
+        comparison = blaming(place, ask)
     if out is not None:
         save_figure(comparison.plot(), out)
     first = _PREDICTED if no_verify else _VERIFIED
-    legend = f"{first}\n{_criterion(comparison)}\n{_LEGEND}"
+    legend = f"{first}\n{_criterion(comparison)}\n{_LEGEND}\n{_source(place, comparison)}"
     print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json, legend)
+
+
+def _source(place: str, comparison: Comparison) -> str:
+    from normscope.learning_rate.advice_table import rule_words
+
+    advice = comparison.rows[0].advice
+    rule = rule_words(advice.rule)
+    return f"Of: {place}, {rule}, batches of {advice.batch_size}, all parameters."
 
 
 def _criterion(comparison: Comparison) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
+    from normscope.learning_rate.rules import UpdateRule
 
-__all__ = ["heading_of", "module_label", "rows_of"]
+__all__ = ["heading_of", "module_label", "rows_of", "rule_words"]
 
 _SHOWN_LAYERS = 5
 _FAR = 2.0  # a prediction this far from the runs is said to be
@@ -34,13 +35,22 @@ def heading_of(advice: Advice) -> str:
     Returns:
         Optimizer and batch size.
     """
-    rule = advice.rule
+    kind = "" if advice.rule.is_exact else ", an estimate"
+    words = rule_words(advice.rule)
+    return f"Learning rate for {words}, batch size {advice.batch_size}{kind}"
+
+
+def rule_words(rule: UpdateRule) -> str:
+    """An optimizer in a few words.
+
+    >>> from normscope.learning_rate.rules import UpdateRule
+    >>> rule_words(UpdateRule("SGD", momentum=0.9, nesterov=True, weight_decay=0.01))
+    'SGD, momentum 0.9 (Nesterov), weight decay 0.01'
+    """
     momentum = f", momentum {rule.momentum:g}" if rule.momentum else ""
     nesterov = " (Nesterov)" if rule.nesterov else ""
-    kind = "" if rule.is_exact else ", an estimate"
-    return (
-        f"Learning rate for {rule.name}{momentum}{nesterov}, batch size {advice.batch_size}{kind}"
-    )
+    decay = f", weight decay {rule.weight_decay:g}" if rule.weight_decay else ""
+    return f"{rule.name}{momentum}{nesterov}{decay}"
 
 
 def rows_of(advice: Advice) -> list[dict[str, str | None]]:

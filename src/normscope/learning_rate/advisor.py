@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from normscope.losses import Loss
     from normscope.training.optimizers import OptimizerFactory
 
-__all__ = ["max_learning_rate"]
+__all__ = ["max_learning_rate", "recipe_of"]
 
 _CURVATURE_BATCHES = 3
 _FEATURE_BATCHES = 4
@@ -96,7 +96,7 @@ def max_learning_rate(
     """
     begin = time.perf_counter()
     problem = Problem(model, loss, data)
-    recipe = _recipe(optimizer, momentum, nesterov, weight_decay)
+    recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
     own = checked_optimizer(recipe, model)
     bench = Workbench(problem, recipe, batch_size, seed)
     with torch.inference_mode(False), torch.enable_grad(), bench.untouched():
@@ -143,12 +143,26 @@ def _answered(
     }
 
 
-def _recipe(
+def recipe_of(
     optimizer: OptimizerFactory | Optimizer | None,
     momentum: float,
     nesterov: bool,
     weight_decay: float,
 ) -> OptimizerFactory | Optimizer:
+    """The optimizer that is given, or SGD.
+
+    Args:
+        optimizer: of the user's; None for SGD.
+        momentum: of SGD.
+        nesterov: whether it is Nesterov's.
+        weight_decay: of SGD.
+
+    Returns:
+        An optimizer or a factory of one.
+
+    Raises:
+        InputError: if options of SGD are given beside an optimizer.
+    """
     if optimizer is None:
         return sgd(1.0, momentum, nesterov, weight_decay)
     if momentum or nesterov or weight_decay:

@@ -1,6 +1,9 @@
 import json
 import math
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, small_network
@@ -9,9 +12,11 @@ from torch import nn
 import normscope as ns
 from normscope.curvature import top_eigenvalue
 from normscope.curvature.problem import Problem
-from normscope.errors import InputError
+from normscope.errors import ArgumentTypeError, InputError
+from normscope.learning_rate import Comparison
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.gradient_growth import gradient_growth
+from normscope.learning_rate.guessing import guessing_loss
 from normscope.training import sgd
 
 
@@ -104,3 +109,106 @@ def test_shallow_net_has_no_growth():
     assert (
         gradient_growth(Problem(small_network(), "cross_entropy", labelled()), labelled()) is None
     )
+
+
+def test_other_optimizer_is_that_of_the_advice_and_of_the_training():
+    model, data = small_network(), labelled()
+    factory = partial(torch.optim.Adam, lr=1.0)
+    asked = {"optimizer": factory, "verify": False, "batch_size": 16}
+    found = ns.compare(model, "cross_entropy", data, ["batch"], steps=5, **asked)["batch"]
+    alone = ns.max_learning_rate(
+        ns.layers.convert(model, to="batch"), "cross_entropy", data, **asked
+    )
+    assert found.advice.rule == alone.rule
+    assert found.advice.recommended == alone.recommended
+    copied = ns.layers.convert(model, to="batch")
+    trained = ns.fit(
+        Problem(copied, "cross_entropy", data),
+        torch.optim.Adam(copied.parameters(), lr=alone.recommended),
+        5,
+        16,
+        0,
+    )
+    assert found.losses.tolist() == trained.losses.tolist()
+
+
+def test_options_of_sgd_reach_the_advice():
+    sgd_options = {"momentum": 0.5, "nesterov": True, "weight_decay": 0.25}
+    found = ns.compare(
+        small_network(), "cross_entropy", labelled(), ["none"], verify=False, steps=2, **sgd_options
+    )
+    rule = found["none"].advice.rule
+    assert (rule.momentum, rule.nesterov, rule.weight_decay) == (0.5, True, 0.25)
+
+
+def test_optimizer_of_one_model_is_refused():
+    model = small_network()
+    with pytest.raises(ArgumentTypeError, match=r"give a factory, such as functools\.partial"):
+        ns.compare(
+            model, "cross_entropy", labelled(), optimizer=torch.optim.Adam(model.parameters())
+        )
+
+
+def test_limits_that_no_runs_enclose_are_marked(compared):
+    advice = compared["none"].advice
+    endless = replace(advice, verification=replace(advice.verification, high=math.inf))
+    unstable = replace(advice, verification=replace(advice.verification, low=0.0))
+    rows = [
+        replace(compared["none"], norm=norm, advice=each)
+        for norm, each in {
+            "none": replace(advice, verification=None),
+            "batch": endless,
+            "layer": unstable,
+            "group": advice,
+        }.items()
+    ]
+    found = Comparison(tuple(rows), 40)
+    assert found.notes == [
+        "* predicted: no run has verified the limit of none.",
+        "* batch: no rate tried was unstable; the limit is the highest of them.",
+        "* layer: no rate tried was stable; the limit is the lowest of them.",
+    ]
+    lines = {line.split()[0]: line.split()[2] for line in str(found).splitlines()[4:8]}
+    assert [limit.endswith("*") for limit in lines.values()] == [True, True, True, False]
+    assert all(note in found._repr_html_() for note in found.notes)
+    assert found.to_dict()["notes"] == found.notes
+
+
+def test_net_that_only_guesses_is_told(compared):
+    row = compared["none"]
+    shares = torch.bincount(labelled()[1]).double() / len(labelled()[1])
+    entropy = float(-(shares * shares.log()).sum())
+    assert row.guessing_loss == pytest.approx(entropy, rel=0.1)  # of ten batches, not of all
+    assert not row.is_guessing
+    stuck = replace(row, losses=np.full(40, 0.97 * row.guessing_loss))
+    assert stuck.is_guessing
+    (note,) = Comparison((stuck,), 40).notes
+    assert note.startswith("none: after 40 steps the loss, ")
+    assert not replace(row, losses=np.full(40, 0.9 * row.guessing_loss)).is_guessing
+    assert not replace(stuck, guessing_loss=None).is_guessing
+    diverged = replace(stuck, diverged=True)
+    assert Comparison((diverged,), 40).notes == ["none: the training at half the limit diverged."]
+
+
+@pytest.mark.parametrize("loss", ["squared_error", nn.MSELoss(), "cross_entropy", nn.L1Loss()])
+def test_loss_of_guessing_is_the_least_of_constant_outputs(loss):
+    torch.manual_seed(0)
+    target = torch.rand(12, 3)
+    target /= target.sum(1, keepdim=True)
+    batches = [(torch.zeros(8, 1), target[:8]), (torch.zeros(4, 1), target[8:])]
+    problem = Problem(nn.Linear(1, 3), loss, batches)
+    found = guessing_loss(problem, batches)
+    if isinstance(loss, nn.L1Loss):
+        assert found is None
+        return
+    constant = torch.zeros(3, requires_grad=True)
+    descent = torch.optim.LBFGS([constant], max_iter=200, tolerance_grad=1e-9)
+
+    def closure():
+        descent.zero_grad()
+        value = problem.loss(constant.expand(12, 3), target)
+        value.backward()
+        return value
+
+    descent.step(closure)
+    assert found == pytest.approx(closure().item(), rel=1e-5)
