@@ -15,6 +15,7 @@ from normscope.registry import Registry
 __all__ = [
     "LOSSES",
     "Loss",
+    "WrongLabelError",
     "accuracy",
     "check_probabilities",
     "cross_entropy",
@@ -29,6 +30,26 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 _NEVER_A_LABEL = -(2**63)  # torch leaves out the label -100 unless told another
 _SUM_TOLERANCE = 0.01  # probabilities in bfloat16 add up to 1 no better
+
+
+class WrongLabelError(InputError):
+    """A label that no output stands for.
+
+    Args:
+        expected: what the labels may be, in words.
+        label: the first one that is not.
+    """
+
+    def __init__(self, expected: str, label: int) -> None:
+        self.label = label
+        remedy = "give the model as many outputs as there are classes"
+        if label < 0:
+            remedy = "number the classes from 0, and leave out samples without one"
+        super().__init__(f"{expected}, got the label {label}; {remedy}.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A message alone cannot make it again in another process."""
+        return InputError, (str(self),)
 
 
 @LOSSES.register
@@ -57,7 +78,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     try:
         return functional.cross_entropy(output, target.long(), ignore_index=_NEVER_A_LABEL)
     except (IndexError, RuntimeError) as error:  # RuntimeError: the same under vmap
-        _blame_label(error, output)
+        _blame_label(error, output, target)
         raise
 
 
@@ -172,7 +193,7 @@ def _one_hot(output: Tensor, labels: Tensor) -> Tensor:
     try:
         return torch.zeros_like(output).scatter(1, labels.long().unsqueeze(1), 1.0)
     except RuntimeError as error:
-        _blame_label(error, output)
+        _blame_label(error, output, labels)
         raise
 
 
@@ -184,11 +205,15 @@ def _shape_error(output: Tensor, target: Tensor) -> ShapeError:
     )
 
 
-def _blame_label(error: Exception, output: Tensor) -> None:
+def _blame_label(error: Exception, output: Tensor, target: Tensor) -> None:
     """Raise an error that says what to do, if torch's is about a label; else let it pass."""
-    if "out of bounds" in str(error):
-        raise InputError(
-            f"expected labels from 0 to {output.shape[1] - 1}, one for each of the "
-            f"{output.shape[1]} outputs, got a label outside; "
-            "give the model as many outputs as there are classes."
-        ) from error
+    if "out of bounds" not in str(error):
+        return
+    classes = output.shape[1]
+    expected = f"expected labels from 0 to {classes - 1}, one for each of the {classes} outputs"
+    try:
+        label = int(target[(target < 0) | (target >= classes)].flatten()[0])
+    except (RuntimeError, IndexError):  # under vmap no value can be read
+        remedy = "give the model as many outputs as there are classes"
+        raise InputError(f"{expected}, got a label outside; {remedy}.") from error
+    raise WrongLabelError(expected, label) from error

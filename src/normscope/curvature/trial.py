@@ -11,6 +11,7 @@ from normscope.curvature.batch import Batch, rows, sample_count, tensors_of
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.failures import is_finite
 from normscope.curvature.layout import parameter_layout
+from normscope.curvature.located import locating
 from normscope.curvature.problem import Problem
 
 __all__ = ["look_over", "try_batches"]
@@ -47,13 +48,18 @@ def look_over(
         batch_size: samples per step, drawn from data that is one batch; None: as the data has them.
         seed: of dropout and noise.
     """
-    try_batches(problem, batches, "train", seed)
-    known = _ranges(batches)
+    with locating(problem):
+        try_batches(problem, batches, "train", seed)
+        try_batches(problem, _unlike(problem, _ranges(batches), batch_size), "train", seed)
+
+
+def _unlike(problem: Problem, known: Sequence[Range], batch_size: int | None) -> list[Batch]:
+    """Batches of what is farthest from what is known; none of data that is drawn on demand."""
     if isinstance(problem.data, list):
-        try_batches(problem, _farthest_batches(problem.data, known), "train", seed)
-    elif problem.is_one_batch and batch_size is not None and _is_odd(problem.data, known):
-        chosen = _batches_of_odd_rows(problem.data, known, batch_size)
-        try_batches(problem, chosen, "train", seed)
+        return _farthest_batches(problem.data, known)
+    if problem.is_one_batch and batch_size is not None and _is_odd(problem.data, known):
+        return _batches_of_odd_rows(problem.data, known, batch_size)
+    return []
 
 
 def _ranges(batches: Sequence[Batch]) -> list[Range]:

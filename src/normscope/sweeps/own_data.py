@@ -92,8 +92,19 @@ def _check_split(place: str, split: Split) -> None:
             f"to learn; got whole numbers of shape {tuple(targets.shape)}."
         )
     for what, values in (("inputs", inputs), ("targets", targets)):
-        if not torch.isfinite(values).all():
-            raise InputError(f"{place} returns {what} that are infinite or not a number.")
+        bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
+        if bad.any():
+            raise InputError(
+                f"{place} returns {what} that are infinite or not a number, in {int(bad.sum())} of "
+                f"{len(values)} samples, the first of them number {int(bad.nonzero()[0])}, counted "
+                "from 0; leave such samples out or fill them in."
+            )
+    if not targets.is_floating_point() and bool((targets < 0).any()):
+        row = int((targets < 0).nonzero()[0])
+        raise InputError(
+            f"{place} returns the label {int(targets[row])}, first for sample {row}, counted from "
+            "0; number the classes from 0, and leave out samples without one."
+        )
 
 
 def _held_out(place: str, inputs: Tensor, targets: Tensor) -> tuple[Split, Split]:

@@ -1,5 +1,7 @@
 """Wrong data is found before the work, wherever in memory it is."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from normscope.curvature.problem import Problem
 from normscope.curvature.trial import _batches_of_odd_rows, look_over, try_batches
 from normscope.errors import InputError, StateError
 from normscope.learning_rate import max_learning_rate
+from normscope.losses import WrongLabelError
 
 SIZE = 16
 
@@ -36,14 +39,35 @@ def with_nan(inputs, labels):
 
 
 BAD = {
-    with_bad_label: (InputError, "expected labels from 0 to 2"),
-    with_negative_label: (InputError, "expected labels from 0 to 2"),
+    with_bad_label: (InputError, "expected labels from 0 to 2.* got the label 3; give the model"),
+    with_negative_label: (InputError, "from 0 to 2.* got the label -1; number the classes from 0"),
     with_nan: (StateError, "the inputs themselves contain NaN .*, in 3 of the 16 samples"),
 }
 
 
 def in_batches(inputs, labels):
     return list(zip(inputs.split(SIZE), labels.split(SIZE), strict=True))
+
+
+ROWS = {with_bad_label: (170, 10, 10), with_negative_label: (199, 12, 7), with_nan: (150, 9, 6)}
+
+
+@pytest.mark.parametrize("spoil", ROWS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("listed", [False, True])
+def test_first_wrong_sample_is_named_as_the_data_counts(spoil, listed):
+    data = samples()
+    spoil(*data)
+    row, batch, place = ROWS[spoil]
+    told = f"number {place} of batch {batch} of the data" if listed else f"number {row} of the data"
+    problem = Problem(network(), "cross_entropy", in_batches(*data) if listed else data)
+    with pytest.raises(BAD[spoil][0], match=f"The first such sample is {told}, counted from 0"):
+        look_over(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
+
+
+def test_wrong_label_passes_between_processes():
+    error = pickle.loads(pickle.dumps(WrongLabelError("expected labels from 0 to 2", 7)))
+    assert isinstance(error, InputError)
+    assert "got the label 7" in str(error)
 
 
 @pytest.mark.parametrize("spoil", BAD, ids=lambda each: each.__name__)

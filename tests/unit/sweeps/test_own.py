@@ -78,6 +78,10 @@ def with_gap():
     y[3] = float("nan")
     return x, y
 
+def unlabelled():
+    x, y = load("digits").train
+    return x, y.index_fill(0, torch.tensor([7]), -1)
+
 def one_hot():
     x, y = load("digits").train
     return x, nn.functional.one_hot(y)
@@ -284,7 +288,12 @@ def test_numbers_to_learn_are_no_classes(own):
     [
         ("batches", ArgumentTypeError, "a pair of tensors"),
         ("uneven", InputError, r"got shapes \(10, 1\) and \(9, 1\)"),
-        ("with_gap", InputError, "targets that are infinite or not a number"),
+        (
+            "with_gap",
+            InputError,
+            "targets that are infinite .*, in 1 of 50 samples, the first .* 3,",
+        ),
+        ("unlabelled", InputError, "the label -1, first for sample 7, counted from 0"),
         ("one_hot", InputError, "one whole number for each sample"),
         ("single", InputError, "as many targets as inputs"),
         ("regression", InputError, "."),
