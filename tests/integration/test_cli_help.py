@@ -176,3 +176,24 @@ def test_first_help_names_every_command_with_one_line(capsys, monkeypatch):
         assert re.search(rf"^  {name} +\S.*$", text, re.MULTILINE), name
     assert "--install-completion" in text
     assert "--show-completion" in text
+
+
+@pytest.mark.parametrize("path", [*GROUPS, *LEAVES], ids=named)
+def test_help_names_arguments_plainly_and_cuts_nothing(path, capsys, monkeypatch):
+    text = help_of(path, capsys, monkeypatch)
+    shown, _, example = text.partition("Example: ")
+    assert "{" not in shown
+    assert not re.search(r"<\w+", shown)
+    commands = shown.partition("Commands:")[2]
+    assert "..." not in commands
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert example
+
+
+def test_status_of_a_sweep_has_a_help_of_its_own(capsys, monkeypatch):
+    text = help_of(["sweep", "status"], capsys, monkeypatch)
+    assert text.startswith("Usage: normscope sweep status [OPTIONS] FILE")
+    assert "--follow" in text
+    assert "--workers" not in text
+    (example,) = re.findall(r"^ *Example: (normscope .*)$", text, re.MULTILINE)
+    assert parse(shlex.split(example)[1:]).params["follow"] is True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normscope.cli.help_texts import Command
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import Json, with_example
 
@@ -65,7 +66,7 @@ def _folder(name: str, root: Path | None) -> Path | None:
     return where
 
 
-@app.command("list", epilog=with_example("normscope data list --json"))
+@app.command("list", cls=Command, epilog=with_example("normscope data list --json"))
 def list_datasets(root: Root = None, as_json: Json = False) -> None:
     """Every data set: what it is, whether it is present, and where."""
     from normscope.cli.output import print_json
@@ -107,7 +108,7 @@ def _where(status: Status) -> str:
     return status.problem or f"not here; normscope data fetch {status.name}"
 
 
-@app.command("path", epilog=with_example("normscope data path mnist"))
+@app.command("path", cls=Command, epilog=with_example("normscope data path mnist"))
 def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
     """The folder that holds the files of a data set."""
     from normscope.cli.output import print_json
@@ -119,7 +120,7 @@ def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
         typer.echo(where or f"{name} needs no files")
 
 
-@app.command("fetch", epilog=with_example("normscope data fetch cifar10"))
+@app.command("fetch", cls=Command, epilog=with_example("normscope data fetch cifar10"))
 def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
     """Download a data set, if it is not on this machine already."""
     from normscope.cli.output import print_json
@@ -134,7 +135,12 @@ def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
         typer.echo(where or f"{name} needs no files")
 
 
-@app.command("verify", epilog=with_example("normscope data verify mnist --root ~/data"))
+@app.command(
+    "verify",
+    cls=Command,
+    short_help="Compare the files with the official digests.",
+    epilog=with_example("normscope data verify mnist --root ~/data"),
+)
 def verify_files(name: NameOrAll = None, root: Root = None, as_json: Json = False) -> None:
     """Compare the raw content of all files with the official digests; exit 1 if one differs."""
     from normscope.cli.output import print_json

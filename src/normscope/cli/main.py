@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import sys
@@ -28,6 +27,7 @@ from normscope.cli import (
     sweep,
     theory,
 )
+from normscope.cli.help_texts import Command, help_parts
 from normscope.cli.options import with_example
 from normscope.errors import NormscopeError
 
@@ -42,11 +42,13 @@ app = typer.Typer(
 )
 
 
-def _mount(name: str, command: Callable[..., None], summary: str) -> None:
+def _mount(
+    name: str, command: Callable[..., None], summary: str, shown: type[Command] = Command
+) -> None:
     """Add a command; the example at the end of its docstring stays on one line of the help."""
-    text, _, example = (inspect.getdoc(command) or "").partition("\n\nExample: ")
-    shown = with_example(" ".join(example.split()))
-    app.command(name, help=text, short_help=summary, epilog=shown)(command)
+    text, example = help_parts(command)
+    end = with_example(example)
+    app.command(name, cls=shown, help=text, short_help=summary, epilog=end)(command)
 
 
 _mount("demo", demo.demo, "The main job on embedded data: figures and a report.")
@@ -56,7 +58,12 @@ _mount("curvature", curvature.curvature, "Eigenvalues and spectrum of a model's 
 _mount("theory", theory.theory, "The largest eigenvalue, by mean-field theory alone.")
 _mount("check", check.check, "The theorems on random cases, built-in nets, your layers.")
 _mount("run", run.run, "Reproduce a figure of a paper and judge its claims.")
-_mount("sweep", sweep.sweep, "Phase diagrams and other sweeps: resumable, parallel.")
+_mount(
+    "sweep",
+    sweep.sweep,
+    "Phase diagrams and other sweeps: resumable, parallel.",
+    sweep.SweepCommand,
+)
 _mount("report", report.report, "One HTML file of results: claims, figures, data.")
 _mount("list", listing.list_names, "Everything that has a name here, one line each.")
 app.add_typer(data.app, name="data")

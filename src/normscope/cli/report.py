@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Inputs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="STORE|RESULT ...",
+        metavar="STORE|RESULT",
         help="Stores, files that run or sweep wrote, NetCDF files, or folders of them.",
     ),
 ]

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from normscope.cli.help_texts import Command, print_help
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import ExperimentDevice, FirstSeed, Json, Scale
-from normscope.errors import UnknownNameError
+from normscope.errors import InputError, UnknownNameError
 
 DIAGRAM, STATUS = "phase_diagram", "status"
 
@@ -26,6 +27,7 @@ Name = Annotated[
 File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="With status: the file of a sweep.")
 ]
+StatusFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file of a sweep.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,6 +91,17 @@ Figure = Annotated[
 _SHORT = {"lr": "learning_rate"}
 
 
+class SweepCommand(Command):
+    """The command with the help of its status apart."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed; asked for the help of status, print that and end."""
+        if args[:1] == [STATUS] and {"-h", "--help"} & {*args}:
+            print_help(f"{ctx.command_path} {STATUS}", status)
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
+
 def sweep(
     name: Name,
     file: File = None,
@@ -121,7 +134,9 @@ def sweep(
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """
     if name == STATUS:
-        _show_status(file, follow, figure, as_json)
+        if file is None:
+            raise InputError("status needs the file of a sweep: normscope sweep status FILE.")
+        status(file, follow, figure, as_json)
         return
     from normscope.cli.interrupted import resumable
 
@@ -174,8 +189,6 @@ def _check_places(values: dict[str, list[Any]]) -> None:
 
 
 def _refuse_of_status(file: Path | None, follow: bool, figure: Path | None) -> None:
-    from normscope.errors import InputError
-
     if file is not None:
         raise InputError(f"only status takes a file here, got {file}; name the store with --out.")
     if figure is not None:
@@ -184,17 +197,22 @@ def _refuse_of_status(file: Path | None, follow: bool, figure: Path | None) -> N
         raise InputError("--follow belongs to status; a sweep shows how far it is by itself.")
 
 
-def _show_status(file: Path | None, follow: bool, figure: Path | None, as_json: bool) -> None:
+def status(
+    file: StatusFile, follow: Follow = False, figure: Figure = None, as_json: Json = False
+) -> None:
+    """How far a sweep is, read from its file while another process writes it.
+
+    Cells by their state, the time left, and what failed and why.
+
+    Example: normscope sweep status phase.sqlite --follow
+    """
     from normscope.cli.output import print_json
     from normscope.cli.sweep_output import print_status
     from normscope.cli.sweep_picture import draw_status
-    from normscope.errors import InputError
-    from normscope.sweeps.status import status
+    from normscope.sweeps import status as states
 
-    if file is None:
-        raise InputError("status needs the file of a sweep: normscope sweep status FILE.")
     while True:
-        found = status(file)
+        found = states(file)
         if as_json:
             print_json([each.to_dict() for each in found])
         else:
