@@ -61,6 +61,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "preact_resnet18": ("stages.1.0.norm1", {"width": 0.05}),
 }
 SAMPLES = 32
+EveryRow = Annotated[
+    bool, typer.Option("--all", help="A row for every statement and layer, not only in sum.")
+]
 
 
 def check(
@@ -76,12 +79,14 @@ def check(
     batch_size: BatchSize = None,
     device: Device = None,
     seed: Seed = 0,
+    every_row: EveryRow = False,
     as_json: Json = False,
 ) -> None:
     """Check the theorems about batch normalization: one side by autograd, one in closed form.
 
     Without MODEL on random cases and on the built-in nets; with it on the layers of a model and the
-    batch that --data gives. Exits with 1 if a statement is false.
+    batch that --data gives. One row a statement over all layers, and up to ten that are false one
+    by one. Exits with 1 if a statement is false.
 
     Example: normscope check examples/my_model.py:build --data examples/my_model.py:samples
     """
@@ -100,7 +105,7 @@ def check(
     else:
         loss = loss or "cross_entropy"
         found = _on_model(model, layer, data, loss, form, norm, option, batch_size, device, seed)
-    if print_verdicts(found, form, as_json):
+    if print_verdicts(found, form, as_json, every_row):
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""What ``normscope check`` prints: one row a statement, and how many are false."""
+"""What ``normscope check`` prints: rows of statements, and how many are false."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from normscope.cli.check_summary import summary, verdict_cells
 from normscope.cli.output import print_json
 from normscope.cli.tables import Row, print_note, print_table
 
@@ -17,16 +18,19 @@ __all__ = ["Found", "print_verdicts", "with_remedy"]
 Found = list[tuple[str, "Verdict | Unchecked"]]
 
 _NUMBERS = ("cases", "unmet", "fail", "slack")
+_FEW = 10  # false rows that a summary shows in full
 _TOO_LARGE = re.compile(r"a unit has (\d+) values, above dense_limit=(\d+)")
 
 
-def print_verdicts(found: Found, form: str, as_json: bool) -> int:
+def print_verdicts(found: Found, form: str, as_json: bool, every_row: bool = True) -> int:
     """Print what was found.
 
     Args:
         found: verdicts, and what has none, each with what it was checked on.
         form: of the statements.
         as_json: strict JSON instead of a table.
+        every_row: a row for each statement and layer; else one for each statement over all layers,
+            and a few that are false in full.
 
     Returns:
         The number of rows that are false.
@@ -37,11 +41,16 @@ def print_verdicts(found: Found, form: str, as_json: bool) -> int:
     others = [(subject, each) for subject, each in found if not isinstance(each, Verdict)]
     refuted = sum(verdict.refuted for _, verdict in verdicts)
     if as_json:
-        rows = [{"subject": subject, **each.to_dict()} for subject, each in verdicts]
+        plain = [{"subject": subject, **each.to_dict()} for subject, each in verdicts]
         unchecked = [{"subject": subject, **each.to_dict()} for subject, each in others]
-        print_json({"form": form, "verdicts": rows, "refuted": refuted, "unchecked": unchecked})
+        print_json({"form": form, "verdicts": plain, "refuted": refuted, "unchecked": unchecked})
         return refuted
-    print_table(f"Statements, {form} form", [_row(*each) for each in _by_subject(found)], _NUMBERS)
+    every_row = every_row or len({subject for subject, _ in found}) == 1
+    rows = [_row(*each) for each in _by_subject(found)] if every_row else summary(found)
+    print_table(f"Statements, {form} form", rows, _NUMBERS)
+    if not every_row and 0 < refuted <= _FEW:
+        false: Found = [(subject, each) for subject, each in verdicts if each.refuted]
+        print_table("Those that are false", [_row(*each) for each in _by_subject(false)], _NUMBERS)
     print_note(_legend([verdict for _, verdict in verdicts]))
     if form != "exact":
         print_note("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
@@ -49,6 +58,8 @@ def print_verdicts(found: Found, form: str, as_json: bool) -> int:
         print_note("unmet: cases outside the statement's premise, which do not count.")
     for reason in dict.fromkeys(each.reason for _, each in others):
         print(f"not checked: {reason}.")  # in one line: it may end in a command to copy
+    if not every_row:
+        print_note(f"{len(found)} rows in all, one a statement and layer: --all shows them.")
     held = "All that were checked hold." if others else "All hold."
     print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
     return refuted
@@ -121,15 +132,6 @@ def _row(subject: str, verdict: Verdict | Unchecked) -> Row:
         return _unchecked_row(subject, verdict)
     single = verdict.cases == 1 and verdict.layer is not None
     unit = ("total" if verdict.unit is None else f"unit {verdict.unit}") if single else None
-    vacuous = verdict.unmet == verdict.cases
-    answer = "false" if verdict.refuted else "not met" if vacuous else "holds"
-    return {
-        "statement": verdict.label,
-        "kind": {"identity": "=", "bound": "<="}[verdict.kind],
-        "on": _on(subject, verdict.layer, unit),
-        "cases": str(verdict.cases),
-        "unmet": str(verdict.unmet) if verdict.premise else "-",
-        "fail": str(verdict.failures),
-        "slack": "-" if vacuous else f"{verdict.slack:.1e}",
-        "verdict": answer,
-    }
+    cells = verdict_cells(verdict)
+    where = {"kind": cells.pop("kind"), "on": _on(subject, verdict.layer, unit)}
+    return {"statement": verdict.label, **where, **cells}

@@ -109,12 +109,12 @@ class Verdict:
     def __repr__(self) -> str:
         sign = {"identity": "=", "bound": "<="}[self.kind]
         state = "holds" if self.holds else "fails"
+        state = "premise not met" if self.premise_met is False else state
         where = "" if self.layer is None else f" at {self.layer!r}, {_unit(self)}"
         many = f", {self.failures} of {self.cases} cases fail" if self.cases > 1 else ""
-        unmet = ", premise not met" if self.premise_met is False else ""
         return (
             f"{self.label}, {self.form}{where}: {_number(self.lhs):.6g} {sign} "
-            f"{_number(self.rhs):.6g} {state} (slack {self.slack:.1e}){many}{unmet}"
+            f"{_number(self.rhs):.6g} {state} (slack {self.slack:.1e}){many}"
         )
 
     def _repr_html_(self) -> str:
@@ -213,9 +213,9 @@ def _unit(verdict: Verdict) -> str:
 
 
 def _state(verdict: Verdict) -> str:
-    state = "holds" if verdict.holds else "FAILS"
     if verdict.premise_met is False:
-        return f"{state}, premise not met"
+        return "premise not met"  # whether its relation holds says nothing
+    state = "holds" if verdict.holds else "FAILS"
     return f"{state}, {verdict.failures}/{verdict.cases} fail" if verdict.cases > 1 else state
 
 

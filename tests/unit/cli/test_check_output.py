@@ -49,3 +49,43 @@ def test_rows_of_a_layer_stand_together_and_columns_are_explained(capsys):
 def test_subjects_stay_plain_in_json(capsys):
     print_verdicts([("1", verdict("fact_c1", "1"))], "exact", as_json=True)
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["subject"] == "1"
+
+
+def test_summary_has_a_row_for_each_statement_and_shows_what_is_false(capsys):
+    bad = Verdict(
+        "fact_c1", "bound", "exact", 2.0, 1.0, False, -0.5, layer="4", cases=9, failures=2
+    )
+    vacuous = Verdict(
+        "lemma_4_5",
+        "bound",
+        "exact",
+        2.0,
+        1.0,
+        False,
+        -0.5,
+        cases=5,
+        unmet=5,
+        failures=0,
+        premise="it is so",
+        premise_met=False,
+    )
+    found = [
+        ("1", verdict("fact_c1", "1")),
+        ("1", Unchecked("theorem_c1", "it is too large", layer="1")),
+        ("random cases", vacuous),
+        ("4", bad),
+        ("4", verdict("theorem_c1", "4")),
+    ]
+    assert print_verdicts(found, "exact", as_json=False, every_row=False) == 1
+    out = capsys.readouterr().out
+    short, full = out.split("Those that are false")
+    rows = {line.split()[0]: line for line in short.splitlines() if "_" in line}
+    assert list(rows) == ["fact_c1", "theorem_c1", "lemma_4_5"]
+    assert rows["fact_c1"].split()[2:] == ["2", "layers", "18", "-", "2", "-5.0e-01", "false"]
+    assert rows["theorem_c1"].endswith("holds; not checked on 1")
+    assert rows["lemma_4_5"].endswith("premise not met")
+    (line,) = [line for line in full.splitlines() if "fact_c1" in line]
+    assert "layer 4" in line
+    assert "5 rows in all, one a statement and layer: --all shows them." in full
+    print_verdicts(found, "exact", as_json=True, every_row=False)
+    assert len(json.loads(capsys.readouterr().out)["verdicts"]) == 4
