@@ -24,6 +24,7 @@ _COMMON = {  # what others call it, for the suggestion alone
     "crossentropy": "cross_entropy",
     "crossentropyloss": "cross_entropy",
 }
+_ALIKE = 0.55  # share of signs in common from which a name may be a misspelling
 _LISTS = {  # what ``normscope list`` calls them
     "experiment": "experiments",
     "sweep": "experiments",
@@ -63,7 +64,7 @@ def _closest(name: str, choices: list[str]) -> list[str]:
     if (meant := _COMMON.get(name.lower())) in choices:
         return [str(meant)]
     folded = {each.lower(): each for each in choices}
-    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=_ALIKE)
     if not close:  # one that begins so, however long it is: "fully" for "fully_connected"
         close = [each for each in folded if len(name) > 1 and each.startswith(name.lower())][:1]
     return [folded[each] for each in close]

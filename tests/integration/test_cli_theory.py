@@ -125,7 +125,10 @@ def test_text_says_what_the_numbers_are_for(capsys):
     assert "output²: mean square of an output" in out
     assert re.search(r"^regime head \(the last layer decides\): ", out, re.MULTILINE)
     (limit,) = re.findall(r"learning rates below ([\d.]+) by closure train", out)
-    assert f"normscope lr {model[0]} --data DATA" in out
+    assert f"normscope lr {model[0]} --data digits measures the limit" in out
+    assert "% of lambda_max (the shares of the layers are of the lower bound per output)" in (
+        " ".join(out.split())
+    )
     assert main(["lr", *model, "--no-verify", "--json"]) == 0  # other batches of the same data
     assert json.loads(capsys.readouterr().out)["by_theory"] == pytest.approx(float(limit), rel=0.05)
 

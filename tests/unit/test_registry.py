@@ -73,6 +73,12 @@ def test_common_name_is_understood_where_the_thing_is_a_choice(common):
     assert "squared_error" not in str(unknown_name("loss", common, ["hinge"]))
 
 
+def test_name_that_is_like_no_choice_is_no_misspelling():
+    norms = ["none", "batch", "noisy", "l1", "l2", "linf", "layer", "group"]
+    assert "did you mean" not in str(unknown_name("normalization", "instance", norms))
+    assert "did you mean 'layer'?" in str(unknown_name("normalization", "leyer", norms))
+
+
 def test_many_names_are_not_all_printed():
     names = [f"paper/figure{number}" for number in range(13)]
     assert str(unknown_name("experiment", "paper/figur7", names)) == (

@@ -87,7 +87,8 @@ def print_predictions(
         print_note(f"{name}: {reason}")
     print_note(basis.sentence)
     print_note(_other_loss(found[0], momentum, basis.outputs))
-    print_note(f"normscope lr {basis.model} --data DATA measures the limit for a loss and data.")
+    data = f" --data {basis.data} measures" if basis.data else ", with --data, measures"
+    print_note(f"normscope lr {basis.model}{data} the limit for a loss and data.")
     if figure is not None:
         print(f"Figure: {figure}")
 

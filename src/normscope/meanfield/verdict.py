@@ -87,10 +87,13 @@ def _verdict(
     share = head / direction
     if share >= _HEAD_SHARE:
         reason = (
-            f"the last layer's mean gradient alone makes up {share:.0%} of it; a single sample "
-            f"reaches {bulk:.3g} in a batch of {batch_size:g}."
+            f"the last layer's mean gradient alone makes up {share:.0%} of lambda_max (the shares "
+            "of the layers are of the lower bound per output); a single sample reaches "
+            f"{bulk:.3g} in a batch of {batch_size:g}."
         )
         return Verdict("head", direction, reason)
-    return Verdict(
-        "bound", direction, f"mean gradients of all layers add up, {share:.0%} from the last one."
+    reason = (
+        f"mean gradients of all layers add up, {share:.0%} of lambda_max from the last one (the "
+        "shares of the layers are of the lower bound per output)."
     )
+    return Verdict("bound", direction, reason)

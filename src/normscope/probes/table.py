@@ -80,12 +80,22 @@ class Table:
         rows = self.rows if rows is None else rows
         used = {name for sizes in self.dimensions.values() for name in sizes}
         labels = {n: c for n, c in self.coordinates.items() if n in used or isinstance(c, tuple)}
-        coordinates = {"step": np.array([row.step for row in rows], dtype=np.int64), **labels}
+        named = {name: self._named(values) for name, values in labels.items()}
+        coordinates = {"step": np.array([row.step for row in rows], dtype=np.int64), **named}
         variables = {
             name: (("step", *dimensions), self._stacked(name, dimensions, rows))
             for name, dimensions in self.dimensions.items()
         }
         return xr.Dataset(variables if rows else {}, coordinates if rows else {}, self.attributes)
+
+    def _named(self, labels: Any) -> Any:
+        """Labels as they are shown: a model that is a layer itself, ``""``, by its name."""
+        if isinstance(labels, tuple):  # (dimensions, values)
+            return labels[0], self._named(labels[1]), *labels[2:]
+        values = np.asarray(labels)
+        if values.dtype.kind != "U":
+            return labels
+        return np.where(values == "", self.attributes["model"], values)
 
     def _stacked(self, name: str, dimensions: tuple[str, ...], rows: Sequence[Row]) -> np.ndarray:
         shape = tuple(len(self.coordinates.get(each, ())) for each in dimensions)

@@ -428,3 +428,14 @@ def test_model_may_write_to_its_parameters_and_inputs():
     scope.step(x, y)
     assert torch.equal(x, kept)
     assert torch.equal(model.linear.weight, weight)
+
+
+def test_model_that_is_one_layer_has_a_name_in_the_results():
+    line = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(line.parameters(), lr=0.1)
+    with Scope(line, "squared_error", optimizer, probes="gradient_norms", every=1) as scope:
+        for _ in range(2):
+            scope.step(torch.ones(4, 3), torch.zeros(4, 2))
+            optimizer.step()
+    assert scope.results["layer"].values.tolist() == ["Linear"]
+    assert scope.results.sizes["step"] == 2
