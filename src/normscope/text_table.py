@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-__all__ = ["text_table"]
+__all__ = ["WIDTH", "text_table"]
 
-_WIDTH = 80  # columns of a terminal that nobody has widened
+WIDTH = 80
+"""Columns of a terminal that nobody has widened."""
 _GAP = "  "
 _RULE = "-"  # in every encoding
 
@@ -49,7 +50,7 @@ def text_table(
     rows: Sequence[Mapping[str, object]],
     title: str = "",
     numbers: Collection[str] = (),
-    width: int | None = _WIDTH,
+    width: int | None = WIDTH,
 ) -> str:
     """Rows as a table in plain text.
 

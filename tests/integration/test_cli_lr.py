@@ -131,6 +131,15 @@ def test_adam_is_said_to_be_an_estimate(capsys):
     )
 
 
+@pytest.mark.parametrize("command", ["lr", "theory"])
+def test_tables_keep_to_a_narrow_terminal(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main([command, *SMALL, *(["--no-verify"] if command == "lr" else [])]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 60
+
+
 def test_figure_is_drawn(tmp_path, capsys):
     figure = tmp_path / "rates.svg"
     assert main(["lr", *SMALL, "--no-verify", "-o", str(figure)]) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from normscope.cli.output import print_json
-from normscope.cli.tables import print_note
+from normscope.cli.tables import print_note, shown_width
 
 __all__ = ["Answer", "print_answer"]
 
@@ -16,6 +16,9 @@ class Answer(Protocol):
 
     def to_dict(self) -> dict[str, object]:
         """Its values by name."""
+
+    def text(self, width: int) -> str:
+        """Its table, so wide at most, and its words."""
 
 
 def print_answer(
@@ -34,7 +37,7 @@ def print_answer(
         path = None if figure is None else str(figure)
         print_json({**source, **answer.to_dict(), "figure": path})
         return
-    print_note(str(answer))
+    print_note(answer.text(shown_width()))
     print_note(f"\n{note}")
     if figure is not None:
         print(f"Figure: {figure}")

@@ -29,8 +29,13 @@ def print_table(
         numbers: columns of numbers that are texts already.
         piped: columns at most where there is no terminal.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else piped
+    width = shown_width(piped)
     _print_lines([*text_table(rows, title, numbers, width).splitlines(), ""])
+
+
+def shown_width(piped: int = _PIPED) -> int:
+    """Columns of the terminal; of what goes to none, those it is given."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else piped
 
 
 def print_note(text: str) -> None:
@@ -39,7 +44,7 @@ def print_note(text: str) -> None:
     Args:
         text: lines; each is a paragraph, or a row if it has two blanks side by side.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED
+    width = shown_width()
     # a path is one word
     wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     lines: list[str] = []

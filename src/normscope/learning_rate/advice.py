@@ -13,7 +13,7 @@ from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
 from normscope.learning_rate.verification import Verification
-from normscope.text_table import text_table
+from normscope.text_table import WIDTH, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,9 +206,20 @@ class Advice:
 
         return learning_rates(self.to_xarray(), ax)
 
-    def __str__(self) -> str:
-        table = text_table(rows_of(self), heading_of(self), numbers=("value",))
+    def text(self, width: int = WIDTH) -> str:
+        """The table and its words.
+
+        Args:
+            width: of the table, in characters.
+
+        Returns:
+            Lines; those below the table are sentences, as long as they are.
+        """
+        table = text_table(rows_of(self), heading_of(self), numbers=("value",), width=width)
         return f"{table}\n\n{self.explanation}"
+
+    def __str__(self) -> str:
+        return self.text()
 
     __repr__ = __str__
 

@@ -11,7 +11,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.comparison_notes import MARK, is_enclosed, notes_of
-from normscope.text_table import text_table
+from normscope.text_table import WIDTH, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,9 +168,20 @@ class Comparison:
 
         return comparison(self.to_xarray())
 
-    def __str__(self) -> str:
-        table = text_table(self._texts(), _TITLE, numbers=self._head()[1:])
+    def text(self, width: int = WIDTH) -> str:
+        """The table and its words.
+
+        Args:
+            width: of the table, in characters.
+
+        Returns:
+            Lines; those below the table are sentences, as long as they are.
+        """
+        table = text_table(self._texts(), _TITLE, numbers=self._head()[1:], width=width)
         return "\n".join([table, *([""] if self.notes else []), *self.notes])
+
+    def __str__(self) -> str:
+        return self.text()
 
     __repr__ = __str__
 

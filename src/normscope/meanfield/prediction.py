@@ -10,7 +10,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.layer_row import LayerRow
-from normscope.text_table import text_table
+from normscope.text_table import WIDTH, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,12 +165,23 @@ class Prediction:
 
         return order_parameters(self.to_xarray(), ax)
 
-    def __str__(self) -> str:
+    def text(self, width: int = WIDTH) -> str:
+        """The table and its words.
+
+        Args:
+            width: of the table, in characters.
+
+        Returns:
+            Lines; those below the table are sentences, as long as they are.
+        """
+        rows = self._layer_rows() if self.gamma is None else self._sweep_rows()
+        table = text_table(rows, self._heading(), width=width)
         if self.gamma is not None:
-            regimes = map(_in_words, dict.fromkeys(self.regime))
-            return "\n".join([text_table(self._sweep_rows(), self._heading()), "", *regimes])
-        table = text_table(self._layer_rows(), self._heading())
+            return "\n".join([table, "", *map(_in_words, dict.fromkeys(self.regime))])
         return "\n".join([table, "", *_LEGEND, *self._footing()])
+
+    def __str__(self) -> str:
+        return self.text()
 
     __repr__ = __str__
 
