@@ -17,7 +17,7 @@ def note_conversions(plan: Diagram) -> None:
     """Say of a user's own data which is converted; that of normscope is made for its models."""
     from normscope.cli.batches import note_conversion
     from normscope.sweeps.own import own_places
-    from normscope.sweeps.training_cell import Training
+    from normscope.sweeps.training_settings import Training
 
     for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
         training = Training.of(cell.parameters)
