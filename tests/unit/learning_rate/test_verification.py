@@ -154,6 +154,22 @@ def test_late_failure_on_one_order_is_enough(after, low, high):
     assert low < found.onset < high
 
 
+@pytest.mark.parametrize(("failures", "looked"), [(5, 0), (6, 1), (8, 1)])
+def test_data_are_looked_at_once_after_six_failures_in_a_row(failures, looked):
+    onset, end = 3.0, 1.08**99 / 8  # where the ramp ends, as a multiple of the guess
+    guess = onset * 1.6 ** (failures - 0.5) / (end / 2)
+    found = verified_onset(fickle((onset,) * 3), guess)
+    assert sum(each.rate == 0 for each in found.trials) == looked
+    assert found.low < onset <= found.high
+
+
+def test_data_are_not_looked_at_once_a_rate_has_held():
+    problem = quadratic(eigenvalues=(4.0,), shares=(1.0,))  # a ramp from near its bound breaks soon
+    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 8 * 0.42, budget=250)
+    assert [each.failed for each in found.trials[:2]] == [True, False]
+    assert all(each.rate > 0 for each in found.trials)
+
+
 def runs(*outcomes):
     """A verification of a ramp and runs (rate, whether it failed)."""
     trials = [Trial(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
