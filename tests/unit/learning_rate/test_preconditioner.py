@@ -69,6 +69,20 @@ def test_divisor_of_a_centered_rmsprop_is_the_deviation():
     assert torch.allclose(made(model, optimizer, []).scale, torch.tensor(0.5**0.5))
 
 
+def test_deviation_below_zero_by_rounding_is_none():
+    model = small_network()
+    optimizer = RMSprop(model.parameters(), lr=1e-3, centered=True)
+    for parameter in model.parameters():
+        mean = torch.full_like(parameter, 1.0)
+        optimizer.state[parameter] = {"square_avg": 1.25 * mean, "grad_avg": mean}
+    rounded = optimizer.state[model[3].weight]
+    rounded["square_avg"] = torch.ones_like(rounded["grad_avg"]) - 1e-7
+    found = made(model, optimizer, []).scale
+    place = parameter_layout(model).slices["3.weight"]
+    assert torch.allclose(found[place], torch.tensor(0.5e-6))  # the floor, and no root of -1e-7
+    assert torch.allclose(found[place.stop :], torch.tensor(0.5))
+
+
 @pytest.mark.parametrize("kind", [Adam, RMSprop])
 def test_decay_of_each_group_is_divided_like_the_gradient(kind):
     model = small_network().double()

@@ -7,8 +7,11 @@ import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 from torch.nn.functional import cross_entropy
+from torch.optim import RMSprop
 
+from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
+from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.walk import Walk, Walks
 
@@ -22,23 +25,59 @@ def walks():
     return Walks(Problem(small_network(), "cross_entropy", thirds()), thirds())
 
 
+def trained_by(optimizer, model, batches, steps):
+    for number in range(steps):
+        inputs, targets = batches[number % len(batches)]
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
 def test_point_and_loss_are_those_of_torch(options):
     model, batches = small_network(), thirds()
     moved = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(moved.parameters(), lr=0.3, **options)
     walk = Walk(walks(), rule_of(optimizer), 0.3).take(5)
-    for number in range(5):
-        inputs, targets = batches[number % 3]
-        optimizer.zero_grad()
-        cross_entropy(moved(inputs), targets).backward()
-        optimizer.step()
+    trained_by(optimizer, moved, batches, 5)
     for name, parameter in moved.named_parameters():
         torch.testing.assert_close(walk.point[name], parameter.detach())
     inputs, targets = batches[5 % 3]
     first = cross_entropy(copy.deepcopy(model)(inputs), targets).item()
     assert walk.taken == 5
     assert walk._ratio == pytest.approx(cross_entropy(moved(inputs), targets).item() / first)
+
+
+def test_steps_of_rmsprop_are_divided():
+    batches = [(inputs.double(), targets) for inputs, targets in thirds()]
+    model = small_network().double()
+    moved = copy.deepcopy(model).train()
+    # with this decay the squares stay as given, whatever the gradient
+    optimizer = RMSprop(moved.parameters(), lr=0.01, alpha=1.0, eps=0.0, momentum=0.5)
+    divisor = torch.linspace(0.1, 2.0, sum(p.numel() for p in moved.parameters())).double()
+    parts = parameter_layout(moved).split(divisor)
+    for parameter, part in zip(moved.parameters(), parts, strict=True):
+        state = {"square_avg": part.square(), "momentum_buffer": torch.zeros_like(parameter)}
+        optimizer.state[parameter] = {"step": torch.zeros(()), **state}
+    shared = Walks(Problem(model, "cross_entropy", batches), batches, Preconditioner(divisor, True))
+    walk = Walk(shared, rule_of(optimizer), 0.01).take(5)
+    trained_by(optimizer, moved, batches, 5)
+    for name, parameter in moved.named_parameters():
+        torch.testing.assert_close(walk.point[name], parameter.detach())
+
+
+def test_steps_of_adam_go_along_the_mean_of_divided_gradients():
+    problem = quadratic(eigenvalues=(4.0, 1.0), shares=(1.0, 1.0))
+    divisor = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    walk = Walk(
+        Walks(problem, [problem.data], Preconditioner(divisor, True)),
+        UpdateRule("Adam", momentum=0.9, dampening=0.9, second_moment=0.999),
+        0.01,
+    ).take(2)
+    curvature, solution = torch.tensor([4.0, 1.0]).double(), torch.tensor([0.5, 1.0]).double()
+    once = 0.01 * curvature * solution / divisor
+    mean = 0.9 * once + 0.1 * 0.01 * curvature * (solution - once) / divisor
+    torch.testing.assert_close(walk.point["weight"], (once + mean).unsqueeze(0))
 
 
 def test_model_stays_as_it_is():
