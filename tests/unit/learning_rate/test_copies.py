@@ -1,6 +1,7 @@
 import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, small_network
+from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,6 +29,46 @@ def test_copied_optimizer_has_the_state_of_the_users():
         assert own.param_groups[0]["lr"] == 0.5
         assert weight.grad is None
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+class Remembering(nn.Module):
+    """A loss that keeps a mean of its values in a buffer and their number in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, output, target):
+        value = nn.functional.cross_entropy(output, target) + self.mean
+        self.mean.mul_(0.5).add_(0.5 * value.detach())
+        self.calls += 1
+        return value
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_each_rehearsal_begins_with_the_users_loss_as_it_is(wrapped):
+    memory = Remembering()
+    loss = (lambda output, target: memory(output, target)) if wrapped else memory
+    bench = Workbench(Problem(small_network(), loss, labelled()), sgd(0.1), None, 0)
+    buffer, trained = memory.mean, []
+    for _ in range(2):
+        with bench.rehearsal() as (copied, optimizer):
+            trained.append([step.loss for step in train(copied, optimizer, 3)])
+            assert memory.calls == 3
+        assert memory.calls == 0
+        assert memory.mean is buffer
+        assert buffer == 0
+    assert trained[0] == trained[1]
+
+
+def test_loss_is_untouched_by_a_measurement():
+    memory = Remembering()
+    model, (inputs, targets) = small_network(), labelled()
+    with Workbench(Problem(model, memory, (inputs, targets)), sgd(0.1), None, 0).untouched():
+        memory(model(inputs), targets)
+        assert memory.mean > 0
+    assert (memory.mean, memory.calls) == (0, 0)
 
 
 def test_batches_are_those_that_training_sees():
