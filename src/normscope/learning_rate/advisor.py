@@ -99,7 +99,7 @@ def max_learning_rate(
     recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
     own = checked_optimizer(recipe, model)
     bench = Workbench(problem, recipe, batch_size, seed)
-    with torch.inference_mode(False), torch.enable_grad(), bench.untouched():
+    with torch.inference_mode(False), bench.untouched():  # which turns gradients on, too
         parts = _answered(bench, own, rule_of(own), verify, progress)
     return Advice(**parts, norms=_norms(model), seconds=time.perf_counter() - begin)
 

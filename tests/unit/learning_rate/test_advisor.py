@@ -259,6 +259,15 @@ def test_errors_are_one_sentence(options, error, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
+def test_answer_is_the_same_where_gradients_are_off(surroundings):
+    expected = max_learning_rate(small_network(), "cross_entropy", labelled())
+    with surroundings():
+        found = max_learning_rate(small_network(), "cross_entropy", labelled())
+        assert not torch.is_grad_enabled()
+    assert {**found.to_dict(), "seconds": 0} == {**expected.to_dict(), "seconds": 0}
+
+
 def test_flat_loss_is_refused():
     with pytest.raises(StateError, match="curves upwards in no direction"):
         max_learning_rate(small_network(), lambda f, y: 1 + 0 * f.sum(), labelled())
