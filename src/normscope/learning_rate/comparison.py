@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -85,21 +86,22 @@ def compare(
         raise InputError(f"steps must be at least 1, got {steps}.")
     recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
     rows = []
-    for norm in norms:
-        problem = Problem(convert(model, to=norm), loss, data)
-        advice = max_learning_rate(
-            problem.model,
-            problem.loss,
-            data,
-            verify=verify,
-            optimizer=recipe,
-            batch_size=batch_size,
-            seed=seed,
-            progress=_prefixed(progress, norm),
-        )
-        progress(f"{norm}: training at half the limit")
-        bench = Workbench(problem, recipe, batch_size, seed)
-        rows.append(_compared(norm, bench, advice, steps))
+    with torch.inference_mode(False):  # weights copied in that mode could not be trained
+        for norm in norms:
+            problem = Problem(convert(model, to=norm), loss, data)
+            advice = max_learning_rate(
+                problem.model,
+                problem.loss,
+                data,
+                verify=verify,
+                optimizer=recipe,
+                batch_size=batch_size,
+                seed=seed,
+                progress=_prefixed(progress, norm),
+            )
+            progress(f"{norm}: training at half the limit")
+            bench = Workbench(problem, recipe, batch_size, seed)
+            rows.append(_compared(norm, bench, advice, steps))
     return Comparison(tuple(rows), steps)
 
 

@@ -6,18 +6,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.unit.learning_rate.problems import labelled, small_network
+from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 from torch import nn
 
 import normscope as ns
-from normscope.curvature import top_eigenvalue
+from normscope.curvature import dense, top_eigenvalue
 from normscope.curvature.problem import Problem
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.learning_rate import Comparison
+from normscope.learning_rate.comparison import MODES, _compared, _eigenvalue
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.gradient_growth import gradient_growth
 from normscope.learning_rate.guessing import guessing_loss
 from normscope.training import sgd
+from normscope.training.batches import batch_source
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,118 @@ def test_norm_that_was_not_compared_is_named(compared):
 def test_norms_must_be_a_list(norms):
     with pytest.raises(InputError, match="must be a list"):
         ns.compare(small_network(), "cross_entropy", labelled(), norms=norms)
+
+
+def test_steps_must_be_at_least_one():
+    with pytest.raises(InputError, match="steps must be at least 1, got 0"):
+        ns.compare(small_network(), "cross_entropy", labelled(), steps=0)
+
+
+def deep():
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
+    return nn.Sequential(*layers)
+
+
+@pytest.fixture(scope="module")
+def with_options():
+    """A comparison with every option set, and what it told."""
+    told = []
+    options = {"momentum": 0.5, "verify": False, "batch_size": 16, "seed": 3}
+    found = ns.compare(
+        deep(), "cross_entropy", labelled(), ["none"], steps=12, progress=told.append, **options
+    )
+    return found, told, options
+
+
+def test_options_reach_the_advice(with_options):
+    found, told, options = with_options
+    alone_told = []
+    alone = ns.max_learning_rate(
+        deep(), "cross_entropy", labelled(), progress=alone_told.append, **options
+    )
+    kept = found["none"].advice.to_dict()
+    assert {**kept, "seconds": 0} == {**alone.to_dict(), "seconds": 0}
+    assert told == [*(f"none: {text}" for text in alone_told), "none: training at half the limit"]
+
+
+def test_training_is_that_of_torch_at_half_the_limit(with_options):
+    row, model = with_options[0]["none"], deep()
+    problem = Problem(model, "cross_entropy", labelled())
+    source = batch_source(problem, 16, 3, drop_last=True)
+    optimizer = torch.optim.SGD(model.parameters(), row.advice.limit / 2, momentum=0.5)
+    losses = []
+    for _ in range(12):
+        inputs, targets = source.draw()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert row.losses == pytest.approx(losses, rel=1e-4)
+    assert row.final_loss == pytest.approx(sum(losses[2:]) / 10, rel=1e-4)
+
+
+def test_growth_and_eigenvalues_are_in_the_dataset(with_options):
+    found, _, _ = with_options
+    problem = Problem(deep(), "cross_entropy", labelled())
+    (batch,) = Workbench(problem, sgd(1.0), 16, 3).batches(1)
+    growth = gradient_growth(problem, batch, 3)
+    assert growth is not None
+    assert found["none"].growth == growth
+    data = found.to_xarray().sel(norm="none")
+    assert float(data["gradient_growth"]) == growth
+    for mode, value in found["none"].lambda_max.items():
+        assert float(data["lambda_max"].sel(mode=mode)) == value
+
+
+def test_training_that_diverges_has_no_final_loss():
+    problem = quadratic()
+    advice = ns.max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
+    beyond = replace(advice, prediction=replace(advice.prediction, rate=1e6))
+    row = _compared("none", Workbench(problem, sgd(1.0), None, 0), beyond, 20)
+    assert row.diverged
+    assert len(row.losses) < 20
+    assert math.isnan(row.final_loss)
+    found = Comparison((row,), 20)
+    table_row = next(line for line in str(found).splitlines() if line.startswith("none "))
+    assert table_row.split()[-1] == "-"
+    assert str(found).endswith("diverged.")
+    losses = found.to_xarray()["loss"].sel(norm="none").values
+    assert np.array_equal(losses[: len(row.losses)], row.losses)
+    assert np.isnan(losses[len(row.losses) :]).all()
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    """A layer that does not normalize by torch's batch_norm: its statistics cannot be frozen."""
+
+    def forward(self, inputs):
+        return (inputs - inputs.mean(0)) / (inputs.var(0, correction=0) + self.eps).sqrt()
+
+
+def test_mode_that_does_not_apply_has_no_eigenvalue():
+    model = small_network()
+    model[1] = OwnBatchNorm(8)
+    problem = Problem(model, "cross_entropy", labelled())
+    found = {mode: _eigenvalue(problem, labelled(), mode, 0) for mode in MODES}
+    assert found["frozen"] is None
+    assert found["train"] > 0
+
+
+def test_whole_loss_is_measured_by_its_hessian():
+    loss = ns.whole_loss(lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
+    model = small_network()
+    exact = torch.linalg.eigvalsh(dense(model, loss, labelled(), kind="hessian", mode="train"))
+    found = _eigenvalue(Problem(model, loss, labelled()), labelled(), "train", 0)
+    assert found == pytest.approx(float(exact.amax()), rel=0.03)
+
+
+@pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
+def test_comparison_where_gradients_are_off_is_the_same(with_options, surroundings):
+    expected, _, options = with_options
+    with surroundings():
+        found = ns.compare(deep(), "cross_entropy", labelled(), ["none"], steps=12, **options)
+    assert str(found) == str(expected)
 
 
 def test_gradient_growth_of_linear_layers_is_exact():
