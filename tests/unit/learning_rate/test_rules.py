@@ -97,8 +97,40 @@ def test_amsgrad_and_centered_are_read_off_the_optimizer():
     ]
 
 
-def test_flat_loss_has_no_bound():
-    assert UpdateRule("SGD").largest_stable_rate(0.0) == float("inf")
+@pytest.mark.parametrize("curvature", [0.0, -1.0])
+def test_loss_that_curves_nowhere_upwards_has_no_bound(curvature):
+    assert UpdateRule("SGD").largest_stable_rate(curvature) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (
+            SGD(weights(), lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1),
+            UpdateRule("SGD", momentum=0.9, dampening=0.3, weight_decay=0.1),
+        ),
+        (
+            SGD(weights(), lr=0.1, dampening=0.3),  # without a momentum it does nothing
+            UpdateRule("SGD"),
+        ),
+        (
+            Adam(weights(), betas=(0.8, 0.9), eps=1e-3),
+            UpdateRule("Adam", 0.8, dampening=0.8, second_moment=0.9, epsilon=1e-3),
+        ),
+        (
+            RMSprop(weights(), momentum=0.5, alpha=0.9, eps=1e-4, centered=True),
+            UpdateRule("RMSprop", 0.5, second_moment=0.9, epsilon=1e-4, centered=True),
+        ),
+    ],
+)
+def test_every_part_of_the_rule_is_read_off_the_optimizer(optimizer, expected):
+    assert rule_of(optimizer) == expected
+
+
+def test_adam_with_decoupled_decay_is_decoupled():
+    optimizer = Adam(weights())
+    optimizer.param_groups[0]["decoupled_weight_decay"] = True  # an argument from torch 2.7 on
+    assert rule_of(optimizer).decoupled
 
 
 def test_sgd_is_read_off_the_optimizer():
@@ -130,12 +162,25 @@ def test_groups_with_several_learning_rates_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(Adam, "amsgrad"), (Adam, "decoupled_weight_decay"), (RMSprop, "centered")]
+    ("kind", "name", "values"),
+    [
+        (SGD, "momentum", (0.5, 0.9)),
+        (SGD, "nesterov", (False, True)),
+        (SGD, "dampening", (0.0, 0.5)),
+        (Adam, "betas", ((0.9, 0.99), (0.9, 0.999))),
+        (Adam, "eps", (1e-8, 1e-3)),
+        (Adam, "amsgrad", (False, True)),
+        (Adam, "decoupled_weight_decay", (False, True)),
+        (RMSprop, "alpha", (0.9, 0.99)),
+        (RMSprop, "centered", (False, True)),
+    ],
 )
-def test_groups_that_differ_in_their_rule_are_refused(kind, name):
-    groups = [{"params": weights(), name: False}, {"params": weights(), name: True}]
-    with pytest.raises(InputError, match=name):
-        rule_of(kind(groups, lr=0.1))
+def test_groups_that_differ_in_their_rule_are_refused(kind, name, values):
+    optimizer = kind([{"params": weights()}, {"params": weights()}], lr=0.1)
+    for group, value in zip(optimizer.param_groups, values, strict=True):
+        group[name] = value
+    with pytest.raises(InputError, match=f"differ in '{name}'"):
+        rule_of(optimizer)
 
 
 def test_unknown_and_maximizing_optimizers_are_refused():
@@ -143,3 +188,6 @@ def test_unknown_and_maximizing_optimizers_are_refused():
         rule_of(Adagrad(weights()))
     with pytest.raises(InputError, match="maximize=True"):
         rule_of(SGD(weights(), lr=0.1, maximize=True))
+    groups = [{"params": weights(), "maximize": each} for each in (False, True)]
+    with pytest.raises(InputError, match="maximize=True"):
+        rule_of(SGD(groups, lr=0.1))
