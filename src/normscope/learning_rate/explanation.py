@@ -76,7 +76,7 @@ def _safe(advice: Advice) -> str:
     bound, curved = advice.bound, advice.rule.largest_stable_rate(curvature.binding)
     start = max(curvature.values)
     place = f"{share:.0%} of its direction in {module_label(name)}"
-    if curvature.binding > max(start, 0.0):  # the direction is known at the start only
+    if curvature.binding > start:  # the direction is known at the start only
         place = f"after the first steps; it is {start:.4g} at the start, {place}"
     text = (
         f"The steepest curvature that a batch of {advice.batch_size} meets is "

@@ -147,3 +147,101 @@ def test_unverified_limit_is_not_below_the_safe_rate(rate, limit):
     found = advice(rate=rate)
     assert (found.safe, found.by_curvature, found.limit) == (0.5, rate, limit)
     assert found.recommended == limit / 2
+
+
+def test_end_that_no_run_found_is_told():
+    found = advice(verification=Verification(0.7, math.inf, (Trial(0.7, 0, False, 100, 1.0),), 0))
+    assert "No learning rate up to 0.7 was unstable in short runs." in found.explanation
+    assert "inf" not in found.explanation
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_death_of_the_net_is_told(died):
+    runs = (Trial(0.7, 0, not died, 60, 1.0, died=died), Trial(0.6, 0, False, 100, 1.0))
+    found = advice(verification=Verification(0.6, 0.7, runs, 0))
+    assert ("not at 0.7, where the net died: its output" in found.explanation) is died
+    assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
+
+
+@pytest.mark.parametrize(
+    ("rate", "margin", "above"),
+    [(0.9, True, False), (1.0, False, False), (1.1, False, True)],  # the safe rate is 0.5
+)
+def test_recommended_rate_is_set_against_the_safe_one(rate, margin, above):
+    told = advice(rate=rate).explanation
+    assert ("it has no margin, unlike half the limit, which is lower" in told) is margin
+    assert ("The recommended rate is above the safe one" in told) is above
+    assert "trained stably below 0.5, the safe rate" in told
+    assert "broke the loss" not in told
+
+
+@pytest.mark.parametrize(
+    ("rate", "invariant", "reason"),
+    [
+        (0.70, (), None),
+        (0.80, (), "less steep"),
+        (0.80, ("0.weight",), "75% of the steepest direction at the start lies in weights"),
+        (0.80, ("3.weight",), "25% of the steepest direction at the start lies in weights"),
+        (0.80, ("4.weight",), "less steep"),  # of which the steepest direction has nothing
+    ],
+)
+def test_limit_far_above_the_safe_rate_has_a_reason(rate, invariant, reason):
+    told = replace(advice(rate=rate), invariant=invariant).explanation
+    assert ("The limit is 1.6 times that" in told) is (reason is not None)
+    assert "The limit is 1.4" not in told
+    if reason is not None:
+        assert reason in told
+
+
+def test_lowered_safe_rate_needs_no_other_reason():
+    found = advice(verification=verified(0.2, 0.3))
+    assert found.limit / found.safe == pytest.approx(2.0)
+    assert "times that" not in found.explanation
+
+
+def test_net_a_little_steeper_beyond_began_on_no_plateau():
+    curvature = Curvature((4.0,), (6.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=6.0)
+    told = replace(advice(), curvature=curvature).explanation
+    assert "plateau" not in told
+    assert "1.5 times as large after the first steps" in told
+
+
+@pytest.mark.parametrize(("later", "told"), [(4.3, False), (4.5, True)])
+def test_curvature_that_grows_by_more_than_a_tenth_is_told(later, told):
+    found = advice((4.0,), later=(later,))
+    assert ("they, not the start, bind" in found.explanation) is told
+
+
+@pytest.mark.parametrize(
+    ("norms", "gamma", "batch"),
+    [((), "normalization layers, whose gamma", False)]
+    + [((each,), "a smaller gamma of the last", True) for each in ("batch", "noisy", "l2")]
+    + [((each,), "a smaller gamma of the last", False) for each in ("layer", "other")]
+    + [(("batch", "layer"), "a smaller gamma of the last", True)],
+)
+def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
+    told = replace(advice(), norms=norms).explanation
+    assert f"What would change it: {gamma}" in told
+    assert ("hardly moved the limit of the BatchNorm nets" in told) is batch
+    assert ("by their noisy statistics, the safe rate" in told) is batch
+    assert ("large ones hardly raise it" in told) is not batch
+
+
+def test_plain_data_tell_the_bound_from_the_lowered_safe_rate():
+    plain = advice(later=(3.0, 2.0), verification=verified(0.2, 0.3)).to_dict()
+    assert (plain["bound"], plain["safe"]) == (0.5, pytest.approx(math.sqrt(0.06) / 2))
+    assert plain["verified"] == [0.2, 0.3]
+    assert plain["lambda_max_later"] == [3.0, 2.0]
+    assert plain["exact"] is True
+    assert advice(name="Adam", second_moment=0.999).to_dict()["exact"] is False
+
+
+def test_dataset_tells_ramps_from_runs_and_holds_the_theory():
+    runs = (Trial(0.9, 0, True, 30, 3.0), *verified(0.2, 0.3).trials)
+    found = replace(advice(verification=Verification(0.2, 0.3, runs, 1)), theory=Theory(0.4, ""))
+    data = found.to_xarray()
+    assert data["is_ramp"].values.tolist() == [True, False, False]
+    assert data["rate"].values.tolist() == [0.9, 0.3, 0.2]
+    assert data.attrs["by_theory"] == 0.4
+    assert math.isnan(advice().to_xarray().attrs["by_theory"])
+    assert (data.attrs["low"], data.attrs["high"]) == found.interval
