@@ -118,9 +118,9 @@ def trial(
                     group["lr"] = rate_at(step.index)
             rate = float(step.optimizer.param_groups[0]["lr"])
             unstable = step.diverged
-            if unstable or taken == steps or pulse.is_gone(step.index):
-                break  # the last update would not be seen
-    return Trial(rate, order, unstable, taken, worst, died=not unstable and pulse.gone)
+            if unstable or pulse.is_gone(step.index):
+                break
+    return Trial(rate, order, unstable, taken, worst, died=pulse.gone)
 
 
 class _Pulse:

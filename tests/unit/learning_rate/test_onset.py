@@ -3,7 +3,9 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 from torch import nn
 from torch.nn import functional
+from torch.optim import SGD
 
+from normscope import whole_loss
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.onset import STEPS, growth_limit, is_unstable, trial
 from normscope.losses import cross_entropy, squared_error
@@ -79,12 +81,32 @@ def test_non_finite_loss_is_unstable_whatever_its_sign():
     assert is_unstable(problem, optimizer)
 
 
+@pytest.mark.parametrize("start", [0.0, -1.0])
+def test_loss_that_does_not_begin_above_zero_has_no_worst(start):
+    model = nn.Linear(1, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    data = torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)
+    problem = Problem(model, lambda output, target: output.mean() + start, data)
+    done = trial(problem, sgd(0.1)(model.parameters()), None, 0)
+    assert problem.loss_on(data) < start - 10  # more than ten times the first, but falling
+    assert not done.failed
+    assert done.worst == 1.0
+
+
 def test_ramp_sets_the_rate_of_every_step():
     problem = quadratic()
     optimizer = sgd(9.0)(problem.model.parameters())
     done = trial(problem, optimizer, None, 0, steps=5, rate_at=lambda step: 0.01 * 2**step)
     assert not done.unstable
     assert done.rate == pytest.approx(0.01 * 2**4)
+
+
+def test_ramp_sets_the_rate_of_every_group():
+    problem = Problem(nn.Linear(1, 1), "squared_error", (torch.ones(2, 1), torch.ones(2, 1)))
+    optimizer = SGD([{"params": [each]} for each in problem.model.parameters()], lr=9.0)
+    trial(problem, optimizer, None, 0, steps=3, rate_at=lambda step: 0.01 * 2**step)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.04, 0.04]
 
 
 def test_order_of_the_data_follows_the_seed():
@@ -167,6 +189,41 @@ def test_net_has_died_when_two_looks_in_a_row_miss_a_difference(beats, steps):
     )
     done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
     assert (done.steps, done.died) == (steps, steps < STEPS)
+
+
+def test_single_sample_tells_nothing_of_death():
+    batches = [torch.tensor([[1.0], [2.0]])] + [torch.ones(1, 1)] * 39
+    problem = Problem(
+        Beating(*range(STEPS)),
+        lambda output, target: 1 + 0 * output.sum(),
+        [(inputs, torch.zeros(len(inputs), 1)) for inputs in batches],
+    )
+    assert not trial(problem, sgd(0.1)(problem.model.parameters()), None, 0).died
+
+
+class Ending(nn.Module):
+    """A line whose output is made into something else."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.line, self.made = nn.Linear(1, 1), made
+
+    def forward(self, inputs):
+        return self.made(self.line(inputs))
+
+
+@pytest.mark.parametrize(
+    ("made", "loss"),
+    [
+        (torch.mean, lambda net, batch: 1 + 0 * net(batch[0])),
+        (lambda output: (output, output), lambda net, batch: 1 + 0 * net(batch[0])[0].sum()),
+    ],
+)
+def test_output_without_samples_tells_nothing_of_death(made, loss):
+    data = torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)
+    problem = Problem(Ending(made), whole_loss(loss), data)
+    done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    assert (done.failed, done.steps) == (False, STEPS)
 
 
 def test_parts_of_a_net_that_are_used_now_and_then_have_not_died():
