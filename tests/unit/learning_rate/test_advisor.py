@@ -248,6 +248,12 @@ def test_plot_draws_every_run(answer, tmp_path):
         ({"momentum": 1.0}, InputError, "momentum must be from 0 up to 1"),
         ({"nesterov": True}, InputError, "needs a momentum"),
         ({"momentum": 0.9, "optimizer": lambda p: SGD(p, lr=1.0)}, InputError, "leave them out"),
+        ({"nesterov": True, "optimizer": lambda p: SGD(p, lr=1.0)}, InputError, "leave them out"),
+        (
+            {"weight_decay": 0.1, "optimizer": lambda p: SGD(p, lr=1.0)},
+            InputError,
+            "leave them out",
+        ),
         ({"optimizer": 3}, ArgumentTypeError, "must be a torch Optimizer"),
         ({"optimizer": torch.optim.Adagrad}, ArgumentTypeError, "got Adagrad"),
         ({"batch_size": 1000}, InputError, "64 samples"),

@@ -1,0 +1,88 @@
+"""How the parts of an advice are put together: which batches, which curvature, which divisor."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, plateau, small_network
+from torch import nn
+from torch.optim import Adam
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate import advisor, max_learning_rate
+from normscope.learning_rate.rules import rule_of
+
+
+def asked(model, data=None, **options):
+    data = labelled() if data is None else data
+    return max_learning_rate(model, "cross_entropy", data, verify=False, **options)
+
+
+@pytest.mark.parametrize(("batch_size", "curved", "seen"), [(8, 3, 4), (32, 2, 2), (None, 1, 1)])
+def test_three_batches_are_curved_and_four_seen(batch_size, curved, seen):
+    found = asked(small_network(), batch_size=batch_size)
+    assert len(found.curvature.values) == curved
+    assert f"the features of {seen} batch" in found.prediction.reason
+
+
+def test_batch_size_is_that_of_the_largest_batch():
+    inputs, targets = labelled()
+    uneven = [(inputs[:8], targets[:8]), (inputs[8:40], targets[8:40]), (inputs[40:], targets[40:])]
+    assert asked(small_network(), uneven).batch_size == 32
+
+
+def test_kinds_of_normalization_are_named_once():
+    layers = [nn.Linear(5, 8), nn.LayerNorm(8), nn.BatchNorm1d(8), nn.BatchNorm1d(8)]
+    found = asked(nn.Sequential(*layers, nn.Linear(8, 3)))
+    assert found.norms == ("batch", "layer")
+    assert asked(small_network(norm=False)).norms == ()
+
+
+def test_divisor_is_that_of_the_gradients_of_all_batches_in_training():
+    model, (inputs, targets) = small_network().double(), labelled()
+    model[1].running_mean.fill_(5.0)  # evaluation mode would show
+    halves = list(zip(inputs.double().split(32), targets.split(32), strict=True))
+    optimizer = Adam(model.parameters(), eps=1e-8)
+    problem = Problem(model, "cross_entropy", halves)
+    found = advisor._preconditioner(problem, halves, optimizer, rule_of(optimizer), 0)
+    squares = torch.zeros_like(found.scale)
+    for features, labels in halves:
+        loss = nn.functional.cross_entropy(model.train()(features), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        squares += torch.cat([each.flatten() for each in gradients]).square() / 2
+    expected = squares.sqrt() + 1e-8
+    assert torch.allclose(found.scale, expected.clamp(min=1e-6 * float(expected.max())))
+
+
+def test_prediction_knows_the_divisor(monkeypatch):
+    real, given = advisor.predicted_onset, []
+
+    def noting(*arguments):
+        given.extend(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(advisor, "predicted_onset", noting)
+    asked(small_network(), optimizer=Adam)
+    scale = next(each.scale for each in given if hasattr(each, "scale"))
+    assert scale.shape == (sum(p.numel() for p in small_network().parameters()),)
+
+
+def test_prediction_knows_how_much_steeper_the_net_becomes(monkeypatch):
+    real = advisor.steepest_curvature
+
+    def steeper(*arguments):
+        found = real(*arguments)
+        return replace(found, later=(9 * found.binding,))
+
+    plain = asked(small_network()).prediction
+    monkeypatch.setattr(advisor, "steepest_curvature", steeper)
+    assert plain.reason.startswith("the last layer")
+    assert asked(small_network()).prediction.reason.startswith("between the last layer")
+
+
+def test_prediction_knows_of_a_plateau():
+    problem = plateau(0.15)
+    found = max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
+    assert found.curvature.begins_flat
+    assert "begins on a plateau" in found.prediction.reason
+    assert found.by_curvature == found.curvature.bound_beyond(found.rule)
