@@ -11,7 +11,7 @@ from normscope.curvature.problem import Problem
 from normscope.errors import StateError
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verification import BUDGET, Verification, verified_onset
+from normscope.learning_rate.verification import BUDGET, Verification, _Search, verified_onset
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 
@@ -27,6 +27,16 @@ def test_onset_of_a_quadratic_is_found_from_any_guess(momentum, guess):
     assert found.onset == pytest.approx(bound, rel=0.15)
 
 
+@pytest.mark.parametrize(("guess", "ramps"), [(1.0, 1), (30.0, 2), (1e8, 4)])
+def test_ramp_that_begins_too_high_is_repeated_from_64_times_lower(guess, ramps):
+    found = verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), guess * 0.5)
+    assert found.ramps == ramps
+    starts = [guess * 0.5 / 8 / 64**place for place in range(ramps)]
+    for start, ramp in zip(starts, found.trials, strict=False):
+        assert ramp.rate == pytest.approx(start * 1.08 ** (ramp.steps - 1))
+    assert found.low <= 1.1 * 0.5 <= 1.2 * found.high
+
+
 def test_budget_holds_on_a_net_and_unstable_runs_end_at_once():
     problem = Problem(small_network(), "cross_entropy", labelled())
     found = verified_onset(Workbench(problem, sgd(1.0), 16, 0), 1.0)
@@ -38,9 +48,10 @@ def test_budget_holds_on_a_net_and_unstable_runs_end_at_once():
     assert found.low < found.onset < found.high
 
 
-def test_tight_budget_is_kept():
+@pytest.mark.parametrize("budget", [20, 250])  # the ramp alone would take 54
+def test_tight_budget_is_kept(budget):
     bench = Workbench(quadratic(), sgd(1.0), None, 0)
-    assert verified_onset(bench, 0.5, budget=250).steps <= 250
+    assert verified_onset(bench, 0.5, budget=budget).steps <= budget
 
 
 def test_loss_that_is_never_unstable_has_no_end():
@@ -154,6 +165,13 @@ def test_late_failure_on_one_order_is_enough(after, low, high):
     assert low < found.onset < high
 
 
+@pytest.mark.parametrize(("budget", "fails"), [(150, True), (250, False)])
+def test_tie_of_two_orders_is_a_failure_where_the_steps_ran_out(budget, fails):
+    search = _Search(fickle((1.0, 9.0, 9.0)), budget, lambda text: None)
+    assert search.fails(3.0) is fails
+    assert [each.failed for each in search.trials] == [True, False, False][: 2 + (not fails)]
+
+
 @pytest.mark.parametrize(("failures", "looked"), [(5, 0), (6, 1), (8, 1)])
 def test_data_are_looked_at_once_after_six_failures_in_a_row(failures, looked):
     onset, end = 3.0, 1.08**99 / 8  # where the ramp ends, as a multiple of the guess
@@ -205,6 +223,29 @@ def test_net_has_died_only_if_no_order_of_that_rate_was_unstable(unstable, died)
     dead = Trial(0.5, 0, False, 60, 1.0, died=True)
     other = Trial(0.5, 1, unstable, 60, 1.0, died=not unstable)
     assert Verification(0.1, 0.5, (dead, other), 0).died is died
+
+
+@pytest.mark.parametrize(("at_high", "died"), [(True, True), (False, False)])
+def test_death_counts_at_the_smallest_rate_that_failed(at_high, died):
+    first = Trial(0.5, 0, not at_high, 60, 1.0, died=at_high)
+    other = Trial(0.9, 0, at_high, 60, 1.0, died=not at_high)
+    assert Verification(0.1, 0.5, (other, first), 0).died is died
+
+
+def test_net_has_not_died_if_nothing_failed():
+    assert not Verification(0.1, math.inf, (Trial(0.1, 0, False, 100, 1.0),), 0).died
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "onset"), [(0.2, 0.8, 0.4), (0.0, 0.3, 0.3), (0.7, math.inf, 0.7)]
+)
+def test_onset_is_the_middle_or_the_end_that_was_found(low, high, onset):
+    assert Verification(low, high, (), 0).onset == pytest.approx(onset)
+
+
+def test_table_tells_ramps_from_runs():
+    html = runs((0.2, False), (0.3, True))._repr_html_()
+    assert (html.count("ramp"), html.count("fixed rate")) == (1, 2)
 
 
 @given(
