@@ -172,6 +172,48 @@ def test_tie_of_two_orders_is_a_failure_where_the_steps_ran_out(budget, fails):
     assert [each.failed for each in search.trials] == [True, False, False][: 2 + (not fails)]
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """The runs that a search asks for, none of which is made; each holds."""
+    found = []
+
+    def run(search, rate, order):
+        found.append((rate, order))
+        search.trials.append(Trial(rate, search.bench.seed + order, False, 100, 1.0))
+        return search.trials[-1]
+
+    monkeypatch.setattr(_Search, "run", run)
+    return found
+
+
+@pytest.mark.parametrize(("budget", "runs"), [(200, [(0.0, 2)]), (110, [])])
+def test_standstill_is_asked_of_the_last_failure_if_steps_are_left(asked, budget, runs):
+    search = _Search(Workbench(quadratic(), sgd(1.0), None, 7), budget, lambda text: None)
+    search.trials += [Trial(3.0, 8, True, 10, 9.0), Trial(2.0, 9, True, 10, 9.0)]
+    search._check_standstill()
+    assert asked == runs
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_nothing_is_halved_without_both_ends(asked, verdict):
+    search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
+    search.verdicts[1.0] = verdict
+    search.halve()
+    assert asked == []
+
+
+def test_ends_are_around_the_smallest_rate_that_failed():
+    search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
+    search.verdicts.update({0.5: False, 0.7: False, 1.0: True, 2.0: False, 3.0: True})
+    assert search.ends() == (0.7, 1.0)
+
+
+def test_interval_is_halved_to_five_percent():
+    found = verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5)
+    assert found.steps <= BUDGET - 100  # it did not end for want of steps
+    assert found.high <= 1.05 * found.low
+
+
 @pytest.mark.parametrize(("failures", "looked"), [(5, 0), (6, 1), (8, 1)])
 def test_data_are_looked_at_once_after_six_failures_in_a_row(failures, looked):
     onset, end = 3.0, 1.08**99 / 8  # where the ramp ends, as a multiple of the guess
