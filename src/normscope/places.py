@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from normscope.errors import InputError, NormscopeError
 from normscope.registry import unknown_name
 
-__all__ = ["blaming", "found_at", "home_of", "is_place", "made_at"]
+__all__ = ["blaming", "file_of", "found_at", "home_of", "is_place", "made_at"]
 
 T = TypeVar("T")
 
@@ -145,6 +145,28 @@ def home_of(place: str) -> Path:
     if not path.is_file():
         raise InputError(f"there is no file of {home!r}.")
     return path
+
+
+def file_of(place: str) -> Path | None:
+    """The file of a place, found without running anything.
+
+    Args:
+        place: as in `found_at`.
+
+    Returns:
+        Its path from here; None if no such file is seen. Python's own search for a module runs the
+        packages it is in, which may be anybody's.
+
+    >>> file_of("json.decoder:JSONDecoder").name
+    'decoder.py'
+    """
+    home, _, _ = place.rpartition(":")
+    if home.endswith(".py"):
+        return Path(home) if Path(home).is_file() else None
+    inside = Path(*home.split("."))
+    names = (inside.with_name(f"{inside.name}.py"), inside / "__init__.py")
+    paths = (Path(root) / name for root in ("", *sys.path) for name in names)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _needed_arguments(function: Callable[..., Any]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.cli.counts import STEPS
 from normscope.cli.figures import check_figure, save_figure
 from normscope.cli.lr import (
     Nesterov,
@@ -138,6 +138,7 @@ def _source(place: str, comparison: Comparison) -> str:
 
 def _criterion(comparison: Comparison) -> str:
     limit = comparison.rows[0].advice.growth_limit
+    assert limit is not None  # compare tells it
     return f"unstable: the loss is not finite, or beyond {limit:g} times its first value."
 
 
@@ -146,7 +147,7 @@ def _counting(tell: Callable[[str], None], norms: list[str]) -> Callable[[str], 
 
     def told(text: str) -> None:
         norm, _, what = text.partition(": ")
-        what = re.sub(r" \(\d+ of at most \d+ steps\)", "", what)  # of this norm alone
+        what = STEPS.sub("", what)  # of this norm alone
         tell(f"{norm} ({norms.index(norm) + 1} of {len(norms)}), {what}")
 
     return told

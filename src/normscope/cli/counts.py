@@ -10,6 +10,7 @@ __all__ = [
     "DONE_OF_ALL",
     "PARTS",
     "SHARE",
+    "STEPS",
     "UNEVEN",
     "count_steps",
     "done_of_all",
@@ -23,7 +24,7 @@ UNEVEN = "part {} of some {}"  # a guess, of parts so unlike that they tell no t
 DONE_OF_ALL = re.compile(r"\b(\d+) of (\d+)\b")
 SHARE = re.compile(r"\b(\d+) % done\b(?: \(\d+ parts? kept: (\d+) %\))?")
 _GUESS = "about"  # in how parts are counted: their number is a guess
-_STEPS = re.compile(r"\((\d+) of at most (\d+) steps\)")  # in a text: what bounds the time left
+STEPS = re.compile(r" ?\((\d+) of at most (\d+) steps\)")  # in a text: what bounds the time left
 
 
 def is_timed(counted: str) -> bool:
@@ -43,7 +44,7 @@ def grown(total: int | None, begun: int, counted: str) -> int | None:
 
 def count_steps(text: str, left: TimeLeft, counted: str) -> bool:
     """Count the steps that a text tells of, at most so many; whether they tell the time."""
-    steps = _STEPS.search(text) if counted == UNEVEN else None
+    steps = STEPS.search(text) if counted == UNEVEN else None
     if steps is not None:
         left.count(int(steps[1]), int(steps[2]), is_bound=True)
     return steps is not None

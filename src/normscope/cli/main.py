@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -108,8 +109,17 @@ def _options(
     pass
 
 
+def _print_in_any_encoding() -> None:
+    """A letter that a terminal or a file cannot show is no reason to lose an answer."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    if arguments is None:
+        _print_in_any_encoding()
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except NormscopeError as error:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from normscope.losses import cross_entropy, squared_error
 
-__all__ = ["KnownLoss", "is_cross_entropy", "is_squared_error", "known_loss"]
+__all__ = ["KnownLoss", "is_cross_entropy", "is_squared_error", "is_unweighted", "known_loss"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None
     >>> known_loss(nn.MSELoss(), torch.zeros(2, 3), torch.zeros(2, 3)).scale  # of six squares
     0.3333333333333333
     """
-    if is_cross_entropy(loss) and _is_unweighted(loss) and _labels_are_plain(output, target):
+    if is_cross_entropy(loss) and is_unweighted(loss) and _labels_are_plain(output, target):
         scale = 1.0 if _reduction(loss) == "sum" else 1 / target.numel()
         return KnownLoss("cross_entropy", scale, float(getattr(loss, "label_smoothing", 0.0)))
     if loss is squared_error:
@@ -100,8 +100,15 @@ def _is_one_of(loss: object, module: type[nn.Module], *functions: object) -> boo
     return type(loss) is module or any(loss is function for function in functions)
 
 
-def _is_unweighted(loss: Any) -> bool:
-    """Whether a cross-entropy counts every label alike; labels below zero are looked for."""
+def is_unweighted(loss: Any) -> bool:
+    """Whether a loss counts every label alike; labels below zero are not looked for.
+
+    Args:
+        loss: called as ``loss(output, target)``.
+
+    Returns:
+        False for a module with weights of the classes, or one that ignores a class.
+    """
     return getattr(loss, "weight", None) is None and getattr(loss, "ignore_index", -100) < 0
 
 

@@ -38,9 +38,10 @@ class Advice:
         verification: short runs; None if they were not asked for.
         invariant: names of the scale-invariant weights.
         batch_size: samples per step.
-        growth_limit: beyond this multiple of its first value the loss counts as unstable.
         seconds: wall-clock time of the whole.
         norms: kinds of normalization in the model.
+        growth_limit: beyond this multiple of its first value the loss counts as unstable; None: not
+            told.
     """
 
     rule: UpdateRule
@@ -50,9 +51,9 @@ class Advice:
     verification: Verification | None
     invariant: tuple[str, ...]
     batch_size: int
-    growth_limit: float
     seconds: float
     norms: tuple[str, ...] = ()
+    growth_limit: float | None = None
 
     @property
     def bound(self) -> float:

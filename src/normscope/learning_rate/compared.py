@@ -60,7 +60,9 @@ class Compared:
     def is_guessing(self) -> bool:
         """Whether the training ended within 5 % of the loss of guessing, or above."""
         guess = self.guessing_loss
-        return guess is not None and not self.diverged and self.final_loss >= _NOTHING * guess
+        if not guess or self.diverged:  # targets all alike are guessed without a loss
+            return False
+        return self.final_loss >= _NOTHING * guess
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts."""

@@ -110,6 +110,7 @@ def _prefixed(tell: Tell, norm: str) -> Tell:
 
 
 def _compared(norm: str, bench: Workbench, advice: Advice, steps: int) -> Compared:
+    # the loss of guessing is that of as many batches as the final loss is a mean of
     problem, seed, batches = bench.problem, bench.seed, bench.batches(LAST)
     with bench.rehearsal(advice.recommended) as (copied, optimizer):
         run = fit(copied, optimizer, steps, bench.batch_size, seed)

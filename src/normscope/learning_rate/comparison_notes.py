@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["MARK", "is_enclosed", "notes_of"]
 
 MARK = "*"  # beside a limit that no runs enclose
+_NEAR = 1.05  # of the loss of guessing: up to here a loss is that of guessing
 
 
 def is_enclosed(advice: Advice) -> bool:
@@ -53,7 +54,9 @@ def _training_note(row: Compared, steps: int) -> str:
         return f"{row.norm}: the training at half the limit diverged."
     if not row.is_guessing:
         return ""
+    guess = row.guessing_loss or 0.0
+    place = "that" if row.final_loss <= _NEAR * guess else "above that"
     return (
-        f"{row.norm}: after {steps} steps the loss, {row.final_loss:.3g}, is still that of "
-        f"guessing, {row.guessing_loss:.3g}: nothing was learnt yet."
+        f"{row.norm}: after {steps} steps the loss, {row.final_loss:.3g}, is still {place} of "
+        f"guessing, {guess:.3g}."
     )

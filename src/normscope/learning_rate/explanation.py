@@ -64,6 +64,8 @@ def _limit(advice: Advice) -> str:
 
 def _criterion(advice: Advice) -> str:
     """What counts as unstable: sweeps have another limit, which is why it is said."""
+    if advice.growth_limit is None:
+        return ""
     return (
         f"Unstable: within {STEPS} steps the loss is not finite, or beyond {advice.growth_limit:g} "
         "times its first value."

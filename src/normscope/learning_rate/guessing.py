@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.curvature.batch import Batch
-from normscope.curvature.known_loss import is_cross_entropy, is_squared_error
+from normscope.curvature.known_loss import is_cross_entropy, is_squared_error, is_unweighted
 from normscope.curvature.problem import Problem
+from normscope.losses import squared_error
 
 __all__ = ["guessing_loss"]
 
@@ -29,8 +30,9 @@ def guessing_loss(problem: Problem, batches: Sequence[Batch]) -> float | None:
         batches: pairs (inputs, targets).
 
     Returns:
-        The loss over all of them; None unless it is the cross-entropy or the squared error, of
-        labels or of one vector for each sample.
+        The loss over all of them; None unless it is the plain mean of the cross-entropy or of the
+        squared error (no weights, no smoothing, no sum), of labels or of one vector for each
+        sample.
 
     >>> half = [(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]))]
     >>> found = guessing_loss(Problem(torch.nn.Linear(1, 2), "cross_entropy", half), half)
@@ -38,11 +40,12 @@ def guessing_loss(problem: Problem, batches: Sequence[Batch]) -> float | None:
     0.6931
     """
     loss: Any = problem.loss
-    logarithmic = is_cross_entropy(loss)
-    if not (logarithmic or is_squared_error(loss)):
+    targets = [batch[1] for batch in batches]
+    if not _is_plain_mean(loss) or len({each.shape[1:] for each in targets}) > 1:
         return None
-    target = torch.cat([batch[1] for batch in batches])
-    shares = _vectors(target)
+    target, logarithmic = torch.cat(targets), is_cross_entropy(loss)
+    # to torch's squared error whole numbers are numbers
+    shares = _vectors(target, with_labels=logarithmic or loss is squared_error)
     if shares is None:
         return None
     mean = shares.mean(0, keepdim=True)
@@ -51,10 +54,18 @@ def guessing_loss(problem: Problem, batches: Sequence[Batch]) -> float | None:
         return float(loss(constant.expand_as(shares), target))
 
 
-def _vectors(target: Tensor) -> Tensor | None:
+def _is_plain_mean(loss: Any) -> bool:
+    """Whether the best constant is that of the equation."""
+    if not (is_cross_entropy(loss) or is_squared_error(loss)):
+        return False
+    is_mean = getattr(loss, "reduction", "mean") == "mean"
+    return is_mean and is_unweighted(loss) and not getattr(loss, "label_smoothing", 0.0)
+
+
+def _vectors(target: Tensor, with_labels: bool) -> Tensor | None:
     """Targets as one vector for each sample, labels one-hot; None if they are neither."""
     if target.is_floating_point():
         return target if target.dim() == 2 else None
-    if target.dim() != 1 or not bool((target >= 0).all()):
+    if not with_labels or target.dim() != 1 or not bool((target >= 0).all()):
         return None
     return functional.one_hot(target.long()).to(torch.get_default_dtype())

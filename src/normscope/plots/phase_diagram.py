@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -19,6 +17,7 @@ from normscope.plots.axes import PlainLabels, PlainPlaces, logarithmic_axis
 from normscope.plots.names import name_of, said_settings
 from normscope.plots.style import new_figure
 from normscope.plots.theory_lines import OUTSIDE, draw_lines, name_lines_outside
+from normscope.results.settings import settings_of
 
 __all__ = ["phase_diagram", "phase_diagrams", "write_settings"]
 
@@ -151,18 +150,9 @@ def _label(results: xr.Dataset, setting: str) -> str:
     """What the vertical axis shows: of gamma, whose scale it is."""
     if setting != "gamma":
         return _LABELS.get(setting, setting.replace("_", " "))
-    norm = str(_settings(results).get("norm", "own"))
+    norm = str(settings_of(results).get("norm", "own"))
     owner = "the normalization" if norm in _UNNAMED else name_of(norm)
     return rf"initial scale of {owner} $\gamma$"
-
-
-def _settings(results: xr.Dataset) -> dict[str, Any]:
-    """Those of the trainings; empty where the results have none that can be read."""
-    try:
-        found = json.loads(results.attrs.get("settings", "{}"))
-    except (TypeError, ValueError):  # a file from elsewhere may hold anything by that name
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_logarithmic(values: Sequence[float] | NDArray[np.float64]) -> bool:
@@ -190,7 +180,7 @@ def write_settings(figure: Figure, results: xr.Dataset) -> None:
         figure: to write on.
         results: with the attribute ``settings``, as JSON, and the dimension ``seed``.
     """
-    settings = said_settings(_settings(results))
+    settings = said_settings(settings_of(results))
     for name in _UNSAID:
         settings.pop(name, None)
     first = [f"{name} {settings.pop(name)}" for name in _WORDS if settings.get(name) is not None]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import xarray as xr
+
+from normscope.results.settings import settings_of
 
 __all__ = ["common_factor", "divergence_words", "factor_of"]
 
@@ -40,5 +41,5 @@ def common_factor(settings: Iterable[dict[str, Any]]) -> float | None:
 
 
 def factor_of(diagrams: Iterable[xr.Dataset]) -> float | None:
-    """The factor of some diagrams, whose attribute ``settings`` is JSON; None where unknown."""
-    return common_factor(json.loads(each.attrs.get("settings", "{}")) for each in diagrams)
+    """The factor of some diagrams, None where it is not known."""
+    return common_factor(map(settings_of, diagrams))

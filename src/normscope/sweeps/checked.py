@@ -9,8 +9,10 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normscope.curvature.problem import Problem
+from normscope.data import Dataset
 from normscope.errors import InputError, NormscopeError
 from normscope.sweeps.own import own_places, scales
 from normscope.sweeps.training_settings import Training
@@ -107,7 +109,23 @@ def _build(training: Training, seed: int, gammas: Sequence[float]) -> None:
     if training.places:  # nobody has tried whether they fit each other, and can be made again
         training.network(seed)
         with torch.no_grad(), training_mode(network):
-            problem.loss_on(loop.batches.draw())
+            batch = loop.batches.draw()
+            _check_labels(training, data, problem.output_on(batch))
+            problem.loss_on(batch)
+
+
+def _check_labels(training: Training, data: Dataset, output: Tensor) -> None:
+    """Refuse labels that no output stands for; the user's own loss may take or ignore them."""
+    labels = torch.cat([data.train.y, data.test.y])
+    if own_places([training.loss]) or labels.is_floating_point() or output.dim() != 2:
+        return
+    wrong = labels[(labels < 0) | (labels >= output.shape[1])]
+    if len(wrong):
+        raise InputError(
+            f"{training.data} returns labels, such as {int(wrong[0])}, that are not from 0 to "
+            f"{output.shape[1] - 1}, in {len(wrong)} of {len(labels)} samples; number the classes "
+            "from 0, leave out samples without one, and give the model an output for each."
+        )
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from normscope.errors import NormscopeError
+from normscope.places import file_of
 from normscope.results import Record
-from normscope.sweeps.own import own_places, source_digest
+from normscope.sweeps.own import files_digest, own_places
 
 __all__ = ["earlier_records", "record_places"]
 
@@ -27,11 +27,13 @@ def earlier_records(records: Iterable[Record]) -> list[Record]:
     digests: dict[tuple[str, ...], str | None] = {}
     found = []
     for record in records:
+        if record.parameters.get("code") is None:  # of registered parts, or of other work
+            continue
         places = record_places(record.parameters)
         if places not in digests:
             digests[places] = _present_digest(places)
         present = digests[places]
-        if present is not None and record.parameters.get("code") not in (None, present):
+        if present is not None and record.parameters["code"] != present:
             found.append(record)
     return found
 
@@ -47,7 +49,9 @@ def record_places(parameters: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _present_digest(places: tuple[str, ...]) -> str | None:
+    """The digest of the files as they are; to read a store must not run the code that it names."""
+    paths = [path for path in map(file_of, places) if path is not None]
     try:
-        return source_digest(places)
-    except (NormscopeError, OSError):
+        return files_digest(paths) if paths and len(paths) == len(places) else None
+    except OSError:
         return None

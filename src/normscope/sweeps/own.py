@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ from normscope.registry import unknown_name
 __all__ = [
     "OWN_NORM",
     "check_source",
+    "files_digest",
     "own_network",
     "own_places",
     "scales",
@@ -53,10 +55,13 @@ def source_digest(places: Sequence[str]) -> str | None:
     Returns:
         Such as ``sha256-1f40fc92da24``; what those files import is not in it.
     """
-    if not places:
-        return None
+    return files_digest(map(home_of, places)) if places else None
+
+
+def files_digest(paths: Iterable[Path]) -> str:
+    """A digest of the contents of files, in the order of their paths."""
     whole = hashlib.sha256()
-    for path in sorted({home_of(place).resolve() for place in places}):
+    for path in sorted({path.resolve() for path in paths}):
         whole.update(hashlib.sha256(path.read_bytes()).digest())
     return f"sha256-{whole.hexdigest()[:_DIGITS]}"  # never read as a number
 

@@ -99,12 +99,6 @@ def _check_split(place: str, split: Split) -> None:
                 f"{len(values)} samples, the first of them number {int(bad.nonzero()[0])}, counted "
                 "from 0; leave such samples out or fill them in."
             )
-    if not targets.is_floating_point() and bool((targets < 0).any()):
-        row = int((targets < 0).nonzero()[0])
-        raise InputError(
-            f"{place} returns the label {int(targets[row])}, first for sample {row}, counted from "
-            "0; number the classes from 0, and leave out samples without one."
-        )
 
 
 def _held_out(place: str, inputs: Tensor, targets: Tensor) -> tuple[Split, Split]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import subprocess
@@ -149,3 +150,13 @@ sys.exit(start())
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, check=False, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (1, b"the answer\n", b"")
+
+
+def test_letter_that_an_encoding_lacks_is_no_error(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    monkeypatch.setattr(sys, "argv", ["normscope", "--version"])
+    normscope.cli.main.main()
+    print("λ max")
+    narrow.flush()
+    assert narrow.buffer.getvalue().endswith(b"? max\n")

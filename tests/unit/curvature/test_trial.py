@@ -64,6 +64,17 @@ def test_first_wrong_sample_is_named_as_the_data_counts(spoil, listed):
         look_over(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
 
 
+def test_label_is_looked_for_among_the_targets_alone():
+    words = torch.zeros(48, 4, dtype=torch.long)
+    words[0, 0] = 3
+    labels = torch.zeros(48, dtype=torch.long)
+    labels[40] = 3
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(8, 3))
+    problem = Problem(model, "cross_entropy", (words, labels))
+    with pytest.raises(InputError, match="The first such sample is number 40 of the data"):
+        look_over(problem, [(words[:16], labels[:16])], 16, seed=0)
+
+
 def test_wrong_label_passes_between_processes():
     error = pickle.loads(pickle.dumps(WrongLabelError("expected labels from 0 to 2", 7)))
     assert isinstance(error, InputError)

@@ -300,8 +300,39 @@ def test_net_that_only_guesses_is_told(compared):
     assert note.startswith("none: after 40 steps the loss, ")
     assert not replace(row, losses=np.full(40, 0.9 * row.guessing_loss)).is_guessing
     assert not replace(stuck, guessing_loss=None).is_guessing
+    assert not replace(stuck, guessing_loss=0.0).is_guessing  # targets all alike
+    assert "is still that of guessing" in note
+    above = replace(row, losses=np.full(40, 1.3 * row.guessing_loss))
+    assert "is still above that of guessing" in Comparison((above,), 40).notes[0]
     diverged = replace(stuck, diverged=True)
     assert Comparison((diverged,), 40).notes == ["none: the training at half the limit diverged."]
+
+
+SIX = torch.tensor([0, 1, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (nn.CrossEntropyLoss(weight=torch.ones(4)), [SIX]),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), [SIX]),
+        (nn.CrossEntropyLoss(ignore_index=1), [SIX]),
+        (nn.CrossEntropyLoss(reduction="sum"), [SIX]),
+        (nn.MSELoss(reduction="sum"), [torch.rand(6, 3)]),
+        (nn.MSELoss(), [SIX]),  # numbers, not labels
+        (nn.CrossEntropyLoss(), [SIX, SIX.view(2, 3)]),  # sequences of several lengths
+        (nn.CrossEntropyLoss(), [-SIX]),
+    ],
+)
+def test_loss_of_guessing_is_not_told_where_it_is_not_known(loss, targets):
+    batches = [(torch.zeros(len(target), 1), target) for target in targets]
+    assert guessing_loss(Problem(nn.Linear(1, 3), loss, batches), batches) is None
+
+
+def test_loss_of_guessing_labels_in_double_precision():
+    batches = [(torch.zeros(6, 1, dtype=torch.float64), SIX)]
+    problem = Problem(nn.Linear(1, 3, dtype=torch.float64), "squared_error", batches)
+    assert guessing_loss(problem, batches) == pytest.approx(0.25)  # half of two quarters
 
 
 @pytest.mark.parametrize("loss", ["squared_error", nn.MSELoss(), "cross_entropy", nn.L1Loss()])

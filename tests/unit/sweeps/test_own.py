@@ -1,5 +1,7 @@
 """A user's own model, data and loss in a phase diagram."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -81,6 +83,13 @@ def with_gap():
 def unlabelled():
     x, y = load("digits").train
     return x, y.index_fill(0, torch.tensor([7]), -1)
+
+def too_many():
+    x, y = load("digits").train
+    return x, y.index_fill(0, torch.tensor([7, 70]), 10)
+
+def ignoring(output, target):
+    return nn.functional.cross_entropy(output, target, ignore_index=-1)
 
 def one_hot():
     x, y = load("digits").train
@@ -203,6 +212,24 @@ def test_status_tells_cells_of_an_edited_source_apart(own, tmp_path):
     assert sum(unknown.earlier.values()) == 0
 
 
+def test_status_runs_nothing_that_a_store_names(tmp_path, monkeypatch):
+    package = tmp_path / "own_package"
+    package.mkdir()
+    module, seen = package / "parts.py", tmp_path / "seen"
+    (package / "__init__.py").write_text(f"open({str(seen)!r}, 'a').close()\n", encoding="utf-8")
+    module.write_text("# the second version\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    settings = {"model": "own_package.parts:build", "data": "digits", "code": "sha256-000000000000"}
+    with Store(tmp_path / "cells.sqlite") as store:
+        store.add("phase_diagram", settings, seed=0)
+        store.add("other work", {"model": "train.py", "data": "x"}, seed=0)
+    path = list(sys.path)
+    found = status(tmp_path / "cells.sqlite")
+    assert [sum(each.earlier.values()) for each in found] == [1, 0]
+    assert not seen.exists()
+    assert sys.path == path
+
+
 def test_source_edited_during_a_sweep_fails_the_cell(own):
     settings = complete({"model": own("build"), "epochs": 1, "batch_size": 64})
     training_cell(**settings, seed=0)
@@ -293,7 +320,8 @@ def test_numbers_to_learn_are_no_classes(own):
             InputError,
             "targets that are infinite .*, in 1 of 50 samples, the first .* 3,",
         ),
-        ("unlabelled", InputError, "the label -1, first for sample 7, counted from 0"),
+        ("unlabelled", InputError, r"such as -1, that are not from 0 to 9, in 1 of 1438"),
+        ("too_many", InputError, r"such as 10, that are not from 0 to 9, in 2 of 1438 samples"),
         ("one_hot", InputError, "one whole number for each sample"),
         ("single", InputError, "as many targets as inputs"),
         ("regression", InputError, "."),
@@ -303,6 +331,12 @@ def test_numbers_to_learn_are_no_classes(own):
 def test_data_that_cannot_be_split_is_refused(own, name, error, text):
     with pytest.raises(error, match=text):
         phase_diagram(own("build"), own(name), **GRID)
+
+
+def test_labels_below_zero_are_left_to_an_own_loss(own):
+    loss = own("ignoring")
+    found = phase_diagram(own("build"), own("unlabelled"), loss=loss, **GRID)
+    assert not bool(found["failed"].any())
 
 
 def test_what_is_no_network_is_refused(own):

@@ -1,0 +1,108 @@
+"""What the prediction `.by_curvature` costs, beside torch-lr-finder's range test of 100 steps.
+
+    python benchmarks/learning_rate_time.py [--cases NAME ...] [--rounds N]
+
+Both take turns in one process, and the shortest time of each counts. Timed is what the prediction
+adds to the curvature: the features of four batches twice, one gradient, and the simulated last
+layer. The curvature behind `.safe` (three batches, and the looks at where the first steps lead) is
+told beside it, in range tests too, measured once. The goal, a fifth, is for nets whose lambda_max
+takes fewer than ten products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from learning_rate_cases import BATCH_SIZE, CASES, Case
+from learning_rate_finder import seconds_of_range_test
+
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.by_curvature import predicted_onset
+from normscope.learning_rate.copies import Workbench
+from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.steepest import steepest_curvature
+from normscope.training import sgd
+
+GOAL = 0.2
+FEW_PRODUCTS = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one case."""
+
+    prediction: float
+    range_test: float
+    curvature: float
+    products: float
+
+    @property
+    def share(self) -> float:
+        """Of a range test."""
+        return self.prediction / self.range_test
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether lambda_max takes few products."""
+        return self.products < FEW_PRODUCTS
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+def measure(case: Case, rounds: int) -> Cost:
+    model = case.model()
+    problem = Problem(model, case.loss, case.samples())
+    batches = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0).batches(4)
+    rule = UpdateRule("SGD", momentum=case.momentum)
+    begin = time.perf_counter()
+    steepest = steepest_curvature(problem, batches[:3], rule)
+    curvature = time.perf_counter() - begin
+    bound = rule.largest_stable_rate(steepest.binding)
+
+    def predict() -> object:
+        return predicted_onset(
+            problem,
+            batches,
+            rule,
+            bound,
+            sharpening=steepest.sharpening,
+            beyond=steepest.bound_beyond(rule),
+        )
+
+    turns = [(seconds(predict), seconds_of_range_test(case, model)) for _ in range(rounds)]
+    prediction, range_test = map(min, zip(*turns, strict=True))
+    searches = len(steepest.values) + len(steepest.later)
+    return Cost(prediction, range_test, curvature, steepest.products / searches)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    costs = {}
+    for name in options.cases:
+        cost = costs[name] = measure(CASES[name], options.rounds)
+        print(
+            f"{name}: {cost.prediction * 1e3:.0f} of {cost.range_test * 1e3:.0f} ms, "
+            f"{cost.share:.3f}; curvature {cost.curvature / cost.range_test:.2f}, "
+            f"{cost.products:.1f} products a search",
+            flush=True,
+        )
+    goals = [cost.share for cost in costs.values() if cost.has_goal]
+    met = sum(share <= GOAL for share in goals)
+    worst = f", {max(goals):.3f} at worst" if goals else ""
+    print(f"under {FEW_PRODUCTS} products: at most {GOAL} in {met} of {len(goals)} cases{worst}")
+
+
+if __name__ == "__main__":
+    main()
