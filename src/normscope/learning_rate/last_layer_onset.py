@@ -50,7 +50,8 @@ def last_layer_onset(
     if near is not None and near > 0:
         place = round(math.log(near / lowest, _FINE))
         around = [lowest * _FINE**step for step in range(place - _BELOW, place + _ABOVE + 1)]
-        found = _between(around, simulation.stable(around))
+        stable = simulation.stable(around)
+        found = _between(around, stable) if stable[0] else _below(simulation, around[0])
         if found is not None:
             return found
     for _ in range(5):  # a grid that begins above the onset or ends below it is shifted
@@ -67,20 +68,25 @@ def last_layer_onset(
 
 
 def _refined(simulation: Simulation, grid: Sequence[float], stable: Sequence[bool]) -> float | None:
-    """The onset between a rate of the coarse grid and its neighbour that is not stable.
-
-    A rate that is stable for a few steps may not be for all: then the onset is lower. None if the
-    grid has no such rates, or no rate far below is stable either.
-    """
+    """The onset below the first rate of the coarse grid that is not stable, if one before is."""
     if not stable[0] or all(stable):
         return None
-    low = grid[list(stable).index(False) - 1]
+    return _below(simulation, grid[list(stable).index(False)])
+
+
+def _below(simulation: Simulation, high: float) -> float | None:
+    """The onset below a rate that is not stable, one coarse step down after another.
+
+    The step next to it need not hold the onset: a rate that is stable for a few steps may not be
+    for all. None if no rate far below is stable either.
+    """
     for _ in range(_GRID):
+        low = high / _COARSE
         inner = [low * _FINE**place for place in range(_BETWEEN)]
-        found = _between([*inner, low * _COARSE], [*simulation.stable(inner), False])
+        found = _between([*inner, high], [*simulation.stable(inner), False])
         if found is not None:
             return found
-        low /= _COARSE
+        high = low
     return None
 
 
