@@ -10,7 +10,8 @@ import numpy as np
 
 from normscope.errors import InputError
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.comparison_notes import MARK, is_enclosed, notes_of
+from normscope.learning_rate.comparison_notes import mark_of, notes_of
+from normscope.learning_rate.onset import STEPS, is_beyond
 from normscope.text_table import WIDTH, text_table
 
 if TYPE_CHECKING:
@@ -64,6 +65,17 @@ class Compared:
             return False
         return self.final_loss >= _NOTHING * guess
 
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the training at half the limit was unstable, by the definition of the limit.
+
+        That of `normscope.learning_rate.is_unstable`: within the first 100 steps a loss that is not
+        finite, or beyond the advice's ``growth_limit`` times the first.
+        """
+        limit = self.advice.growth_limit or math.inf  # unknown: only a loss that is not finite
+        early = self.losses[:STEPS].tolist()
+        return any(is_beyond(loss, early[0], limit) for loss in early)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts."""
         return {
@@ -73,6 +85,7 @@ class Compared:
             "final_loss": self.final_loss,
             "guessing_loss": self.guessing_loss,
             "is_guessing": self.is_guessing,
+            "is_unstable": self.is_unstable,
             "losses": self.losses.tolist(),
             "diverged": self.diverged,
             "advice": self.advice.to_dict(),
@@ -87,6 +100,7 @@ class Compared:
             "gradient_growth": self.growth,
             "final_loss": self.final_loss,
             "is_guessing": self.is_guessing,
+            "is_unstable": self.is_unstable,
             "diverged": self.diverged,
         }
 
@@ -209,5 +223,5 @@ class Comparison:
             None if row.diverged else row.final_loss,
         )
         cells = ["-" if number is None else f"{number:.3g}" for number in numbers]
-        cells[1] += "" if is_enclosed(row.advice) else MARK
+        cells[1] += mark_of(row)
         return (row.norm, *cells)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from normscope.learning_rate.onset import STEPS
+
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
     from normscope.learning_rate.compared import Compared, Comparison
 
-__all__ = ["MARK", "is_enclosed", "notes_of"]
+__all__ = ["mark_of", "notes_of"]
 
-MARK = "*"  # beside a limit that no runs enclose
+_MARK = "*"  # beside a limit that no runs enclose, or that a training has refuted
 _NEAR = 1.05  # of the loss of guessing: up to here a loss is that of guessing
 
 
-def is_enclosed(advice: Advice) -> bool:
+def mark_of(row: Compared) -> str:
+    """What stands beside a limit: a mark if a note says why it is not to be trusted, or nothing."""
+    return "" if _is_enclosed(row.advice) and not row.is_unstable else _MARK
+
+
+def _is_enclosed(advice: Advice) -> bool:
     """Whether the limit lies between a rate that held and one that failed in short runs."""
     found = advice.verification
     return found is not None and found.low > 0 and math.isfinite(found.high)
@@ -35,14 +42,14 @@ def notes_of(comparison: Comparison) -> list[str]:
     notes = []
     if unverified:
         whose = "" if len(unverified) == len(rows) else f" of {', '.join(unverified)}"
-        notes.append(f"{MARK} predicted: no run has verified the limit{whose}.")
-    notes += [f"{MARK} {note}" for row in rows if (note := _limit_note(row))]
+        notes.append(f"{_MARK} predicted: no run has verified the limit{whose}.")
+    notes += [f"{_MARK} {note}" for row in rows if (note := _limit_note(row))]
     return notes + [note for row in rows if (note := _training_note(row, comparison.steps))]
 
 
 def _limit_note(row: Compared) -> str:
     found = row.advice.verification
-    if found is None or is_enclosed(row.advice):
+    if found is None or _is_enclosed(row.advice):
         return ""
     if found.low == 0:
         return f"{row.norm}: no rate tried was stable; the limit is the lowest of them."
@@ -50,7 +57,9 @@ def _limit_note(row: Compared) -> str:
 
 
 def _training_note(row: Compared, steps: int) -> str:
-    if row.diverged:
+    if row.is_unstable:
+        return _unstable_note(row)
+    if row.diverged:  # later than an instability counts
         return f"{row.norm}: the training at half the limit diverged."
     if not row.is_guessing:
         return ""
@@ -60,3 +69,18 @@ def _training_note(row: Compared, steps: int) -> str:
         f"{row.norm}: after {steps} steps the loss, {row.final_loss:.3g}, is still {place} of "
         f"guessing, {guess:.3g}."
     )
+
+
+def _unstable_note(row: Compared) -> str:
+    """What a training did that should have been stable; whether it learnt is no question then."""
+    done = "diverged" if row.diverged else f"was unstable already ({_rise(row)})"
+    # runs in several orders have found a verified limit, their median
+    whose = "" if row.advice.verification is None else " for this order of the data"
+    return (
+        f"{_MARK} {row.norm}: at half the limit the training {done}: the limit is too high{whose}."
+    )
+
+
+def _rise(row: Compared) -> str:
+    first, worst = row.losses[0], row.losses[:STEPS].max()
+    return f"its loss rose to {worst:.3g}, {worst / first:.2g} times the first"

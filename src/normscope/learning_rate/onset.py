@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +15,16 @@ from normscope.curvature.known_loss import is_squared_error
 from normscope.curvature.problem import Problem
 from normscope.training import train
 
-__all__ = ["ORDERS", "STEPS", "TOLERANCE", "Trial", "growth_limit", "is_unstable", "trial"]
+__all__ = [
+    "ORDERS",
+    "STEPS",
+    "TOLERANCE",
+    "Trial",
+    "growth_limit",
+    "is_beyond",
+    "is_unstable",
+    "trial",
+]
 
 STEPS = 100  # an instability counts if it shows within so many
 TOLERANCE = 0.05  # relative, on the onset
@@ -82,6 +92,20 @@ def growth_limit(loss: object) -> float:
     (3.0, 1.5)
     """
     return _SQUARED_LIMIT if is_squared_error(loss) else _OTHER_LIMIT
+
+
+def is_beyond(loss: float, first: float, limit: float) -> bool:
+    """Whether one loss of a training is unstable.
+
+    Args:
+        loss: of a step.
+        first: of the first step; a multiple of zero or less means nothing.
+        limit: of `growth_limit`.
+
+    >>> is_beyond(1.6, 1.0, 1.5), is_beyond(1.5, 1.0, 1.5), is_beyond(math.nan, 0.0, 1.5)
+    (True, False, True)
+    """
+    return not math.isfinite(loss) or loss > limit * first > 0
 
 
 def trial(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer
-from normscope.learning_rate.onset import STEPS, growth_limit
+from normscope.learning_rate.onset import STEPS, growth_limit, is_beyond
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.slopes import slopes
 
@@ -54,7 +54,7 @@ class Simulation:
             losses, gradient = self._hills[place].at(weights.outputs(place))
             values = losses.tolist()  # a few numbers are compared faster in Python than as a tensor
             first = values if step == 0 else first
-            kept = [_is_stable(*pair, self._limit) for pair in zip(values, first, strict=True)]
+            kept = [not is_beyond(*pair, self._limit) for pair in zip(values, first, strict=True)]
             if not all(kept):
                 alive, first = _chosen(alive, kept), _chosen(first, kept)
                 gradient = weights.keep(kept, gradient)
@@ -62,10 +62,6 @@ class Simulation:
                 break
             weights.update(place, gradient)
         return [place in alive for place in range(len(rates))]
-
-
-def _is_stable(loss: float, first: float, limit: float) -> bool:
-    return math.isfinite(loss) and not (loss > limit * first and first > 0)
 
 
 def _chosen(values: list[_Value], kept: list[bool]) -> list[_Value]:

@@ -13,7 +13,7 @@ import normscope as ns
 from normscope.curvature import dense, top_eigenvalue
 from normscope.curvature.problem import Problem
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.learning_rate import Comparison
+from normscope.learning_rate import Comparison, is_unstable
 from normscope.learning_rate.comparison import MODES, _compared, _eigenvalue
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.gradient_growth import gradient_growth
@@ -158,10 +158,61 @@ def test_training_that_diverges_has_no_final_loss():
     found = Comparison((row,), 20)
     table_row = next(line for line in str(found).splitlines() if line.startswith("none "))
     assert table_row.split()[-1] == "-"
-    assert str(found).endswith("diverged.")
+    note = "none: at half the limit the training diverged: the limit is too high."
+    assert str(found).endswith(note)
+    late = replace(row, losses=np.concatenate([np.ones(100), row.losses]))
+    assert not late.is_unstable
+    assert str(Comparison((late,), 120)).endswith("none: the training at half the limit diverged.")
     losses = found.to_xarray()["loss"].sel(norm="none").values
     assert np.array_equal(losses[: len(row.losses)], row.losses)
     assert np.isnan(losses[len(row.losses) :]).all()
+
+
+def at_half_the_limit(limit, steps=20):
+    """The row of a quadratic with curvature 4 whose limit is said to be so much."""
+    problem = quadratic()
+    advice = ns.max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
+    told = replace(advice, prediction=replace(advice.prediction, rate=limit))
+    row = _compared("none", Workbench(problem, sgd(1.0), None, 0), told, steps)
+    return row, is_unstable(problem, sgd(limit / 2)(problem.model.parameters()))
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.98, False), (1.08, True)])
+def test_instability_at_half_the_limit_is_that_of_the_onset(limit, expected):
+    row, by_definition = at_half_the_limit(limit)
+    assert not row.diverged
+    assert row.is_unstable is by_definition is expected
+    assert row.to_dict()["is_unstable"] is row.scalars()["is_unstable"] is expected
+
+
+def test_instability_at_half_the_limit_is_told_before_guessing():
+    row, _ = at_half_the_limit(1.08)
+    guessing = replace(row, guessing_loss=row.final_loss)
+    assert guessing.is_guessing
+    worst = row.losses.max()
+    note = (
+        f"* none: at half the limit the training was unstable already (its loss rose to "
+        f"{worst:.3g}, {worst / row.losses[0]:.2g} times the first): the limit is too high."
+    )
+    assert Comparison((guessing,), 20).notes[1:] == [note]
+
+
+def test_verified_limit_that_a_training_refutes_is_marked(compared):
+    row = compared["none"]
+    found = Comparison((replace(row, losses=np.array([1.0, 1.6, 0.1])),), 3)
+    assert found.notes == [
+        "* none: at half the limit the training was unstable already (its loss rose to 1.6, 1.6 "
+        "times the first): the limit is too high for this order of the data."
+    ]
+    table_row = next(line for line in str(found).splitlines() if line.startswith("none "))
+    assert table_row.split()[2].endswith("*")
+
+
+def test_losses_after_the_steps_that_count_are_no_instability(compared):
+    late = np.ones(102)
+    late[100:] = 1.6
+    assert not replace(compared["none"], losses=late).is_unstable
+    assert replace(compared["none"], losses=late[1:]).is_unstable
 
 
 class OwnBatchNorm(nn.BatchNorm1d):
