@@ -115,6 +115,7 @@ def test_compare_takes_the_optimizer_and_says_what_it_is_of(capsys):
     assert main(["compare", *SMALL, *options, *own]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "* predicted: no run has verified the limit." in out
+    assert "loss: of training at half the limit, the mean of all steps." in out
     assert out.endswith(
         "Of: fully_connected with cross_entropy on digits, SGD, momentum 0.5 (Nesterov), weight "
         "decay 0.01, batches of 32, all parameters."
@@ -166,6 +167,7 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
         line.startswith("limit: where training is expected") and "no run has verified it" in line
         for line in lines
     )
+    assert "loss: of training at half the limit, the mean of the last 10 steps." in lines
     assert lines[-1] == f"Figure: {figure}"
     assert figure.exists()
     assert main(["compare", *SMALL, *options[:5], "--json"]) == 0

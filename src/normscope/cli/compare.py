@@ -62,8 +62,7 @@ by curvature: the limit predicted without training.
 λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch \
 statistics as constants (frozen) and with the running ones (eval), at the start; safe follows \
 the first steps too, which may be steeper.
-growth: of the squared gradient per layer, backwards.
-loss: after training at half the limit."""
+growth: of the squared gradient per layer, backwards."""
 
 
 def compare(
@@ -124,8 +123,17 @@ def compare(
     if out is not None:
         save_figure(comparison.plot(), out)
     first = _PREDICTED if no_verify else _VERIFIED
-    legend = f"{first}\n{_criterion(comparison)}\n{_LEGEND}\n{_source(place, comparison)}"
-    print_answer(comparison, {"model": model, "data": data, "loss": loss}, out, as_json, legend)
+    legend = (first, _criterion(comparison), _LEGEND, _averaged(steps), _source(place, comparison))
+    asked: dict[str, object] = {"model": model, "data": data, "loss": loss}
+    print_answer(comparison, asked, out, as_json, "\n".join(legend))
+
+
+def _averaged(steps: int) -> str:
+    """What the last column is a mean of."""
+    from normscope.learning_rate.compared import LAST
+
+    which = f"the last {LAST}" if steps > LAST else "all"
+    return f"loss: of training at half the limit, the mean of {which} steps."
 
 
 def _source(place: str, comparison: Comparison) -> str:

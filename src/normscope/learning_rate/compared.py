@@ -54,7 +54,7 @@ class Compared:
 
     @property
     def final_loss(self) -> float:
-        """The mean of the last ten losses; not a number after a divergence."""
+        """The mean of the last ten losses (of all, if fewer); not a number after a divergence."""
         return math.nan if self.diverged else float(self.losses[-LAST:].mean())
 
     @property
@@ -117,6 +117,8 @@ class Compared:
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """The same net under several normalizations.
+
+    The loss in the table is that of `Compared.final_loss`, a mean of the last ten.
 
     Args:
         rows: one for each normalization.
