@@ -127,7 +127,7 @@ def test_sweep_says_its_loss_first_and_what_it_found_last(capsys, tmp_path):
     assert text.startswith("Trained: model fully_connected, norm batch, data digits, loss squared_")
     assert f"--set loss=cross_entropy has normscope lr's. {CRITERION} 6 cells" in text
     assert "the lowest mean test loss" in text
-    assert "Training diverges above a learning rate of about " in text
+    assert "Training begins to diverge at a learning rate between " in text
     assert main([*command, "--set", "loss=cross_entropy"]) == 0
     assert "The loss is the theory's" not in capsys.readouterr().out
 

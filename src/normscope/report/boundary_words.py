@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-__all__ = ["boundary_words", "grid_boundary"]
+__all__ = ["boundary_words", "grid_boundary", "grid_bracket"]
 
-_FAR = 2.0  # from this factor on a difference is worth a word
+_AGREES = "agrees within the grid"
 
 
-def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
-    """The measured critical rate of each row: between the last stable and the first exploded one.
+def grid_bracket(panel: xr.Dataset) -> xr.Dataset:
+    """The last stable and the first exploded rate of each row; the critical one lies between.
 
     A cell is stable if all its seeds have a result and none exploded; cells that failed or have
     not been computed are neither, and the bracket closes over them.
@@ -20,57 +20,96 @@ def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
         panel: one diagram.
 
     Returns:
-        The geometric mean of the two; not-a-number where the grid does not hold both.
+        ``low`` and ``high``; not-a-number where the grid does not hold both.
     """
     panel = panel.sortby("learning_rate")
     exploded = (panel["diverged"] == 1).any("seed").transpose(..., "learning_rate")
     stable = panel["test_loss"].notnull().all("seed").transpose(..., "learning_rate") & ~exploded
     rates = panel["learning_rate"].values
-    found = np.full(exploded.shape[0], np.nan)
+    found = np.full((2, exploded.shape[0]), np.nan)
     for row, (bad, good) in enumerate(zip(exploded.values, stable.values, strict=True)):
         below = rates[good & (rates < rates[bad].min(initial=np.inf))]
         if bad.any() and len(below):
-            found[row] = np.sqrt(below[-1] * rates[bad][0])
-    return xr.DataArray(
-        found, dims=exploded.dims[:1], coords={exploded.dims[0]: exploded[exploded.dims[0]]}
-    )
+            found[:, row] = below[-1], rates[bad][0]
+    axis = exploded.dims[0]
+    return xr.Dataset({"low": (axis, found[0]), "high": (axis, found[1])}, {axis: exploded[axis]})
+
+
+def grid_boundary(panel: xr.Dataset) -> xr.DataArray:
+    """The measured critical rate of each row, as one number.
+
+    Args:
+        panel: one diagram.
+
+    Returns:
+        The geometric mean of the ends of `grid_bracket`; not-a-number where it has none.
+    """
+    bracket = grid_bracket(panel)
+    return (bracket["low"] * bracket["high"]) ** 0.5
 
 
 def boundary_words(diagram: xr.Dataset) -> str:
-    """From which learning rate on training diverges, at both ends of the other setting.
+    """Between which learning rates training begins to diverge, at both ends of the other setting.
 
     Args:
         diagram: ``test_loss`` and ``diverged`` over a setting, the learning rate and the seed, and
             ``critical_learning_rate`` if the theory has any.
     """
-    measured = grid_boundary(diagram)
-    axis = str(measured.dims[0])
-    known = measured[np.isfinite(measured.values)]
-    if not known.size:
+    bracket = grid_bracket(diagram)
+    (axis,) = map(str, bracket.dims)
+    known = bracket.dropna(axis)
+    if not known.sizes[axis]:
         return "The learning rates hold no boundary between trainings that held and diverged."
     ends = dict.fromkeys([float(known[axis].min()), float(known[axis].max())])
-    places = [f"{float(known.sel({axis: end})):.3g} at {axis} {end:.3g}" for end in ends]
-    told = f"Training diverges above a learning rate of about {' and '.join(places)}"
-    rates = _theory(diagram, axis, list(ends))
-    words = {end: f"{rate:.3g}" for end, rate in rates.items()}
-    if len(words) < len(ends):  # which end a rate is of is not plain then
-        words = {end: f"{rate} at {axis} {end:.3g}" for end, rate in words.items()}
-    theory = f"; the theory (train) has {' and '.join(words.values())}" if words else ""
-    return f"{told}{theory}{_off([(rates[end], float(known.sel({axis: end}))) for end in rates])}."
+    brackets = {end: _ends(known.sel({axis: end})) for end in ends}
+    places = [
+        f"between {low:.3g} and {high:.3g} at {axis} {end:.3g}"
+        for end, (low, high) in brackets.items()
+    ]
+    told = f"Training begins to diverge at a learning rate {' and '.join(places)}"
+    return f"{told}{_beside(_theory(diagram, axis, list(ends)), brackets, axis)}."
 
 
-def _off(pairs: list[tuple[float, float]]) -> str:
-    """How far theory and measurement are apart, if that is far at either end.
+def _ends(bracket: xr.Dataset) -> tuple[float, float]:
+    return float(bracket["low"]), float(bracket["high"])
 
-    >>> _off([(356.0, 20.8), (0.27, 10.0)]), _off([(4.0, 3.2)])
-    (', off by a factor of 17 and 37', '')
+
+def _beside(
+    theory: dict[float, float], brackets: dict[float, tuple[float, float]], axis: str
+) -> str:
+    """The theory's rates and how they lie to what was measured, "" if it has none.
+
+    >>> _beside({1.0: 2.39}, {1.0: (0.398, 2.51)}, "gamma")
+    '; the theory (train) has 2.39, which agrees within the grid'
     """
-    known = [pair for pair in pairs if 0 < pair[0] < np.inf]
-    factors = [max(theory / found, found / theory) for theory, found in known]
-    if len(known) < len(pairs) or max(factors, default=1.0) <= _FAR:
+    if not theory:
         return ""
-    words = [f"{float(f'{each:.2g}'):g}" for each in factors]
-    return f", off by a factor of {' and '.join(words)}"
+    words = {end: f"{rate:.3g}" for end, rate in theory.items()}
+    if len(words) < len(brackets):  # which end a rate is of is not plain then
+        words = {end: f"{rate} at {axis} {end:.3g}" for end, rate in words.items()}
+    judged = [_judged(rate, *brackets[end]) for end, rate in theory.items()]
+    if set(judged) == {_AGREES}:
+        return f"; the theory (train) has {' and '.join(words.values())}, which {_AGREES}"
+    said = [f"{rate} ({how})" for rate, how in zip(words.values(), judged, strict=True)]
+    return f"; the theory (train) has {' and '.join(said)}"
+
+
+def _judged(theory: float, low: float, high: float) -> str:
+    """How a rate of the theory lies to the bracket.
+
+    Off by the factor to the nearer end: the boundary lies somewhere between the ends, and by less
+    than this the theory cannot be off.
+
+    >>> _judged(2.5, 0.4, 2.5), _judged(356.0, 0.4, 2.5), _judged(0.1, 0.4, 2.5)
+    ('agrees within the grid', 'too high by a factor of at least 140', 'too low by a factor of at \
+least 4')
+    """
+    if low <= theory <= high:
+        return _AGREES
+    if not 0 < theory < np.inf:
+        return "too high" if theory > high else "too low"
+    side, factor = ("high", theory / high) if theory > high else ("low", low / theory)
+    return f"too {side} by a factor of at least {float(f'{factor:.2g}'):g}"
 
 
 def _theory(diagram: xr.Dataset, axis: str, ends: list[float]) -> dict[float, float]:

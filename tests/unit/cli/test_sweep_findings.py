@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import xarray as xr
 
 from normscope.cli.sweep_findings import findings
@@ -25,19 +26,38 @@ def test_best_cell_and_boundary_are_told():
     assert "4 diverged" in words
     assert "0.333, is at gamma 0.5 and learning rate 1." in words
     assert words.endswith(
-        "Training diverges above a learning rate of about 3.16 at gamma 0.5 and 0.0316 at gamma 2; "
-        "the theory (train) has 4 and 0.25, off by a factor of 1.3 and 7.9."
+        f"Training begins to diverge at a learning rate {BOUNDARY}; the theory (train) has 4 "
+        "(agrees within the grid) and 0.25 (too high by a factor of at least 2.5)."
     )
 
 
-BOUNDARY = "above a learning rate of about 3.16 at gamma 0.5 and 0.0316 at gamma 2"
+BOUNDARY = "between 1 and 10 at gamma 0.5 and between 0.01 and 0.1 at gamma 2"
+
+
+@pytest.mark.parametrize(
+    ("rates", "judged"),
+    [
+        ((1.0, 0.1), "1 and 0.1, which agrees within the grid"),  # the ends belong to it
+        ((9.9, 0.011), "9.9 and 0.011, which agrees within the grid"),
+        (
+            (0.5, 0.2),
+            "0.5 (too low by a factor of at least 2) and 0.2 (too high by a factor of at least 2)",
+        ),
+        ((np.inf, 0.05), "inf (too high) and 0.05 (agrees within the grid)"),
+    ],
+)
+def test_theory_is_judged_by_the_bracket(rates, judged):
+    results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
+    results["critical_learning_rate"][0] = list(rates)
+    (words,) = findings(results)
+    assert words.endswith(f"{BOUNDARY}; the theory (train) has {judged}.")
 
 
 def test_theory_without_a_number_is_left_out():
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
     results["critical_learning_rate"][0, 0] = np.nan
     (words,) = findings(results)
-    theory = "the theory (train) has 0.25 at gamma 2, off by a factor of 7.9."
+    theory = "the theory (train) has 0.25 at gamma 2 (too high by a factor of at least 2.5)."
     assert words.endswith(f"{BOUNDARY}; {theory}")
     results["critical_learning_rate"][0, 1] = np.nan
     (words,) = findings(results)
@@ -52,7 +72,7 @@ def test_theory_of_another_closure_is_left_out():
 
 def test_row_without_a_boundary_is_left_out():
     (words,) = findings(diagram([[0, 0, 0, 0], [0, 0, 1, 1]], theory=False))
-    assert words.endswith("Training diverges above a learning rate of about 0.316 at gamma 2.")
+    assert words.endswith("at a learning rate between 0.1 and 1 at gamma 2.")
 
 
 def test_no_boundary_is_said():
