@@ -106,7 +106,7 @@ def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> 
 
     from normscope.errors import NormscopeError
     from normscope.meanfield import CLOSURES
-    from normscope.sweeps.theory import critical_rates
+    from normscope.sweeps.theory import NO_ANSWER, critical_rates, why_unanswered
     from normscope.sweeps.training_settings import Training
 
     try:
@@ -114,6 +114,8 @@ def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> 
         if training.places:  # to read a store must not run the code that it names
             return None
         rates = critical_rates(training, axis, values)
+        reasons = why_unanswered(training, axis, values, rates)
     except (NormscopeError, TypeError, AttributeError):  # records of another program name anything
         return None
-    return xr.DataArray(rates, dims=("closure", axis), coords={"closure": list(CLOSURES)})
+    attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}
+    return xr.DataArray(rates, {"closure": list(CLOSURES)}, ("closure", axis), attrs=attributes)

@@ -58,8 +58,10 @@ def boundary_words(diagram: xr.Dataset) -> str:
     bracket = grid_bracket(diagram)
     (axis,) = map(str, bracket.dims)
     known = bracket.dropna(axis)
+    line = _line_of(diagram)
     if not known.sizes[axis]:
-        return "The learning rates hold no boundary between trainings that held and diverged."
+        told = "The learning rates hold no boundary between trainings that held and diverged."
+        return told + _no_answer(line, bool(line is not None and line.notnull().any()))
     ends = dict.fromkeys([float(known[axis].min()), float(known[axis].max())])
     brackets = {end: _ends(known.sel({axis: end})) for end in ends}
     places = [
@@ -67,7 +69,9 @@ def boundary_words(diagram: xr.Dataset) -> str:
         for end, (low, high) in brackets.items()
     ]
     told = f"Training begins to diverge at a learning rate {' and '.join(places)}"
-    return f"{told}{_beside(_theory(diagram, axis, list(ends)), brackets, axis)}."
+    theory = {} if line is None else {end: float(line.sel({axis: end})) for end in ends}
+    theory = {end: rate for end, rate in theory.items() if not np.isnan(rate)}
+    return f"{told}{_beside(theory, brackets, axis)}.{_no_answer(line, bool(theory))}"
 
 
 def _ends(bracket: xr.Dataset) -> tuple[float, float]:
@@ -112,14 +116,21 @@ least 4')
     return f"too {side} by a factor of at least {float(f'{factor:.2g}'):g}"
 
 
-def _theory(diagram: xr.Dataset, axis: str, ends: list[float]) -> dict[float, float]:
-    """The critical learning rates by the theory of training, at those ends where it has one."""
+def _line_of(diagram: xr.Dataset) -> xr.DataArray | None:
+    """The critical learning rates by the theory of training; None if it was not asked."""
     if "critical_learning_rate" not in diagram or "closure" not in diagram.coords:
-        return {}
+        return None
     line = diagram["critical_learning_rate"]
     if "train" not in line["closure"].values:
-        return {}
-    if "closure" in line.dims:
-        line = line.sel(closure="train")
-    rates = {end: float(line.sel({axis: end})) for end in ends}
-    return {end: rate for end, rate in rates.items() if not np.isnan(rate)}
+        return None
+    return line.sel(closure="train") if "closure" in line.dims else line
+
+
+def _no_answer(line: xr.DataArray | None, is_answered: bool) -> str:
+    """Where the theory was asked and has nothing to say, a sentence: the first of its reason."""
+    if line is None or is_answered:
+        return ""
+    reason = line.attrs.get("no_answer")
+    if not reason or not isinstance(reason, str):
+        return " The theory (train) has no answer here; normscope theory says why."
+    return f" The theory (train) has no answer: {reason.partition('. ')[0].rstrip('.')}."

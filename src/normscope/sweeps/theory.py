@@ -16,7 +16,9 @@ from normscope.meanfield import CLOSURES, Prediction, predict
 from normscope.meanfield.softmax import LOSSES, output_curvature
 from normscope.sweeps.training_settings import Training
 
-__all__ = ["critical_lines", "critical_rates"]
+__all__ = ["NO_ANSWER", "critical_lines", "critical_rates", "why_unanswered"]
+
+NO_ANSWER = "no_answer"  # attribute of the lines: why the theory of training has none
 
 _SAMPLES = 512  # whose second moments stand for the data's
 
@@ -30,17 +32,21 @@ def critical_lines(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]
 
     Returns:
         (closure, axes without the learning rate), labelled by closure alone; not-a-number where the
-        theory has no answer.
+        theory has no answer, and in the attribute ``no_answer`` why, if that is one reason.
     """
     own = {name: list(values) for name, values in axes.items() if name != "learning_rate"}
     others = {name: values for name, values in own.items() if name != "gamma"}
     shape = tuple(map(len, others.values()))
-    rows = []
+    rows, reasons = [], set()
     for values in product(*others.values()):
         training = Training.of({**settings, **dict(zip(others, values, strict=True))})
-        rows.append(critical_rates(training, "gamma", own.get("gamma", [training.gamma])))
+        scales = own.get("gamma", [training.gamma])
+        rows.append(critical_rates(training, "gamma", scales))
+        reasons |= why_unanswered(training, "gamma", scales, rows[-1])
     found = np.moveaxis(np.array(rows).reshape(*shape, len(CLOSURES), -1), -2, 0)
-    lines = xr.DataArray(found, {"closure": list(CLOSURES)}, ("closure", *others, "gamma"))
+    attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}
+    labels, dims = {"closure": list(CLOSURES)}, ("closure", *others, "gamma")
+    lines = xr.DataArray(found, labels, dims, attrs=attributes)
     return lines.transpose("closure", *own) if "gamma" in own else lines.squeeze("gamma")
 
 
@@ -67,6 +73,39 @@ def critical_rates(
         (closures, values); not-a-number where the theory has no answer.
     """
     return np.array([_rates(training, axis, values, closure) for closure in closures])
+
+
+def why_unanswered(
+    training: Training, axis: str, values: Sequence[float], rates: NDArray[np.float64]
+) -> set[str]:
+    """Why the theory of training (closure train) has no critical learning rate.
+
+    Args:
+        training: all other settings.
+        axis: as for `critical_rates`.
+        values: of that setting.
+        rates: what `critical_rates` gave for all closures.
+
+    Returns:
+        Reasons in full sentences; none where it has a rate for every value.
+    """
+    if not np.isnan(rates[CLOSURES.index("train")]).any():
+        return set()
+    if training.loss not in LOSSES:
+        return {f"it knows the losses {' and '.join(LOSSES)}, not {training.loss}."}
+    try:
+        found = _predictions(training, axis, values, "train")
+    except InputError as error:
+        return {str(error)}
+    told = [pair for each in found for pair in _regimes(each)]
+    return {reason for regime, reason in told if regime == "undetermined"}
+
+
+def _regimes(found: Prediction) -> list[tuple[str, str]]:
+    """Regime and reason, over a sweep for each gamma."""
+    if isinstance(found.regime, str):
+        return [(found.regime, str(found.reason))]
+    return list(zip(found.regime, found.reason, strict=True))
 
 
 def _rates(

@@ -59,9 +59,25 @@ def test_theory_without_a_number_is_left_out():
     (words,) = findings(results)
     theory = "the theory (train) has 0.25 at gamma 2 (too high by a factor of at least 2.5)."
     assert words.endswith(f"{BOUNDARY}; {theory}")
-    results["critical_learning_rate"][0, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("diverged", "told"),
+    [
+        ([[0, 0, 0, 1], [0, 1, 1, 1]], f"{BOUNDARY}."),
+        (np.zeros((2, 4)), "between trainings that held and diverged."),
+    ],
+)
+def test_theory_without_an_answer_is_said_with_its_reason(diverged, told):
+    results = diagram(diverged)
+    results["critical_learning_rate"][0] = np.nan
     (words,) = findings(results)
-    assert words.endswith(f"{BOUNDARY}.")
+    why = "The theory (train) has no answer here; normscope theory says why."
+    assert words.endswith(f"{told} {why}")
+    results["critical_learning_rate"].attrs["no_answer"] = "act.1: it is odd. Measure it."
+    (words,) = findings(results)
+    why = "The theory (train) has no answer: act.1: it is odd."
+    assert words.endswith(f"{told} {why}")
 
 
 def test_theory_of_another_closure_is_left_out():

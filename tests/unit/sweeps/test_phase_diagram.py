@@ -22,7 +22,7 @@ from normscope.sweeps import Training, Work, phase_diagram, status, sweep, train
 from normscope.sweeps.defaults import swept
 from normscope.sweeps.diagram import TRAININGS, Diagram, complete, training_units
 from normscope.sweeps.estimate import estimate
-from normscope.sweeps.theory import critical_rates
+from normscope.sweeps.theory import critical_lines, critical_rates
 from normscope.training import fit, sgd
 
 SMALL = {"epochs": 1, "width": 24, "samples": 640, "test_samples": 100}
@@ -93,6 +93,39 @@ def test_theory_is_that_of_every_combination():
             alone = critical_rates(training, "gamma", [0.5, 2.0])
             np.testing.assert_array_equal(lines.sel(width=width, loss=loss), alone)
     assert (lines.sel(closure="train", width=16) != lines.sel(closure="train", width=32)).all()
+
+
+def absolute(output, target):
+    return (output.argmax(1) - target).abs().float().mean()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"activation": "tanh"}, "no layer has a mean gradient over the data"),
+        ({"norm": "l1"}, "has no closure here for the module LpNorm1d"),
+        ({"loss": f"{__file__}:absolute"}, "it knows the losses squared_error and cross_entropy"),
+        ({}, None),
+    ],
+)
+def test_line_that_the_theory_does_not_have_says_why(settings, reason, tmp_path):
+    axes = {"gamma": [0.5, 2.0], "learning_rate": [0.01]}
+    with Store(":memory:") as store:
+        found = Diagram(axes, {**SMALL, **settings}, [0]).results(store)
+    found.to_netcdf(tmp_path / "c.nc", engine="scipy")
+    line = xr.load_dataset(tmp_path / "c.nc", engine="scipy")["critical_learning_rate"]
+    assert line.sel(closure="train").isnull().all() == (reason is not None)
+    assert (reason or "") in line.attrs.get("no_answer", "")
+    assert ("no_answer" in line.attrs) == (reason is not None)
+
+
+def test_several_reasons_are_none_of_a_whole_line():
+    axes = {"gamma": [0.5], "norm": ["l1", "l2"], "learning_rate": [0.01]}
+    lines = critical_lines(SMALL, axes)
+    assert lines.attrs["no_answer"].startswith("features.1: ")  # the same layer of both
+    odd = critical_lines({**SMALL, "activation": "tanh"}, {**axes, "norm": ["l1", "batch"]})
+    assert odd.isel(closure=0).isnull().all()
+    assert "no_answer" not in odd.attrs
 
 
 def test_settings_that_are_lists_are_labelled_by_their_text(tmp_path):
