@@ -197,3 +197,11 @@ def test_status_of_a_sweep_has_a_help_of_its_own(capsys, monkeypatch):
     assert "--workers" not in text
     (example,) = re.findall(r"^ *Example: (normscope .*)$", text, re.MULTILINE)
     assert parse(shlex.split(example)[1:]).params["follow"] is True
+
+
+def test_sweep_says_from_where_on_the_advisor_calls_a_loss_unstable(capsys):
+    main(["sweep", "--help"])
+    said = " ".join(re.sub(r"[│|]", " ", capsys.readouterr().out).split())
+    assert (
+        "unstable beyond 1.5 times its first value already (3 times for the squared error)" in said
+    )

@@ -129,7 +129,8 @@ def sweep(
     phase_diagram is squared_error (half the squared error), as in the diagrams of wei2018, whose
     theory is about it; normscope lr has cross_entropy, and --set loss=cross_entropy sets it here.
     A training counts as diverged when its loss is not finite or beyond 1000 times its first value
-    (--set divergence_factor=1000): it is lost; normscope lr calls 3 times its first unstable.
+    (--set divergence_factor=1000): it is lost; normscope lr calls it unstable beyond 1.5 times its
+    first value already (3 times for the squared error).
 
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """
