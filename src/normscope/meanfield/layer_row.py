@@ -10,9 +10,11 @@ import numpy as np
 from normscope.meanfield.field import PAIR, SAME, Field, Signal
 from normscope.meanfield.gaussian_integrals import Array
 
-__all__ = ["LayerRow", "row_of"]
+__all__ = ["NOTHING", "LayerRow", "row_of"]
 
 Number = float | Array
+
+NOTHING = 1e-9  # of the mean squared gradient, below which a mean gradient is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,16 @@ class LayerRow:
     term: Number
     share: Number
     bulk: Number
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the term of a single setting is zero but for rounding.
+
+        Its scale is what it would be if all samples had the same input and gradient; the terms of
+        two samples cancel from numbers of that size.
+        """
+        scale = self.inputs * float(self.input_second_moment) * float(self.gradient)
+        return abs(float(self.term)) <= NOTHING * scale
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists."""

@@ -50,8 +50,7 @@ _REGIMES = {
 class Prediction:
     """Largest eigenvalue of the Fisher matrix at initialization, by theory alone.
 
-    Over a sweep of gamma, numbers are arrays (not-a-number where undetermined) and the regime and
-    reason are tuples.
+    Over gamma, numbers are arrays (not-a-number where undetermined), regime and reason are tuples.
 
     Args:
         lambda_max: best estimate of the largest eigenvalue over all outputs; None if undetermined.
@@ -198,11 +197,19 @@ class Prediction:
         return f"Mean-field theory, closure {closure}, batch size {self.batch_size:g}"
 
     def _layer_rows(self) -> list[dict[str, Any]]:
-        return [
+        rows: list[dict[str, Any]] = [
             {"layer": row.name, "inputs": row.inputs}
             | {title: float(getattr(row, name)) for name, title in _COLUMNS}
             for row in self.layers
         ]
+        for shown, row in zip(rows, self.layers, strict=True):
+            if row.is_rounding:  # of a bound that is all rounding there are no shares
+                shown |= {"term": 0.0, "share": None if self._is_rounding else 0.0}
+        return rows
+
+    @property
+    def _is_rounding(self) -> bool:
+        return all(row.is_rounding for row in self.layers)
 
     def _footing(self) -> list[str]:
         if self.lambda_max is None:
@@ -213,7 +220,7 @@ class Prediction:
                 f"lambda_max {self.lambda_max:.4g} of the Fisher matrix: learning rates below "
                 f"{rate:.4g} for half the squared error"
             )
-        bound = f"lower bound per output {self.lower_bound:.4g}"
+        bound = f"lower bound per output {0.0 if self._is_rounding else self.lower_bound:.4g}"
         notes = [f"note: {note}." for note in self.notes]
         return [f"{largest}; {bound}", f"{_in_words(str(self.regime))}: {self.reason}", *notes]
 

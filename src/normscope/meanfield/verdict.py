@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from normscope.meanfield.fisher import Estimate
+from normscope.meanfield.layer_row import NOTHING
 
 __all__ = ["REGIMES", "Verdict", "verdicts"]
 
 REGIMES = ("head", "bound", "explosive", "undetermined")
 
 _HEAD_SHARE = 0.9  # of the largest eigenvalue, above which the last layer alone explains it
-_NOTHING = 1e-9  # of the mean squared gradient, below which a mean gradient is rounding
 _NO_DIRECTION = (
     "no layer has a mean gradient over the data (an odd activation without a shift, or nothing "
     "that singles out a direction), so the bound is zero and says nothing; what remains falls "
@@ -73,7 +73,7 @@ def _verdict(
     upper: float,
     growth: float,
 ) -> Verdict:
-    if not math.isfinite(bound) or bound <= _NOTHING * upper:
+    if not math.isfinite(bound) or bound <= NOTHING * upper:
         return Verdict("undetermined", None, _NO_DIRECTION)
     if closure == "printed":
         return Verdict("bound", bound, "the sum of all layers' terms, as printed.")

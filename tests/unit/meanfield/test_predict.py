@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,6 +136,21 @@ def test_undetermined_is_none_with_its_reason():
     swept = predict(fully_connected_specification(activation="erf"), gamma=[0.5, 1.0])
     assert np.isnan(swept.lambda_max).all()
     assert np.isnan(swept.max_learning_rate()).all()
+
+
+def test_terms_that_are_rounding_are_shown_as_zero_without_a_share():
+    found = predict(fully_connected_specification(activation="tanh"))
+    layers = [replace(row, term=1e-17 * row.gradient, share=1.0) for row in found.layers]
+    noise = replace(found, layers=tuple(layers), lower_bound=7.193e-32)
+    assert "7.193e-32" not in str(noise)
+    assert "lower bound per output 0" in str(noise)
+    shown = [line.split()[-2:] for line in str(noise).splitlines()[3 : 3 + len(layers)]]
+    assert shown == [["0", "-"]] * len(layers)
+    plain = predict(fully_connected_specification())
+    last = plain.layers[-1]
+    mixed = replace(plain, layers=(replace(plain.layers[0], term=1e-30, share=1e-30), last))
+    shown = [line.split()[-2:] for line in str(mixed).splitlines()[3:5]]
+    assert shown == [["0", "0"], [f"{last.term:.4g}", f"{last.share:.4g}"]]
 
 
 def test_larger_batches_calm_the_explosive_branch():
