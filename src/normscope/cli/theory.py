@@ -190,4 +190,6 @@ def _draw(found: list[Prediction], axes: Axes) -> None:
 
     curves = [each.to_xarray()["lambda_max"] for each in found]
     names = xr.Variable("closure", [each.closure for each in found])
-    closure_curves(xr.Dataset({"lambda_max": xr.concat(curves, names)}), axes)
+    attributes = {"reason": list(found[0].reason)}
+    together = xr.concat(curves, names)
+    closure_curves(xr.Dataset({"lambda_max": together}, attrs=attributes), axes)

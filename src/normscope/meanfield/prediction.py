@@ -162,7 +162,7 @@ class Prediction:
         """
         from normscope.plots.order_parameters import order_parameters
 
-        return order_parameters(self.to_xarray(), ax)
+        return order_parameters(self.to_xarray().assign_attrs(reason=_plain(self.reason)), ax)
 
     def text(self, width: int = WIDTH) -> str:
         """The table and its words.

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import colour_of, new_figure
+from normscope.plots.unanswered import say_unanswered
 
 _DASHES = {"train": "-", "frozen": "--", "printed": ":"}
 _MARKS = {"train": "o", "frozen": "s"}
@@ -32,9 +33,13 @@ def closure_curves(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         The axes drawn on.
     """
     axes = new_figure().subplots() if axes is None else axes
-    _draw_theory(axes, results["lambda_max"], "batch")
     axes.set_xlabel(r"$\gamma$")
     axes.set_ylabel(_LABELS["lambda_max"])
+    drawn = results["lambda_max"].dropna("closure", how="all")  # the others have no answer
+    if not drawn.size:
+        say_unanswered(axes, results.attrs.get("reason"))
+        return axes
+    _draw_theory(axes, drawn, "batch")
     logarithmic_axis(axes, "y")
     axes.legend(frameon=False)
     return axes

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
+from normscope.plots.unanswered import say_unanswered
 
 _TERM, _GRADIENT = "#0072B2", "#D55E00"
 
@@ -28,7 +29,8 @@ def order_parameters(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     else:
         _draw_layers(axes, results)
     axes.set_title(f"mean-field theory, {results.attrs['closure']}")
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     return axes
 
 
@@ -44,9 +46,14 @@ def _draw_layers(axes: Axes, results: xr.Dataset) -> None:
 
 
 def _draw_sweep(axes: Axes, results: xr.Dataset) -> None:
-    gamma = results["gamma"].values
-    axes.plot(gamma, results["lambda_max"], color=_TERM, label=r"$\lambda_{\max}$")
-    axes.plot(gamma, results["lower_bound"], "--", color=_GRADIENT, label="lower bound, per output")
     axes.set_xlabel(r"$\gamma$")
     axes.set_ylabel("eigenvalue of the Fisher matrix")
+    known = results.where(results["lambda_max"].notnull())  # elsewhere the bound is rounding
+    gamma = results["gamma"].values
+    if not bool(known["lambda_max"].notnull().any()):
+        axes.set_xlim(gamma.min() - 0.5, gamma.max() + 0.5)
+        say_unanswered(axes, results.attrs.get("reason"))
+        return
+    axes.plot(gamma, known["lambda_max"], color=_TERM, label=r"$\lambda_{\max}$")
+    axes.plot(gamma, known["lower_bound"], "--", color=_GRADIENT, label="lower bound, per output")
     logarithmic_axis(axes, "y")
