@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from normscope.report.code_versions import CODE, CodeVersions
 from normscope.results import Record
 from normscope.results.identity import canonical_json
 from normscope.results.labels import varying_settings
@@ -28,6 +29,7 @@ def diagrams(
     records: Sequence[Record],
     theory: Theory | None = None,
     losses: Mapping[str, float] | None = None,
+    versions: CodeVersions | None = None,
 ) -> dict[str, xr.Dataset]:
     """Every diagram in the records, by what tells it from the others.
 
@@ -35,6 +37,7 @@ def diagrams(
         records: of trainings, of each cell the one that counts; those without a result are holes.
         theory: gives the critical learning rates.
         losses: the test loss by the key of a record; None: read from the records.
+        versions: of the user's own files, which are told in words then, the newest first.
 
     Returns:
         For each combination of the further settings the grid over one setting and the learning
@@ -47,8 +50,9 @@ def diagrams(
         return {}
     others = [name for name in varying if name not in (axis, RATE)]
     groups: dict[str, list[Record]] = {}
-    for record in records:
-        words = ", ".join(f"{name} {_text(record.parameters.get(name))}" for name in others)
+    versions = CodeVersions({}, {}) if versions is None else versions
+    for record in sorted(records, key=lambda each: versions.age(each.parameters)):
+        words = ", ".join(_told(record.parameters, name, versions) for name in others)
         groups.setdefault(words, []).append(record)
     return {words: _grid(group, axis, theory, losses) for words, group in groups.items()}
 
@@ -152,6 +156,12 @@ def _is_number(value: object) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return _is_number(value) and value > 0
+
+
+def _told(parameters: Mapping[str, Any], name: str, versions: CodeVersions) -> str:
+    """A setting that tells a diagram from others, in words."""
+    version = versions.words(parameters) if name == CODE else None
+    return f"{name} {_text(parameters.get(name))}" if version is None else version
 
 
 def _text(value: object) -> str:

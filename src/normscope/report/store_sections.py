@@ -9,6 +9,7 @@ from typing import Any
 
 from normscope.errors import InputError
 from normscope.plots.names import said_settings
+from normscope.report.code_versions import CodeVersions
 from normscope.report.curves import curves_picture
 from normscope.report.diagram import SWEPT, Theory, diagrams
 from normscope.report.diagram_words import shown_diagrams
@@ -59,9 +60,11 @@ def _section(
     store: Store, path: Path, name: str, records: Sequence[Record], theory: Theory | None
 ) -> Section:
     counts = {str(state): sum(each.state is state for each in records) for state in State}
+    versions = CodeVersions.of(records, store.times(name))
+    records = sorted(records, key=lambda each: versions.age(each.parameters))  # the newest first
     looked = [look(store, record) for record in records]
     varying = varying_settings([record.parameters for record in records])
-    words, pictures = _drawn(name, looked, varying, theory)
+    words, pictures = _drawn(name, looked, varying, theory, versions)
     if name == SWEPT:
         looked = in_order(looked, varying)
         records = [each.record for each in looked]
@@ -122,12 +125,16 @@ def _cut(records: int, has_file: bool) -> list[str]:
 
 
 def _drawn(
-    name: str, looked: Sequence[Looked], varying: Sequence[str], theory: Theory | None
+    name: str,
+    looked: Sequence[Looked],
+    varying: Sequence[str],
+    theory: Theory | None,
+    versions: CodeVersions,
 ) -> _Shown:
     """Words and pictures, by the kind of the records."""
     latest = {each.key for each in latest_results(one.record for one in looked)}
     current = [e for e in looked if not e.record.state.has_result or e.record.key in latest]
-    words, pictures = _drawn_current(name, current, varying, theory)
+    words, pictures = _drawn_current(name, current, varying, theory, versions)
     old = len(looked) - len(current)
     if old:
         verb = "is" if old == 1 else "are"
@@ -137,12 +144,16 @@ def _drawn(
 
 
 def _drawn_current(
-    name: str, looked: Sequence[Looked], varying: Sequence[str], theory: Theory | None
+    name: str,
+    looked: Sequence[Looked],
+    varying: Sequence[str],
+    theory: Theory | None,
+    versions: CodeVersions,
 ) -> _Shown:
     if name == SWEPT:
         losses = {each.record.key: each.single.get("test_loss") for each in looked}
         known = {key: loss for key, loss in losses.items() if isinstance(loss, int | float)}
-        found = diagrams([each.record for each in looked], theory, known)
+        found = diagrams([each.record for each in looked], theory, known, versions)
         if not found:
             return ["No diagram is drawn: it takes the learning rate and one more setting."], []
         return shown_diagrams(found, MOST_PICTURES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -20,6 +19,7 @@ from normscope.results.database import Database
 from normscope.results.identity import Identity, plain
 from normscope.results.record import Record, State, meets
 from normscope.results.tables import Row
+from normscope.results.times import kept_times
 from normscope.results.versions import kept_versions
 
 __all__ = ["Ledger"]
@@ -170,6 +170,11 @@ class Ledger:
         with self._database.reading() as connection:
             return kept_versions(connection, experiment)
 
+    def times(self, experiment: str) -> dict[str, float]:
+        """When an experiment's records were last started, in seconds since 1970, by their keys."""
+        with self._database.reading() as connection:
+            return kept_times(connection, experiment)
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Several calls as one: all of them are in the file when the block ends, or none.
@@ -228,10 +233,7 @@ class Ledger:
         of = row.identity
         named = (row.key, of.experiment, row.parameters, of.seed, of.revision, of.version)
         state = (row.state, row.attempts, row.error, row.seconds)
-        return Record(*named, *state, partial(self._dataset, row.key))
-
-    def _dataset(self, key: str) -> xr.Dataset:
-        return assemble(self.pieces(key))
+        return Record(*named, *state, lambda: assemble(self.pieces(row.key)))
 
     def pieces(self, key: str) -> Pieces:
         """What was stored under the key as it lies in the file, checked and joined."""

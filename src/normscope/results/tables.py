@@ -13,6 +13,7 @@ from normscope.results.content import Content
 from normscope.results.failures import damaged
 from normscope.results.identity import Identity
 from normscope.results.record import State
+from normscope.results.times import keep_time
 from normscope.results.versions import keep_versions
 
 __all__ = [
@@ -134,9 +135,10 @@ def set_state(
     error: str | None = None,
     seconds: float | None = None,
 ) -> None:
-    """Move a record to a state; to RUNNING is one more attempt, whose versions are kept."""
+    """Move a record to a state; to RUNNING: one more attempt, whose versions and time are kept."""
     if state is State.RUNNING:
         keep_versions(connection, row.id)
+        keep_time(connection, row.id)
     connection.execute(
         "UPDATE records SET state = ?, attempts = attempts + ?, error = ?, seconds = ? "
         "WHERE id = ?",

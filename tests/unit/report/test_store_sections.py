@@ -438,7 +438,7 @@ def test_command_has_ranges_and_tells_the_digest_of_own_code_beside_it(path):
         add_cells(store, cells, state="finished", **TRAINED, code="sha256-def")
     (section,) = report_of([path]).sections
     assert "--set gamma=0.3:3:3:log" in section.command
-    assert "The digests were sha256-abc and sha256-def;" in section.command_note
+    assert "The digests were sha256-def and sha256-abc;" in section.command_note
 
 
 def test_theory_is_drawn_only_for_a_training_that_is_known_whole():
