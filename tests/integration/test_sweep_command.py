@@ -78,15 +78,36 @@ def test_sweep_and_status_tell_of_cells_of_an_edited_file(capsys, tmp_path, monk
     assert main(command) == 0
     assert main(["sweep", "status", "own.sqlite"]) == 0
     assert "earlier version" not in "".join(capsys.readouterr())
+    with Store("own.sqlite") as store:  # as an interrupted sweep leaves it
+        (first, *_) = store.select("phase_diagram")
+        store.add("phase_diagram", {**first.parameters, "gamma": 3.0}, seed=0)
     file.write_text(f"{OWN}\n# edited\n", encoding="utf-8")
+    assert main(["sweep", "status", "own.sqlite"]) == 0
+    assert "No cell is of the present version yet." in capsys.readouterr().out
     assert main(command) == 0
-    told = "4 cells of {} are of an earlier version of your own files: kept there, but"
+    told = "5 cells of {} are of an earlier version of your own files ({}): kept there, but"
+    told = told.format("{}", "4 finished, 1 never computed")
     shown = capsys.readouterr()
     assert f"normscope: note: {told.format('own.sqlite')}" in shown.err
     assert "4 cells in" in shown.out
     assert "0 were there already" in shown.out
     assert main(["sweep", "status", "own.sqlite"]) == 0
-    assert told.format("phase_diagram") in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told.format("phase_diagram") in shown
+    assert " phase_diagram 4 0 0 4 0 0 " in shown
+    assert "The sweep of the present version is complete." in shown
+    with Store("own.sqlite") as store:
+        (*_, last) = store.select("phase_diagram")
+        store.add("phase_diagram", {**last.parameters, "gamma": 3.0}, seed=0)
+        store.start(store.add("phase_diagram", {**last.parameters, "gamma": 4.0}, seed=0))
+        store.fail(store.select("phase_diagram")[-1].key, "no memory")
+    assert main(["sweep", "status", "own.sqlite"]) == 0
+    assert "Of the present version, 1 of 6 cells" in capsys.readouterr().out
+    with Store("own.sqlite") as store:
+        store.start(store.select("phase_diagram")[-2].key)
+        store.fail(store.select("phase_diagram")[-2].key, "no memory")
+    assert main(["sweep", "status", "own.sqlite"]) == 0
+    assert "present version is complete, but 2 of its 6 cells failed." in capsys.readouterr().out
     with Store("own.sqlite", read_only=True) as store:
         codes = {record.parameters["code"] for record in store.select("phase_diagram")}
     present_code = files_digest([file])

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import xarray as xr
 
+    from normscope.results import State
     from normscope.sweeps.estimate import Estimate
     from normscope.sweeps.status import Status
     from normscope.sweeps.work import Report
@@ -153,9 +155,9 @@ def print_status(found: list[Status]) -> None:
     ]
     print_table("Sweeps", rows, numbers=("per cell", "left"))
     for each in found:
-        earlier = sum(each.earlier.values())
-        if earlier:
-            print_note(earlier_words(earlier, each.experiment))
+        if any(each.earlier.values()):
+            print_note(earlier_words(each.earlier, each.experiment))
+            print_note(_present_words(each))
     idle = [each for each in found if each.open and not each.at_work]
     if idle:
         alone = any(each.seconds_left is not None for each in idle)
@@ -169,22 +171,42 @@ def print_status(found: list[Status]) -> None:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")
 
 
-def earlier_words(number: int, where: str) -> str:
+def earlier_words(counts: Mapping[State, int], where: str) -> str:
     """What becomes of cells that an earlier version of the user's files computed or began.
 
     Args:
-        number: of the cells.
+        counts: of the cells in each state.
         where: the name of their records, or of the store.
 
     Returns:
         One sentence.
     """
+    number = sum(counts.values())
     cells = "1 cell" if number == 1 else f"{number} cells"
     verb = "is" if number == 1 else "are"
-    return (
-        f"{cells} of {where} {verb} of an earlier version of your own files: kept there, but "
-        "neither counted nor drawn by a sweep of the present version, which computes its own."
+    states = ", ".join(
+        f"{count} {'never computed' if state == 'pending' else state}"
+        for state, count in sorted(counts.items(), key=lambda each: each[0] == "pending")
+        if count
     )
+    return (
+        f"{cells} of {where} {verb} of an earlier version of your own files ({states}): kept "
+        "there, but neither counted nor drawn by a sweep of the present version, which computes "
+        "its own."
+    )
+
+
+def _present_words(found: Status) -> str:
+    """How far the cells of the present version are, where there are earlier ones too."""
+    from normscope.results import State
+
+    failed = found.counts[State.FAILED]
+    if not found.cells:
+        return "No cell is of the present version yet."
+    if found.open:
+        return f"Of the present version, {found.open} of {found.cells} cells are still to compute."
+    rest = f", but {failed} of its {found.cells} cells failed" if failed else ""
+    return f"The sweep of the present version is complete{rest}."
 
 
 def _paths(files: dict[str, str]) -> str:

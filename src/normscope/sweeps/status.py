@@ -22,7 +22,7 @@ from normscope.sweeps.together import GROUP, group_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Status", "is_being_written", "status"]
+__all__ = ["Status", "is_being_written", "state_counts", "status"]
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Status:
         seconds: mean duration of the cells that have a result; None: there are none.
         seconds_left: estimate of the time to the end, from the mean duration: at the present pace,
             or with one worker if no process is at work; None: not known.
-        failures: (parameters, seed, error) of the failed cells.
+        failures: (parameters, seed, error) of the failed ones of these cells.
         at_work: whether a process is writing the file.
         divergence_factor: beyond this multiple of its first value a loss counts as diverged; None:
             the cells have none, or not the same.
-        earlier: of the counts, what an earlier version of the user's own files computed or began:
-            no sweep of the present files takes or completes it.
+        earlier: besides the counts, the cells that an earlier version of the user's own files
+            computed or began: no sweep of the present files takes or completes them.
     """
 
     experiment: str
@@ -54,16 +54,13 @@ class Status:
 
     @property
     def cells(self) -> int:
-        """How many there are in all."""
+        """How many there are in all, without those of an earlier version."""
         return sum(self.counts.values())
 
     @property
     def open(self) -> int:
         """How many have no result and have not failed, and can still be computed."""
-        return sum(
-            self.counts[state] - self.earlier.get(state, 0)
-            for state in (State.PENDING, State.RUNNING)
-        )
+        return self.counts[State.PENDING] + self.counts[State.RUNNING]
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
@@ -131,27 +128,39 @@ def is_being_written(path: str | os.PathLike[str]) -> bool:
 
 
 def _status(name: str, records: list[Record], at_work: bool) -> Status:
-    counts, earlier = _counts(records, at_work), _counts(earlier_records(records), at_work)
-    times = [each.seconds for each in records if each.state.has_result and each.seconds is not None]
-    mean = sum(times) / len(times) if times else None
+    old = earlier_records(records)
+    keys = {each.key for each in old}
+    present = [each for each in records if each.key not in keys]
+    counts, earlier = state_counts(present, at_work), state_counts(old, at_work)
+    mean = _mean_seconds(present)
     left = None
-    workers = _units([each for each in records if each.state is State.RUNNING])
-    waiting, running = (counts[state] - earlier[state] for state in (State.PENDING, State.RUNNING))
+    workers = _units([each for each in present if each.state is State.RUNNING])
+    waiting, running = (counts[state] for state in (State.PENDING, State.RUNNING))
     if mean is not None and waiting + running:
         # a cell of a group has a share of its group's time, so cells, not units, are counted
         left = mean * (waiting + running / 2)
         left /= max(workers, 1) if at_work else 1
     failures = tuple(
         (each.parameters, each.seed, each.error or "")
-        for each in records
+        for each in present
         if each.state is State.FAILED
     )
-    factor = common_factor(each.parameters for each in records)
+    factor = common_factor(each.parameters for each in present)
     return Status(name, counts, mean, left, failures, at_work, factor, earlier)
 
 
-def _counts(records: Sequence[Record], at_work: bool) -> dict[State, int]:
-    """How many are in each state; with no process at work, as the next writer will find them."""
+def _mean_seconds(records: Sequence[Record]) -> float | None:
+    times = [each.seconds for each in records if each.state.has_result and each.seconds is not None]
+    return sum(times) / len(times) if times else None
+
+
+def state_counts(records: Sequence[Record], at_work: bool) -> dict[State, int]:
+    """How many are in each state; with no process at work, as the next writer will find them.
+
+    Args:
+        records: of a store.
+        at_work: whether a process is writing it.
+    """
     counts = dict.fromkeys(State, 0)
     for record in records:
         idle = record.state is State.RUNNING and not at_work

@@ -14,7 +14,7 @@ from normscope.errors import (
     StateError,
     UnknownNameError,
 )
-from normscope.results import Store
+from normscope.results import State, Store
 from normscope.sweeps import phase_diagram
 from normscope.sweeps.defaults import swept
 from normscope.sweeps.diagram import complete
@@ -205,7 +205,9 @@ def test_status_tells_cells_of_an_edited_source_apart(own, tmp_path):
     own.path.write_text(SOURCE.replace("width=16", "width=8"), encoding="utf-8")
     phase_diagram(own("build"), **GRID, store=store)
     (after,) = status(store)
-    assert (after.cells, after.open, after.to_dict()["of_earlier_code"]) == (9, 0, 5)
+    assert (after.cells, after.open, after.to_dict()["of_earlier_code"]) == (4, 0, 5)
+    assert (after.earlier[State.PENDING], after.earlier[State.FINISHED]) == (1, 4)
+    assert sum(after.counts.values()) == 4
     assert after.seconds_left is None  # nobody will go on with the old cell
     own.path.unlink()
     (unknown,) = status(store)
