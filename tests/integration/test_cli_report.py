@@ -181,7 +181,7 @@ def test_report_runs_no_code_that_a_store_names(tmp_path, capsys):
 def test_help_has_an_example(capsys):
     assert main(["report", "--help"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"Example: normscope report .*-o report\.html", text)
+    assert re.search(r"Example: normscope report .*-o report\.html", text, re.DOTALL)
 
 
 def test_report_is_read_beside_a_writer_and_survives_an_interrupt(

@@ -167,7 +167,7 @@ def _described(problem: Exception) -> str:
     commands = getattr(context.command, "commands", None)
     if commands:
         text += f" Choose one of {', '.join(sorted(commands))}."
-    example: str = (context.command.epilog or "").lstrip("\b\n")
+    example: str = (context.command.epilog or "").lstrip("\b\n").replace("\\\n", "")
     return f"{text} {example}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,7 +159,21 @@ Folder = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
 
+_EXAMPLE = 56  # columns of an example: with an indent and a backslash it fits into 60
+
 
 def with_example(command: str) -> str:
-    """The end of a help text: an example, on a line of its own however narrow the terminal is."""
-    return f"\b\nExample: {command}"
+    r"""The end of a help text: an example on lines of its own, however narrow the terminal is.
+
+    >>> print(with_example("normscope lr examples/net.py:build --data examples/net.py:samples")[2:])
+    Example: normscope lr examples/net.py:build \
+        --data examples/net.py:samples
+    """
+    first, *options = re.split(r" (?=-)", command)  # an option stays with its value
+    lines = [f"Example: {first}"]
+    for option in options:
+        if len(lines[-1]) + len(option) < _EXAMPLE:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(f"    {option}")
+    return "\b\n" + " \\\n".join(lines)
