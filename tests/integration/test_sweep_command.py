@@ -262,6 +262,8 @@ def test_status_says_how_long_is_left_though_nobody_is_at_work(capsys, tmp_path)
     assert main(["sweep", "status", str(out)]) == 0
     table, _, sentence = capsys.readouterr().out.rpartition("\n\n")
     assert table.endswith("30 s  1.5 min")
+    assert max(map(len, sentence.splitlines())) <= 80
+    sentence = " ".join(sentence.split())
     assert sentence.startswith("No process is at work on it; left: about so long with one worker.")
 
 

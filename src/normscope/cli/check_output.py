@@ -57,7 +57,10 @@ def print_verdicts(found: Found, form: str, as_json: bool, every_row: bool = Tru
     if any(verdict.unmet for _, verdict in verdicts):
         print_note("unmet: cases outside the statement's premise, which do not count.")
     for reason in dict.fromkeys(each.reason for _, each in others):
-        print(f"not checked: {reason}.")  # in one line: it may end in a command to copy
+        words, has_command, command = reason.partition(": try ")
+        print_note(f"not checked: {words}{':' if has_command else '.'}")
+        if has_command:
+            print(f"  {command}")  # in one line, to copy
     if not every_row:
         print_note(f"{len(found)} rows in all, one a statement and layer: --all shows them.")
     held = "All that were checked hold." if others else "All hold."

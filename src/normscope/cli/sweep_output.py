@@ -162,7 +162,7 @@ def print_status(found: list[Status]) -> None:
     if idle:
         alone = any(each.seconds_left is not None for each in idle)
         left = "; left: about so long with one worker" if alone else ""
-        print(f"No process is at work on it{left}. Run the same command again to go on.")
+        print_note(f"No process is at work on it{left}. Run the same command again to go on.")
     factors = {each.divergence_factor for each in found}
     for factor in sorted(each for each in factors if each is not None):
         print_note(divergence_words(factor))

@@ -46,6 +46,20 @@ def test_rows_of_a_layer_stand_together_and_columns_are_explained(capsys):
     assert out.count("not checked: it is too large.") == 1
 
 
+def test_reasons_are_wrapped_and_commands_are_not(capsys):
+    words = "a unit has 256 values in a batch of 256, more than 128"
+    command = f"normscope check fully_connected {'--option depth=3 ' * 6}--batch-size 128"
+    reasons = [f"{words}: take --batch-size 128", f"{words}: try {command}"]
+    found = [(name, Unchecked("theorem_c1", name)) for name in reasons]
+    print_verdicts(found, "exact", as_json=False)
+    _, begin, out = capsys.readouterr().out.partition("not checked: a")
+    lines = f"{begin}{out}".splitlines()
+    assert f"  {command}" in lines
+    assert max(len(line) for line in lines if not line.startswith("  ")) <= 80
+    assert f"not checked: {reasons[0]}." in " ".join(lines)
+    assert f"not checked: {words}:" in lines
+
+
 def test_subjects_stay_plain_in_json(capsys):
     print_verdicts([("1", verdict("fact_c1", "1"))], "exact", as_json=True)
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["subject"] == "1"
