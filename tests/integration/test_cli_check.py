@@ -1,7 +1,6 @@
 """``normscope check`` from its arguments to its exit code."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -92,20 +91,53 @@ def test_layer_of_a_users_model_unit_by_unit(capsys):
     assert len({row["unit"] for row in rows}) > 2
 
 
-def test_what_is_too_large_to_check_is_a_row_of_its_own(capsys):
+SMALL = [*DIGITS, "--option", "width=6", "--option", "depth=2"]
+
+
+def test_theorem_c1_is_checked_on_a_part_of_the_usual_batch(capsys):
     """The batch is 256 by default, more than Theorem C.1 makes a matrix of."""
-    arguments = ["check", *DIGITS, "--option", "width=6", "--option", "depth=2"]
-    assert main(arguments) == 0
+    assert main(["check", *SMALL]) == 0
     out = capsys.readouterr().out
-    (row,) = [line for line in out.splitlines() if "theorem_c1" in line]
-    assert "not checked" in row
-    assert "not checked: a unit has 256 values" in out
-    assert "All that were checked hold." in out
-    (advised,) = re.findall(r"take (--batch-size) (\d+)\.", out)
-    assert main([*arguments, *advised, "--json"]) == 0
+    (row,) = [line for line in out.splitlines() if line.startswith("theorem_c1 ")]
+    assert row.endswith("holds")
+    assert "theorem_c1: on the first 16 samples of the batch;" in out
+    assert out.endswith("All hold.\n")
+    assert main(["check", *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["unchecked"] == []
+    assert set(found["samples_of_theorem_c1"].values()) == {16}
+    assert set(found["samples_of_theorem_c1"]) == {row["layer"] for row in found["verdicts"]}
+
+
+def test_theorem_c1_has_the_whole_batch_where_that_is_small_enough(capsys):
+    assert main(["check", *SMALL, "--batch-size", "24", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples_of_theorem_c1"] == {}
     assert "theorem_c1" in {row["name"] for row in found["verdicts"]}
+
+
+CONVOLUTION = """
+import torch
+def build(): return torch.nn.Sequential(
+    torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.LazyLinear(3))
+def small(): return torch.randn(40, 1, 8, 8), torch.randint(3, (40,))
+def large(): return torch.randn(40, 1, 9, 8), torch.randint(3, (40,))
+"""
+
+
+@pytest.mark.parametrize(("data", "checked"), [("small", True), ("large", False)])
+def test_two_samples_of_images_are_checked_up_to_the_largest_matrix(
+    data, checked, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    lazy = "torch.nn.LazyLinear(3)"
+    source = CONVOLUTION.replace(lazy, f"torch.nn.Linear({128 if checked else 144}, 3)")
+    (tmp_path / "part_net.py").write_text(source, encoding="utf-8")
+    assert main(["check", "part_net.py:build", "--data", f"part_net.py:{data}"]) == 0
+    out = capsys.readouterr().out
+    assert ("theorem_c1: on the first 2 samples" in out) is checked
+    assert ("not checked: a unit has 2880 values in a batch of 40" in out) is not checked
+    assert ("choose by --layer" in " ".join(out.split())) is not checked
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from normscope.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from normscope.cli.check_output import Found
+    from normscope.cli.check_output import Found, Parts
     from normscope.theorems import Unchecked, Verdict, Verdicts
 
 CASES = 200
@@ -100,12 +100,15 @@ def check(
         of_model = {"layer": layer, "data": data, "loss": loss, "norm": norm, "device": device}
         _refuse_leftovers(**of_model, option=option or None, batch_size=batch_size)
         found = _everywhere(form, CASES if cases is None else cases, seed)
+        parts: Parts = {}
     elif cases is not None:
         raise InputError("--cases says how many random cases, which are tried without a model.")
     else:
         loss = loss or "cross_entropy"
-        found = _on_model(model, layer, data, loss, form, norm, option, batch_size, device, seed)
-    if print_verdicts(found, form, as_json, every_row):
+        found, parts = _on_model(
+            model, layer, data, loss, form, norm, option, batch_size, device, seed
+        )
+    if print_verdicts(found, form, as_json, every_row, parts):
         raise typer.Exit(1)
 
 
@@ -166,7 +169,7 @@ def _on_model(
     batch_size: int | None,
     device: str | None,
     seed: int,
-) -> Found:
+) -> tuple[Found, Parts]:
     from normscope.cli import sources
     from normscope.cli.batches import chosen_batches, note_conversion
     from normscope.cli.check_output import with_remedy
@@ -176,6 +179,7 @@ def _on_model(
     if data is None:
         raise InputError("a model is checked on data; give --data, such as --data digits.")
     sources.check_names(model, data, loss, norm)
+    from normscope.cli.check_part import checked_in_parts
     from normscope.curvature.batch import sample_count
     from normscope.theorems import check_layer
 
@@ -185,9 +189,16 @@ def _on_model(
     note_conversion(chosen, network)
     function = sources.load_loss(loss)
 
-    def checked(name: str) -> Verdicts:
-        run = partial(check_layer, network, function, chosen, name, form=form, seed=seed)
+    parts: Parts = {}
+
+    def on_batch(name: str, batch: Any) -> Verdicts:
+        run = partial(check_layer, network, function, [batch], name, form=form, seed=seed)
         return blaming(f"{model} with {loss} on {data}", run)
+
+    def checked(name: str) -> Verdicts:
+        verdicts, part = checked_in_parts(partial(on_batch, name), chosen[0])
+        parts.update({} if part is None else {name: part})
+        return verdicts
 
     if layer is not None:
         verdicts = checked(layer)
@@ -198,7 +209,7 @@ def _on_model(
         raise InputError(f"{model} has no batch normalization to check.")
     smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
     size = sample_count(chosen[0])
-    return [(name, with_remedy(each, size, smaller)) for name, each in found]
+    return [(name, with_remedy(each, size, smaller)) for name, each in found], parts
 
 
 def _on_every_layer(network: Any, checked: Callable[[str], Verdicts]) -> Found:

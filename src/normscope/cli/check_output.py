@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,16 +12,18 @@ from normscope.cli.tables import Row, print_note, print_table
 if TYPE_CHECKING:
     from normscope.theorems import Unchecked, Verdict
 
-__all__ = ["Found", "print_verdicts", "with_remedy"]
+__all__ = ["Found", "Parts", "print_verdicts", "with_remedy"]
 
 Found = list[tuple[str, "Verdict | Unchecked"]]
+Parts = dict[str, int]  # layers whose batch is too large for Theorem C.1, and the samples it has
 
 _NUMBERS = ("cases", "unmet", "fail", "slack")
 _FEW = 10  # false rows that a summary shows in full
-_TOO_LARGE = re.compile(r"a unit has (\d+) values, above dense_limit=(\d+)")
 
 
-def print_verdicts(found: Found, form: str, as_json: bool, every_row: bool = True) -> int:
+def print_verdicts(
+    found: Found, form: str, as_json: bool, every_row: bool = True, parts: Parts | None = None
+) -> int:
     """Print what was found.
 
     Args:
@@ -31,6 +32,7 @@ def print_verdicts(found: Found, form: str, as_json: bool, every_row: bool = Tru
         as_json: strict JSON instead of a table.
         every_row: a row for each statement and layer; else one for each statement over all layers,
             and a few that are false in full.
+        parts: samples of the batch that Theorem C.1 was put to, by layer, where not all were.
 
     Returns:
         The number of rows that are false.
@@ -43,7 +45,8 @@ def print_verdicts(found: Found, form: str, as_json: bool, every_row: bool = Tru
     if as_json:
         plain = [{"subject": subject, **each.to_dict()} for subject, each in verdicts]
         unchecked = [{"subject": subject, **each.to_dict()} for subject, each in others]
-        print_json({"form": form, "verdicts": plain, "refuted": refuted, "unchecked": unchecked})
+        answer = {"form": form, "verdicts": plain, "refuted": refuted, "unchecked": unchecked}
+        print_json({**answer, "samples_of_theorem_c1": parts or {}})
         return refuted
     every_row = every_row or len({subject for subject, _ in found}) == 1
     rows = [_row(*each) for each in _by_subject(found)] if every_row else summary(found)
@@ -56,6 +59,8 @@ def print_verdicts(found: Found, form: str, as_json: bool, every_row: bool = Tru
         print_note("Random cases have eps = 0, as the sources suppose; real layers have theirs.")
     if any(verdict.unmet for _, verdict in verdicts):
         print_note("unmet: cases outside the statement's premise, which do not count.")
+    if parts:
+        print_note(_part_words(parts))
     for reason in dict.fromkeys(each.reason for _, each in others):
         words, has_command, command = reason.partition(": try ")
         print_note(f"not checked: {words}{':' if has_command else '.'}")
@@ -79,9 +84,10 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
     Returns:
         The same, or with the reason in the words of the command line.
     """
+    from normscope.cli.check_part import TOO_LARGE
     from normscope.theorems import Unchecked
 
-    if not isinstance(found, Unchecked) or not (sizes := _TOO_LARGE.match(found.reason)):
+    if not isinstance(found, Unchecked) or not (sizes := TOO_LARGE.match(found.reason)):
         return found
     values, limit = map(int, sizes.groups())
     fitting = batch_size * limit // values
@@ -91,6 +97,16 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
     )
     reason = f"a unit has {values} values in a batch of {batch_size}, more than {limit}: {advice}"
     return replace(found, reason=reason)
+
+
+def _part_words(parts: Parts) -> str:
+    """On how many samples Theorem C.1 was checked."""
+    fewest, most = min(parts.values()), max(parts.values())
+    number = str(most) if fewest == most else f"{fewest} to {most}"
+    return (
+        f"theorem_c1: on the first {number} samples of the batch; it makes a matrix of all values "
+        "of a unit."
+    )
 
 
 def _by_subject(found: Found) -> Found:
