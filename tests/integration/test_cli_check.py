@@ -1,6 +1,7 @@
 """``normscope check`` from its arguments to its exit code."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -173,3 +174,37 @@ def test_wrong_input_is_one_line_and_exit_code_two(capsys, arguments, said):
 def test_help_has_an_example(capsys):
     assert main(["check", "--help"]) == 0
     assert "Example: normscope check" in capsys.readouterr().out
+
+
+OTHERS = """
+import torch
+def build(): return torch.nn.Sequential(
+    torch.nn.Linear(5, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
+def plain(): return torch.nn.Linear(5, 3)
+def samples(): return torch.randn(40, 5), torch.randint(3, (40,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        (
+            ["others_net.py:build"],
+            "but LayerNorm, which .* return normscope.layers.convert(",
+        ),
+        (["others_net.py:plain"], "to check; to check it with such layers, add some. As it is, "),
+        (["fully_connected", "--norm", "layer"], "such layers, give --norm batch. As it is, "),
+    ],
+)
+def test_model_without_batch_normalization_is_told_what_can_be_done(
+    model, advice, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "others_net.py").write_text(OTHERS, encoding="utf-8")
+    data = "digits" if len(model) > 1 else "others_net.py:samples"
+    assert main(["check", *model, "--data", data]) == 2
+    told = capsys.readouterr().err
+    assert f"{model[0]} has no batch normalization to check" in told
+    assert re.search(advice.replace("(", r"\("), told)
+    assert "normscope lr finds" in told
+    assert "normscope compare --norms none,batch,layer" in told

@@ -172,7 +172,7 @@ def _on_model(
 ) -> tuple[Found, Parts]:
     from normscope.cli import sources
     from normscope.cli.batches import chosen_batches, note_conversion
-    from normscope.cli.check_output import with_remedy
+    from normscope.cli.check_output import nothing_to_check, with_remedy
     from normscope.errors import InputError
     from normscope.places import blaming
 
@@ -206,7 +206,7 @@ def _on_model(
     else:
         found = _on_every_layer(network, checked)
     if not found:
-        raise InputError(f"{model} has no batch normalization to check.")
+        raise nothing_to_check(model, network)
     smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
     size = sample_count(chosen[0])
     return [(name, with_remedy(each, size, smaller)) for name, each in found], parts

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normscope.cli.check_summary import summary, verdict_cells
 from normscope.cli.output import print_json
 from normscope.cli.tables import Row, print_note, print_table
 
 if TYPE_CHECKING:
+    from normscope.errors import InputError
     from normscope.theorems import Unchecked, Verdict
 
-__all__ = ["Found", "Parts", "print_verdicts", "with_remedy"]
+__all__ = ["Found", "Parts", "nothing_to_check", "print_verdicts", "with_remedy"]
 
 Found = list[tuple[str, "Verdict | Unchecked"]]
 Parts = dict[str, int]  # layers whose batch is too large for Theorem C.1, and the samples it has
@@ -97,6 +98,27 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
     )
     reason = f"a unit has {values} values in a batch of {batch_size}, more than {limit}: {advice}"
     return replace(found, reason=reason)
+
+
+def nothing_to_check(model: str, network: Any) -> InputError:
+    """What can be done with a model that the theorems do not speak of, as an error.
+
+    Args:
+        model: its name or place.
+        network: itself.
+    """
+    from normscope.errors import InputError
+    from normscope.layers.detect import norm_layers
+
+    others = sorted({type(each).__name__ for each in norm_layers(network).values()})
+    has = f", but {' and '.join(others)}, which the theorems are not about" if others else ""
+    make = 'let it return normscope.layers.convert(model, to="batch")' if others else "add some"
+    return InputError(
+        f"{model} has no batch normalization to check{has}; to check it with such layers, "
+        f"{make if ':' in model else 'give --norm batch'}. As it is, normscope lr finds its "
+        "learning rates, and normscope compare --norms none,batch,layer those of other "
+        "normalizations."
+    )
 
 
 def _part_words(parts: Parts) -> str:
