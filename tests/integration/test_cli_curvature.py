@@ -186,3 +186,40 @@ def test_progress_tells_estimate_and_residual(monkeypatch, capsys):
 def test_help_has_an_example(capsys):
     assert main(["curvature", "--help"]) == 0
     assert "Example: normscope curvature examples/my_model.py:build" in capsys.readouterr().out
+
+
+SPOILT = """
+import torch
+def build(): return torch.nn.Linear(5, 3)
+def nan():
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    x[17] = float("nan")
+    return x, torch.zeros(40, dtype=torch.long)
+def label():
+    x, y = nan()
+    y[17] = 7
+    return x.nan_to_num(), y
+def batches():
+    x, y = label()
+    return [(x[:10], y[:10]), (x[10:], y[10:])]
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "asked", "told"),
+    [
+        ("nan", [], "number 17 of the data"),
+        ("label", [], "number 17 of the data"),
+        ("label", ["--batch-size", "20", "--batches", "2"], "number 17 of the data"),
+        ("batches", ["--batches", "2"], "number 7 of batch 1 of the data"),
+    ],
+)
+def test_bad_sample_is_told_by_its_number_in_the_users_data(
+    data, asked, told, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "spoilt_net.py").write_text(SPOILT, encoding="utf-8")
+    arguments = ["spoilt_net.py:build", "--data", f"spoilt_net.py:{data}", *asked]
+    assert main(["curvature", *arguments]) == 2
+    assert f"The first such sample is {told}, counted from 0." in capsys.readouterr().err

@@ -128,7 +128,8 @@ def curvature(
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
     extreme = (k, max_products, {**common, "which": which, "tol": tol})
     whole = (probes, lanczos_steps, common) if spectrum else None
-    measure = partial(_measured, problem, extreme, whole)
+    whose = samples if isinstance(samples, tuple) else chosen  # numbers of samples are of these
+    measure = partial(_measured, problem, whose, extreme, whole)
     top, density = blaming(f"{model} with {loss} on {data}", measure)
     draw_on(out, partial(_draw, top, density))
     source = {"model": model, "data": data, "loss": loss}
@@ -139,18 +140,21 @@ def curvature(
 
 def _measured(
     problem: Subject,
+    whose: Any,
     extreme: tuple[int, int | None, dict[str, Any]],
     whole: tuple[int, int, dict[str, Any]] | None,
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
     """The extreme eigenvalues, and the density of all if it is asked for."""
+    from normscope.curvature.located import locating
     from normscope.curvature.problem import Problem
     from normscope.curvature.trial import try_batches
 
     options = extreme[-1]
-    if len(problem[-1]) > 1:  # the search may come to the last one late
-        try_batches(Problem(*problem), problem[-1], options["mode"], options["seed"])
-    top = _eigenvalues(problem, *extreme)
-    return top, None if whole is None else _density(problem, *whole)
+    with locating(Problem(*problem[:-1], whose)):
+        if len(problem[-1]) > 1:  # the search may come to the last one late
+            try_batches(Problem(*problem), problem[-1], options["mode"], options["seed"])
+        top = _eigenvalues(problem, *extreme)
+        return top, None if whole is None else _density(problem, *whole)
 
 
 def _eigenvalues(
