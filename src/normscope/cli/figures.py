@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ def check_figure(out: Path | None) -> None:
 
     Raises:
         UnknownNameError: if its ending is no format of figures.
+        InputError: if its folder is not there and could not be made; it is made with the figure.
     """
     if out is None:
         return
@@ -29,9 +31,19 @@ def check_figure(out: Path | None) -> None:
     from normscope.registry import unknown_name
 
     formats = FigureCanvasBase.get_supported_filetypes()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _check_folder(out.parent)
     if out.suffix.removeprefix(".").lower() not in formats:
         raise unknown_name("figure format", out.suffix, [".svg", ".png", ".pdf"])
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that could not be written into, without making it."""
+    from normscope.errors import InputError
+
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "cannot be written into" if there.is_dir() else "is no folder"
+        raise InputError(f"the figure cannot go to {folder}: {there} {reason}; choose another.")
 
 
 def draw_on(out: Path | None, draw: Callable[[Axes], object]) -> None:
