@@ -86,7 +86,7 @@ def test_limits_name_the_larger_one_whichever_it_is(results):
 def test_limits_say_where_no_end_was_found_and_what_theory_does_not_cover(results):
     text = " ".join(about_limits(results))
     assert "found no end with BatchNorm" in text
-    assert "0.04 without normalization (measured: 0.055 (0.05 to 0.06))" in text
+    assert "0.04 without normalization (by measured curvature and short runs: 0.055 (0.05" in text
     assert "Mean-field theory makes no estimate with BatchNorm: no such layer." in text
 
 
@@ -279,3 +279,11 @@ def test_first_screen_follows_the_numbers(results):
     turned = findings(swapped(whole))
     assert "largest without normalization, 3, and smallest with BatchNorm, 0.15" in turned[0]
     assert "varies most with BatchNorm, 2, and least without normalization, 1." in turned[2]
+
+
+def test_note_on_rates_says_that_short_runs_may_lower_what_is_stable_at_first(results):
+    """`Advice.safe` is the curvature's bound only where no run failed below it."""
+    missing = {"limit", "stable", "by_curvature", "recommended"} - {*map(str, results)}
+    found = tables_of("limits", results.assign(dict.fromkeys(missing, results["safe"])))
+    note = next(each.note for each in found if "stable at first" in each.columns)
+    assert "where a short run broke below that, at most half of the lowest rate that broke" in note

@@ -110,7 +110,7 @@ def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
 def _estimate(results: xr.Dataset, norm: str) -> str:
     """The theory's estimate of one net beside the measured one."""
     theory, measured = (typical(results[name]) for name in ("by_theory", "safe"))
-    return f"{theory} {with_norm(norm)} (measured: {measured})"
+    return f"{theory} {with_norm(norm)} (by measured curvature and short runs: {measured})"
 
 
 def about_training(results: xr.Dataset) -> list[str]:

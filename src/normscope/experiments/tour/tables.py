@@ -55,8 +55,9 @@ def _rates(results: xr.Dataset) -> Table:
     note = (
         "The limit lies between the largest rate that still trains and the smallest that breaks; "
         "take half of it. Stable at first: the rate below which no direction is unstable at the "
-        "first weights, by the curvature measured there; the theory estimates the same from the "
-        "architecture alone. -: no rate that breaks was found, or theory has no estimate."
+        "first weights, by the curvature measured there; where a short run broke below that, at "
+        "most half of the lowest rate that broke. The theory estimates what the curvature says, "
+        "from the architecture alone. -: no rate that breaks was found, or theory has no estimate."
     )
     columns = ["normalization", "seed", *_RATES.values()]
     return Table("Learning rates by normalization and seed", columns, rows, note, _DIGITS)
