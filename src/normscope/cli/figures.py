@@ -46,14 +46,17 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"the figure cannot go to {folder}: {there} {reason}; choose another.")
 
 
-def draw_on(out: Path | None, draw: Callable[[Axes], object]) -> None:
-    """Draw on the axes of a new figure and write it; nothing for None."""
+def draw_on(out: Path | None, draw: Callable[[Axes], object], title: str = "") -> None:
+    """Draw on the axes of a new figure, under a title, and write it; nothing for None."""
     if out is None:
         return
     from normscope.plots.style import new_figure
 
     figure = new_figure()
-    draw(figure.subplots())
+    axes = figure.subplots()
+    draw(axes)
+    if title:
+        axes.set_title(title, fontsize="small", wrap=True)
     save_figure(figure, out)
 
 

@@ -90,7 +90,7 @@ def lr(
     }
     place = f"{model} with {loss} on {data}"
     advice = _advice(place, network, sources.load_loss(loss), samples, given)
-    draw_on(out, advice.plot)
+    draw_on(out, advice.plot, title=f"{place}, batches of {advice.batch_size}")
     instead = "too" if loss == "squared_error" else "instead"
     note = (
         f"Of: {place}, batches of {advice.batch_size}, all parameters; normscope theory is about "

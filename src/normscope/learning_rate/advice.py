@@ -192,7 +192,8 @@ class Advice:
         rates = {"safe": self.safe, "limit": self.limit, "recommended": self.recommended}
         rates |= {"by_curvature": self.by_curvature, "by_theory": self.by_theory or math.nan}
         low, high = self.interval
-        return xr.Dataset(columns, attrs={**rates, "low": low, "high": high})
+        limits = {"low": low, "high": high, "growth_limit": self.growth_limit or math.nan}
+        return xr.Dataset(columns, attrs={**rates, **limits})
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The learning rates on one logarithmic axis, with the runs that decided.

@@ -41,6 +41,10 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     low, high = advice.attrs["low"], advice.attrs["high"]
     if np.isfinite(high) and low > 0:
         axes.axvspan(low, high, color="#D55E00", alpha=0.12, lw=0)
+    growth = advice.attrs.get("growth_limit", np.nan)
+    if fixed.sizes["run"] and np.isfinite(growth):
+        label = f"unstable beyond {growth:g}"
+        axes.axhline(growth, color="black", lw=0.8, ls=":", label=label)
     logarithmic_axis(axes, "xy")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("largest loss over the first")

@@ -237,6 +237,7 @@ def test_plot_draws_every_run(answer, tmp_path):
     axes = answer.plot()
     labels = {text.get_text() for text in axes.get_legend().get_texts()}
     assert {"safe", "limit", "stable run", "unstable run"} <= labels
+    assert f"unstable beyond {answer.growth_limit:g}" in labels
     drawn = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x"))
     assert drawn == len(answer.verification.trials) - answer.verification.ramps
     axes.figure.savefig(tmp_path / "rates.png")
