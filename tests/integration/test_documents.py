@@ -107,6 +107,27 @@ EXECUTED = [  # seconds each, on embedded data, in an order in which each finds 
 ]
 
 
+SLOW = [  # on embedded data, too long for every run of the tests
+    "normscope check",
+    "normscope check --form printed",
+    f"normscope compare {EXAMPLE} --norms none,batch,layer",
+    "normscope compare fully_connected --data digits --norms none,batch,layer --steps 50 "
+    "--no-verify -o compared.svg",
+    "normscope curvature fully_connected --data digits --kind hessian --spectrum --probes 3 "
+    "--lanczos-steps 20 -o spectrum.svg",
+    f"normscope lr {EXAMPLE} --batch-size 128",
+    "normscope sweep phase_diagram --set gamma=0.1:3:12 --set lr=1e-3:1:16:log --seeds 5 "
+    "--scale paper --dry-run",
+]
+REAL = [  # on MNIST and CIFAR-10
+    "normscope compare fully_connected --data mnist --norms none,batch,layer -o compared.svg",
+    "normscope curvature vgg --data cifar10 --option width=0.25 --batch-size 128 --spectrum "
+    "-o vgg.svg",
+    "normscope lr vgg --data cifar10 --option width=0.25 --momentum 0.9 --json",
+]
+RUNS = sorted({each.split()[2] for each in COMMANDS if each.startswith("normscope run ")})
+
+
 def write_own_net(folder):
     """The file that the pages for a user's own model call my_net.py."""
     page = DOCS / "how_to" / "own_model.md"
@@ -122,6 +143,48 @@ def test_quick_commands_run(tmp_path, monkeypatch, capsys):
     for command in EXECUTED:
         assert main(shlex.split(command)[1:]) == 0, command
         assert capsys.readouterr().out
+
+
+def run_in(folder, command, monkeypatch, capsys):
+    """A command in a folder from which the examples are seen."""
+    assert command in COMMANDS
+    (folder / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = main(shlex.split(command)[1:])
+    assert code == (1 if "--form printed" in command else 0)  # a printed form is false
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SLOW)
+def test_slow_commands_run(command, tmp_path, monkeypatch, capsys):
+    run_in(tmp_path, command, monkeypatch, capsys)
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("command", REAL)
+def test_commands_on_real_data_run(command, tmp_path, monkeypatch, capsys):
+    run_in(tmp_path, command, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", RUNS)
+def test_experiments_of_the_pages_run_at_their_smallest_scale(experiment, tmp_path, capsys):
+    command = ["run", experiment, "--scale", "quick", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert capsys.readouterr().out
+
+
+def test_only_large_sweeps_and_own_folders_are_not_executed():
+    own = set(commands_of(DOCS / "how_to" / "own_model.md"))
+    executed = own | {*EXECUTED, *SLOW, *REAL} | {each for each in COMMANDS if CHEAP.match(each)}
+    left = [each for each in COMMANDS if each not in executed and each.split()[1] != "run"]
+    assert {tuple(each.split()[1:3]) for each in left} == {
+        ("data", "verify"),
+        ("sweep", "phase_diagram"),
+        ("sweep", "wei2018/figure1"),
+    }
 
 
 def test_page_for_contributors_names_the_commands_that_are_executed():
