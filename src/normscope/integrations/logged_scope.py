@@ -46,7 +46,7 @@ class LoggedScope:
         >>> scope = LoggedScope(Scope(line, "squared_error", probes="gradient_norms"), Printed())
         >>> scope.step(torch.ones(4, 1), torch.zeros(4, 1))  # w^2 / 2 and w
         0 scope/loss 0.5
-        0 scope_gradient_norm/model 1.0
+        0 scope_gradient_norm/Linear 1.0
         True
     """
 

@@ -264,7 +264,7 @@ def test_parameter_of_the_model_itself_has_the_place_of_its_use():
         model, optimizer, cross_entropy, *data, [["head"]], [named(model, "body")]
     )
     results = measured(model, optimizer, data)
-    assert results["layer"].values.tolist() == ["body", ""]
+    assert results["layer"].values.tolist() == ["body", "RootHead"]
     assert expected[0][0] > 1e-2
     np.testing.assert_allclose(results["shift_distance"], [0, expected[0][0]], rtol=1e-10)
 
