@@ -43,7 +43,10 @@ def test_version_is_the_packages():
         (["data", "path", "mnist", "--root", "no-such-folder"], "no-such-folder"),
         (["demo", "--seed", "99999999999999999999"], "--seed"),
         (["demo", "--out", __file__], "File exists"),
-        (["curvature", "vgg", "-d", "digits", "-o", f"{__file__}/x.svg"], "is no folder; choose another"),
+        (
+            ["curvature", "vgg", "-d", "digits", "-o", f"{__file__}/x.svg"],
+            "is no folder; choose another",
+        ),
         (["curvature", "vgg", "-d", "digits", "--option", "norm=none"], "use --norm none"),
         (["curvature", "vgg", "-d", "digits", "--option", "width=abc"], "number above 0"),
         (["curvature", f"{__file__}:wrong_size", "-d", "digits"], "layer '1' (Linear) expects 3"),
