@@ -116,14 +116,14 @@ SLOW = [  # on embedded data, too long for every run of the tests
     "normscope curvature fully_connected --data digits --kind hessian --spectrum --probes 3 "
     "--lanczos-steps 20 -o spectrum.svg",
     f"normscope lr {EXAMPLE} --batch-size 128",
-    "normscope sweep phase_diagram --set gamma=0.1:3:12 --set lr=1e-3:1:16:log --seeds 5 "
-    "--scale paper --dry-run",
 ]
 REAL = [  # on MNIST and CIFAR-10
     "normscope compare fully_connected --data mnist --norms none,batch,layer -o compared.svg",
     "normscope curvature vgg --data cifar10 --option width=0.25 --batch-size 128 --spectrum "
     "-o vgg.svg",
     "normscope lr vgg --data cifar10 --option width=0.25 --momentum 0.9 --json",
+    "normscope sweep phase_diagram --set gamma=0.1:3:12 --set lr=1e-3:1:16:log --seeds 5 "
+    "--scale paper --dry-run",
 ]
 RUNS = sorted({each.split()[2] for each in COMMANDS if each.startswith("normscope run ")})
 
