@@ -35,7 +35,8 @@ def note_earlier(plan: Diagram, experiment: str, path: Path) -> None:
     """
     from normscope.cli.sweep_output import earlier_words
     from normscope.results import Store
-    from normscope.sweeps.earlier import earlier_records, record_places
+    from normscope.results.own_parts import record_places
+    from normscope.sweeps.earlier import earlier_records
     from normscope.sweeps.status import state_counts
 
     own = {record_places(cell.parameters) for cell in plan.cells} - {()}

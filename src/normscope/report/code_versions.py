@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from normscope.results import Record
+from normscope.results.own_parts import CODE, record_places
 
-__all__ = ["CODE", "CodeVersions"]
+__all__ = ["CodeVersions"]
 
-CODE = "code"  # the setting that holds the digest of the user's own files
-_PARTS = ("model", "data", "loss")
 _Places = tuple[str, ...]
 
 
@@ -42,7 +41,7 @@ class CodeVersions:
             digest = record.parameters.get(CODE)
             if not isinstance(digest, str):
                 continue
-            places = _places(record.parameters)
+            places = record_places(record.parameters)
             found = last.setdefault(places, {})
             here = (times.get(record.key, 0.0), number)
             found[digest] = max(here, found.get(digest, here))
@@ -56,7 +55,7 @@ class CodeVersions:
 
     def age(self, parameters: Mapping[str, Any]) -> int:
         """How many newer versions there are of the files that a record is of; 0: none."""
-        digest, digests = parameters.get(CODE), self.digests.get(_places(parameters), ())
+        digest, digests = parameters.get(CODE), self.digests.get(record_places(parameters), ())
         return digests.index(digest) if digest in digests else 0
 
     def words(self, parameters: Mapping[str, Any]) -> str | None:
@@ -65,7 +64,7 @@ class CodeVersions:
         Args:
             parameters: of the record.
         """
-        places = _places(parameters)
+        places = record_places(parameters)
         digest = parameters.get(CODE)
         if len(self.digests.get(places, ())) < 2 or not isinstance(digest, str):
             return None
@@ -77,9 +76,3 @@ class CodeVersions:
 
 def _date(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _places(parameters: Mapping[str, Any]) -> _Places:
-    """Where the user's own parts of a training are: all that the digest is of."""
-    named = (parameters.get(name) for name in _PARTS)
-    return tuple(each for each in named if isinstance(each, str) and ":" in each)

@@ -10,10 +10,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from normscope.report.code_versions import CODE, CodeVersions
+from normscope.report.code_versions import CodeVersions
 from normscope.results import Record
 from normscope.results.identity import canonical_json
 from normscope.results.labels import varying_settings
+from normscope.results.own_parts import CODE
 
 __all__ = ["RATE", "SWEPT", "Theory", "dataset_diagrams", "diagrams"]
 

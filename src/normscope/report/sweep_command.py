@@ -12,6 +12,7 @@ from typing import Any
 from normscope.ranges import range_text
 from normscope.report.words import counted, listed
 from normscope.results import Record
+from normscope.results.own_parts import CODE
 
 __all__ = ["TRAINED", "sweep_command"]
 
@@ -19,7 +20,6 @@ __all__ = ["TRAINED", "sweep_command"]
 TRAINED = frozenset(["model", "data", "loss", "norm", "batch_size", "momentum"])
 # A sweep leaves these off unless they are given; of a model's own options that is not known.
 _UNSET = frozenset(["samples", "test_samples", "every_epoch"])
-_CODE = "code"  # the digest of the user's own files
 _SCATTERED = 4  # cells of the smallest grid around the records, for each of them
 
 
@@ -76,13 +76,13 @@ def _note(records: Sequence[Record], cells: int, whole: int) -> str:
 
 def _digests(records: Sequence[Record]) -> list[str]:
     """The digests of the code that the user's own parts of the trainings were of."""
-    codes = (each.parameters.get(_CODE) for each in records)
+    codes = (each.parameters.get(CODE) for each in records)
     return list(dict.fromkeys(code for code in codes if isinstance(code, str)))
 
 
 def _without_digest(record: Record) -> Record:
     """The record without the digest, which a sweep takes anew from the files themselves."""
-    parameters = {name: value for name, value in record.parameters.items() if name != _CODE}
+    parameters = {name: value for name, value in record.parameters.items() if name != CODE}
     return replace(record, parameters=parameters)
 
 

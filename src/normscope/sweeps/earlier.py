@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from normscope.places import file_of
 from normscope.results import Record
-from normscope.sweeps.own import files_digest, own_places
+from normscope.results.own_parts import CODE, record_places
+from normscope.sweeps.own import files_digest
 
-__all__ = ["earlier_records", "record_places"]
-
-_PARTS = ("model", "data", "loss")
+__all__ = ["earlier_records"]
 
 
 def earlier_records(records: Iterable[Record]) -> list[Record]:
@@ -27,25 +25,15 @@ def earlier_records(records: Iterable[Record]) -> list[Record]:
     digests: dict[tuple[str, ...], str | None] = {}
     found = []
     for record in records:
-        if record.parameters.get("code") is None:  # of registered parts, or of other work
+        if record.parameters.get(CODE) is None:  # of registered parts, or of other work
             continue
         places = record_places(record.parameters)
         if places not in digests:
             digests[places] = _present_digest(places)
         present = digests[places]
-        if present is not None and record.parameters["code"] != present:
+        if present is not None and record.parameters[CODE] != present:
             found.append(record)
     return found
-
-
-def record_places(parameters: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where the user's own parts of a training are; empty if all are registered.
-
-    >>> record_places({"model": "my_model.py:build", "data": "digits"})
-    ('my_model.py:build',)
-    """
-    named = (parameters.get(name) for name in _PARTS)
-    return tuple(own_places([each for each in named if isinstance(each, str)]))
 
 
 def _present_digest(places: tuple[str, ...]) -> str | None:

@@ -20,6 +20,7 @@ from normscope.layers import convert
 from normscope.layers.detect import norm_layers
 from normscope.places import found_at, home_of, is_place, made_at
 from normscope.registry import unknown_name
+from normscope.results.own_parts import CODE
 
 __all__ = [
     "OWN_NORM",
@@ -34,7 +35,6 @@ __all__ = [
 
 OWN_NORM = "own"  # the normalization of a user's model as it stands
 _DIGITS = 12  # of a digest
-_CODE = "code"  # a setting that nobody gives: the digest
 
 
 def own_places(names: Sequence[str]) -> list[str]:
@@ -145,7 +145,7 @@ def _refuse_unknown(place: str, options: Mapping[str, Any], settings: Sequence[s
     _refuse_missing(place, options, settings, parameters)
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
-    typed = {*settings, *parameters} - {_CODE}
+    typed = {*settings, *parameters} - {CODE}
     for name in options:
         if name not in parameters:
             raise unknown_name(f"setting or argument of {place}", name, typed)
