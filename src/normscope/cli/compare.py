@@ -14,8 +14,8 @@ from normscope.cli.lr import (
     Nesterov,
     OptimizerName,
     WeightDecay,
+    advice_options,
     check_optimizer,
-    optimizer_named,
 )
 from normscope.cli.options import (
     BatchSize,
@@ -89,37 +89,21 @@ def compare(
     """
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
-    from normscope.cli.batches import note_conversion, parts_of_advice, step_batch_size
-    from normscope.cli.output import PARTS, progress
-    from normscope.places import blaming
+    from normscope.cli.batches import note_conversion
 
     place = f"{model} with {loss} on {data}"
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
     sources.check_names(model, data, loss, *kinds)
     check_optimizer(optimizer)
     check_figure(out)
-    from normscope.learning_rate import compare as compared
 
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, None, option or (), seed, device)
     note_conversion(samples, network)
-    given: dict[str, Any] = {
-        "norms": kinds,
-        "momentum": momentum,
-        "verify": not no_verify,
-        "optimizer": optimizer_named(optimizer),
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "batch_size": step_batch_size(samples, batch_size),
-        "steps": steps,
-        "seed": seed,
-    }
-    parts = parts_of_advice(samples, given["batch_size"], not no_verify) + 1  # a training
-    counted = PARTS if no_verify else "part {} of about {}"
-    with progress("compare", parts * max(len(kinds), 1), counted) as tell:
-        problem = network, sources.load_loss(loss), samples
-        ask = partial(compared, *problem, progress=_counting(tell, kinds), **given)
-        comparison = blaming(place, ask)
+    rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
+    problem = network, sources.load_loss(loss), samples
+    comparison = _compared(place, problem, {**given, "norms": kinds, "steps": steps})
     if out is not None:
         save_figure(comparison.plot(), out)
     first = _PREDICTED if no_verify else _VERIFIED
@@ -134,6 +118,20 @@ def _averaged(steps: int) -> str:
 
     which = f"the last {LAST}" if steps > LAST else "all"
     return f"loss: of training at half the limit, the mean of {which} steps."
+
+
+def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
+    from normscope.cli.batches import parts_of_advice
+    from normscope.cli.output import PARTS, progress
+    from normscope.learning_rate import compare as compared
+    from normscope.places import blaming
+
+    norms, verify = given["norms"], given["verify"]
+    parts = parts_of_advice(problem[-1], given["batch_size"], verify) + 1  # a training
+    counted = "part {} of about {}" if verify else PARTS
+    with progress("compare", parts * max(len(norms), 1), counted) as tell:
+        ask = partial(compared, *problem, progress=_counting(tell, norms), **given)
+        return blaming(place, ask)
 
 
 def _source(place: str, comparison: Comparison) -> str:

@@ -71,7 +71,7 @@ def lr(
     """
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
-    from normscope.cli.batches import note_conversion, step_batch_size
+    from normscope.cli.batches import note_conversion
 
     sources.check_names(model, data, loss, norm)
     check_optimizer(optimizer)
@@ -79,15 +79,8 @@ def lr(
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     note_conversion(samples, network)
-    given: dict[str, Any] = {
-        "momentum": momentum,
-        "verify": not no_verify,
-        "optimizer": optimizer_named(optimizer),
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "batch_size": step_batch_size(samples, batch_size),
-        "seed": seed,
-    }
+    rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
     place = f"{model} with {loss} on {data}"
     advice = _advice(place, network, sources.load_loss(loss), samples, given)
     draw_on(out, advice.plot, title=f"{place}, batches of {advice.batch_size}")
@@ -97,6 +90,35 @@ def lr(
         f"half the squared error {instead}."
     )
     print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json, note)
+
+
+def advice_options(
+    samples: Any,
+    rule: dict[str, Any],
+    optimizer: str,
+    batch_size: int | None,
+    no_verify: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """What `max_learning_rate` and `compare` are called with, of what was given.
+
+    Args:
+        samples: the data.
+        rule: momentum, nesterov and weight_decay of SGD.
+        optimizer: its name.
+        batch_size: samples per step; None: as many as the command takes by itself.
+        no_verify: whether short runs are left out.
+        seed: of everything random.
+    """
+    from normscope.cli.batches import step_batch_size
+
+    return {
+        **rule,
+        "verify": not no_verify,
+        "optimizer": optimizer_named(optimizer),
+        "batch_size": step_batch_size(samples, batch_size),
+        "seed": seed,
+    }
 
 
 def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, Any]) -> Advice:
