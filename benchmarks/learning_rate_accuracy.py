@@ -17,6 +17,7 @@ Data: MNIST and CIFAR-10 where NORMSCOPE_DATA names them, the embedded digits ot
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import time
@@ -68,15 +69,9 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
     curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3], rule))
     rates["bound"] = curvature.bound(rule)
     start_only = rule.largest_stable_rate(max(curvature.values))
+    steepest = functools.cache(lambda: steepest_curvature(problem, batches[:3], rule))
     prediction, seconds["by_curvature"] = timed(
-        lambda: predicted_onset(
-            problem,
-            batches,
-            rule,
-            rates["bound"],
-            sharpening=curvature.sharpening,
-            beyond=curvature.bound_beyond(rule),
-        )
+        lambda: predicted_onset(problem, batches, rule, steepest)
     )
     rates["by_curvature"] = prediction.rate
     found, seconds["verified"] = timed(lambda: verified_onset(bench, prediction.rate))

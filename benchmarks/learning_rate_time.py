@@ -2,16 +2,19 @@
 
     python benchmarks/learning_rate_time.py [--cases NAME ...] [--rounds N]
 
-Both take turns in one process, and the shortest time of each counts. Timed is what the prediction
-adds to the curvature: the features of four batches twice, one gradient, and the simulated last
-layer. The curvature behind `.safe` (three batches, and the looks at where the first steps lead) is
-told beside it, in range tests too, measured once. The goal, a fifth, is for nets whose lambda_max
-takes fewer than ten products.
+Both take turns in one process, and the shortest time of each counts. Timed is all that the
+prediction needs, from the model on: the features of four batches twice, one gradient and the
+simulated last layer; and where the last layer does not settle it, the curvature of three batches
+with the looks at where the first steps lead (marked "asked"). The goal, a fifth, is for nets whose
+lambda_max takes fewer than ten products: those of `top_eigenvalue` with its defaults, for the
+Gauss-Newton matrix of one batch. "advice" is `max_learning_rate(..., verify=False)`, which always
+measures the curvature, for `.safe`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +23,9 @@ import torch
 from learning_rate_cases import BATCH_SIZE, CASES, Case
 from learning_rate_finder import seconds_of_range_test
 
+from normscope.curvature import top_eigenvalue
 from normscope.curvature.problem import Problem
+from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.rules import UpdateRule
@@ -36,8 +41,9 @@ class Cost:
     """Seconds of one case."""
 
     prediction: float
+    advice: float
     range_test: float
-    curvature: float
+    asked: bool
     products: float
 
     @property
@@ -62,25 +68,27 @@ def measure(case: Case, rounds: int) -> Cost:
     problem = Problem(model, case.loss, case.samples())
     batches = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0).batches(4)
     rule = UpdateRule("SGD", momentum=case.momentum)
-    begin = time.perf_counter()
-    steepest = steepest_curvature(problem, batches[:3], rule)
-    curvature = time.perf_counter() - begin
-    bound = rule.largest_stable_rate(steepest.binding)
+    asked = []
 
     def predict() -> object:
-        return predicted_onset(
-            problem,
-            batches,
-            rule,
-            bound,
-            sharpening=steepest.sharpening,
-            beyond=steepest.bound_beyond(rule),
-        )
+        @functools.cache
+        def curvature() -> object:
+            asked.append(1)
+            return steepest_curvature(problem, batches[:3], rule)
 
-    turns = [(seconds(predict), seconds_of_range_test(case, model)) for _ in range(rounds)]
-    prediction, range_test = map(min, zip(*turns, strict=True))
-    searches = len(steepest.values) + len(steepest.later)
-    return Cost(prediction, range_test, curvature, steepest.products / searches)
+        return predicted_onset(problem, batches, rule, curvature)
+
+    def advise() -> object:
+        sizes = {"momentum": case.momentum, "batch_size": BATCH_SIZE}
+        return max_learning_rate(model, case.loss, case.samples(), verify=False, **sizes)
+
+    def test() -> object:
+        return seconds_of_range_test(case, model)
+
+    turns = [[seconds(each) for each in (predict, advise, test)] for _ in range(rounds)]
+    prediction, advice, range_test = map(min, zip(*turns, strict=True))
+    top = top_eigenvalue(model, case.loss, batches[0], kind="ggn", mode="train")
+    return Cost(prediction, advice, range_test, bool(asked), top.matvecs)
 
 
 def main() -> None:
@@ -94,8 +102,8 @@ def main() -> None:
         cost = costs[name] = measure(CASES[name], options.rounds)
         print(
             f"{name}: {cost.prediction * 1e3:.0f} of {cost.range_test * 1e3:.0f} ms, "
-            f"{cost.share:.3f}; curvature {cost.curvature / cost.range_test:.2f}, "
-            f"{cost.products:.1f} products a search",
+            f"{cost.share:.3f}{', asked' * cost.asked}; advice "
+            f"{cost.advice / cost.range_test:.2f}; {cost.products:.1f} products",
             flush=True,
         )
     goals = [cost.share for cost in costs.values() if cost.has_goal]

@@ -114,23 +114,13 @@ def _answered(
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
     curvature = steepest_curvature(problem, few, rule, preconditioner, seed, tell)
-    safe = curvature.bound(rule)
-    if not math.isfinite(safe):
+    if not math.isfinite(curvature.bound(rule)):
         raise StateError(
             "the loss curves upwards in no direction at these weights, so that no learning rate is "
             "too large; start from weights at which the loss depends on the parameters."
         )
     tell("prediction")
-    prediction = predicted_onset(
-        problem,
-        batches,
-        rule,
-        safe,
-        preconditioner,
-        seed,
-        curvature.sharpening,
-        curvature.bound_beyond(rule),
-    )
+    prediction = predicted_onset(problem, batches, rule, lambda: curvature, preconditioner, seed)
     return {
         "rule": rule,
         "curvature": curvature,

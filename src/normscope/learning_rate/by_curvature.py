@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from normscope.curvature.batch import Batch
 from normscope.curvature.evaluation import Evaluator
@@ -15,16 +12,19 @@ from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
+from normscope.learning_rate.one_step import OneStep
+from normscope.learning_rate.plateau import may_stand_still
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.walk import gradient_on
+from normscope.learning_rate.steepest import Curvature
 
 __all__ = ["Prediction", "predicted_onset"]
 
 # Onset over the bound without scale-invariant weights: the geometric mean over the eight
 # cross-entropy cases of the first development set (docs/learning_rate.md).
-_ENTROPY_ALLOWANCE = 3.0
+_ALLOWANCE = 3.0
 _CONSISTENT = 4.0  # between the onsets before and after one step, and between curvatures
+_ON_A_PLATEAU = "begins on a plateau, and this is the bound beyond"
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,9 @@ def predicted_onset(
     problem: Problem,
     batches: Sequence[Batch],
     rule: UpdateRule,
-    bound: float,
+    curvature: Callable[[], Curvature],
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
-    sharpening: float = 1.0,
-    beyond: float | None = None,
 ) -> Prediction:
     """Predict the onset of instability from a few forward passes and one gradient.
 
@@ -67,39 +65,40 @@ def predicted_onset(
     rates. Since the first step moves the features too, it is simulated again on features after one
     step, of all the other parameters, at the learning rate that the first simulation found. That
     the last layer decides is a working assumption: see docs/learning_rate.md for where it fails.
+    Where it visibly does, the curvature of the whole net is asked for: if one step upsets the last
+    layer, if the net begins on a plateau, or if there is no such layer.
 
     Args:
         problem: model, loss and data; nothing of it is changed.
         batches: a few of its batches; with several, the step comes from the last.
         rule: of the optimizer.
-        bound: ``rule``'s bound from the curvature, for models whose last layer does not decide.
+        curvature: gives the steepest curvature of the first steps; asked only if it is needed, and
+            then perhaps more than once.
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
-        sharpening: how much steeper the net is after a few steps than here.
-        beyond: the bound where the net has left a plateau; None if it began on none. On a plateau
-            the last layer is given the same features for every sample, and its training says
-            nothing.
 
     Returns:
         The prediction.
     """
-    if beyond is not None:
-        return _by_bound(problem, beyond, "begins on a plateau, and this is the bound beyond")
     few = Problem(problem.model, problem.loss, list(batches))
     evaluator = Evaluator(few, parameter_layout(problem.model), "train", seed)
     layer = last_layer(evaluator)
-    standing = None if layer is None else last_layer_onset(layer, problem, rule)
     if layer is None:
         why = "shows no linear last layer with trained weights of its own"
-        return _by_bound(problem, bound, why)
+        return _by_bound(problem, rule, curvature(), why)
+    stands_still = may_stand_still(layer, problem)
+    if stands_still and curvature().begins_flat:
+        return _by_bound(problem, rule, curvature(), _ON_A_PLATEAU)
+    standing = last_layer_onset(layer, problem, rule)
     if standing is None:
-        return _by_bound(problem, bound, "is stable at every rate in its last")
-    moved = _after_one_step(evaluator, batches[-1], layer, standing, preconditioner)
-    onset = None if moved is None else last_layer_onset(moved, problem, rule, near=standing)
-    onset = standing if onset is None else onset
-    if standing <= _CONSISTENT * onset and sharpening <= _CONSISTENT:
+        return _by_bound(problem, rule, curvature(), "is stable at every rate in its last")
+    step = OneStep(evaluator, batches[-1], layer, rule, preconditioner)
+    onset = step.onset_after(standing, near=standing) or standing
+    if standing <= _CONSISTENT * onset and not (
+        stands_still and curvature().sharpening > _CONSISTENT
+    ):
         return Prediction(onset, layer.name, standing, _reason(layer))
-    return _between(problem, layer, standing, onset, bound)
+    return _upset(step, layer, standing, curvature().bound(rule))
 
 
 def _reason(layer: LastLayer) -> str:
@@ -108,49 +107,23 @@ def _reason(layer: LastLayer) -> str:
     return f"the last layer ({name}), trained alone on the features of {count} after one step"
 
 
-def _between(
-    problem: Problem, layer: LastLayer, standing: float, onset: float, bound: float
-) -> Prediction:
-    """Between the last layer's onset and the bound.
+def _upset(step: OneStep, layer: LastLayer, standing: float, bound: float) -> Prediction:
+    """Between the bound and three times it.
 
     A few steps make other features altogether, or a net far steeper: the other layers matter as
     much as the last.
     """
-    allowed = _allowance(problem) * bound
-    reason = f"between {_reason(layer)} and {_allowance(problem):g} times the bound"
-    return Prediction(math.sqrt(onset * allowed), layer.name, standing, reason)
+    rate = step.largest_that_holds(bound, _ALLOWANCE * bound, near=standing)
+    reason = (
+        f"{rate / bound:.2g} times the bound, where one step still leaves the last layer "
+        f"({layer.name or 'the model'}) stable"
+    )
+    return Prediction(rate, layer.name, standing, reason)
 
 
-def _after_one_step(
-    evaluator: Evaluator,
-    batch: Batch,
-    layer: LastLayer,
-    rate: float,
-    preconditioner: Preconditioner | None,
-) -> LastLayer | None:
-    """The last layer as it is, on features of the other layers after one step."""
-    _, gradient = gradient_on(evaluator, batch)
-    direction = gradient if preconditioner is None else gradient / preconditioner.scale
-    own = f"{layer.name}." if layer.name else ""
-    steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
-    others = {name: step for name, step in steps if not name.startswith(own)}
-    for _ in range(4):  # a step out of the range of numbers is shortened
-        moved = {name: evaluator.point[name] - rate * step for name, step in others.items()}
-        found = last_layer(evaluator, moved)
-        if found is not None and all(map(_is_finite, found.features)):
-            return found
-        rate /= 4
-    return None
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(tensor.isfinite().all())
-
-
-def _by_bound(problem: Problem, bound: float, why: str) -> Prediction:
-    factor = _allowance(problem)
+def _by_bound(problem: Problem, rule: UpdateRule, curvature: Curvature, why: str) -> Prediction:
+    """A multiple of the bound; of the one beyond the plateau for a net that begins on one."""
+    factor = _ALLOWANCE if is_cross_entropy(problem.loss) else 1.0  # it saturates
+    beyond = curvature.bound_beyond(rule)
+    bound, why = (curvature.bound(rule), why) if beyond is None else (beyond, _ON_A_PLATEAU)
     return Prediction(factor * bound, None, None, f"{factor:g} times the bound: the model {why}")
-
-
-def _allowance(problem: Problem) -> float:
-    return _ENTROPY_ALLOWANCE if is_cross_entropy(problem.loss) else 1.0  # it saturates

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.curvature.known_loss import is_cross_entropy, is_squared_error
+from normscope.curvature.problem import Problem
+from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
 
-__all__ = ["off_the_plateau"]
+__all__ = ["may_stand_still", "off_the_plateau"]
 
 _CARRYING = UpdateRule("SGD", momentum=0.9)  # ten steps in one where the gradient stays
 _CAUTION = 0.1  # of that rule's bound: what waits beyond the plateau is steeper
 _LONGEST = 32  # steps
 _ATTEMPTS = 3  # each at a quarter of the rate before
+_ALIKE = 0.03  # of what the outputs are to become: nets on a plateau gave at most 0.005
 
 
 def off_the_plateau(walks: Walks, steepest: float) -> Walks | None:
@@ -38,3 +48,38 @@ def off_the_plateau(walks: Walks, steepest: float) -> Walks | None:
         if not walk.is_broken:
             return None
     return None
+
+
+def may_stand_still(layer: LastLayer, problem: Problem) -> bool:
+    """Whether a net may begin on a plateau: its outputs are nearly the same for every sample.
+
+    Args:
+        layer: the net's last, with its inputs.
+        problem: for its loss.
+
+    Returns:
+        False where the outputs differ between samples by more than 3 % of what the loss asks for:
+        one for the logits of a cross-entropy, the spread of the targets for a squared error. True
+        for other losses, of which that is not known.
+    """
+    features, targets = layer.features[0], layer.targets[0]
+    if is_cross_entropy(problem.loss):
+        asked = 1.0
+    elif is_squared_error(problem.loss):
+        asked = _spread(_vectors(targets, len(layer.weight)))
+    else:
+        return True
+    return not _spread((features @ layer.weight.T).flatten(0, -2)) > _ALIKE * asked
+
+
+def _vectors(targets: Tensor, outputs: int) -> Tensor:
+    """Targets as one vector for each sample and position; a label as its one-hot vector."""
+    if targets.dim() == 1 and not targets.is_floating_point():
+        return functional.one_hot(targets.long(), outputs)
+    return targets.reshape(-1, outputs)
+
+
+def _spread(vectors: Tensor) -> float:
+    """Root mean square of the distance to the mean, by entry."""
+    variance = torch.var(vectors.to(torch.float64), dim=0, correction=0).mean()
+    return math.sqrt(variance.item())

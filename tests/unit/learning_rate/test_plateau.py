@@ -3,7 +3,8 @@ import torch
 from tests.unit.learning_rate.problems import plateau
 
 from normscope.curvature.problem import Problem
-from normscope.learning_rate.plateau import off_the_plateau
+from normscope.learning_rate.last_layer import LastLayer
+from normscope.learning_rate.plateau import may_stand_still, off_the_plateau
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
 
@@ -64,3 +65,47 @@ def test_model_stays_where_it_is():
     problem = plateau(0.15)
     off_the_plateau(walks(problem), 1.0)
     assert torch.equal(problem.model[0].weight, torch.full((1, 1), 0.15, dtype=torch.float64))
+
+
+def last(scale, targets, positions=()):
+    """A last layer whose two outputs are this far from their mean, in one direction each."""
+    features = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]) + 5.0
+    features = features.view(*positions, 2) if positions else features
+    return LastLayer("", scale * torch.eye(2), torch.ones(2), (features,), (targets,))
+
+
+LABELS = torch.tensor([0, 1, 0, 1])
+VECTORS = torch.tensor([[8.0, 3.0], [12.0, 3.0], [8.0, 7.0], [12.0, 7.0]])  # spread 2 around a mean
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "threshold"),
+    [
+        ("cross_entropy", LABELS, 0.03),
+        (torch.nn.CrossEntropyLoss(weight=torch.ones(2)), LABELS, 0.03),
+        ("squared_error", LABELS, 0.03 / 2),  # a one-hot entry is half away from its mean
+        ("squared_error", VECTORS, 0.03 * 2),
+        (torch.nn.MSELoss(), VECTORS, 0.03 * 2),
+    ],
+)
+def test_net_may_stand_still_if_its_outputs_are_nearly_alike(loss, targets, threshold):
+    problem = Problem(torch.nn.Linear(2, 2), loss, (torch.ones(4, 2), targets))
+    assert may_stand_still(last(0.99 * threshold, targets), problem)
+    assert not may_stand_still(last(1.01 * threshold, targets), problem)
+
+
+def test_positions_count_as_samples():
+    targets = VECTORS.view(2, 2, 2)
+    problem = Problem(torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.ones(2, 2, 2), targets))
+    assert may_stand_still(last(0.059, targets, (2, 2)), problem)
+    assert not may_stand_still(last(0.061, targets, (2, 2)), problem)
+
+
+def test_of_other_losses_nothing_is_known():
+    problem = Problem(torch.nn.Linear(2, 2), torch.nn.L1Loss(), (torch.ones(4, 2), VECTORS))
+    assert may_stand_still(last(100.0, VECTORS), problem)
+
+
+def test_outputs_out_of_the_range_of_numbers_are_not_told_apart():
+    problem = Problem(torch.nn.Linear(2, 2), "cross_entropy", (torch.ones(4, 2), LABELS))
+    assert may_stand_still(last(float("nan"), LABELS), problem)

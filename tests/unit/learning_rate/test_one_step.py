@@ -1,0 +1,95 @@
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled
+from torch import nn
+
+from normscope.curvature.evaluation import Evaluator
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.problem import Problem
+from normscope.learning_rate import one_step
+from normscope.learning_rate.last_layer import LastLayer, last_layer
+from normscope.learning_rate.last_layer_onset import last_layer_onset
+from normscope.learning_rate.one_step import OneStep
+from normscope.learning_rate.rules import UpdateRule
+
+SGD = UpdateRule("SGD")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def step_of(model):
+    batch = labelled()
+    problem = Problem(model, "cross_entropy", [batch])
+    evaluator = Evaluator(problem, parameter_layout(model), "train", 0)
+    layer = last_layer(evaluator)
+    assert layer is not None
+    return problem, OneStep(evaluator, batch, layer, SGD)
+
+
+def onset_by_plain_torch(model, problem, rate):
+    """The same by a step of a copy."""
+    moved, (inputs, targets) = copy.deepcopy(model), labelled()
+    nn.functional.cross_entropy(moved(inputs), targets).backward()
+    with torch.no_grad():
+        for parameter in moved[0].parameters():
+            parameter -= rate * parameter.grad
+        features = moved[:2](inputs)
+    weight, bias = model[2].weight.detach(), model[2].bias.detach()
+    return last_layer_onset(LastLayer("2", weight, bias, (features,), (targets,)), problem, SGD)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3.0, 30.0])
+def test_onset_after_a_step_is_that_of_a_copy_that_took_it(rate):
+    model = network()
+    problem, step = step_of(model)
+    expected = onset_by_plain_torch(model, problem, rate)
+    assert step.onset_after(rate, near=5.0) == pytest.approx(expected)
+
+
+def test_largest_rate_holds_and_a_little_more_does_not():
+    model = network()
+    problem, step = step_of(model)
+    low, high = 1.0, 1e4
+    found = step.largest_that_holds(low, high, near=5.0)
+    next_one = found * (high / low) ** (1 / 8)
+    assert low < found < high
+    assert onset_by_plain_torch(model, problem, found) >= found
+    assert not (onset_by_plain_torch(model, problem, next_one) or math.inf) >= next_one
+
+
+def test_highest_rate_is_the_answer_where_it_holds():
+    _, step = step_of(network())
+    assert step.largest_that_holds(1e-4, 1e-3, near=5.0) == 1e-3
+
+
+def test_lowest_rate_is_the_answer_where_none_holds(monkeypatch):
+    _, step = step_of(network())
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: None)
+    assert step.largest_that_holds(0.5, 8.0, near=5.0) == 0.5
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_step_out_of_the_range_of_numbers_is_shortened(monkeypatch, times):
+    real, lengths = one_step.last_layer, []
+
+    def seen(evaluator, moved):
+        found = real(evaluator, moved)
+        lengths.append(float((moved["0.weight"] - evaluator.point["0.weight"]).norm()))
+        if len(lengths) > times:
+            return found
+        broken = tuple(features * math.inf for features in found.features)
+        return LastLayer(found.name, found.weight, found.bias, broken, found.targets)
+
+    _, step = step_of(network())
+    monkeypatch.setattr(one_step, "last_layer", seen)
+    onset = step.onset_after(1.0, near=5.0)
+    assert (onset is None) == (times == 4)
+    for one, shorter in itertools.pairwise(lengths):
+        assert shorter == pytest.approx(one / 4, rel=1e-3)
