@@ -98,7 +98,7 @@ def predicted_onset(
         stands_still and curvature().sharpening > _CONSISTENT
     ):
         return Prediction(onset, layer.name, standing, _reason(layer))
-    return _upset(step, layer, standing, curvature().bound(rule))
+    return _upset(step, layer, standing, rule, curvature().bound(rule))
 
 
 def _reason(layer: LastLayer) -> str:
@@ -107,13 +107,15 @@ def _reason(layer: LastLayer) -> str:
     return f"the last layer ({name}), trained alone on the features of {count} after one step"
 
 
-def _upset(step: OneStep, layer: LastLayer, standing: float, bound: float) -> Prediction:
-    """Between the bound and three times it.
+def _upset(
+    step: OneStep, layer: LastLayer, standing: float, rule: UpdateRule, bound: float
+) -> Prediction:
+    """Between the bound and a multiple of it.
 
     A few steps make other features altogether, or a net far steeper: the other layers matter as
     much as the last.
     """
-    rate = step.largest_that_holds(bound, _ALLOWANCE * bound, near=standing)
+    rate = step.largest_that_holds(bound, _allowance(rule) * bound, near=standing)
     reason = (
         f"{rate / bound:.2g} times the bound, where one step still leaves the last layer "
         f"({layer.name or 'the model'}) stable"
@@ -123,7 +125,16 @@ def _upset(step: OneStep, layer: LastLayer, standing: float, bound: float) -> Pr
 
 def _by_bound(problem: Problem, rule: UpdateRule, curvature: Curvature, why: str) -> Prediction:
     """A multiple of the bound; of the one beyond the plateau for a net that begins on one."""
-    factor = _ALLOWANCE if is_cross_entropy(problem.loss) else 1.0  # it saturates
+    factor = _allowance(rule) if is_cross_entropy(problem.loss) else 1.0  # it saturates
     beyond = curvature.bound_beyond(rule)
     bound, why = (curvature.bound(rule), why) if beyond is None else (beyond, _ON_A_PLATEAU)
-    return Prediction(factor * bound, None, None, f"{factor:g} times the bound: the model {why}")
+    return Prediction(factor * bound, None, None, f"{factor:.2g} times the bound: the model {why}")
+
+
+def _allowance(rule: UpdateRule) -> float:
+    """How far beyond the bound a net may go that is no quadratic.
+
+    On a quadratic, momentum carries the bound by 1 + mu: its steps cancel in the steepest
+    direction, step after step. That gain is lost where each step changes the curvature.
+    """
+    return _ALLOWANCE / (1 + rule.momentum)

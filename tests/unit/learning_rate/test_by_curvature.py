@@ -124,6 +124,18 @@ def test_upset_net_takes_what_one_step_leaves_stable(monkeypatch, bound, rate):
     assert rate / 3 ** (1 / 8) <= found.rate <= rate * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_gain_of_momentum_on_a_quadratic_is_not_allowed_for(monkeypatch, momentum):
+    monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 100.0)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: 10.0)
+    rule, curvature = UpdateRule("SGD", momentum), measured(0.2)
+    for model in (small_network(), nn.Sequential(nn.Linear(5, 3), nn.Tanh())):
+        problem = Problem(model, "cross_entropy", halves())
+        found = predicted_onset(problem, halves(), rule, curvature)
+        assert curvature().bound(rule) == pytest.approx((1 + momentum) * 0.2)
+        assert found.rate == pytest.approx(3 * 0.2)
+
+
 def test_step_that_gives_no_onset_keeps_that_of_the_features_as_they_are(monkeypatch):
     monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: None)
     problem = Problem(small_network(), "cross_entropy", halves())
