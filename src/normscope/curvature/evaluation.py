@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -71,10 +71,11 @@ class Evaluator:
         found = modules_of_loss(self.problem.loss, model)
         object.__setattr__(self, "_modules_of_loss", found)
 
-    def on(self, problem: Problem) -> Evaluator:
-        """The same model at the same point, on other data."""
+    def on(self, problem: Problem, point: Mapping[str, Tensor] | None = None) -> Evaluator:
+        """The same model on other data, its parameters as here or at another point; not copied."""
         other = Evaluator.__new__(Evaluator)
-        values = {**self.__dict__, "problem": problem, "_losses": {}}
+        point = {**self.point, **(point or {})}
+        values = {**self.__dict__, "problem": problem, "point": point, "_losses": {}}
         for name, value in values.items():
             object.__setattr__(other, name, value)
         return other

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.curvature.randomness import surely
+from normscope.curvature.randomness import is_generator, surely
 
 __all__ = [
     "ONE_AT_A_TIME",
@@ -90,10 +90,16 @@ class Undisturbed:
 
 
 _MODULE_SLOTS = frozenset(vars(nn.Module()))
+_UNCHANGING = frozenset({bool, int, float, str, type(None)})
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
-    return {n: value for n, value in module.__dict__.items() if n not in _MODULE_SLOTS}
+    """A module's own attributes, but for those that nothing can change in place."""
+    return {
+        name: value
+        for name, value in module.__dict__.items()
+        if name not in _MODULE_SLOTS and type(value) not in _UNCHANGING
+    }
 
 
 def _work_on_copies(modules: Iterable[nn.Module], added: Iterable[nn.Module]) -> None:
@@ -161,7 +167,7 @@ def _state_restorer(value: Any) -> Callable[[], Any] | None:
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return partial(value.set_state, value.get_state(legacy=False))
-    if isinstance(value, torch.Generator):
+    if is_generator(value):
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return partial(value.setstate, value.getstate())

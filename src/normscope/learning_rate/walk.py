@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,13 +45,22 @@ class Walks:
         self.problem, self.batches = problem, batches
         self.preconditioner, self._seed = preconditioner, seed
         self.layout = parameter_layout(problem.model)
-        self._start, self._first = dict(start or {}), dict[int, float]()
+        self._problems = [Problem(problem.model, problem.loss, [batch]) for batch in batches]
+        whole = Evaluator(self._problems[0], self.layout, "train", seed)
+        self._evaluator = whole.on(self._problems[0], start)
+        self._first = dict[int, float]()
 
     def beginning_at(self, number: int, point: Mapping[str, Tensor]) -> Walks:
         """Walks from another point, the batches in turn from a step's on."""
         place = number % len(self.batches)
         batches = [*self.batches[place:], *self.batches[:place]]
         return Walks(self.problem, batches, self.preconditioner, self._seed, point)
+
+    @cached_property
+    def start(self) -> tuple[Tensor, float, Tensor]:
+        """Where all walks begin, as a flat vector, with loss and gradient of the first batch."""
+        position = self.layout.join(self._evaluator.leaves()).detach()
+        return position, *gradient_on(self._evaluator, self.batches[0])
 
     def first_loss(self, number: int) -> float:
         """The loss of a step's batch at the start.
@@ -76,11 +86,7 @@ class Walks:
         Returns:
             Model, loss and that one batch.
         """
-        batch = self.batches[number % len(self.batches)]
-        problem = Problem(self.problem.model, self.problem.loss, [batch])
-        evaluator = Evaluator(problem, self.layout, "train", self._seed)
-        evaluator.point.update(point or self._start)
-        return evaluator
+        return self._evaluator.on(self._problems[number % len(self.batches)], point)
 
 
 class Walk:
@@ -97,7 +103,8 @@ class Walk:
         self._velocity: Tensor | None = None
         self.taken = 0
         self.point: dict[str, Tensor] = {}
-        self._look()
+        self._position, loss, self._gradient = walks.start
+        self._ratio = self._ratio_of(loss)
 
     def here(self) -> Evaluator:
         """The model where the walk stands, on the batch that comes next."""
@@ -129,26 +136,33 @@ class Walk:
         return self
 
     def _step(self) -> None:
-        evaluator, layout = self.here(), self._walks.layout
-        step = self.rate * self._along(self._gradient)
-        moved = layout.split(layout.join(evaluator.leaves()) - step)
+        layout = self._walks.layout
+        step = self._along(self._gradient)
+        self._position = torch.sub(self._position, step, alpha=self.rate)
+        kinds = self.here().point
         self.point = {
-            name: tensor.detach().to(evaluator.point[name].dtype)
-            for name, tensor in zip(layout.names, moved, strict=True)
+            name: tensor.to(kinds[name].dtype)
+            for name, tensor in zip(layout.names, layout.split(self._position), strict=True)
         }
         self.taken += 1
         self._look()
 
     def _look(self) -> None:
-        """Loss and gradient where the walk stands; a loss that is not positive has no scale."""
-        evaluator, first = self.here(), self._walks.first_loss(self.taken)
+        """Loss and gradient where the walk stands."""
+        evaluator = self.here()
         self._ratio = math.nan
         try:
             loss, self._gradient = gradient_on(evaluator, evaluator.problem.data[0])
         except NormscopeError:
             return
-        if math.isfinite(loss):
-            self._ratio = loss / first if first > 0 else 0.0
+        self._ratio = self._ratio_of(loss)
+
+    def _ratio_of(self, loss: float) -> float:
+        """Over the first loss of the same batch; one that is not positive has no scale."""
+        first = self._walks.first_loss(self.taken)
+        if not math.isfinite(loss):
+            return math.nan
+        return loss / first if first > 0 else 0.0
 
     def _along(self, gradient: Tensor) -> Tensor:
         """The optimizer's step for a gradient, at a learning rate of one."""
