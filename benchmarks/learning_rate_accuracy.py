@@ -28,10 +28,12 @@ from typing import Any
 import learning_rate_finder
 import torch
 from learning_rate_cases import BATCH_SIZE, CASES, Case
+from learning_rate_plain import PLAIN_CASES
 from learning_rate_truth import one_batch, true_onset
 from rich.console import Console
 from rich.table import Table
 
+from normscope.curvature import top_eigenvalue
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.copies import Workbench
@@ -41,6 +43,7 @@ from normscope.learning_rate.theory import by_theory
 from normscope.learning_rate.verification import verified_onset
 from normscope.training import sgd
 
+ALL = CASES | PLAIN_CASES
 CLOSURES = ("train", "frozen", "printed")
 METHODS = ("safe", "bound", "by_curvature", "verified", *(f"theory {name}" for name in CLOSURES))
 PEERS = ("finder suggestion", "finder end")
@@ -95,7 +98,7 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
         "verified_ends": [found.low, found.high],
         "spread": found.spread,
         "verification_steps": found.steps,
-        "products": curvature.products / (len(curvature.values) + len(curvature.later)),
+        "products": top_eigenvalue(model, case.loss, batches[0], kind="ggn").matvecs,
         "died": found.died,
         "theory": reasons,
         "seconds": seconds,
@@ -127,7 +130,7 @@ def show(rows: dict[str, Row]) -> None:
         table.add_column(name, justify="right")
     for name, row in sorted(rows.items(), key=lambda item: -badness(item[1])):
         ratios = (ratio(row, method) for method in (*METHODS, *PEERS))
-        label = f"{name} ({CASES[name].group})"
+        label = f"{name} ({ALL[name].group})"
         onset = sorted(row["onsets"])[len(row["onsets"]) // 2]
         seconds = (f"{row['seconds'][each]:.2f}" for each in timings)
         cells = ("-" if value is None else f"{value:.3g}" for value in ratios)
@@ -139,10 +142,10 @@ def summary(rows: dict[str, Row]) -> str:
     lines = []
     groups = {
         "all": list(rows),
-        "earlier": [name for name in rows if CASES[name].group != "last"],
+        "earlier": [name for name in rows if name in CASES and CASES[name].group != "last"],
     }
     for name in rows:
-        groups.setdefault(CASES[name].group, []).append(name)
+        groups.setdefault(ALL[name].group, []).append(name)
     for group, names in groups.items():
         for method in (*METHODS, *PEERS):
             chosen = [rows[name] for name in names if ratio(rows[name], method) is not None]
@@ -199,7 +202,8 @@ def saved(path: Path, rows: dict[str, Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=ALL, metavar="NAME", help="only these")
+    parser.add_argument("--plain", action="store_true", help="the nets of learning_rate_plain.py")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="finished cases, kept here")
     parser.add_argument("--renew", action="store_true", help="keep only the truth of FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
@@ -209,15 +213,16 @@ def main() -> None:
     rows: dict[str, Row] = {}
     if options.resume and options.resume.exists():
         rows = json.loads(options.resume.read_text())
-    for name in options.cases:
+    names = options.cases or list(PLAIN_CASES if options.plain else CASES)
+    for name in names:
         kept = rows.get(name, {})
         if "rates" in kept and not options.renew:
             continue
-        rows[name] = measured(CASES[name], kept.get("onsets"))
+        rows[name] = measured(ALL[name], kept.get("onsets"))
         print(name, {k: v and round(v, 4) for k, v in rows[name]["rates"].items()}, flush=True)
         if options.resume:
             saved(options.resume, rows)
-    finished = {name: rows[name] for name in options.cases if "rates" in rows.get(name, {})}
+    finished = {name: rows[name] for name in names if "rates" in rows.get(name, {})}
     show(finished)
     print(summary(finished))
     if options.json:

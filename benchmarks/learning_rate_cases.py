@@ -107,7 +107,7 @@ def _built(name: str, norm: str, **options: object) -> Callable[[tuple[int, ...]
     return make
 
 
-def _plain(
+def plain(
     norm: str, depth: int, width: int, activation: Callable[[], nn.Module] = nn.Tanh
 ) -> Callable[[tuple[int, ...]], nn.Module]:
     """A network as torch initializes it, without the package's own models."""
@@ -123,7 +123,7 @@ def _plain(
     return make
 
 
-def _plain_conv(depth: int, channels: int) -> Callable[[tuple[int, ...]], nn.Module]:
+def plain_conv(depth: int, channels: int) -> Callable[[tuple[int, ...]], nn.Module]:
     """3x3 convolutions as torch initializes them, every second with stride 2, and a linear head."""
 
     def make(input_shape: tuple[int, ...]) -> nn.Module:
@@ -138,7 +138,7 @@ def _plain_conv(depth: int, channels: int) -> Callable[[tuple[int, ...]], nn.Mod
     return make
 
 
-def _transformer(
+def transformer(
     norm: str, width: int = 64, layers: int = 2
 ) -> Callable[[tuple[int, ...]], nn.Module]:
     def make(input_shape: tuple[int, ...]) -> nn.Module:
@@ -160,7 +160,7 @@ def _conv(norm: str, **options: object) -> Callable[..., nn.Module]:
     return _built("conv_net", norm, channels=(15, 30, 45), **options)
 
 
-def _example(input_shape: tuple[int, ...]) -> nn.Module:
+def example(input_shape: tuple[int, ...]) -> nn.Module:
     torch.manual_seed(0)
     return found_at(f"{EXAMPLE}:build")()
 
@@ -181,19 +181,19 @@ _TABLE: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
     ("fc deep batch entropy", "mnist", _ENTROPY, 0.9, _fully_connected("batch", depth=10)),
     ("fc deepest batch entropy", "mnist", _ENTROPY, 0.0, _fully_connected("batch", depth=16)),
     ("fc deep none entropy", "mnist", _ENTROPY, 0.0, _fully_connected("none", depth=10)),
-    ("tanh none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 4, 200)),
-    ("tanh batch", "mnist", _SQUARED, 0.0, _plain("batch", 6, 200)),
-    ("tanh none", "mnist", _SQUARED, 0.9, _plain("none", 4, 200)),
+    ("tanh none entropy", "mnist", _ENTROPY, 0.0, plain("none", 4, 200)),
+    ("tanh batch", "mnist", _SQUARED, 0.0, plain("batch", 6, 200)),
+    ("tanh none", "mnist", _SQUARED, 0.9, plain("none", 4, 200)),
     ("conv batch", "cifar10", _SQUARED, 0.0, _conv("batch")),
     ("conv batch gamma 0.3 entropy", "cifar10", _ENTROPY, 0.9, _conv("batch", gamma=0.3)),
     ("conv none", "cifar10", _SQUARED, 0.0, _conv("none")),
     ("conv none entropy", "cifar10", _ENTROPY, 0.9, _conv("none")),
     ("conv layer entropy", "cifar10", _ENTROPY, 0.0, _conv("layer")),
     ("conv batch gamma 3 entropy", "cifar10", _ENTROPY, 0.0, _conv("batch", gamma=3.0)),
-    ("transformer layer entropy", "mnist", _ENTROPY, 0.0, _transformer("layer")),
-    ("transformer layer momentum", "mnist", _SQUARED, 0.9, _transformer("layer")),
-    ("transformer none entropy", "mnist", _ENTROPY, 0.0, _transformer("none")),
-    ("example resnet entropy", "digits", _ENTROPY, 0.0, _example),
+    ("transformer layer entropy", "mnist", _ENTROPY, 0.0, transformer("layer")),
+    ("transformer layer momentum", "mnist", _SQUARED, 0.9, transformer("layer")),
+    ("transformer none entropy", "mnist", _ENTROPY, 0.0, transformer("none")),
+    ("example resnet entropy", "digits", _ENTROPY, 0.0, example),
     ("vgg batch entropy", "cifar10", _ENTROPY, 0.0, _built("vgg", "batch", width=0.25)),
     ("vgg batch", "cifar10", _SQUARED, 0.9, _built("vgg", "batch", width=0.25)),
     ("vgg none entropy", "cifar10", _ENTROPY, 0.0, _built("vgg", "none", width=0.25)),
@@ -212,23 +212,23 @@ _TABLE: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
         0.0,
         _resnet("layer"),
     ),
-    ("gelu none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 5, 200, nn.GELU)),
-    ("gelu layer", "mnist", _SQUARED, 0.9, _plain("layer", 5, 200, nn.GELU)),
-    ("relu deep none entropy", "mnist", _ENTROPY, 0.0, _plain("none", 8, 150, nn.ReLU)),
-    ("relu none momentum", "mnist", _SQUARED, 0.9, _plain("none", 3, 400, nn.ReLU)),
+    ("gelu none entropy", "mnist", _ENTROPY, 0.0, plain("none", 5, 200, nn.GELU)),
+    ("gelu layer", "mnist", _SQUARED, 0.9, plain("layer", 5, 200, nn.GELU)),
+    ("relu deep none entropy", "mnist", _ENTROPY, 0.0, plain("none", 8, 150, nn.ReLU)),
+    ("relu none momentum", "mnist", _SQUARED, 0.9, plain("none", 3, 400, nn.ReLU)),
     ("conv group entropy", "cifar10", _ENTROPY, 0.9, _conv("group")),
     ("conv l1", "cifar10", _SQUARED, 0.0, _conv("l1")),
 ]
 _LAST: list[tuple[str, str, str, float, Callable[..., nn.Module]]] = [
-    ("relu deep none", "mnist", _SQUARED, 0.0, _plain("none", 8, 150, nn.ReLU)),
-    ("relu deep none cifar entropy", "cifar10", _ENTROPY, 0.0, _plain("none", 6, 300, nn.ReLU)),
-    ("relu deep batch entropy", "mnist", _ENTROPY, 0.0, _plain("batch", 8, 150, nn.ReLU)),
-    ("silu deep none entropy", "mnist", _ENTROPY, 0.9, _plain("none", 6, 100, nn.SiLU)),
-    ("tanh deep none entropy", "mnist", _ENTROPY, 0.9, _plain("none", 10, 100)),
-    ("gelu deep layer entropy", "mnist", _ENTROPY, 0.9, _plain("layer", 10, 100, nn.GELU)),
-    ("conv deep none entropy", "cifar10", _ENTROPY, 0.9, _plain_conv(6, 24)),
-    ("transformer none", "mnist", _SQUARED, 0.9, _transformer("none")),
-    ("transformer deep entropy", "mnist", _ENTROPY, 0.9, _transformer("layer", 32, 4)),
+    ("relu deep none", "mnist", _SQUARED, 0.0, plain("none", 8, 150, nn.ReLU)),
+    ("relu deep none cifar entropy", "cifar10", _ENTROPY, 0.0, plain("none", 6, 300, nn.ReLU)),
+    ("relu deep batch entropy", "mnist", _ENTROPY, 0.0, plain("batch", 8, 150, nn.ReLU)),
+    ("silu deep none entropy", "mnist", _ENTROPY, 0.9, plain("none", 6, 100, nn.SiLU)),
+    ("tanh deep none entropy", "mnist", _ENTROPY, 0.9, plain("none", 10, 100)),
+    ("gelu deep layer entropy", "mnist", _ENTROPY, 0.9, plain("layer", 10, 100, nn.GELU)),
+    ("conv deep none entropy", "cifar10", _ENTROPY, 0.9, plain_conv(6, 24)),
+    ("transformer none", "mnist", _SQUARED, 0.9, transformer("none")),
+    ("transformer deep entropy", "mnist", _ENTROPY, 0.9, transformer("layer", 32, 4)),
 ]
 _DEVELOPING = ("fc", "tanh none", "tanh batch", "example")
 _NEW = (

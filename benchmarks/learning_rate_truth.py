@@ -18,6 +18,7 @@ from normscope.losses import LOSSES
 STEPS = 100
 ORDERS = 3
 TOLERANCE = 1.05
+_CAUTION = 10 * 1.5**4
 LIMITS = {"squared_error": 3.0, "cross_entropy": 1.5}
 
 
@@ -54,10 +55,12 @@ def broke_at(values: Iterator[float], limit: float) -> int | None:
 def true_onset(case: Case, model: nn.Module) -> list[float]:
     """The smallest unstable learning rate to 5 %, for each of three orders of the data.
 
-    The rate rises by half from a tenth of where a growing one breaks, so that no unstable rate
-    below is passed over by more; then in three smaller steps; then by bisection.
+    The rate rises by half from a fiftieth of where a growing one breaks, so that no unstable rate
+    below is passed over by more; then in three smaller steps; then by bisection. A tenth is not
+    low enough for nets that stand still at first: a growing rate has passed the unstable ones by
+    the time they leave their plateau.
     """
-    start = _scout(case, model) / 10
+    start = _scout(case, model) / _CAUTION
     found: list[float] = []
     for order in range(ORDERS):
         found.append(_onset(case, model, order, start))
