@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +22,6 @@ from normscope.cli.options import (
 
 if TYPE_CHECKING:
     from normscope.cli.check_output import Found, Parts
-    from normscope.theorems import Unchecked, Verdict, Verdicts
 
 CASES = 200
 
@@ -140,6 +137,7 @@ def _everywhere(form: str, cases: int, seed: int) -> Found:
 def _on_network(name: str, form: str, seed: int) -> Found:
     from normscope.cli import sources
     from normscope.cli.batches import chosen_batches
+    from normscope.cli.check_model import worst_by_statement
     from normscope.cli.check_output import with_remedy
 
     layer, options = NETWORKS[name]
@@ -154,7 +152,7 @@ def _on_network(name: str, form: str, seed: int) -> Found:
     asked = f"normscope check {name} {chosen_options} --data digits --layer {layer}"
     return [
         (f"{name} {layer}", with_remedy(each, SAMPLES, f"try {asked} --batch-size"))
-        for each in _worst_by_statement(verdicts)
+        for each in worst_by_statement(verdicts)
     ]
 
 
@@ -170,70 +168,26 @@ def _on_model(
     device: str | None,
     seed: int,
 ) -> tuple[Found, Parts]:
+    """Every statement on the layers of a model, and the samples that Theorem C.1 had of each."""
     from normscope.cli import sources
-    from normscope.cli.batches import chosen_batches, note_conversion
-    from normscope.cli.check_output import nothing_to_check, with_remedy
     from normscope.errors import InputError
-    from normscope.places import blaming
 
     if data is None:
         raise InputError("a model is checked on data; give --data, such as --data digits.")
-    sources.check_names(model, data, loss, norm)
-    from normscope.cli.check_part import checked_in_parts
-    from normscope.curvature.batch import sample_count
-    from normscope.theorems import check_layer
+    sources.check_names(model, data, loss, norm)  # before torch is loaded
+    from normscope.cli.check_model import load_subject
 
-    samples = sources.load_data(data, seed)
-    chosen = chosen_batches(samples, batch_size, 1, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed, device)
-    note_conversion(chosen, network)
-    function = sources.load_loss(loss)
-
-    parts: Parts = {}
-
-    def on_batch(name: str, batch: Any) -> Verdicts:
-        run = partial(check_layer, network, function, [batch], name, form=form, seed=seed)
-        return blaming(f"{model} with {loss} on {data}", run)
-
-    def checked(name: str) -> Verdicts:
-        verdicts, part = checked_in_parts(partial(on_batch, name), chosen[0])
-        parts.update({} if part is None else {name: part})
-        return verdicts
-
-    if layer is not None:
-        verdicts = checked(layer)
-        found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
-    else:
-        found = _on_every_layer(network, checked)
-    if not found:
-        raise nothing_to_check(model, network)
-    smaller = "take --batch-size" if isinstance(samples, tuple) else "return batches of size"
-    size = sample_count(chosen[0])
-    return [(name, with_remedy(each, size, smaller)) for name, each in found], parts
-
-
-def _on_every_layer(network: Any, checked: Callable[[str], Verdicts]) -> Found:
-    from normscope.cli.output import progress
-    from normscope.layers import is_batch_norm
-
-    names = [name for name, module in network.named_modules() if is_batch_norm(module)]
-    found: Found = []
-    with progress("check", len(names)) as begin:
-        for name in names:
-            begin(f"layer {name}")
-            found += [(name, each) for each in _worst_by_statement(checked(name))]
-    return found
-
-
-def _worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:
-    """The worst verdict of each statement over the units of one layer, and what has none."""
-    from normscope.theorems.verdict import worst
-
-    groups: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        groups.setdefault(verdict.label, []).append(verdict)
-    yield from (worst(group) for group in groups.values())
-    yield from verdicts.unchecked
+    subject = load_subject(
+        model,
+        loss,
+        data,
+        norm=norm,
+        options=option or (),
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+    )
+    return subject.found(layer, form)
 
 
 def _refuse_leftovers(**given: object) -> None:
