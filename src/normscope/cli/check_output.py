@@ -85,12 +85,11 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
     Returns:
         The same, or with the reason in the words of the command line.
     """
-    from normscope.cli.check_part import TOO_LARGE
     from normscope.theorems import Unchecked
 
-    if not isinstance(found, Unchecked) or not (sizes := TOO_LARGE.match(found.reason)):
+    if not isinstance(found, Unchecked) or found.too_large is None:
         return found
-    values, limit = map(int, sizes.groups())
+    values, limit = found.too_large.values, found.too_large.limit
     fitting = batch_size * limit // values
     # a batch of one has no statistics
     advice = (

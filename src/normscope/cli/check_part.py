@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from normscope.curvature.batch import rows, sample_count
 from normscope.theorems import Verdicts
 
-__all__ = ["TOO_LARGE", "checked_in_parts"]
+__all__ = ["checked_in_parts"]
 
-TOO_LARGE = re.compile(r"a unit has (\d+) values, above dense_limit=(\d+)")
 _VALUES = 16  # of a unit in the part: with 128, the most, a check takes some six times as long
 
 
@@ -31,14 +29,13 @@ def checked_in_parts(check: Callable[[Any], Verdicts], batch: Any) -> tuple[Verd
         samples, the fewest that vary, have too many values.
     """
     found = check(batch)
-    matches = ((each.label, TOO_LARGE.match(each.reason)) for each in found.unchecked)
-    large = {label: sizes for label, sizes in matches if sizes}
+    large = {each.label: each.too_large for each in found.unchecked if each.too_large}
     if not large:
         return found, None
-    values, limit = map(int, next(iter(large.values())).groups())
+    sizes = next(iter(large.values()))  # one layer's units have one size
     samples = sample_count(batch)
-    part = max(2, samples * _VALUES // values)
-    if part * values > samples * limit:
+    part = max(2, samples * _VALUES // sizes.values)
+    if part * sizes.values > samples * sizes.limit:
         return found, None
     again = check(rows(batch, torch.arange(part)))
     made = [*found, *(each for each in again if each.label in large)]

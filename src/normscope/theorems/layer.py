@@ -18,7 +18,7 @@ from normscope.registry import unknown_name
 from normscope.theorems.observation import observed
 from normscope.theorems.situation import Situation, as_bound
 from normscope.theorems.statement import THEOREMS, TOLERANCE, Sides, Statement, total, verdict
-from normscope.theorems.unchecked import Unchecked
+from normscope.theorems.unchecked import TooLarge, Unchecked
 from normscope.theorems.verdict import Verdict, Verdicts
 
 __all__ = ["DENSE_LIMIT", "UNITS", "check_layer"]
@@ -110,10 +110,7 @@ class _Checker:
         size, limit = self.apart.units.batch_size, self.apart.dense_limit
         for theorem, variant in _parts(self.form):
             if not theorem.sums and size > limit:
-                reason = (
-                    f"a unit has {size} values, above dense_limit={limit}: take a smaller batch"
-                )
-                yield self._unchecked(theorem, variant, None, reason)
+                yield self._unchecked(theorem, variant, None, TooLarge(size, limit))
                 continue
             sides = theorem(self.apart, self.form, variant)
             for index, unit in enumerate(self.chosen):
@@ -152,9 +149,11 @@ class _Checker:
             return self._unchecked(theorem, variant, unit, str(error).partition(";")[0])
 
     def _unchecked(
-        self, theorem: Statement, variant: str, unit: int | None, reason: str
+        self, theorem: Statement, variant: str, unit: int | None, reason: str | TooLarge
     ) -> Unchecked:
-        return Unchecked(theorem.__name__, reason, variant, self.place["layer"], unit)
+        too_large = reason if isinstance(reason, TooLarge) else None
+        place = self.place["layer"], unit
+        return Unchecked(theorem.__name__, str(reason), variant, *place, too_large)
 
 
 def _parts(form: str) -> list[tuple[Statement, str]]:

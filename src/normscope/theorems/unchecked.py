@@ -5,7 +5,29 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Unchecked"]
+__all__ = ["TooLarge", "Unchecked"]
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """By how much a batch is too large for a statement that makes a matrix of it.
+
+    Args:
+        values: of a unit: samples times positions.
+        limit: as many may be checked.
+
+    Examples:
+        >>> str(TooLarge(512, 128))
+        'a unit has 512 values, above dense_limit=128: take a smaller batch'
+    """
+
+    values: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"a unit has {self.values} values, above dense_limit={self.limit}: take a smaller batch"
+        )
 
 
 @dataclass(frozen=True)
@@ -18,6 +40,7 @@ class Unchecked:
         variant: which part of the statement.
         layer: name of the layer.
         unit: number of the unit; None for all that were asked for, or for the whole layer.
+        too_large: the sizes, where the reason is a batch that is too large; None for any other.
 
     Examples:
         >>> Unchecked("fact_c2", "its scale is zero", unit=3)
@@ -29,6 +52,7 @@ class Unchecked:
     variant: str = ""
     layer: str | None = None
     unit: int | None = None
+    too_large: TooLarge | None = None
 
     @property
     def label(self) -> str:
@@ -36,7 +60,7 @@ class Unchecked:
         return f"{self.name} ({self.variant})" if self.variant else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values; of what is too large a dictionary of its sizes."""
         return asdict(self)
 
     def __repr__(self) -> str:

@@ -241,6 +241,7 @@ def test_unit_with_zero_scale_is_passed_over_where_it_hides_the_outputs():
     assert not found.refuted
     assert [v.unit for v in found if v.name == "fact_c2"] == [0, 2, 3]
     assert [(each.name, each.unit) for each in found.unchecked] == [("fact_c2", 1)]
+    assert found.unchecked[0].too_large is None
 
 
 class FrozenBatchNorm(nn.Module):
@@ -341,7 +342,9 @@ def test_what_cannot_be_checked_is_said():
     found = check_layer(net, "squared_error", batch(20), "1", dense_limit=19)
     assert "theorem_c1, not checked: a unit has 20 values, above dense_limit=19" in str(found)
     assert "dense_limit=19" in found._repr_html_()
-    assert found.to_dict()["unchecked"][0]["name"] == "theorem_c1"
+    (plain,) = found.to_dict()["unchecked"]
+    assert plain["name"] == "theorem_c1"
+    assert plain["too_large"] == {"values": 20, "limit": 19}
     assert not check_layer(net, "squared_error", batch(20), "1", dense_limit=20).unchecked
 
 
