@@ -217,3 +217,38 @@ def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys
 def test_help_has_an_example(command, capsys):
     assert main([command, "--help"]) == 0
     assert f"Example: normscope {command}" in capsys.readouterr().out
+
+
+PARTLY_FROZEN = """
+import torch
+def whole(): return torch.nn.Sequential(
+    torch.nn.Linear(200, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+def frozen():
+    model = whole()
+    model[0].requires_grad_(False)
+    return model
+def samples(): return torch.randn(40, 200), torch.randint(3, (40,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whose"),
+    [
+        (["lr", "--no-verify"], ""),
+        (["compare", "--no-verify", "--steps", "2", "--norms", "batch"], " of the model as given"),
+        (["curvature"], ""),
+    ],
+)
+@pytest.mark.parametrize("model", ["whole", "frozen"])
+def test_frozen_parameters_are_not_said_to_be_among_those(
+    model, arguments, whose, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frozen_net.py").write_text(PARTLY_FROZEN, encoding="utf-8")
+    command, *options = arguments
+    place = [f"frozen_net.py:{model}", "--data", "frozen_net.py:samples"]
+    assert main([command, *place, "--batch-size", "20", *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    frozen = f", the 28 of 1,033 parameters{whose} that are trained"
+    assert (frozen in said) is (model == "frozen")
+    assert (", all parameters" in said) is (model == "whole")

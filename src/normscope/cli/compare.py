@@ -32,6 +32,8 @@ from normscope.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from normscope.learning_rate import Comparison
 
 Norms = Annotated[
@@ -107,7 +109,8 @@ def compare(
     if out is not None:
         save_figure(comparison.plot(), out)
     first = _PREDICTED if no_verify else _VERIFIED
-    legend = (first, _criterion(comparison), _LEGEND, _averaged(steps), _source(place, comparison))
+    source = _source(place, network, comparison)
+    legend = (first, _criterion(comparison), _LEGEND, _averaged(steps), source)
     asked: dict[str, object] = {"model": model, "data": data, "loss": loss}
     print_answer(comparison, asked, out, as_json, "\n".join(legend))
 
@@ -134,12 +137,15 @@ def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
         return blaming(place, ask)
 
 
-def _source(place: str, comparison: Comparison) -> str:
+def _source(place: str, network: nn.Module, comparison: Comparison) -> str:
+    """What the table is of; another normalization may have more or fewer parameters."""
+    from normscope.cli.trained import trained_words
     from normscope.learning_rate.advice_table import rule_words
 
     advice = comparison.rows[0].advice
     rule = rule_words(advice.rule)
-    return f"Of: {place}, {rule}, batches of {advice.batch_size}, all parameters."
+    trained = trained_words(network, whose=" of the model as given")
+    return f"Of: {place}, {rule}, batches of {advice.batch_size}, {trained}."
 
 
 def _criterion(comparison: Comparison) -> str:

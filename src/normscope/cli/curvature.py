@@ -116,6 +116,7 @@ def curvature(
     """
     from normscope.cli import sources
     from normscope.cli.batches import chosen_batches, note_conversion
+    from normscope.cli.trained import trained_words
     from normscope.places import blaming
 
     sources.check_names(model, data, loss, norm)
@@ -133,7 +134,7 @@ def curvature(
     top, density = blaming(f"{model} with {loss} on {data}", measure)
     draw_on(out, partial(_draw, top, density))
     source = {"model": model, "data": data, "loss": loss}
-    print_curvature(top, density, out, source, as_json)
+    print_curvature(top, density, out, source, trained_words(network), as_json)
     if not top.converged:
         raise typer.Exit(1)
 

@@ -20,6 +20,7 @@ def print_curvature(
     density: xr.Dataset | None,
     out: Path | None,
     source: dict[str, str],
+    parameters: str,
     as_json: bool,
 ) -> None:
     """Print eigenvalues, spectrum and what they are of.
@@ -29,6 +30,7 @@ def print_curvature(
         density: of all eigenvalues, if it was asked for.
         out: the figure that was drawn.
         source: model, data and loss by name.
+        parameters: which ones, in words.
         as_json: for a program.
     """
     from normscope.cli.output import print_json
@@ -42,12 +44,12 @@ def print_curvature(
     print_note(str(top))
     if density is not None:
         print_note(_summary(density))
-    print_note(f"\n{_basis(top, **source)}")
+    print_note(f"\n{_basis(top, parameters, **source)}")
     if out is not None:
         typer.echo(f"Figure: {out}")
 
 
-def _basis(top: TopEigenvalue, model: str, data: str, loss: str) -> str:
+def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str) -> str:
     """What the numbers are of, in one line."""
     matrix = {
         "fisher": "the Fisher matrix, which is the curvature of half the squared error",
@@ -65,8 +67,7 @@ def _basis(top: TopEigenvalue, model: str, data: str, loss: str) -> str:
         "eval": "running statistics",
     }[top.mode]
     return (
-        f"Of: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), all "
-        "parameters."
+        f"Of: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), {parameters}."
     )
 
 

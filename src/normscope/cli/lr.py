@@ -72,6 +72,7 @@ def lr(
     from normscope.cli import sources
     from normscope.cli.answer import print_answer
     from normscope.cli.batches import note_conversion
+    from normscope.cli.trained import trained_words
 
     sources.check_names(model, data, loss, norm)
     check_optimizer(optimizer)
@@ -86,8 +87,8 @@ def lr(
     draw_on(out, advice.plot, title=f"{place}, batches of {advice.batch_size}")
     instead = "too" if loss == "squared_error" else "instead"
     note = (
-        f"Of: {place}, batches of {advice.batch_size}, all parameters; normscope theory is about "
-        f"half the squared error {instead}."
+        f"Of: {place}, batches of {advice.batch_size}, {trained_words(network)}; normscope theory "
+        f"is about half the squared error {instead}."
     )
     print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json, note)
 

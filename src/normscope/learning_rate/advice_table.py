@@ -109,7 +109,7 @@ def _curvature_remark(advice: Advice) -> str:
     matrix = {"ggn": "Gauss-Newton matrix"}.get(advice.curvature.kind, "Hessian")
     decay = " and its weight decay" if rule.weight_decay and not rule.decoupled else ""
     scaled = "" if rule.is_exact else f"{decay} over {rule.name}'s scale"
-    return f"measured: {matrix} of the loss{scaled}, all parameters; by batch {values}"
+    return f"measured: {matrix} of the loss{scaled}, all trained parameters; by batch {values}"
 
 
 def _verified_remark(advice: Advice) -> str:
