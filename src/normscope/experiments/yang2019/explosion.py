@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -97,28 +97,34 @@ def explosion(
         "batch_size": whole_number("batch_size", batch_size, at_least=4),
     }
     own_seeds = range(seed, seed + whole_number("seeds", seeds, at_least=1))
-    profiles = partial(_profiles, store, progress, base, own_seeds)
-    names = list(ARCHITECTURES)
-    gains = [profiles(architecture=names, depth=[each])[:, 0, :, 0] for each in depths]
-    by_kind = profiles(architecture=names, activation=activations)
-    by_size = profiles(activation=activations, batch_size=batch_sizes)
-    measured = {
-        "squared_gradient": (("architecture", "activation", "seed", "layer"), by_kind),
-        "growth": (("activation", "batch_size", "seed"), growth_per_layer(by_size)),
-        "growth_by_width": (("width", "seed"), growth_per_layer(profiles(width=widths))),
-        "gain_by_depth": (("architecture", "depth", "seed"), np.stack(gains, 1)),
-    }
-    coordinates = {
-        "architecture": names,
+    swept: dict[str, list[Any]] = {
+        "architecture": list(ARCHITECTURES),
         "activation": list(activations),
         "batch_size": list(batch_sizes),
         "width": list(widths),
         "depth": list(depths),
-        "seed": list(own_seeds),
-        "layer": list(range(1, depth + 1)),
     }
+    measured = _measured(partial(_profiles, store, progress, base, own_seeds), swept)
     expected = _theory(activations, batch_sizes, batch_size, depth)
+    coordinates = {**swept, "seed": list(own_seeds), "layer": list(range(1, depth + 1))}
     return xr.Dataset({**measured, **expected}, coordinates, base)
+
+
+def _measured(
+    profiles: Callable[..., Any], swept: dict[str, list[Any]]
+) -> dict[str, tuple[tuple[str, ...], Any]]:
+    """The variables that are measured, each over its own sweep."""
+    names, activations = swept["architecture"], swept["activation"]
+    gains = [profiles(architecture=names, depth=[each])[:, 0, :, 0] for each in swept["depth"]]
+    by_kind = profiles(architecture=names, activation=activations)
+    by_size = profiles(activation=activations, batch_size=swept["batch_size"])
+    by_width = profiles(width=swept["width"])
+    return {
+        "squared_gradient": (("architecture", "activation", "seed", "layer"), by_kind),
+        "growth": (("activation", "batch_size", "seed"), growth_per_layer(by_size)),
+        "growth_by_width": (("width", "seed"), growth_per_layer(by_width)),
+        "gain_by_depth": (("architecture", "depth", "seed"), np.stack(gains, 1)),
+    }
 
 
 def _profiles(
