@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 import signal
 
 from hypothesis import settings
@@ -8,6 +9,9 @@ from hypothesis import settings
 # that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What is piped has the usual width, whatever the shell that runs the suite exports.
+os.environ.pop("COLUMNS", None)
 
 # One commit has one answer: `make test` draws the same cases every time, `make test-properties`
 # draws new ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -27,19 +28,32 @@ def print_table(
         title: above the table.
         rows: values by column.
         numbers: columns of numbers that are texts already.
-        piped: columns at most where there is no terminal.
+        piped: columns at most where there is no terminal and COLUMNS does not say how many.
     """
     width = shown_width(piped)
     _print_lines([*text_table(rows, title, numbers, width).splitlines(), ""])
 
 
 def shown_width(piped: int = _PIPED) -> int:
-    """Columns of the terminal; of what goes to none, those it is given."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else piped
+    """Columns of the terminal; of what goes to none, those of COLUMNS, or else those it is given.
+
+    Args:
+        piped: columns where there is no terminal and COLUMNS is not a number above 0.
+
+    Returns:
+        How many.
+    """
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    try:
+        asked = int(os.environ.get("COLUMNS", ""))
+    except ValueError:  # no number: the shell's own business
+        return piped
+    return asked if asked > 0 else piped
 
 
 def print_note(text: str) -> None:
-    """Print sentences, wrapped to the terminal, to 80 columns when piped; rows of a table stay.
+    """Print sentences, wrapped to the terminal, to 80 columns or COLUMNS when piped; rows stay.
 
     Args:
         text: lines; each is a paragraph, or a row if it has two blanks side by side.

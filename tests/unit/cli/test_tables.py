@@ -34,6 +34,24 @@ def test_table_fits_120_columns_when_piped_and_else_its_terminal(capsys, monkeyp
     assert "fact [bold]" in out
 
 
+@pytest.mark.parametrize(
+    ("columns", "table", "note"),
+    [("60", 60, 60), ("200", 200, 200), ("", 120, 80), ("0", 120, 80), ("-5", 120, 80)],
+)
+def test_columns_says_the_width_of_what_is_piped(columns, table, note, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    print_table("Title", [{"name": "net", "what": "words " * 60}])
+    assert table - 6 < max(map(len, capsys.readouterr().out.splitlines())) <= table
+    print_note("words " * 60)
+    assert note - 6 < max(map(len, capsys.readouterr().out.splitlines())) <= note
+
+
+def test_columns_that_are_no_number_are_not_read(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "wide")
+    print_note("words " * 60)
+    assert 74 < max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_title_and_heads_are_bold_in_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
