@@ -15,6 +15,7 @@ from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
 from normscope.errors import InputError, StateError
+from normscope.theorems.remembered import remembered
 from normscope.theorems.situation import Situation
 from normscope.theorems.unit import Product, Units
 
@@ -74,8 +75,8 @@ class Observation:
             Units(y, g, gamma, float(self.eps)).select(index),
             d[index],
             jacobian,
-            self._product(self.g, self.z, chosen),
-            self._product(self.d, self.y, chosen),
+            remembered(self._product(self.g, self.z, chosen)),
+            remembered(self._product(self.d, self.y, chosen)),
             bound,
             probes,
             dense_limit,
@@ -181,7 +182,9 @@ def observed(
         for key, tensor in evaluator.point.items():
             evaluator.point[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     calls: list[tuple[Tensor, Tensor]] = []
-    with evaluator.scene(evaluator.leaves()):
+    weights = tuple(evaluator.point[name] for name in evaluator.layout.names)
+    # constants: no statement is about the weights' gradients, which each product would take too
+    with evaluator.scene(weights):
         if not (users or isinstance(layer, nn.SyncBatchNorm)):
             layer.__dict__.pop("forward", None)  # its own derivatives are what is tested
         with _watched(layer, calls):
@@ -199,7 +202,9 @@ def observed(
 
 def _differentiated(loss: Tensor, y: Tensor, z: Tensor, layer: nn.Module, name: str) -> Observation:
     found: Callable[..., tuple[Any, ...]] = torch.autograd.grad
-    g, d = found(loss, (z, y), create_graph=True, allow_unused=True)
+    g = d = None
+    if loss.requires_grad:  # by the layer's input alone
+        g, d = found(loss, (z, y), create_graph=True, allow_unused=True)
     if g is None or d is None:
         raise StateError(f"the loss does not depend on the layer {name!r}.")
     return Observation(layer, y, z, g, d)

@@ -9,6 +9,7 @@ from torch import nn
 import normscope as ns
 from normscope.errors import InputError, NormscopeError, StateError, UnknownNameError
 from normscope.theorems import check, check_layer
+from normscope.theorems.observation import Observation
 
 
 def batch(samples=10, features=3, outputs=2, seed=0):
@@ -401,3 +402,32 @@ def test_data_that_are_not_finite_are_blamed_as_such(value):
 def test_single_sample_is_refused():
     with pytest.raises(NormscopeError, match="more than one value per channel"):
         check_layer(vector_net(nn.BatchNorm1d(4)), "squared_error", batch(1), "1")
+
+
+@pytest.mark.parametrize("form", ["exact", "printed"])
+def test_no_product_takes_gradients_of_weights_or_is_taken_twice(form, monkeypatch):
+    """The weights are constants here, and the parts of Theorem 4.2 share their terms."""
+    asked = []
+    backward = Observation._backward
+
+    def watched(self, of, by, vectors):
+        if of is not self.z:  # the Jacobian: not a Hessian
+            asked.append((of is self.g, vectors))
+        return backward(self, of, by, vectors)
+
+    given = []
+
+    class Weighed(nn.Linear):
+        def forward(self, x):
+            given.append(self.weight.requires_grad)
+            return super().forward(x)
+
+    monkeypatch.setattr(Observation, "_backward", watched)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), Weighed(4, 2))
+    found = check_layer(net, "squared_error", batch(), "1", form=form, dense_limit=2)
+    assert {v.variant for v in found} == {"", "norm_preserving"}
+    assert given == [False]
+    assert all(each.requires_grad for each in net.parameters())  # as before
+    for index, (kind, vectors) in enumerate(asked):
+        others = [each for own, each in asked[:index] if own is kind]
+        assert not any(torch.equal(vectors, each) for each in others)
