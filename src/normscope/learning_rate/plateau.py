@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.curvature.known_loss import is_cross_entropy, is_squared_error
+from normscope.curvature.known_loss import is_cross_entropy, known_loss
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.rules import UpdateRule
@@ -60,26 +60,26 @@ def may_stand_still(layer: LastLayer, problem: Problem) -> bool:
     Returns:
         False where the outputs differ between samples by more than 3 % of what the loss asks for:
         one for the logits of a cross-entropy, the spread of the targets for a squared error. True
-        for other losses, of which that is not known.
+        for other losses, of which that is not known, and for targets that torch would broadcast.
     """
-    features, targets = layer.features[0], layer.targets[0]
+    outputs, targets = layer.features[0] @ layer.weight.T, layer.targets[0]
     if is_cross_entropy(problem.loss):
         asked = 1.0
-    elif is_squared_error(problem.loss):
-        asked = _spread(_vectors(targets, len(layer.weight)))
+    elif known_loss(problem.loss, outputs, targets) is not None:  # squares
+        asked = _spread(_vectors(targets, outputs))
     else:
         return True
-    return not _spread((features @ layer.weight.T).flatten(0, -2)) > _ALIKE * asked
+    return not _spread(outputs) > _ALIKE * asked
 
 
-def _vectors(targets: Tensor, outputs: int) -> Tensor:
-    """Targets as one vector for each sample and position; a label as its one-hot vector."""
-    if targets.dim() == 1 and not targets.is_floating_point():
-        return functional.one_hot(targets.long(), outputs)
-    return targets.reshape(-1, outputs)
+def _vectors(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets in the shape of the outputs; a label as its one-hot vector."""
+    if targets.shape == outputs.shape:
+        return targets
+    return functional.one_hot(targets.long(), outputs.shape[-1])
 
 
-def _spread(vectors: Tensor) -> float:
-    """Root mean square of the distance to the mean, by entry."""
-    variance = torch.var(vectors.to(torch.float64), dim=0, correction=0).mean()
-    return math.sqrt(variance.item())
+def _spread(values: Tensor) -> float:
+    """Root mean square over samples and positions of the distance to their mean, by entry."""
+    vectors = values.to(torch.float64).flatten(0, -2)
+    return math.sqrt(torch.var(vectors, dim=0, correction=0).mean().item())

@@ -101,6 +101,19 @@ def test_positions_count_as_samples():
     assert not may_stand_still(last(0.061, targets, (2, 2)), problem)
 
 
+@pytest.mark.parametrize("targets", [torch.tensor([0, 5, 2, 3]), torch.ones(4, 1)])
+def test_of_targets_that_are_broadcast_nothing_is_known(targets):
+    problem = Problem(torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.ones(4, 2), targets))
+    assert may_stand_still(last(100.0, targets), problem)
+
+
+def test_integers_in_the_shape_of_the_outputs_are_no_labels():
+    targets = VECTORS.long()
+    problem = Problem(torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.ones(4, 2), targets))
+    assert may_stand_still(last(0.059, targets), problem)
+    assert not may_stand_still(last(0.061, targets), problem)
+
+
 def test_of_other_losses_nothing_is_known():
     problem = Problem(torch.nn.Linear(2, 2), torch.nn.L1Loss(), (torch.ones(4, 2), VECTORS))
     assert may_stand_still(last(100.0, VECTORS), problem)
