@@ -93,7 +93,8 @@ def predicted_onset(
     if standing is None:
         return _by_bound(problem, rule, curvature(), "is stable at every rate in its last")
     step = OneStep(evaluator, batches[-1], layer, rule, preconditioner)
-    onset = step.onset_after(standing, near=standing) or standing
+    moved = step.onset_after(standing, near=standing)
+    onset = standing if moved is None else moved
     if standing <= _CONSISTENT * onset and not (
         stands_still and curvature().sharpening > _CONSISTENT
     ):

@@ -17,7 +17,7 @@ from normscope.learning_rate.walk import gradient_on
 __all__ = ["OneStep"]
 
 _HALVINGS = 3  # of the range in which the largest rate that holds is looked for
-_SHORTENED = 4  # times at most, each to a quarter
+_SHORTENED = 4  # lengths at most, each a quarter of the one before
 
 
 class OneStep:
@@ -46,20 +46,23 @@ class OneStep:
         steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
         self._steps = {name: step for name, step in steps if not name.startswith(own)}
 
-    def onset_after(self, rate: float, near: float) -> float | None:
+    def onset_after(self, rate: float, near: float, shortened: bool = True) -> float | None:
         """The onset of the last layer, trained alone, on features after the step.
 
         Args:
-            rate: of the step; one that leaves the range of numbers is shortened.
+            rate: of the step.
             near: a learning rate near the onset.
+            shortened: whether a step that leaves the range of numbers is tried again, shorter.
 
         Returns:
-            The onset; None if none was found, or every step leaves the range of numbers.
+            The onset; zero if the step leaves the range of numbers, None if no onset was found.
         """
-        layer = self._moved(rate)
-        if layer is None:
-            return None
-        return last_layer_onset(layer, self._evaluator.problem, self._rule, near=near)
+        for _ in range(_SHORTENED if shortened else 1):
+            layer = self._moved(rate)
+            if layer is not None:
+                return last_layer_onset(layer, self._evaluator.problem, self._rule, near=near)
+            rate /= 4
+        return 0.0
 
     def largest_that_holds(self, low: float, high: float, near: float) -> float:
         """The largest rate at which the last layer is still stable after a step at that rate.
@@ -80,18 +83,15 @@ class OneStep:
         return low
 
     def _holds(self, rate: float, near: float) -> bool:
-        onset = self.onset_after(rate, near)
+        onset = self.onset_after(rate, near, shortened=False)
         return onset is not None and onset >= rate
 
     def _moved(self, rate: float) -> LastLayer | None:
+        """The layer on the features after a step; None if they are out of the range of numbers."""
         point = self._evaluator.point
-        for _ in range(_SHORTENED):
-            moved = {name: point[name] - rate * step for name, step in self._steps.items()}
-            found = last_layer(self._evaluator, moved)
-            if found is not None and all(map(_is_finite, found.features)):
-                return found
-            rate /= 4
-        return None
+        moved = {name: point[name] - rate * step for name, step in self._steps.items()}
+        found = last_layer(self._evaluator, moved)
+        return found if found is not None and all(map(_is_finite, found.features)) else None
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -104,21 +104,25 @@ def test_model_without_a_linear_last_layer_gets_the_bound(loss, factor):
     assert "no linear last layer with trained weights of its own" in found.reason
 
 
-@pytest.mark.parametrize(("after", "upset"), [(3.0, False), (2.0, True)])
+@pytest.mark.parametrize(("after", "upset"), [(3.0, False), (2.0, True), (0.0, True)])
 def test_curvature_is_asked_for_if_one_step_upsets_the_last_layer(monkeypatch, after, upset):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 10.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: after)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: after)
     problem = Problem(small_network(), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, measured(0.2) if upset else unasked)
-    assert found.rate == pytest.approx(0.6 if upset else after)
-    assert found.reason.startswith("3 times the bound, where one step" if upset else "the last")
+    if upset:
+        assert found.rate == pytest.approx(0.6 if after else 0.2)  # zero: no rate holds
+        assert "times the bound, where one step" in found.reason
+    else:
+        assert found.rate == after
+        assert found.reason.startswith("the last layer")
     assert (found.layer, found.standing) == ("3", 10.0)
 
 
 @pytest.mark.parametrize(("bound", "rate"), [(1.0, 2.0), (0.5, 1.5), (5.0, 5.0)])
 def test_upset_net_takes_what_one_step_leaves_stable(monkeypatch, bound, rate):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 100.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: 4.0 / rate)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: 4.0 / rate)
     problem = Problem(small_network(), "squared_error", halves())
     found = predicted_onset(problem, halves(), SGD, measured(bound))
     assert rate / 3 ** (1 / 8) <= found.rate <= rate * (1 + 1e-12)
@@ -127,7 +131,7 @@ def test_upset_net_takes_what_one_step_leaves_stable(monkeypatch, bound, rate):
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_gain_of_momentum_on_a_quadratic_is_not_allowed_for(monkeypatch, momentum):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 100.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: 10.0)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: 10.0)
     rule, curvature = UpdateRule("SGD", momentum), measured(0.2)
     for model in (small_network(), nn.Sequential(nn.Linear(5, 3), nn.Tanh())):
         problem = Problem(model, "cross_entropy", halves())
@@ -137,7 +141,7 @@ def test_gain_of_momentum_on_a_quadratic_is_not_allowed_for(monkeypatch, momentu
 
 
 def test_step_that_gives_no_onset_keeps_that_of_the_features_as_they_are(monkeypatch):
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: None)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: None)
     problem = Problem(small_network(), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, unasked)
     assert found.rate == found.standing

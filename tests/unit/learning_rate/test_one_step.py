@@ -71,7 +71,7 @@ def test_highest_rate_is_the_answer_where_it_holds():
 
 def test_lowest_rate_is_the_answer_where_none_holds(monkeypatch):
     _, step = step_of(network())
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: None)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: None)
     assert step.largest_that_holds(0.5, 8.0, near=5.0) == 0.5
 
 
@@ -90,6 +90,23 @@ def test_step_out_of_the_range_of_numbers_is_shortened(monkeypatch, times):
     _, step = step_of(network())
     monkeypatch.setattr(one_step, "last_layer", seen)
     onset = step.onset_after(1.0, near=5.0)
-    assert (onset is None) == (times == 4)
+    assert (onset == 0) == (times == 4)
     for one, shorter in itertools.pairwise(lengths):
         assert shorter == pytest.approx(one / 4, rel=1e-3)
+
+
+def test_rate_whose_own_step_leaves_the_range_of_numbers_does_not_hold(monkeypatch):
+    real = one_step.last_layer
+    _, step = step_of(network())
+    gradient = float(step._steps["0.weight"].norm())
+
+    def broken_by_long_steps(evaluator, moved):
+        found = real(evaluator, moved)
+        length = float((moved["0.weight"] - evaluator.point["0.weight"]).norm()) / gradient
+        if length < 0.09:
+            return found
+        broken = tuple(features * math.inf for features in found.features)
+        return LastLayer(found.name, found.weight, found.bias, broken, found.targets)
+
+    monkeypatch.setattr(one_step, "last_layer", broken_by_long_steps)
+    assert 0.01 < step.largest_that_holds(0.01, 1.0, near=5.0) < 0.09
