@@ -89,7 +89,10 @@ class OneStep:
     def _moved(self, rate: float) -> LastLayer | None:
         """The layer on the features after a step; None if they are out of the range of numbers."""
         point = self._evaluator.point
-        moved = {name: point[name] - rate * step for name, step in self._steps.items()}
+        moved = {
+            name: (point[name] - rate * step).to(point[name].dtype)  # a layout has one dtype
+            for name, step in self._steps.items()
+        }
         found = last_layer(self._evaluator, moved)
         return found if found is not None and all(map(_is_finite, found.features)) else None
 

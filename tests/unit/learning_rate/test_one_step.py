@@ -53,6 +53,25 @@ def test_onset_after_a_step_is_that_of_a_copy_that_took_it(rate):
     assert step.onset_after(rate, near=5.0) == pytest.approx(expected)
 
 
+class TwoKinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3).double()
+
+    def forward(self, inputs):
+        return self.last(self.first(inputs).tanh().double())
+
+
+def test_parameters_keep_their_own_dtype():
+    _, step = step_of(TwoKinds())
+    assert step.onset_after(0.1, near=5.0) is not None
+
+
+def test_step_of_a_model_that_is_one_layer_moves_nothing():
+    _, step = step_of(nn.Linear(5, 3))
+    assert step.onset_after(0.1, near=5.0) == step.onset_after(1e6, near=5.0)
+
+
 def test_largest_rate_holds_and_a_little_more_does_not():
     model = network()
     problem, step = step_of(model)
