@@ -42,6 +42,8 @@ class OneStep:
         self._evaluator, self._rule = evaluator, rule
         _, gradient = gradient_on(evaluator, batch)
         direction = gradient if preconditioner is None else gradient / preconditioner.scale
+        if rule.nesterov:  # whose first step goes ahead by its own momentum
+            direction = (1 + rule.momentum) * direction
         own = f"{layer.name}." if layer.name else ""
         steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
         self._steps = {name: step for name, step in steps if not name.startswith(own)}

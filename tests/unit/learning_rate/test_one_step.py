@@ -14,7 +14,7 @@ from normscope.learning_rate import one_step
 from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.one_step import OneStep
-from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.rules import UpdateRule, rule_of
 
 SGD = UpdateRule("SGD")
 
@@ -24,13 +24,13 @@ def network():
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def step_of(model):
+def step_of(model, rule=SGD):
     batch = labelled()
     problem = Problem(model, "cross_entropy", [batch])
     evaluator = Evaluator(problem, parameter_layout(model), "train", 0)
     layer = last_layer(evaluator)
     assert layer is not None
-    return problem, OneStep(evaluator, batch, layer, SGD)
+    return problem, OneStep(evaluator, batch, layer, rule)
 
 
 def onset_by_plain_torch(model, problem, rate):
@@ -51,6 +51,18 @@ def test_onset_after_a_step_is_that_of_a_copy_that_took_it(rate):
     problem, step = step_of(model)
     expected = onset_by_plain_torch(model, problem, rate)
     assert step.onset_after(rate, near=5.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_step_is_the_first_of_torch(nesterov):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, nesterov=nesterov)
+    _, step = step_of(model, rule_of(optimizer))
+    before = model[0].weight.detach().clone()
+    inputs, targets = labelled()
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    torch.testing.assert_close(before - 0.3 * step._steps["0.weight"], model[0].weight.detach())
 
 
 class TwoKinds(nn.Module):
