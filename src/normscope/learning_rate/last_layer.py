@@ -96,10 +96,19 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     if found is None:
         return None
     weight = f"{found}.weight".lstrip(".")
-    if weight not in evaluator.layout.names:
+    if weight not in evaluator.layout.names or _is_tied(evaluator.problem.model, weight):
         return None
+    # under autocast a layer is given half precision
+    features = [given.to(point[weight].dtype) for given in features]
     bias, offset = _biases(evaluator, found, point)
     return LastLayer(found, point[weight], bias, tuple(features), tuple(targets), offset)
+
+
+def _is_tied(model: nn.Module, name: str) -> bool:
+    """Whether several modules hold a parameter; one module by several names is one."""
+    own = model.get_parameter(name)
+    held = (tensor for module in model.modules() for tensor in module.parameters(recurse=False))
+    return sum(tensor is own for tensor in held) > 1
 
 
 def _biases(

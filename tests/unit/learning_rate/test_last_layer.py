@@ -119,6 +119,53 @@ def test_frozen_last_layer_does_not_count():
     assert last_layer(evaluator_of(model, labelled())) is None
 
 
+class Tied(nn.Module):
+    """Words that are read by the weights that they are told by."""
+
+    def __init__(self, order):
+        super().__init__()
+        parts = {"head": nn.Linear(6, 10, bias=False), "words": nn.Embedding(10, 6)}
+        for name in order:
+            self.add_module(name, parts[name])
+        self.words.weight = self.head.weight
+
+    def forward(self, inputs):
+        return self.head(self.words(inputs))
+
+
+@pytest.mark.parametrize("order", [("head", "words"), ("words", "head")])
+def test_layer_whose_weights_are_used_elsewhere_does_not_count(order):
+    data = torch.arange(8), torch.arange(8)
+    assert last_layer(evaluator_of(Tied(order), data)) is None
+
+
+def test_layer_by_two_names_is_one():
+    model = small_network()
+    model.add_module("head", nn.Identity())
+    model.head.alias = model[3]
+    assert last_layer(evaluator_of(model, labelled())).name == "3"
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = small_network(norm=False)
+
+    def forward(self, inputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(inputs)
+
+
+def test_features_of_autocast_have_the_dtype_of_the_weights():
+    model, data = Half(), labelled()
+    found = last_layer(evaluator_of(model, data))
+    with torch.autocast("cpu", torch.bfloat16):
+        given = model.net[:3](data[0])
+    assert given.dtype == torch.bfloat16
+    assert found.features[0].dtype == torch.float32
+    assert torch.equal(found.features[0], given.float())
+
+
 def test_whole_loss_shows_no_last_layer():
     model = small_network()
     loss = whole_loss(lambda net, batch: net(batch[0]).square().mean())
