@@ -144,6 +144,8 @@ class Walk:
             name: tensor.to(kinds[name].dtype)
             for name, tensor in zip(layout.names, layout.split(self._position), strict=True)
         }
+        if any(tensor.dtype != layout.dtype for tensor in self.point.values()):
+            self._position = layout.join(list(self.point.values()))  # rounded, as training does
         self.taken += 1
         self._look()
 

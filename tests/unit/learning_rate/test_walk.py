@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import RMSprop
 
@@ -46,6 +47,26 @@ def test_point_and_loss_are_those_of_torch(options):
     first = cross_entropy(copy.deepcopy(model)(inputs), targets).item()
     assert walk.taken == 5
     assert walk._ratio == pytest.approx(cross_entropy(moved(inputs), targets).item() / first)
+
+
+class TwoKinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8).bfloat16(), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.last(self.first(inputs.bfloat16()).tanh().float())
+
+
+def test_steps_too_small_for_a_parameters_own_dtype_do_not_add_up():
+    model, batches = TwoKinds(), thirds()
+    moved = copy.deepcopy(model)
+    walk = Walk(Walks(Problem(model, "cross_entropy", batches), batches), UpdateRule("SGD"), 1e-4)
+    trained_by(torch.optim.SGD(moved.parameters(), lr=1e-4), moved, batches, 60)
+    walk.take(60)
+    for name, parameter in moved.named_parameters():
+        assert walk.point[name].dtype == parameter.dtype
+        torch.testing.assert_close(walk.point[name], parameter.detach(), rtol=0, atol=1e-6)
 
 
 def test_steps_of_rmsprop_are_divided():
