@@ -104,7 +104,15 @@ def test_model_without_a_linear_last_layer_gets_the_bound(loss, factor):
     assert "no linear last layer with trained weights of its own" in found.reason
 
 
-@pytest.mark.parametrize(("after", "upset"), [(3.0, False), (2.0, True), (0.0, True)])
+def test_last_layer_that_is_always_stable_leaves_it_to_the_bound(monkeypatch):
+    monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: None)
+    problem = Problem(small_network(), "cross_entropy", halves())
+    found = predicted_onset(problem, halves(), SGD, measured(0.2))
+    assert found.rate == pytest.approx(3 * 0.2)
+    assert found.reason.endswith("the model is stable at every rate in its last")
+
+
+@pytest.mark.parametrize(("after", "upset"), [(2.51, False), (2.49, True), (0.0, True)])
 def test_curvature_is_asked_for_if_one_step_upsets_the_last_layer(monkeypatch, after, upset):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 10.0)
     monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: after)
