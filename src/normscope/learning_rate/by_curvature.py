@@ -21,7 +21,8 @@ from normscope.learning_rate.steepest import Curvature
 __all__ = ["Prediction", "predicted_onset"]
 
 # Onset over the bound without scale-invariant weights: the geometric mean over the eight
-# cross-entropy cases of the first development set (docs/learning_rate.md).
+# cross-entropy cases of the first development set (docs/learning_rate.md). For the other losses it
+# only ends the range in which one step decides.
 _ALLOWANCE = 3.0
 _CONSISTENT = 4.0  # between the onsets before and after one step, and between curvatures
 _ON_A_PLATEAU = "begins on a plateau, and this is the bound beyond"
@@ -135,7 +136,8 @@ def _by_bound(problem: Problem, rule: UpdateRule, curvature: Curvature, why: str
 def _allowance(rule: UpdateRule) -> float:
     """How far beyond the bound a net may go that is no quadratic.
 
-    On a quadratic, momentum carries the bound by 1 + mu: its steps cancel in the steepest
-    direction, step after step. That gain is lost where each step changes the curvature.
+    On a quadratic, the heavy ball carries the bound by 1 + mu: its steps cancel in the steepest
+    direction, step after step. That gain is lost where each step changes the curvature. Nesterov's
+    rule and running means, whose gain is another, were not measured: they are given the same.
     """
     return _ALLOWANCE / (1 + rule.momentum)

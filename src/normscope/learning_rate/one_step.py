@@ -21,7 +21,7 @@ _SHORTENED = 4  # lengths at most, each a quarter of the one before
 
 
 class OneStep:
-    """One step of all parameters but the last layer's, at any learning rate.
+    """One step of all parameters but the last layer's, at any learning rate; without weight decay.
 
     Args:
         evaluator: model, loss and a few batches; nothing of it is changed.
