@@ -119,7 +119,7 @@ def _upset(
     """
     rate = step.largest_that_holds(bound, _allowance(rule) * bound, near=standing)
     reason = (
-        f"{rate / bound:.2g} times the bound, where one step still leaves the last layer "
+        f"{rate / bound:.2g} times the bound, as far as one step leaves the last layer "
         f"({layer.name or 'the model'}) stable"
     )
     return Prediction(rate, layer.name, standing, reason)

@@ -79,7 +79,7 @@ def test_prediction_knows_how_much_steeper_the_net_becomes(monkeypatch):
     plain = asked(net).prediction
     monkeypatch.setattr(advisor, "steepest_curvature", steeper)
     assert plain.reason.startswith("the last layer")
-    assert "times the bound, where one step" in asked(net).prediction.reason
+    assert "times the bound, as far as one step" in asked(net).prediction.reason
 
 
 def test_prediction_knows_of_a_plateau():

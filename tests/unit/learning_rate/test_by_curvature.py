@@ -120,7 +120,7 @@ def test_curvature_is_asked_for_if_one_step_upsets_the_last_layer(monkeypatch, a
     found = predicted_onset(problem, halves(), SGD, measured(0.2) if upset else unasked)
     if upset:
         assert found.rate == pytest.approx(0.6 if after else 0.2)  # zero: no rate holds
-        assert "times the bound, where one step" in found.reason
+        assert "times the bound, as far as one step" in found.reason
     else:
         assert found.rate == after
         assert found.reason.startswith("the last layer")
