@@ -54,7 +54,7 @@ Steps = Annotated[
 ]
 
 _VERIFIED = """\
-safe: nothing is unstable below this learning rate.
+safe: the curvature met allows it, and no run failed below.
 limit: where training became unstable in short runs."""
 _PREDICTED = """\
 safe: the largest learning rate that the measured curvature allows.

@@ -65,9 +65,10 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
     low, high = advice.interval
     above = f"{high:.3g}" if math.isfinite(high) else "no end found"
     found = advice.verification
+    where = "on other batches perhaps" if found else "predicted; it may be anywhere from"
     rows: list[tuple[str, str | None, str]] = [
         ("recommended", f"{advice.recommended:.3g}", "half the limit"),
-        ("limit", f"{advice.limit:.3g}", f"on other batches perhaps {low:.3g} to {above}"),
+        ("limit", f"{advice.limit:.3g}", f"{where} {low:.3g} to {above}"),
         ("safe", f"{advice.safe:.3g}", _safe_remark(advice)),
         ("by curvature", f"{advice.by_curvature:.3g}", _curvature_words(advice)),
         ("by theory", _rate(advice.by_theory), _theory_remark(advice)),

@@ -15,6 +15,7 @@ __all__ = ["explained"]
 
 _LOOSE = 1.5  # a limit this far above the safe rate needs a reason
 _STEEPER = 1.1
+_RISEN = 1.05  # of the first loss: less is the difference between batches
 _OVER_THE_BATCH = {"batch", "noisy", "l1", "l2", "linf"}
 
 
@@ -91,12 +92,12 @@ def _safe(advice: Advice) -> str:
             f"weight decay alone is trained stably below {curved:.3g}"
         )
     if bound < curved:
-        text += f", but a few steps broke the loss at twice {bound:.3g}"
+        text += f". A few steps at {2 * bound:.3g} broke the loss, and the bound is {bound:.3g}"
     found = advice.verification
     if found is not None and advice.safe < bound:
         return (
-            f"{text}, yet a run failed at {found.lowest_failure:.3g}: it grows steeper later, and "
-            f"the safe rate is lowered to {advice.safe:.3g}."
+            f"{text}. A run failed at {found.lowest_failure:.3g} all the same: the net grows "
+            f"steeper later, and the safe rate is lowered to {advice.safe:.3g}."
         )
     if advice.recommended < advice.safe:
         return f"{text}, the safe rate; it has no margin, unlike half the limit, which is lower."
@@ -115,9 +116,22 @@ def _gap(advice: Advice) -> str:
             "start lies in weights that feed a norm layer, whose length does not matter; a step "
             "too large lengthens them and thereby shrinks the next."
         )
+    return f"The limit is {factor:.1f} times that: {_beyond_safe(advice)}"
+
+
+def _beyond_safe(advice: Advice) -> str:
+    """What the runs between the safe rate and the limit saw."""
+    found = advice.verification
+    if found is None:
+        return "beyond the safe rate the loss may jump at first."
+    runs = found.trials[found.ramps :]
+    beyond = (run.worst for run in runs if not run.failed and run.rate > advice.safe)
+    worst = max(beyond, default=1.0)
+    if worst <= _RISEN:
+        return "the runs beyond the safe rate that held saw no rise of the loss."
     return (
-        f"The limit is {factor:.1f} times that: beyond the safe rate the loss jumps at first, but "
-        "the net moves to where it is less steep."
+        f"in the runs beyond the safe rate that held, the loss rose to at most {worst:.2g} times "
+        "its first value."
     )
 
 

@@ -55,6 +55,8 @@ def gradient_growth(problem: Problem, batch: Batch, seed: int = 0) -> float | No
 @contextmanager
 def _noted(model: nn.Module, outputs: list[Tensor]) -> Iterator[None]:
     def note(module: nn.Module, given: Any, made: Tensor) -> None:
+        if not made.requires_grad:  # of frozen layers on data: nothing before it has a gradient
+            made.requires_grad_()
         outputs.append(made)
 
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | _ConvNd)]

@@ -66,7 +66,7 @@ def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_dif
     runs = (Trial(0.2, 0, True, 60, 3.0), Trial(0.8, 1, False, 100, 1.0))
     found = advice(verification=Verification(0.8, 1.0, runs, 0))
     assert found.safe == pytest.approx(0.2 / 4)
-    assert "yet a run failed at 0.2" in found.explanation
+    assert "A run failed at 0.2 all the same" in found.explanation
 
 
 def test_plateau_is_told():
@@ -81,14 +81,14 @@ def test_rate_that_broke_the_loss_at_once_is_told():
     curvature = Curvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, unbroken=0.125)
     found = replace(advice(), curvature=curvature)
     assert found.bound == found.safe == 0.125
-    told = "trained stably below 0.5, but a few steps broke the loss at twice 0.125, the safe rate"
+    told = "trained stably below 0.5. A few steps at 0.25 broke the loss, and the bound is 0.125"
     assert told in found.explanation
 
 
 def test_lowered_safe_rate_is_told():
     found = advice(verification=verified(0.2, 0.3))
     assert row(found, "safe")["remark"].startswith("lowered: a run failed at 0.3, below")
-    assert "yet a run failed at 0.3" in found.explanation
+    assert "A run failed at 0.3 all the same" in found.explanation
     assert "the safe rate is lowered to 0.122." in found.explanation
     assert "stable at 0.2, but not at 0.3" in found.explanation
 
@@ -98,6 +98,12 @@ def test_interval_goes_from_the_steepest_batch_to_the_flattest():
     assert advice(values).interval == (1.0 * 2 / 8 / 2, 1.0 * 2 / 1 * 2)
     found = advice(values, verification=verified(0.2, 0.3))
     assert found.interval == pytest.approx((0.2 * 2 / 8, 0.3 * 2 / 1))
+
+
+def test_reason_of_the_interval_is_told():
+    assert row(advice(), "limit")["remark"].startswith("predicted; it may be anywhere from")
+    found = advice(verification=verified(0.6, 0.7))
+    assert row(found, "limit")["remark"].startswith("on other batches perhaps")
 
 
 def test_batch_that_curves_downwards_bounds_nothing():
@@ -179,10 +185,14 @@ def test_recommended_rate_is_set_against_the_safe_one(rate, margin, above):
     ("rate", "invariant", "reason"),
     [
         (0.70, (), None),
-        (0.80, (), "less steep"),
+        (0.80, (), "the loss may jump at first"),
         (0.80, ("0.weight",), "75% of the steepest direction at the start lies in weights"),
         (0.80, ("3.weight",), "25% of the steepest direction at the start lies in weights"),
-        (0.80, ("4.weight",), "less steep"),  # of which the steepest direction has nothing
+        (
+            0.80,
+            ("4.weight",),
+            "the loss may jump at first",
+        ),  # of which the steepest direction has nothing
     ],
 )
 def test_limit_far_above_the_safe_rate_has_a_reason(rate, invariant, reason):
@@ -191,6 +201,22 @@ def test_limit_far_above_the_safe_rate_has_a_reason(rate, invariant, reason):
     assert "The limit is 1.4" not in told
     if reason is not None:
         assert reason in told
+
+
+@pytest.mark.parametrize(
+    ("worst", "told"),
+    [(1.04, "saw no rise of the loss"), (1.4, "the loss rose to at most 1.4 times its first")],
+)
+def test_what_the_runs_beyond_the_safe_rate_saw_is_told(worst, told):
+    runs = (
+        Trial(9.0, 0, True, 40, 8.0),  # the ramp
+        Trial(0.4, 0, False, 100, 2.0),  # below the safe rate
+        Trial(0.9, 0, False, 100, worst),
+        Trial(1.0, 0, True, 10, 3.0),
+    )
+    found = advice(verification=Verification(0.9, 1.0, runs, 1))
+    assert found.safe == 0.5
+    assert told in found.explanation
 
 
 def test_lowered_safe_rate_needs_no_other_reason():

@@ -55,7 +55,10 @@ def test_walk_that_breaks_below_the_bound_lowers_the_safe_rate():
     assert found.bound == pytest.approx(2 * 1.9 / 4 / 2)  # a few steps at the bound showed it
     assert found.limit == pytest.approx((1 + 3**0.5) / 4, rel=0.05)
     assert found.safe == found.bound < found.limit
-    assert "trained stably below 0.95, but a few steps broke the loss at twice 0.475" in str(found)
+    assert (
+        "trained stably below 0.95. A few steps at 0.95 broke the loss, and the bound is 0.475"
+        in str(found)
+    )
 
 
 def test_safe_is_the_bound_of_the_dense_matrix():

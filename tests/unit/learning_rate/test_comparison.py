@@ -408,3 +408,14 @@ def test_loss_of_guessing_is_the_least_of_constant_outputs(loss):
 
     descent.step(closure)
     assert found == pytest.approx(closure().item(), rel=1e-5)
+
+
+def test_gradient_grows_as_much_behind_a_frozen_first_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    batch = labelled()
+    free = gradient_growth(Problem(model, "cross_entropy", batch), batch)
+    model[0].requires_grad_(requires_grad=False)
+    held = gradient_growth(Problem(model, "cross_entropy", batch), batch)
+    assert free is not None
+    assert held == pytest.approx(free)
