@@ -125,8 +125,10 @@ def _beyond_safe(advice: Advice) -> str:
     if found is None:
         return "beyond the safe rate the loss may jump at first."
     runs = found.trials[found.ramps :]
-    beyond = (run.worst for run in runs if not run.failed and run.rate > advice.safe)
-    worst = max(beyond, default=1.0)
+    beyond = [run.worst for run in runs if not run.failed and run.rate > advice.safe]
+    if not beyond:
+        return "no run beyond the safe rate held; the limit is the middle of what they enclose."
+    worst = max(beyond)
     if worst <= _RISEN:
         return "the runs beyond the safe rate that held saw no rise of the loss."
     return (

@@ -219,6 +219,12 @@ def test_what_the_runs_beyond_the_safe_rate_saw_is_told(worst, told):
     assert told in found.explanation
 
 
+def test_runs_of_which_none_held_beyond_the_safe_rate_are_told():
+    found = advice(verification=verified(0.45, 2.0))
+    assert found.limit > 1.5 * found.safe
+    assert "no run beyond the safe rate held" in found.explanation
+
+
 def test_lowered_safe_rate_needs_no_other_reason():
     found = advice(verification=verified(0.2, 0.3))
     assert found.limit / found.safe == pytest.approx(2.0)
