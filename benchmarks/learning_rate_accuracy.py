@@ -99,7 +99,7 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
         "spread": found.spread,
         "verification_steps": found.steps,
         "products": top_eigenvalue(model, case.loss, batches[0], kind="ggn").matvecs,
-        "died": found.died,
+        "died": found.died_first,
         "theory": reasons,
         "seconds": seconds,
     }

@@ -12,7 +12,7 @@ from normscope.learning_rate.explanation import explained
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
-from normscope.learning_rate.verification import Verification
+from normscope.learning_rate.verified import Verification
 from normscope.text_table import WIDTH, text_table
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ class Advice:
 
     @property
     def verified(self) -> tuple[float, float] | None:
-        """The largest stable and the smallest unstable learning rate of the short runs."""
+        """The largest stable and the smallest unstable learning rate of the short runs.
+
+        By the definition of the onset: a net that died was stable.
+        """
         return (
             None if self.verification is None else (self.verification.low, self.verification.high)
         )
@@ -87,10 +90,11 @@ class Advice:
     def limit(self) -> float:
         """The best estimate of the onset: verified, or else by curvature; not below the safe rate.
 
-        Below that no quadratic as steep as any met breaks: a lower prediction contradicts it.
+        Below that no quadratic as steep as any met breaks: a lower prediction contradicts it. Where
+        short runs died at rates below the onset, it is where they did.
         """
         if self.verification is not None:
-            return self.verification.onset
+            return self.verification.limit
         return max(self.by_curvature, self.safe)
 
     @property
@@ -100,14 +104,15 @@ class Advice:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the onset may be, over batches and orders of the data.
+        """Where the limit may be, over batches and orders of the data.
 
         It has no upper end if the curvature of some batch, but not of all, bounds nothing.
         """
         below, above = self._spread()
         if self.verification is None:
             return self.limit * below / _UNVERIFIED_FACTOR, self.limit * above * _UNVERIFIED_FACTOR
-        return self.verification.low * below, self.verification.high * above
+        low, high = self.verification.ends
+        return low * below, high * above
 
     def _spread(self) -> tuple[float, float]:
         """By how much the bounds of the steepest and the flattest batch differ from the middle."""

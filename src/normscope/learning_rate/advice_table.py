@@ -119,7 +119,8 @@ def _verified_remark(advice: Advice) -> str:
         return "not asked for"
     stable = "stable" if found.low else "no rate was stable"
     above = "no instability found" if math.isinf(found.high) else f"{found.high:.3g} unstable"
-    return f"{stable}, {above}; {len(found.trials)} runs, {found.steps} steps"
+    died = f"; the net died at {found.fatal:.3g}" if found.died_first else ""
+    return f"{stable}, {above}{died}; {len(found.trials)} runs, {found.steps} steps"
 
 
 def _steepest_remark(advice: Advice) -> str:

@@ -25,7 +25,10 @@ def mark_of(row: Compared) -> str:
 def _is_enclosed(advice: Advice) -> bool:
     """Whether the limit lies between a rate that held and one that failed in short runs."""
     found = advice.verification
-    return found is not None and found.low > 0 and math.isfinite(found.high)
+    if found is None:
+        return False
+    low, high = found.ends
+    return low > 0 and math.isfinite(high)
 
 
 def notes_of(comparison: Comparison) -> list[str]:

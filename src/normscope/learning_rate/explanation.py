@@ -10,6 +10,7 @@ from normscope.learning_rate.onset import STEPS
 
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
+    from normscope.learning_rate.verified import Verification
 
 __all__ = ["explained"]
 
@@ -47,19 +48,32 @@ def _limit(advice: Advice) -> str:
             f"Training is expected to become unstable near {advice.limit:.3g}, from "
             f"{advice.prediction.reason}; no run has verified it. Half of that is recommended."
         )
-    if math.isinf(advice.verification.high):
-        return f"No learning rate up to {advice.verification.low:.3g} was unstable in short runs."
-    if advice.verification.low == 0:
+    found = advice.verification
+    if found.died_first:
+        return _death(found)
+    if math.isinf(found.high):
+        return f"No learning rate up to {found.low:.3g} was unstable in short runs."
+    if found.low == 0:
         return (
             "In runs of 100 steps on copies training was stable at no rate tried, down to "
-            f"{advice.verification.high:.3g}, which is taken for the limit; half of it is "
-            "recommended, which no run has tried."
+            f"{found.high:.3g}, which is taken for the limit; half of it is recommended, which no "
+            "run has tried."
         )
-    how = "where the net died: its output became the same for every sample"
     return (
-        f"In runs of 100 steps on copies training was stable at {advice.verification.low:.3g}, but "
-        f"not at {advice.verification.high:.3g}{f', {how}' if advice.verification.died else ''}; "
-        "half the limit is recommended."
+        f"In runs of 100 steps on copies training was stable at {found.low:.3g}, but not at "
+        f"{found.high:.3g}; half the limit is recommended."
+    )
+
+
+def _death(found: Verification) -> str:
+    """Of a net that dies at rates that are not unstable yet."""
+    alive, fatal = found.ends
+    where = f"at {alive:.3g} it lived" if alive else "at no rate tried did it live"
+    above = "at no rate tried" if math.isinf(found.high) else f"from {found.high:.3g} on"
+    return (
+        f"In runs of 100 steps on copies the net died at {fatal:.3g}: its output became the same "
+        f"for every sample, and it learned nothing more; {where}. Its loss, which then stays where "
+        f"it is, was unstable {above}. The limit is where it dies; half of it is recommended."
     )
 
 

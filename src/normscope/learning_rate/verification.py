@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from normscope.errors import StateError
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.onset import ORDERS, STEPS, TOLERANCE, Trial, trial
+from normscope.learning_rate.verified import Verification
 
-__all__ = ["BUDGET", "Verification", "verified_onset"]
+__all__ = ["BUDGET", "verified_onset"]
 
 Tell = Callable[[str], None]
 BUDGET = 6 * STEPS  # gradients in all: six range tests of 100 steps
@@ -18,86 +20,7 @@ _RAMP_START = 1 / 8  # of the guess
 _RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
 _LATE = 2.0  # a ramp shows an instability about this factor above the rate that makes it
 _WIDENING = 1.6  # between runs until the onset is enclosed
-_MARGIN = 2.0  # below the lowest failure, if the curvature did not foresee it
 _SUSPICIOUS = 6  # failures in a row, a factor of 17 in all, before the data are looked at
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What the short runs showed.
-
-    Args:
-        low: the largest learning rate that did not fail below the smallest that did.
-        high: the smallest that failed, by an instability or because the net died; infinite if
-            none did.
-        trials: every run, in order; the ramps first.
-        ramps: how many of them were ramps.
-    """
-
-    low: float
-    high: float
-    trials: tuple[Trial, ...]
-    ramps: int
-
-    @property
-    def onset(self) -> float:
-        """The best single value: the middle, on a logarithmic scale."""
-        if self.low == 0:
-            return self.high
-        return math.sqrt(self.low * self.high) if math.isfinite(self.high) else self.low
-
-    @property
-    def lowest_failure(self) -> float:
-        """The smallest rate at which any run failed, on whichever order; infinite if none did."""
-        return min((each.rate for each in self._runs if each.failed), default=math.inf)
-
-    @property
-    def spread(self) -> float:
-        """By how much the orders differ: the largest rate that held over the lowest failure.
-
-        It is 1 if every run that held is below every run that failed.
-        """
-        held = max((each.rate for each in self._runs if not each.failed), default=0.0)
-        return max(1.0, held / self.lowest_failure)
-
-    def safe_below(self, bound: float) -> float:
-        """What is left of a bound from the curvature once the runs are known.
-
-        Args:
-            bound: a learning rate.
-
-        Returns:
-            The bound if no run failed below it. Otherwise the curvature has proved blind, and the
-            answer is below every rate at which a run failed: by a factor of two, or by what the
-            orders of the data differ by if that is more.
-        """
-        if self.lowest_failure >= bound:
-            return bound
-        return min(self.lowest_failure, self.onset) / max(_MARGIN, self.spread)
-
-    @property
-    def _runs(self) -> tuple[Trial, ...]:
-        return self.trials[self.ramps :]
-
-    @property
-    def died(self) -> bool:
-        """Whether the net died at the smallest rate that failed, rather than being unstable."""
-        failures = [each for each in self._runs if each.failed and each.rate == self.high]
-        return bool(failures) and all(each.died for each in failures)
-
-    @property
-    def steps(self) -> int:
-        """Gradients taken in all runs."""
-        return sum(each.steps for each in self.trials)
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        rows = [
-            {"kind": "ramp" if place < self.ramps else "fixed rate", **vars(each)}
-            for place, each in enumerate(self.trials)
-        ]
-        return table_html(rows, f"Stable up to {self.low:.3g}, no longer at {self.high:.3g}")
 
 
 def verified_onset(
@@ -111,9 +34,12 @@ def verified_onset(
     three orders of the data, as the median of their onsets demands; or if a run fails late on one,
     which is chance (`Trial.is_late`): the onset of an order is the smallest rate that breaks it,
     and where chance breaks some runs at one rate, it breaks others at lower ones that are not
-    tried. An unstable run ends at once, so that only stable ones cost 100 steps. A run whose net
-    dies fails too: a net without normalization may break at one rate and die at a higher one,
-    where its loss stays constant, and nobody wants to be sent there.
+    tried. An unstable run ends at once, so that only stable ones cost 100 steps.
+
+    A net without normalization may also die: its loss stays where it is, which is not unstable. It
+    may break at a lower rate all the same, so that from a rate at which it dies the search goes
+    down, until the net holds, before it goes up. Where it dies below the onset, the rates around
+    its death are halved last.
 
     Args:
         bench: the problem with its optimizer and batch size.
@@ -129,10 +55,20 @@ def verified_onset(
     """
     search = _Search(bench, budget, tell)
     end = search.ramp(guess * _RAMP_START)
-    search.enclose(end / _LATE)
-    search.halve()
-    low, high = search.ends()
+    search.go_down(end / _LATE)
+    search.go_up()
+    search.halve(search.around_onset)
+    search.halve(search.around_death)
+    low, high = search.around_onset()
     return Verification(low, high, tuple(search.trials), search.ramps)
+
+
+class _Verdict(Enum):
+    """On a learning rate, over several orders of the data."""
+
+    HELD = "held"
+    DIED = "died"
+    UNSTABLE = "unstable"
 
 
 @dataclass
@@ -141,7 +77,7 @@ class _Search:
     budget: int
     tell: Tell
     trials: list[Trial] = field(default_factory=list)
-    verdicts: dict[float, bool] = field(default_factory=dict)
+    verdicts: dict[float, _Verdict] = field(default_factory=dict)
     ramps: int = 0
 
     @property
@@ -171,16 +107,20 @@ class _Search:
             return self.ramp(start / 64)  # it began too high to tell
         return done.rate
 
-    def fails(self, rate: float) -> bool:
-        """Whether a rate fails: two orders of the data that agree settle it, or a late failure."""
-        failed = held = 0
-        while self.left >= STEPS and failed < self.enough and held < self.enough:
-            done = self.run(rate, order=failed + held)
-            if done.failed:
-                failed += self.enough if done.is_late else 1
+    def judge(self, rate: float) -> _Verdict:
+        """Two orders of the data that agree settle it, or a late instability; one death is one."""
+        unstable = calm = 0
+        died = False
+        while self.left >= STEPS and unstable < self.enough and calm < self.enough:
+            done = self.run(rate, order=unstable + calm)
+            if done.unstable:
+                unstable += self.enough if done.is_late else 1
             else:
-                held += 1
-        self.verdicts[rate] = failed >= held  # one each where the steps ran out: be careful
+                calm += 1
+            died |= done.died
+        verdict = _Verdict.DIED if died else _Verdict.HELD
+        # one each where the steps ran out: be careful
+        self.verdicts[rate] = _Verdict.UNSTABLE if unstable >= calm else verdict
         return self.verdicts[rate]
 
     @property
@@ -196,40 +136,52 @@ class _Search:
         self.trials.append(done)
         return done
 
-    def enclose(self, rate: float) -> None:
-        """Go down from a rate that fails to one that does not, or up."""
-        failed = 0
-        went_up = False
-        while self.left >= STEPS and not (failed and went_up):
-            if self.fails(rate):
-                failed, rate = failed + 1, rate / _WIDENING
-            else:
-                went_up, rate = True, rate * _WIDENING
-            if not went_up and (failed == _SUSPICIOUS or self.left < 2 * STEPS):
+    def go_down(self, rate: float) -> None:
+        """From a rate to one that holds."""
+        tried = 0
+        while self.left >= STEPS and self.judge(rate) is not _Verdict.HELD:
+            tried, rate = tried + 1, rate / _WIDENING
+            if tried == _SUSPICIOUS or self.left < 2 * STEPS:
                 self._check_standstill()
+
+    def go_up(self) -> None:
+        """From the largest rate tried to one that is unstable, if none was."""
+        while self.left >= STEPS and _Verdict.UNSTABLE not in self.verdicts.values():
+            self.judge(max(self.verdicts) * _WIDENING)
 
     def _check_standstill(self) -> None:
         """Refuse data on which even a net that is not trained counts as unstable.
 
         Asked of the order that failed last: on another one the batches may differ less.
         """
-        last = next(each for each in reversed(self.trials) if each.failed)
-        if self.left >= STEPS and self.run(0.0, last.order - self.bench.seed).failed:
+        last = next((each for each in reversed(self.trials) if each.unstable), None)
+        if last is None or self.left < STEPS:
+            return
+        if self.run(0.0, last.order - self.bench.seed).unstable:
             raise StateError(
                 f"the loss of one batch is {self.trials[-1].worst:.3g} times that of the first "
                 "without any training, so that short runs cannot tell what is unstable; take "
                 "larger batches of mixed samples, or ask with verify=False."
             )
 
-    def halve(self) -> None:
+    def halve(self, ends: Callable[[], tuple[float, float]]) -> None:
+        """Try the middle of two ends until they are within the tolerance."""
         while self.left >= STEPS:
-            low, high = self.ends()
+            low, high = ends()
             if low == 0 or not math.isfinite(high) or high <= low * (1 + TOLERANCE):
                 return
-            self.fails(math.sqrt(low * high))
+            self.judge(math.sqrt(low * high))
 
-    def ends(self) -> tuple[float, float]:
-        """The largest rate that did not fail below the smallest that did, and that one."""
-        high = min((rate for rate, failed in self.verdicts.items() if failed), default=math.inf)
-        held = (rate for rate, failed in self.verdicts.items() if not failed and rate < high)
+    def around_onset(self) -> tuple[float, float]:
+        """The largest rate that was not unstable below the smallest that was, and that one."""
+        return self._around({_Verdict.UNSTABLE})
+
+    def around_death(self) -> tuple[float, float]:
+        """The largest rate that held below the smallest that did not, and that one."""
+        return self._around({_Verdict.UNSTABLE, _Verdict.DIED})
+
+    def _around(self, failures: set[_Verdict]) -> tuple[float, float]:
+        failed = (rate for rate, verdict in self.verdicts.items() if verdict in failures)
+        high = min(failed, default=math.inf)
+        held = (rate for rate, v in self.verdicts.items() if v not in failures and rate < high)
         return max(held, default=0.0), high

@@ -12,7 +12,7 @@ from normscope.learning_rate.onset import Trial
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
-from normscope.learning_rate.verification import Verification
+from normscope.learning_rate.verified import Verification
 
 
 def verified(low, high):
@@ -164,9 +164,11 @@ def test_end_that_no_run_found_is_told():
 @pytest.mark.parametrize("died", [True, False])
 def test_death_of_the_net_is_told(died):
     runs = (Trial(0.7, 0, not died, 60, 1.0, died=died), Trial(0.6, 0, False, 100, 1.0))
-    found = advice(verification=Verification(0.6, 0.7, runs, 0))
-    assert ("not at 0.7, where the net died: its output" in found.explanation) is died
+    found = advice(verification=Verification(0.6, 0.9 if died else 0.7, runs, 0))
+    assert ("the net died at 0.7: its output became the same" in found.explanation) is died
+    assert ("at 0.6 it lived" in found.explanation) is died
     assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
+    assert ("; the net died at 0.7; 2 runs" in str(found)) is died
 
 
 @pytest.mark.parametrize(

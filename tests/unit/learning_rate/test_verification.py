@@ -3,15 +3,13 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 
 from normscope.curvature.problem import Problem
 from normscope.errors import StateError
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verification import BUDGET, Verification, _Search, verified_onset
+from normscope.learning_rate.verification import BUDGET, _Search, _Verdict, verified_onset
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 
@@ -83,15 +81,91 @@ def test_runs_are_told():
     assert all(t.endswith(f"({n} of at most 600 steps)") for t, n in zip(told, used, strict=True))
 
 
-def test_rates_at_which_the_net_dies_are_beyond_the_limit():
+def test_rates_at_which_the_net_dies_are_beyond_the_limit_but_not_beyond_the_onset():
     problem = mortal()
     found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 1.0)
-    fatal = [each.rate for each in found.trials[found.ramps :] if each.died]
-    assert fatal  # the loss of a dead net is stable: by the loss alone the onset is higher
-    assert found.high <= min(fatal)
-    assert found.died == (found.high in fatal)
-    assert found.low > 0
+    runs = found.trials[found.ramps :]
+    assert found.fatal == min(each.rate for each in runs if each.died)
+    assert found.high == min((each.rate for each in runs if each.unstable), default=math.inf)
+    assert 0 < found.limit < found.fatal < found.onset  # the loss of a dead net is stable
     assert found.steps <= BUDGET
+
+
+class Scripted(_Search):
+    """A search whose runs are not made: ``outcome`` of a rate and an order says what they show."""
+
+    def __init__(self, outcome, budget=BUDGET):
+        super().__init__(fickle((1.0,) * 3), budget, lambda text: None)
+        self.outcome = outcome
+
+    def run(self, rate, order):
+        shown = self.outcome(rate, order)
+        steps = {"held": 100, "died": 30, "unstable": 10}[shown]
+        done = Trial(rate, order, shown == "unstable", steps, 1.0, died=shown == "died")
+        self.trials.append(done)
+        return done
+
+
+def brittle(rate, order):
+    """It dies from 1 on and is unstable from 4 on."""
+    return "held" if rate < 1 else "died" if rate < 4 else "unstable"
+
+
+def judged(search):
+    return {rate: verdict.value for rate, verdict in search.verdicts.items()}
+
+
+def test_search_goes_down_from_a_death_since_the_net_may_break_below():
+    search = Scripted(
+        lambda rate, order: "died" if rate > 4 else "unstable" if rate > 2 else "held"
+    )
+    search.go_down(5.0)
+    assert list(judged(search).values()) == ["died", "unstable", "held"]
+    assert search.around_onset() == pytest.approx((5 / 1.6**2, 5 / 1.6))
+    search.go_up()
+    assert max(search.verdicts) == 5.0  # an onset is enclosed already
+
+
+def test_search_goes_up_through_deaths_until_the_loss_is_unstable():
+    search = Scripted(
+        lambda rate, order: "held" if rate < 1 else "died" if rate < 4 else "unstable"
+    )
+    search.go_down(0.9)
+    search.go_up()
+    assert list(judged(search).values()) == ["held", "died", "died", "died", "unstable"]
+    assert search.around_onset() == pytest.approx((0.9 * 1.6**3, 0.9 * 1.6**4))
+    assert search.around_death() == pytest.approx((0.9, 0.9 * 1.6))
+
+
+@pytest.mark.parametrize(
+    ("shown", "verdict"),
+    [
+        (("unstable", "died", "unstable"), "unstable"),
+        (("unstable", "died", "held"), "died"),
+        (("held", "died"), "died"),
+        (("unstable", "held", "held"), "held"),
+        (("died", "died"), "died"),
+    ],
+)
+def test_death_is_no_instability_and_one_is_enough(shown, verdict):
+    search = Scripted(lambda rate, order: shown[order])
+    assert search.judge(1.0).value == verdict
+    assert len(search.trials) == len(shown)
+
+
+def test_rates_around_the_onset_are_halved_before_those_around_the_death():
+    search = Scripted(
+        lambda rate, order: "held" if rate < 1 else "died" if rate < 4 else "unstable"
+    )
+    search.verdicts.update(
+        {0.5: _Verdict.HELD, 2.0: _Verdict.DIED, 3.9: _Verdict.DIED, 4.05: _Verdict.UNSTABLE}
+    )
+    search.halve(search.around_onset)
+    assert search.trials == []
+    search.halve(search.around_death)
+    assert [each.rate for each in search.trials[:2]] == [1.0, 1.0]
+    assert search.around_death()[0] >= 0.5
+    assert search.around_death()[1] == 1.0
 
 
 def test_batches_whose_losses_differ_without_training_are_refused():
@@ -168,7 +242,7 @@ def test_late_failure_on_one_order_is_enough(after, low, high):
 @pytest.mark.parametrize(("budget", "fails"), [(150, True), (250, False)])
 def test_tie_of_two_orders_is_a_failure_where_the_steps_ran_out(budget, fails):
     search = _Search(fickle((1.0, 9.0, 9.0)), budget, lambda text: None)
-    assert search.fails(3.0) is fails
+    assert (search.judge(3.0) is _Verdict.UNSTABLE) is fails
     assert [each.failed for each in search.trials] == [True, False, False][: 2 + (not fails)]
 
 
@@ -194,18 +268,28 @@ def test_standstill_is_asked_of_the_last_failure_if_steps_are_left(asked, budget
     assert asked == runs
 
 
-@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("verdict", _Verdict)
 def test_nothing_is_halved_without_both_ends(asked, verdict):
     search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
     search.verdicts[1.0] = verdict
-    search.halve()
+    search.halve(search.around_onset)
+    search.halve(search.around_death)
     assert asked == []
 
 
 def test_ends_are_around_the_smallest_rate_that_failed():
     search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
-    search.verdicts.update({0.5: False, 0.7: False, 1.0: True, 2.0: False, 3.0: True})
-    assert search.ends() == (0.7, 1.0)
+    held, died, unstable = _Verdict
+    search.verdicts.update({0.5: held, 0.7: held, 0.8: died, 1.0: unstable, 2.0: held, 3.0: died})
+    assert search.around_onset() == (0.8, 1.0)
+    assert search.around_death() == (0.7, 0.8)
+
+
+def test_data_are_not_looked_at_if_the_net_only_died(asked):
+    search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
+    search.trials.append(Trial(3.0, 0, False, 60, 1.0, died=True))
+    search._check_standstill()
+    assert asked == []
 
 
 def test_interval_is_halved_to_five_percent():
@@ -228,84 +312,6 @@ def test_data_are_not_looked_at_once_a_rate_has_held():
     found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 8 * 0.42, budget=250)
     assert [each.failed for each in found.trials[:2]] == [True, False]
     assert all(each.rate > 0 for each in found.trials)
-
-
-def runs(*outcomes):
-    """A verification of a ramp and runs (rate, whether it failed)."""
-    trials = [Trial(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
-    failed = [rate for rate, broke in outcomes if broke]
-    return Verification(
-        0.1, max(failed, default=math.inf), (Trial(1e-9, 0, True, 9, 3), *trials), 1
-    )
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "lowest", "spread"),
-    [
-        ([(1.0, False), (2.0, True)], 2.0, 1.0),
-        ([(1.0, False), (4.0, True), (3.0, False), (2.0, True)], 2.0, 1.5),
-        ([(1.0, False)], math.inf, 1.0),
-        ([(1.0, True)], 1.0, 1.0),
-    ],
-)
-def test_lowest_failure_and_spread_are_those_of_the_runs_at_fixed_rates(outcomes, lowest, spread):
-    found = runs(*outcomes)
-    assert found.lowest_failure == lowest
-    assert found.spread == spread
-
-
-def test_net_that_dies_fails_and_is_not_late():
-    dead = Trial(0.5, 0, False, 60, 1.0, died=True)
-    assert not dead.is_late
-    assert Verification(0.1, 0.5, (dead,), 0).lowest_failure == 0.5
-
-
-@pytest.mark.parametrize(("unstable", "died"), [(False, True), (True, False)])
-def test_net_has_died_only_if_no_order_of_that_rate_was_unstable(unstable, died):
-    dead = Trial(0.5, 0, False, 60, 1.0, died=True)
-    other = Trial(0.5, 1, unstable, 60, 1.0, died=not unstable)
-    assert Verification(0.1, 0.5, (dead, other), 0).died is died
-
-
-@pytest.mark.parametrize(("at_high", "died"), [(True, True), (False, False)])
-def test_death_counts_at_the_smallest_rate_that_failed(at_high, died):
-    first = Trial(0.5, 0, not at_high, 60, 1.0, died=at_high)
-    other = Trial(0.9, 0, at_high, 60, 1.0, died=not at_high)
-    assert Verification(0.1, 0.5, (other, first), 0).died is died
-
-
-def test_net_has_not_died_if_nothing_failed():
-    assert not Verification(0.1, math.inf, (Trial(0.1, 0, False, 100, 1.0),), 0).died
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "onset"), [(0.2, 0.8, 0.4), (0.0, 0.3, 0.3), (0.7, math.inf, 0.7)]
-)
-def test_onset_is_the_middle_or_the_end_that_was_found(low, high, onset):
-    assert Verification(low, high, (), 0).onset == pytest.approx(onset)
-
-
-def test_table_tells_ramps_from_runs():
-    html = runs((0.2, False), (0.3, True))._repr_html_()
-    assert (html.count("ramp"), html.count("fixed rate")) == (1, 2)
-
-
-@given(
-    outcomes=st.lists(st.tuples(st.floats(1e-3, 1e3), st.booleans()), min_size=1),
-    bound=st.floats(1e-3, 1e3),
-)
-def test_safe_rate_is_below_every_failure_by_what_the_orders_differ(outcomes, bound):
-    found = runs(*outcomes)
-    safe = found.safe_below(bound)
-    failures = [rate for rate, failed in outcomes if failed]
-    held = [rate for rate, failed in outcomes if not failed]
-    if not failures or min(failures) >= bound:
-        assert safe == bound
-        return
-    assert safe <= min(failures) / 2
-    assert safe <= found.onset / 2
-    if held:
-        assert safe * max(held) <= min(failures) ** 2 * (1 + 1e-12)
 
 
 def batch_source_order(order):

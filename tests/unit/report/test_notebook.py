@@ -23,7 +23,7 @@ from normscope.experiments.result import Result
 from normscope.layers.convert import Change
 from normscope.learning_rate.comparison import MODES, Compared
 from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verification import Verification
+from normscope.learning_rate.verified import Verification
 from normscope.probes.cost import ScopeCost
 from normscope.probes.probe import Cost
 from normscope.report.notebook import pairs_html, table_html
