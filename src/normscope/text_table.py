@@ -1,4 +1,4 @@
-"""One look for every table in plain text: title, heads, a rule, texts left and numbers right."""
+"""One look for tables in plain text and the sentences below: texts left and numbers right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-__all__ = ["WIDTH", "text_table"]
+__all__ = ["WIDTH", "text_table", "wrapped"]
 
 WIDTH = 80
 """Columns of a terminal that nobody has widened."""
@@ -77,6 +77,28 @@ def text_table(
     columns = [_column(name, [row.get(name) for row in rows], name in numbers) for name in names]
     blocks = [_block(group, width) for group in _groups(columns, width)]
     return "\n".join([*([title] if title else []), "\n\n".join(blocks)]).rstrip("\n")
+
+
+def wrapped(text: str, width: int = WIDTH) -> str:
+    r"""Sentences in lines of a width at most; the rows of a table stay as they are.
+
+    Only a single word, such as a path, may be wider than asked for.
+
+    Args:
+        text: lines; each is a paragraph, or a row if it has two blanks side by side.
+        width: in characters.
+
+    Returns:
+        The lines. Once wrapped, they stay as they are.
+
+    >>> print(wrapped("name  a long row\n\nA sentence of words.", 12))
+    name  a long row
+    <BLANKLINE>
+    A sentence
+    of words.
+    """
+    lines = ([line] if "  " in line else _wrapped(line, width) for line in text.splitlines())
+    return "\n".join(each for group in lines for each in group)
 
 
 def _column(name: str, values: Sequence[object], is_number: bool) -> _Column:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from normscope.cli.output import print_json
-from normscope.cli.tables import print_note, shown_width
+from normscope.cli.tables import print_note, print_text, shown_width
 
 __all__ = ["Answer", "print_answer"]
 
@@ -18,7 +18,7 @@ class Answer(Protocol):
         """Its values by name."""
 
     def text(self, width: int) -> str:
-        """Its table, so wide at most, and its words."""
+        """Its table and its words, so wide at most."""
 
 
 def print_answer(
@@ -37,7 +37,7 @@ def print_answer(
         path = None if figure is None else str(figure)
         print_json({**source, **answer.to_dict(), "figure": path})
         return
-    print_note(answer.text(shown_width()))
+    print_text(answer.text(shown_width()))
     print_note(f"\n{note}")
     if figure is not None:
         print(f"Figure: {figure}")

@@ -6,11 +6,10 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Collection, Sequence
 from itertools import islice, takewhile
 
-from normscope.text_table import text_table
+from normscope.text_table import text_table, wrapped
 
 Row = dict[str, object]
 
@@ -31,7 +30,7 @@ def print_table(
         piped: columns at most where there is no terminal and COLUMNS does not say how many.
     """
     width = shown_width(piped)
-    _print_lines([*text_table(rows, title, numbers, width).splitlines(), ""])
+    print_text(f"{text_table(rows, title, numbers, width)}\n\n")
 
 
 def shown_width(piped: int = _PIPED) -> int:
@@ -58,18 +57,16 @@ def print_note(text: str) -> None:
     Args:
         text: lines; each is a paragraph, or a row if it has two blanks side by side.
     """
-    width = shown_width()
-    # a path is one word
-    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    lines: list[str] = []
-    for line in text.splitlines():
-        is_row = "  " in line or not line
-        lines += [line] if is_row else wrap.wrap(line)
-    _print_lines(lines)
+    print_text(wrapped(text, shown_width()))
 
 
-def _print_lines(lines: list[str]) -> None:
-    """Print lines; in a terminal the title and the heads of a table, above its rule, are bold."""
+def print_text(text: str) -> None:
+    """Print lines; in a terminal the title and the heads of a table, above its rule, are bold.
+
+    Args:
+        text: as wide as it is to be.
+    """
+    lines = text.splitlines()
     if not sys.stdout.isatty():
         print("\n".join(lines))
         return

@@ -74,11 +74,11 @@ def print_predictions(
         figure: where it was drawn, if it was.
         basis: what the numbers rest on.
     """
-    from normscope.cli.tables import print_note, shown_width
+    from normscope.cli.tables import print_note, print_text, shown_width
 
     momentum = basis.momentum
     for each in found:
-        print_note(each.text(shown_width()))
+        print_text(each.text(shown_width()))
         if momentum and each.gamma is None and each.lambda_max is not None:
             rate = each.max_learning_rate(momentum)
             print(f"with momentum {momentum:g}: learning rates below {rate:.4g}")

@@ -13,7 +13,7 @@ from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
 from normscope.learning_rate.verified import Verification
-from normscope.text_table import WIDTH, text_table
+from normscope.text_table import WIDTH, text_table, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,13 +217,13 @@ class Advice:
         """The table and its words.
 
         Args:
-            width: of the table, in characters.
+            width: in characters.
 
         Returns:
-            Lines; those below the table are sentences, as long as they are.
+            Lines of that width at most.
         """
         table = text_table(rows_of(self), heading_of(self), numbers=("value",), width=width)
-        return f"{table}\n\n{self.explanation}"
+        return wrapped(f"{table}\n\n{self.explanation}", width)
 
     def __str__(self) -> str:
         return self.text()

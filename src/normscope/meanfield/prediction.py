@@ -10,7 +10,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.layer_row import LayerRow
-from normscope.text_table import WIDTH, text_table
+from normscope.text_table import WIDTH, text_table, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,16 +168,18 @@ class Prediction:
         """The table and its words.
 
         Args:
-            width: of the table, in characters.
+            width: in characters.
 
         Returns:
-            Lines; those below the table are sentences, as long as they are.
+            Lines of that width at most.
         """
         rows = self._layer_rows() if self.gamma is None else self._sweep_rows()
         table = text_table(rows, self._heading(), width=width)
         if self.gamma is not None:
-            return "\n".join([table, "", *map(_in_words, dict.fromkeys(self.regime))])
-        return "\n".join([table, "", *_LEGEND, *self._footing()])
+            words = [*map(_in_words, dict.fromkeys(self.regime))]
+        else:
+            words = [*_LEGEND, *self._footing()]
+        return wrapped("\n".join([table, "", *words]), width)
 
     def __str__(self) -> str:
         return self.text()

@@ -39,6 +39,15 @@ def row(found, quantity):
     return next(each for each in rows_of(found) if each["quantity"] == quantity)
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_text_is_as_wide_as_asked_for(width):
+    table, words = advice().text(width).split("\n\n")
+    assert width - 12 < max(map(len, words.splitlines())) <= width
+    assert " ".join(words.split("\n")) == advice().explanation
+    assert max(map(len, table.splitlines())) <= width
+    assert str(advice()) == advice().text(80)
+
+
 def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     found = advice(verification=verified(0.0, 0.3))
     assert found.bound == 0.5

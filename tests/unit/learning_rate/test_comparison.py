@@ -160,6 +160,8 @@ def test_training_that_diverges_has_no_final_loss():
     assert table_row.split()[-1] == "-"
     note = "none: at half the limit the training diverged: the limit is too high."
     assert str(found).endswith(note)
+    *_, above, last = found.text(40).splitlines()
+    assert (above[-12:], last) == ("the training", "diverged: the limit is too high.")
     late = replace(row, losses=np.concatenate([np.ones(100), row.losses]))
     assert not late.is_unstable
     assert str(Comparison((late,), 120)).endswith("none: the training at half the limit diverged.")

@@ -144,12 +144,12 @@ def test_terms_that_are_rounding_are_shown_as_zero_without_a_share():
     noise = replace(found, layers=tuple(layers), lower_bound=7.193e-32)
     assert "7.193e-32" not in str(noise)
     assert "lower bound per output 0" in str(noise)
-    shown = [line.split()[-2:] for line in str(noise).splitlines()[3 : 3 + len(layers)]]
+    shown = [line.split()[-2:] for line in noise.text(100).splitlines()[3 : 3 + len(layers)]]
     assert shown == [["0", "-"]] * len(layers)
     plain = predict(fully_connected_specification())
     last = plain.layers[-1]
     mixed = replace(plain, layers=(replace(plain.layers[0], term=1e-30, share=1e-30), last))
-    shown = [line.split()[-2:] for line in str(mixed).splitlines()[3:5]]
+    shown = [line.split()[-2:] for line in mixed.text(100).splitlines()[3:5]]
     assert shown == [["0", "0"], [f"{last.term:.4g}", f"{last.share:.4g}"]]
 
 
@@ -202,6 +202,7 @@ def test_table_dict_and_dataset_hold_the_same():
     text = str(found)
     assert "linear3" in text
     assert "116.7" in text
+    assert max(map(len, text.splitlines())) <= 80
     assert ">linear3</td>" in found._repr_html_()
     swept = predict(FC, gamma=[0.5, 1.0]).to_xarray()
     assert swept["term"].dims == ("layer", "gamma")
