@@ -191,7 +191,7 @@ class Advice:
         ramps = 0 if self.verification is None else self.verification.ramps
         columns = {
             name: ("run", [getattr(each, name) for each in runs])
-            for name in ("rate", "unstable", "steps", "worst", "order")
+            for name in ("rate", "unstable", "died", "steps", "worst", "order")
         }
         columns["is_ramp"] = ("run", [place < ramps for place in range(len(runs))])
         rates = {"safe": self.safe, "limit": self.limit, "recommended": self.recommended}

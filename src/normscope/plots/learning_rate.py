@@ -10,43 +10,65 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 _MARKS = {
-    "safe": ("safe", "#009E73"),
-    "recommended": ("recommended", "#0072B2"),
-    "by_theory": ("by theory", "#CC79A7"),
-    "by_curvature": ("by curvature", "#E69F00"),
-    "limit": ("limit", "#D55E00"),
+    "safe": ("safe", "#009E73", "-"),
+    "recommended": ("recommended", "#0072B2", "-"),
+    "limit": ("limit", "#D55E00", "-"),
+    # dashed and drawn last: the limit may be one of them, and shows between the dashes
+    "by_curvature": ("by curvature", "#E69F00", "--"),
+    "by_theory": ("by theory", "#CC79A7", "--"),
 }
+_HIGHEST = 1e3  # of the losses drawn: those that are not finite stand here
 
 
 def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     """Draw the runs, worst loss against learning rate, and the rates of the advice as lines.
 
     Args:
-        advice: as ``Advice.to_xarray`` returns it; without runs only the lines are drawn.
+        advice: as ``Advice.to_xarray`` returns it; without runs only the lines are drawn, and there
+            is no vertical axis.
         axes: where to draw; None for a new figure.
 
     Returns:
-        The axes drawn on.
+        The axes drawn on; what the lines are stands beside them.
     """
-    axes = new_figure().subplots() if axes is None else axes
     fixed = advice.isel(run=np.flatnonzero(~advice["is_ramp"].values.astype(bool)))
-    for unstable, marker, label in ((False, "o", "stable run"), (True, "x", "unstable run")):
-        runs = fixed.isel(run=np.flatnonzero(fixed["unstable"].values.astype(bool) == unstable))
-        if runs.sizes["run"]:
-            worst = np.nan_to_num(runs["worst"].values, nan=np.inf, posinf=1e3)
-            axes.plot(runs["rate"], np.minimum(worst, 1e3), marker, color="black", label=label)
-    for name, (label, colour) in _MARKS.items():
+    has_runs = bool(fixed.sizes["run"])
+    if axes is None:
+        axes = new_figure(height=4.0 if has_runs else 2.0).subplots()
+    for name, (label, colour, style) in _MARKS.items():
         if np.isfinite(advice.attrs[name]):
-            axes.axvline(advice.attrs[name], color=colour, label=label)
+            axes.axvline(advice.attrs[name], color=colour, ls=style, label=label)
     low, high = advice.attrs["low"], advice.attrs["high"]
     if np.isfinite(high) and low > 0:
-        axes.axvspan(low, high, color="#D55E00", alpha=0.12, lw=0)
-    growth = advice.attrs.get("growth_limit", np.nan)
-    if fixed.sizes["run"] and np.isfinite(growth):
-        label = f"unstable beyond {growth:g}"
-        axes.axhline(growth, color="black", lw=0.8, ls=":", label=label)
-    logarithmic_axis(axes, "xy")
+        label = "interval of the limit"
+        axes.axvspan(low, high, color="#D55E00", alpha=0.12, lw=0, label=label)
+    logarithmic_axis(axes, "x")
     axes.set_xlabel("learning rate")
-    axes.set_ylabel("largest loss over the first")
-    axes.legend(frameon=False, fontsize="small")
+    if has_runs:
+        _draw_runs(axes, fixed, advice.attrs.get("growth_limit", np.nan))
+    else:
+        axes.set_yticks([])
+    # beside the axes: lines and runs may be anywhere on them
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return axes
+
+
+def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
+    """The runs at fixed rates, and from where on they count as unstable."""
+    unstable, died = (runs[name].values.astype(bool) for name in ("unstable", "died"))
+    kinds = {
+        "stable run": ("o", ~unstable & ~died),
+        "unstable run": ("x", unstable),
+        "run in which the net died": ("s", died & ~unstable),
+    }
+    for label, (marker, chosen) in kinds.items():
+        kind = runs.isel(run=np.flatnonzero(chosen))
+        if kind.sizes["run"]:
+            worst = np.nan_to_num(kind["worst"].values, nan=np.inf, posinf=_HIGHEST)
+            worst = np.minimum(worst, _HIGHEST)
+            axes.plot(kind["rate"], worst, marker, color="black", label=label)
+    if np.isfinite(growth_limit):
+        label = f"unstable beyond {growth_limit:g}"
+        axes.axhline(growth_limit, color="black", lw=0.8, ls=":", label=label)
+    logarithmic_axis(axes, "y")
+    axes.set_ylabel("largest loss over the first")
