@@ -13,6 +13,7 @@ __all__ = ["heading_of", "module_label", "rows_of", "rule_words"]
 
 _SHOWN_LAYERS = 5
 _FAR = 2.0  # a prediction this far from the runs is said to be
+_STEEPER = 1.03  # from here on a curvature after the first steps is told apart from that before
 
 
 def module_label(name: str) -> str:
@@ -74,6 +75,7 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
         ("by theory", _rate(advice.by_theory), _theory_remark(advice)),
         ("verified", _rate(found.low or None if found else None), _verified_remark(advice)),
         ("lambda_max", f"{max(advice.curvature.values):.4g}", _curvature_remark(advice)),
+        *_steepest_met(advice),
         ("steepest in", "", _steepest_remark(advice)),
     ]
     return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
@@ -81,9 +83,12 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
 
 def _safe_remark(advice: Advice) -> str:
     found = advice.verification
-    if found is None or advice.safe >= advice.bound:
-        return "the steepest curvature met is trained stably below it"
-    return f"lowered: a run failed at {found.lowest_failure:.3g}, below what the curvature allows"
+    if found is not None and advice.safe < advice.bound:
+        failure = f"{found.lowest_failure:.3g}"
+        return f"lowered: a run failed at {failure}, below what the curvature allows"
+    if advice.bound < advice.rule.largest_stable_rate(advice.curvature.binding):
+        return f"lowered: a few steps at {2 * advice.bound:.3g} broke the loss"
+    return "the steepest curvature met is trained stably below it"
 
 
 def _curvature_words(advice: Advice) -> str:
@@ -111,6 +116,16 @@ def _curvature_remark(advice: Advice) -> str:
     decay = " and its weight decay" if rule.weight_decay and not rule.decoupled else ""
     scaled = "" if rule.is_exact else f"{decay} over {rule.name}'s scale"
     return f"measured: {matrix} of the loss{scaled}, all trained parameters; by batch {values}"
+
+
+def _steepest_met(advice: Advice) -> list[tuple[str, str | None, str]]:
+    """A row for what the bound follows from, where that is not the curvature at the start."""
+    start, met = max(advice.curvature.values), advice.curvature.binding
+    if met <= _STEEPER * max(start, 0.0):
+        return []
+    times = f", {met / start:.3g} times lambda_max at the start" if start > 0 else ""
+    remark = f"after the first steps{times}; the safe rate follows from this one"
+    return [("steepest met", f"{met:.4g}", remark)]
 
 
 def _verified_remark(advice: Advice) -> str:

@@ -92,6 +92,7 @@ def test_rate_that_broke_the_loss_at_once_is_told():
     assert found.bound == found.safe == 0.125
     told = "trained stably below 0.5. A few steps at 0.25 broke the loss, and the bound is 0.125"
     assert told in found.explanation
+    assert row(found, "safe")["remark"] == "lowered: a few steps at 0.25 broke the loss"
 
 
 def test_lowered_safe_rate_is_told():
@@ -141,6 +142,31 @@ def test_direction_is_that_of_the_start_where_later_steps_bind():
         in later.explanation
     )
     assert "2.0 times as large after the first steps" in later.explanation
+
+
+def test_curvature_that_the_safe_rate_follows_from_has_a_row():
+    steeper = advice((3.0, 4.0), later=(8.0, 5.0), momentum=0.9)
+    found = row(steeper, "steepest met")
+    assert found["value"] == "8"
+    assert "after the first steps, 2 times lambda_max" in found["remark"]
+    assert steeper.safe == pytest.approx(2 * 1.9 / float(found["value"]))
+    assert row(steeper, "lambda_max")["value"] == "4"
+    flat = row(advice((0.0,), later=(4.0,)), "steepest met")
+    assert flat["value"] == "4"
+    assert "times lambda_max" not in flat["remark"]
+
+
+@pytest.mark.parametrize("values", [(4.0,), (0.0,), (-1.0,)])
+@pytest.mark.parametrize("later", [(), (-2.0,)])
+def test_curvature_no_steeper_than_at_the_start_has_no_second_row(values, later):
+    found = advice(values, later=later, weight_decay=0.01)
+    assert "steepest met" not in {each["quantity"] for each in rows_of(found)}
+
+
+@pytest.mark.parametrize(("later", "told"), [(4.1, False), (4.2, True)])
+def test_steepest_curvature_has_a_row_beyond_a_few_per_cent(later, told):
+    found = advice((4.0,), later=(later,))
+    assert ("steepest met" in {each["quantity"] for each in rows_of(found)}) is told
 
 
 def test_decay_in_a_divided_gradient_is_named_with_the_matrix():
