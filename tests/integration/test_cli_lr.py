@@ -128,7 +128,7 @@ def test_compare_takes_the_optimizer_and_says_what_it_is_of(capsys):
 def test_adam_is_said_to_be_an_estimate(capsys):
     assert main(["lr", *SMALL, "--optimizer", "adam", "--no-verify"]) == 0
     assert capsys.readouterr().out.startswith(
-        "Learning rate for Adam, momentum 0.9, batch size 32, an"
+        "Learning rate for Adam, beta1 0.9, batch size 32, an"
     )
 
 

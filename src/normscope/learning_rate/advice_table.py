@@ -47,8 +47,15 @@ def rule_words(rule: UpdateRule) -> str:
     >>> from normscope.learning_rate.rules import UpdateRule
     >>> rule_words(UpdateRule("SGD", momentum=0.9, nesterov=True, weight_decay=0.01))
     'SGD, momentum 0.9 (Nesterov), weight decay 0.01'
+    >>> rule_words(UpdateRule("Adam", momentum=0.9, dampening=0.9, second_moment=0.999))
+    'Adam, beta1 0.9'
     """
-    momentum = f", momentum {rule.momentum:g}" if rule.momentum else ""
+    # Adam's running mean of the gradients goes by another name, and bounds the rate otherwise
+    is_mean = rule.second_moment is not None and rule.dampening > 0
+    name = "beta1" if is_mean else "momentum"
+    momentum = f", {name} {rule.momentum:g}" if rule.momentum else ""
+    if rule.dampening and not is_mean:
+        momentum += f", dampening {rule.dampening:g}"
     nesterov = " (Nesterov)" if rule.nesterov else ""
     decay = f", weight decay {rule.weight_decay:g}" if rule.weight_decay else ""
     return f"{rule.name}{momentum}{nesterov}{decay}"

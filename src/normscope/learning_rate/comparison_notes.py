@@ -32,7 +32,7 @@ def _is_enclosed(advice: Advice) -> bool:
 
 
 def notes_of(comparison: Comparison) -> list[str]:
-    """Which limits no runs enclose, and which trainings came to nothing.
+    """Which limits no runs enclose, which trainings came to nothing, and of which matrix λ is.
 
     Args:
         comparison: the rows.
@@ -47,7 +47,20 @@ def notes_of(comparison: Comparison) -> list[str]:
         whose = "" if len(unverified) == len(rows) else f" of {', '.join(unverified)}"
         notes.append(f"{_MARK} predicted: no run has verified the limit{whose}.")
     notes += [f"{_MARK} {note}" for row in rows if (note := _limit_note(row))]
-    return notes + [note for row in rows if (note := _training_note(row, comparison.steps))]
+    notes += [note for row in rows if (note := _training_note(row, comparison.steps))]
+    return notes + [note for note in (_matrix_note(comparison),) if note]
+
+
+def _matrix_note(comparison: Comparison) -> str:
+    """Whose eigenvalue λ is, where the rates do not follow from it."""
+    rules = [row.advice.rule for row in comparison.rows]
+    name = next((rule.name for rule in rules if not rule.is_exact), None)
+    if name is None:
+        return ""
+    return (
+        f"λ is that of the loss alone; safe follows from the curvature over {name}'s scale, the "
+        "lambda_max of each advice, and not from λ."
+    )
 
 
 def _limit_note(row: Compared) -> str:

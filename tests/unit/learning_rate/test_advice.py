@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
+from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.advice_table import rows_of
+from normscope.learning_rate.advice_table import heading_of, rows_of
 from normscope.learning_rate.by_curvature import Prediction
 from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
 from normscope.learning_rate.verified import Verification
@@ -175,6 +178,22 @@ def test_decay_in_a_divided_gradient_is_named_with_the_matrix():
     assert "of the loss and its weight decay over Adam's scale" in told
     apart = row(advice(**adaptive, decoupled=True), "lambda_max")["remark"]
     assert "of the loss over Adam's scale" in apart
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (partial(Adam, betas=(0.8, 0.99)), "Adam, beta1 0.8, batch"),
+        (partial(AdamW, weight_decay=0.1), "AdamW, beta1 0.9, weight decay 0.1, batch"),
+        (partial(Adam, betas=(0.0, 0.99)), "Adam, batch"),
+        (partial(RMSprop, momentum=0.5), "RMSprop, momentum 0.5, batch"),
+        (partial(SGD, momentum=0.5), "SGD, momentum 0.5, batch"),
+        (partial(SGD, momentum=0.5, dampening=0.1), "SGD, momentum 0.5, dampening 0.1, batch"),
+    ],
+)
+def test_heading_names_the_settings_as_the_optimizer_does(optimizer, words):
+    rule = rule_of(optimizer([torch.zeros(1)], lr=1e-3))
+    assert heading_of(advice(**vars(rule))).startswith(f"Learning rate for {words} size 64")
 
 
 def test_centered_divisor_is_told():

@@ -106,6 +106,26 @@ def with_options():
     return found, told, options
 
 
+def test_curvature_that_no_rate_follows_from_is_told(with_options):
+    told = "λ is that of the loss alone; safe follows from the curvature over Adam's scale"
+    assert not any(note.startswith("λ") for note in with_options[0].notes)
+    adam = ns.compare(
+        deep(),
+        "cross_entropy",
+        labelled(),
+        ["none"],
+        steps=2,
+        verify=False,
+        optimizer=partial(torch.optim.Adam, lr=1e-3),
+    )
+    assert adam.notes[-1].startswith(told)
+    plain = dense(deep(), "cross_entropy", labelled(), kind="ggn", mode="train")
+    assert adam["none"].lambda_max["train"] == pytest.approx(
+        float(torch.linalg.eigvalsh(plain).amax()), rel=0.02
+    )
+    assert max(adam["none"].advice.curvature.values) > 2 * adam["none"].lambda_max["train"]
+
+
 def test_options_reach_the_advice(with_options):
     found, told, options = with_options
     alone_told = []
