@@ -153,6 +153,7 @@ class Advice:
             "by_curvature_reason": self.prediction.reason,
             "by_theory": self.by_theory,
             "by_theory_reason": self.theory.reason,
+            "by_theory_frozen": list(self.theory.frozen),
             "verified": None if self.verified is None else list(self.verified),
             "growth_limit": self.growth_limit,
             "verification_steps": None if self.verification is None else self.verification.steps,

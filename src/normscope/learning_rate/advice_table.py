@@ -108,12 +108,21 @@ def _theory_remark(advice: Advice) -> str:
     found = advice.theory
     if found.rate is None:
         return f"none: {found.reason}"
-    if found.fisher is None or found.factor is None:
-        return ""
-    return (
-        f"lambda_max predicted {found.fisher * found.factor:.4g}: {found.fisher:.4g} of the "
-        f"Fisher matrix times {found.factor:.3g} for this loss, weights alone"
-    )
+    words = []
+    if found.fisher is not None and found.factor is not None:
+        words += [
+            f"lambda_max predicted {found.fisher * found.factor:.4g}: {found.fisher:.4g} of the "
+            f"Fisher matrix times {found.factor:.3g} for this loss, weights alone"
+        ]
+    if found.frozen:
+        words += [f"as if {_frozen_words(found.frozen)} trained"]
+    return "; ".join(words)
+
+
+def _frozen_words(names: tuple[str, ...]) -> str:
+    if len(names) == 1:
+        return f"{names[0]}, which is frozen, were"
+    return f"the {len(names)} frozen weight tensors were"
 
 
 def _curvature_remark(advice: Advice) -> str:

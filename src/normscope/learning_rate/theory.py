@@ -27,12 +27,14 @@ class Theory:
         fisher: largest eigenvalue of the Fisher matrix, which is that of half the squared error.
         factor: by which the loss's Gauss-Newton matrix differs from it; also by a sum over the
             samples in place of their mean.
+        frozen: names of weights that are not trained, which the theory counts all the same.
     """
 
     rate: float | None
     reason: str
     fisher: float | None = None
     factor: float | None = None
+    frozen: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
@@ -46,7 +48,8 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
     The theory is about the squared error, whose Hessian in the outputs is the identity. For the
     cross-entropy the softmax at the initial outputs decides, of which the theory knows the moments:
     `normscope.meanfield.softmax.softmax_curvature`. Smoothed labels do not change that Hessian,
-    nor do probabilities in place of labels.
+    nor do probabilities in place of labels. All weights count as trained: of a net of which some
+    are frozen, the theory's curvature is that of the whole.
 
     Reference: wei2018, Eq. (7).
 
@@ -85,7 +88,14 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
     except NormscopeError as error:
         return Theory(None, str(error))
     fisher = float(found.lambda_max)
-    return Theory(rule.largest_stable_rate(factor * fisher), str(found.regime), fisher, factor)
+    rate, frozen = rule.largest_stable_rate(factor * fisher), _frozen_weights(problem.model)
+    return Theory(rate, str(found.regime), fisher, factor, frozen)
+
+
+def _frozen_weights(model: nn.Module) -> tuple[str, ...]:
+    """Weights that are not trained; biases, scales and shifts the theory does not count anyway."""
+    named = model.named_parameters()
+    return tuple(name for name, each in named if each.ndim > 1 and not each.requires_grad)
 
 
 def _known(problem: Problem, targets: Tensor, shape: tuple[int, ...]) -> KnownLoss | None:

@@ -315,6 +315,20 @@ def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
     assert ("large ones hardly raise it" in told) is not batch
 
 
+@pytest.mark.parametrize(
+    ("frozen", "words"),
+    [
+        ((), ""),
+        (("0.weight",), "; as if 0.weight, which is frozen, were trained"),
+        (("0.weight", "2.weight"), "; as if the 2 frozen weight tensors were trained"),
+    ],
+)
+def test_theory_is_said_to_count_frozen_weights(frozen, words):
+    found = replace(advice(), theory=Theory(0.5, "head", 2.0, 2.0, frozen))
+    assert row(found, "by theory")["remark"].endswith(f"for this loss, weights alone{words}")
+    assert found.to_dict()["by_theory_frozen"] == list(frozen)
+
+
 def test_plain_data_tell_the_bound_from_the_lowered_safe_rate():
     plain = advice(later=(3.0, 2.0), verification=verified(0.2, 0.3)).to_dict()
     assert (plain["bound"], plain["safe"]) == (0.5, pytest.approx(math.sqrt(0.06) / 2))

@@ -236,6 +236,15 @@ def test_answer_is_plain_data_and_a_table(answer):
     assert len(answer.to_xarray()["rate"]) == len(answer.verification.trials)
 
 
+def test_theory_of_a_net_with_a_frozen_layer_is_that_of_the_whole(answer):
+    model = small_network()
+    model[0].requires_grad_(False)
+    options = {"batch_size": 16, "seed": 3, "verify": False}
+    found = max_learning_rate(model, "cross_entropy", labelled(), **options)
+    assert found.by_theory == answer.by_theory
+    assert (found.theory.frozen, answer.theory.frozen) == (("0.weight",), ())
+
+
 def test_plot_draws_every_run(answer, tmp_path):
     axes = answer.plot()
     labels = {text.get_text() for text in axes.get_legend().get_texts()}

@@ -115,3 +115,15 @@ def test_missing_eigenvalue_is_none_with_the_regime(engine):
     engine.answer = SimpleNamespace(lambda_max=None, regime="undetermined")
     assert found("squared_error").rate is None
     assert "undetermined" in found("squared_error").reason
+
+
+def test_weights_that_are_frozen_are_named_where_the_theory_counts_them(engine):
+    model = small_network()
+    problem = Problem(model, "squared_error", labelled())
+    model[0].bias.requires_grad_(False)  # which the theory does not count
+    whole = by_theory(problem, labelled(), SGD)
+    assert whole.frozen == ()
+    model[0].weight.requires_grad_(False)
+    part = by_theory(problem, labelled(), SGD)
+    assert part.frozen == ("0.weight",)
+    assert part.rate == whole.rate
