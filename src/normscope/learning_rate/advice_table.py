@@ -13,6 +13,7 @@ __all__ = ["heading_of", "module_label", "rows_of", "rule_words"]
 
 _SHOWN_LAYERS = 5
 _FAR = 2.0  # a prediction this far from the runs is said to be
+_THEORY_FAR = 4.0  # likewise the theory's bound, which need not be the onset
 _STEEPER = 1.03  # from here on a curvature after the first steps is told apart from that before
 
 
@@ -116,6 +117,9 @@ def _theory_remark(advice: Advice) -> str:
         ]
     if found.frozen:
         words += [f"as if {_frozen_words(found.frozen)} trained"]
+    off = advice.limit / found.rate
+    if not 1 / _THEORY_FAR <= off <= _THEORY_FAR:
+        words += [f"far off: the limit is {off:.2g} times that"]
     return "; ".join(words)
 
 

@@ -316,6 +316,21 @@ def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
 
 
 @pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (0.24, "far off: the limit is 4.2 times that"),
+        (0.26, ""),
+        (3.9, ""),
+        (5.0, "far off: the limit is 0.2 times that"),
+    ],
+)
+def test_theory_far_off_the_limit_is_said_to_be(rate, words):
+    found = replace(advice(), theory=Theory(rate, "head"))
+    assert found.limit == 1.0
+    assert row(found, "by theory")["remark"] == words
+
+
+@pytest.mark.parametrize(
     ("frozen", "words"),
     [
         ((), ""),
