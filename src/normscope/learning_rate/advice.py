@@ -104,9 +104,12 @@ class Advice:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the limit may be, over batches and orders of the data.
+        """Where the limit, the median over orders of the data, may be on other batches.
 
-        It has no upper end if the curvature of some batch, but not of all, bounds nothing.
+        What the runs enclose, or else the limit with a factor of two either way, widened by how
+        much the batches differ in curvature. A single order may break below it: the lowest rate at
+        which one did is ``verification.lowest_failure``. It has no upper end if the curvature of
+        some batch, but not of all, bounds nothing.
         """
         below, above = self._spread()
         if self.verification is None:

@@ -71,13 +71,10 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
     Returns:
         Quantity, value and remark of each.
     """
-    low, high = advice.interval
-    above = f"{high:.3g}" if math.isfinite(high) else "no end found"
     found = advice.verification
-    where = "on other batches perhaps" if found else "predicted; it may be anywhere from"
     rows: list[tuple[str, str | None, str]] = [
         ("recommended", f"{advice.recommended:.3g}", "half the limit"),
-        ("limit", f"{advice.limit:.3g}", f"{where} {low:.3g} to {above}"),
+        ("limit", f"{advice.limit:.3g}", _limit_remark(advice)),
         ("safe", f"{advice.safe:.3g}", _safe_remark(advice)),
         ("by curvature", f"{advice.by_curvature:.3g}", _curvature_words(advice)),
         ("by theory", _rate(advice.by_theory), _theory_remark(advice)),
@@ -87,6 +84,19 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
         ("steepest in", "", _steepest_remark(advice)),
     ]
     return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
+
+
+def _limit_remark(advice: Advice) -> str:
+    low, high = advice.interval
+    above = f"{high:.3g}" if math.isfinite(high) else "no end found"
+    found = advice.verification
+    if found is None:
+        return f"predicted; it may be anywhere from {low:.3g} to {above}"
+    remark = f"on other batches perhaps {low:.3g} to {above}"
+    if found.lowest_failure > found.low:
+        return remark
+    # which the median over the orders, and with it the interval, leaves aside
+    return f"{remark}; one order of the data failed at {found.lowest_failure:.3g}"
 
 
 def _safe_remark(advice: Advice) -> str:

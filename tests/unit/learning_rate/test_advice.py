@@ -119,6 +119,25 @@ def test_reason_of_the_interval_is_told():
     assert row(found, "limit")["remark"].startswith("on other batches perhaps")
 
 
+def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
+    runs = (
+        Trial(0.1, 0, True, 9, 3.0),  # a ramp
+        Trial(0.5, 0, True, 9, 3.0),
+        Trial(0.5, 1, False, 100, 1.0),
+        Trial(0.5, 2, False, 100, 1.0),
+        Trial(0.6, 0, False, 100, 1.0),
+        Trial(0.7, 0, True, 9, 3.0),
+    )
+    found = advice(verification=Verification(0.6, 0.7, runs, 1))
+    assert found.interval == (0.6, 0.7)  # of the median over the orders
+    told = "on other batches perhaps 0.6 to 0.7; one order of the data failed at 0.5"
+    assert row(found, "limit")["remark"] == told
+    same = replace(found, verification=Verification(0.5, 0.7, runs, 1))
+    assert row(same, "limit")["remark"].endswith("0.5 to 0.7; one order of the data failed at 0.5")
+    agreed = replace(found, verification=Verification(0.4, 0.5, runs, 1))
+    assert row(agreed, "limit")["remark"] == "on other batches perhaps 0.4 to 0.5"
+
+
 def test_batch_that_curves_downwards_bounds_nothing():
     found = advice((4.0, 6.0, -1.0), later=(6.0,))
     assert found.interval == (0.5, math.inf)
