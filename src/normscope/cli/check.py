@@ -59,7 +59,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SAMPLES = 32
 EveryRow = Annotated[
-    bool, typer.Option("--all", help="A row for every statement and layer, not only in sum.")
+    bool,
+    typer.Option("--all", help="A row for every statement and layer or unit, not only in sum."),
 ]
 
 
@@ -82,8 +83,8 @@ def check(
     """Check the theorems about batch normalization: one side by autograd, one in closed form.
 
     Without MODEL on random cases and on the built-in nets; with it on the layers of a model and the
-    batch that --data gives. One row a statement over all layers, and up to ten that are false one
-    by one. Exits with 1 if a statement is false.
+    batch that --data gives. One row a statement over all layers, or units of the one that --layer
+    names, and up to ten that are false one by one. Exits with 1 if a statement is false.
 
     Example: normscope check examples/my_model.py:build --data examples/my_model.py:samples
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from normscope.cli.check_summary import summary, verdict_cells
+from normscope.cli.check_summary import place_words, summary, verdict_cells
 from normscope.cli.output import print_json
 from normscope.cli.tables import Row, print_note, print_table
 
@@ -31,8 +31,8 @@ def print_verdicts(
         found: verdicts, and what has none, each with what it was checked on.
         form: of the statements.
         as_json: strict JSON instead of a table.
-        every_row: a row for each statement and layer; else one for each statement over all layers,
-            and a few that are false in full.
+        every_row: a row for each statement and layer, or unit of the one layer; else one for each
+            statement over all of them, and a few that are false in full.
         parts: samples of the batch that Theorem C.1 was put to, by layer, where not all were.
 
     Returns:
@@ -49,8 +49,10 @@ def print_verdicts(
         answer = {"form": form, "verdicts": plain, "refuted": refuted, "unchecked": unchecked}
         print_json({**answer, "samples_of_theorem_c1": parts or {}})
         return refuted
-    every_row = every_row or len({subject for subject, _ in found}) == 1
-    rows = [_row(*each) for each in _by_subject(found)] if every_row else summary(found)
+    rows = summary(found)
+    every_row = every_row or len(rows) == len(found)  # there is nothing to sum up
+    if every_row:
+        rows = [_row(*each) for each in _by_subject(found)]
     print_table(f"Statements, {form} form", rows, _NUMBERS)
     if not every_row and 0 < refuted <= _FEW:
         false: Found = [(subject, each) for subject, each in verdicts if each.refuted]
@@ -68,7 +70,8 @@ def print_verdicts(
         if has_command:
             print(f"  {command}")  # in one line, to copy
     if not every_row:
-        print_note(f"{len(found)} rows in all, one a statement and layer: --all shows them.")
+        part = "layer" if len({subject for subject, _ in found}) > 1 else "unit"
+        print_note(f"{len(found)} rows in all, one a statement and {part}: --all shows them.")
     held = "All that were checked hold." if others else "All hold."
     print(f"{refuted} of {len(verdicts)} checked rows are false." if refuted else held)
     return refuted
@@ -153,8 +156,7 @@ def _legend(verdicts: list[Verdict]) -> str:
 
 
 def _on(subject: str, layer: str | None, unit: str | None) -> str:
-    """Where it was checked: "features.1" alone, or even "1", would tell nobody what it is."""
-    place = f"layer {subject}" if subject == layer else subject
+    place = place_words(subject, layer)
     return place if unit is None else f"{place}, {unit}"
 
 

@@ -1,4 +1,4 @@
-"""The rows of ``normscope check`` in short: a statement on random cases, and one on all layers."""
+"""The rows of ``normscope check`` in short: a statement on random cases, on all layers or units."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
     from normscope.theorems import Unchecked, Verdict
 
-__all__ = ["NOT_MET", "summary", "verdict_cells"]
+__all__ = ["NOT_MET", "place_words", "summary", "verdict_cells"]
 
 NOT_MET = "premise not met"
 
 
 def summary(found: Sequence[tuple[str, Verdict | Unchecked]]) -> list[Row]:
     """One row for each statement on random cases and one on layers: counts, and the worst slack.
+
+    The units of one layer are summed up likewise.
 
     Args:
         found: verdicts, and what has none, each with what it was checked on.
@@ -36,18 +38,34 @@ def _row(label: str, group: list[tuple[str, Verdict | Unchecked]]) -> Row:
     from normscope.theorems.verdict import worst
 
     verdicts = [each for _, each in group if isinstance(each, Verdict)]
-    missing = {subject for subject, each in group if not isinstance(each, Verdict)}
+    missing = [subject for subject, each in group if not isinstance(each, Verdict)]
     subjects = list(dict.fromkeys(subject for subject, _ in group))
     row: Row = {"statement": label, "kind": "-"}
-    on = subjects[0] if len(subjects) == 1 else f"{len(subjects)} layers"
+    is_one = len(subjects) == 1
+    on = place_words(subjects[0], group[0][1].layer) if is_one else f"{len(subjects)} layers"
     if not verdicts:
         return {**row, "on": on, **dict.fromkeys(("cases", "unmet", "fail", "slack"), "-")} | {
             "verdict": "not checked"
         }
     cells = verdict_cells(worst(verdicts))
     if missing:
-        cells["verdict"] = f"{cells['verdict']}; not checked on {len(missing)}"
+        count = _units(len(missing)) if is_one else str(len(set(missing)))
+        cells["verdict"] = f"{cells['verdict']}; not checked on {count}"
     return {**row, "kind": cells.pop("kind"), "on": on, **cells}
+
+
+def _units(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count} units"
+
+
+def place_words(subject: str, layer: str | None) -> str:
+    """Where it was checked: "features.1" alone, or even "1", would tell nobody what it is.
+
+    Args:
+        subject: what it was checked on.
+        layer: its name, if that is a layer.
+    """
+    return f"layer {subject}" if subject == layer else subject
 
 
 def verdict_cells(verdict: Verdict) -> dict[str, str]:

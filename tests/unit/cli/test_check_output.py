@@ -1,4 +1,6 @@
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -108,3 +110,38 @@ def test_summary_has_a_row_for_each_statement_and_shows_what_is_false(capsys):
     assert "5 rows in all, one a statement and layer: --all shows them." in full
     print_verdicts(found, "exact", as_json=True, every_row=False)
     assert len(json.loads(capsys.readouterr().out)["verdicts"]) == 4
+
+
+def units(count, **changes):
+    """What was found on so many units of one layer, and in total."""
+    one = Verdict("fact_c1", "identity", "exact", 1.0, 1.0, True, 0.0, layer="1")
+    return [("1", replace(one, unit=unit, **changes)) for unit in (*range(count), None)]
+
+
+def test_units_of_one_layer_are_summed_up(capsys):
+    found = [*units(8), ("1", Unchecked("theorem_c1", "it is too large", layer="1"))]
+    assert print_verdicts(found, "exact", as_json=False, every_row=False) == 0
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if line.startswith("fact_c1 ")]
+    assert re.fullmatch(r"fact_c1 += +layer 1 +9 .* holds", row)
+    assert "10 rows in all, one a statement and unit: --all shows them." in out
+    assert print_verdicts(found, "exact", as_json=False, every_row=True) == 0
+    out = capsys.readouterr().out
+    assert out.count("layer 1, unit ") == 8
+    assert out.count("layer 1, total") == 1
+    assert "--all shows them" not in out
+
+
+def test_unit_that_is_false_or_not_checked_is_told_in_sum(capsys):
+    false = ("1", replace(units(1)[0][1], unit=3, holds=False, slack=-1.0, failures=1))
+    found = [*units(2), false, ("1", Unchecked("fact_c1", "a scale of zero", "", "1", 4))]
+    assert print_verdicts(found, "exact", as_json=False, every_row=False) == 1
+    out = capsys.readouterr().out
+    assert "false; not checked on 1 unit" in out
+    assert re.search(r"Those that are false\n.*\n-+\nfact_c1 .* layer 1, unit 3 ", out)
+
+
+def test_rows_that_cannot_be_summed_up_are_all_shown(capsys):
+    found = [("1", verdict("fact_c1", "1")), ("1", verdict("fact_c2", "1"))]
+    print_verdicts(found, "exact", as_json=False, every_row=False)
+    assert "--all shows them" not in capsys.readouterr().out
