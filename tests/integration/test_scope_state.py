@@ -2,6 +2,7 @@
 
 import functools
 import random
+from collections import OrderedDict, defaultdict, deque
 
 import numpy as np
 import pytest
@@ -105,6 +106,48 @@ def test_state_of_model_and_loss_is_left_alone(probe):
 @pytest.mark.parametrize("way", WAYS)
 def test_loss_may_be_named_in_many_ways(way):
     assert train("full", way)[1] == train(None)[1]
+
+
+class Nested(nn.Module):
+    """One of each kind of attribute that docs/scope.md promises to bring back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.count, self.text = 0, ""
+        self.deep = {"a": [deque([torch.zeros(2)]), {"b": ({1}, [])}]}
+        self.filled = defaultdict(list)
+        self.ordered = OrderedDict(draws=torch.Generator().manual_seed(1))
+        self.pair = (random.Random(2), np.random.default_rng(3))
+
+    def forward(self, x):
+        self.count, self.text = self.count + 1, f"{self.text}."
+        queue, inner = self.deep["a"]
+        queue[0] += 1
+        queue.append(torch.ones(2))
+        inner["b"][0].add(len(inner["b"][0]) + 1)
+        inner["b"][1].append(self.count)
+        self.filled[self.count].append(self.text)
+        torch.rand(1, generator=self.ordered["draws"])
+        self.pair[0].random(), self.pair[1].random()
+        return self.layer(x)
+
+    def everything(self):
+        draws = self.ordered["draws"].get_state().tolist(), self.pair[0].getstate()
+        numpy = self.pair[1].bit_generator.state
+        return repr((self.count, self.text, self.deep, self.filled, draws, numpy))
+
+
+def test_attributes_in_each_other_come_back():
+    torch.manual_seed(0)
+    model = Nested()
+    before = model.everything()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scope = Scope(model, "cross_entropy", optimizer, "all", every=1)
+    scope.step(torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    assert model.everything() == before
+    model(torch.randn(5, 4))
+    assert model.everything() != before  # a pass of the training's own does change it
 
 
 def test_comparison_sees_a_difference():
