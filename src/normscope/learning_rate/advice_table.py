@@ -93,7 +93,7 @@ def _limit_remark(advice: Advice) -> str:
     if found is None:
         return f"predicted; it may be anywhere from {low:.3g} to {above}"
     remark = f"on other batches perhaps {low:.3g} to {above}"
-    if found.lowest_failure > found.low:
+    if found.lowest_failure > found.ends[0]:
         return remark
     # which the median over the orders, and with it the interval, leaves aside
     return f"{remark}; one order of the data failed at {found.lowest_failure:.3g}"

@@ -242,6 +242,7 @@ def test_death_of_the_net_is_told(died):
     assert ("at 0.6 it lived" in found.explanation) is died
     assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
     assert ("; the net died at 0.7; 2 runs" in str(found)) is died
+    assert "one order" not in str(found)
 
 
 @pytest.mark.parametrize(
