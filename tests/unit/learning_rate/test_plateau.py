@@ -3,6 +3,7 @@ import torch
 from tests.unit.learning_rate.problems import plateau
 
 from normscope.curvature.problem import Problem
+from normscope.learning_rate import plateau as plateaus
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.plateau import may_stand_still, off_the_plateau
 from normscope.learning_rate.rules import UpdateRule
@@ -11,6 +12,20 @@ from normscope.learning_rate.walk import Walk, Walks
 
 def walks(problem):
     return Walks(problem, [problem.data])
+
+
+@pytest.fixture
+def walked(monkeypatch):
+    """Every walk that is begun."""
+    begun = []
+
+    class Remembered(Walk):
+        def __init__(self, *given):
+            super().__init__(*given)
+            begun.append(self)
+
+    monkeypatch.setattr(plateaus, "Walk", Remembered)
+    return begun
 
 
 def test_walk_ends_where_the_loss_has_begun_to_fall():
@@ -44,13 +59,14 @@ def test_walk_that_breaks_is_repeated_at_a_lower_rate(factor):
     assert off_the_plateau(walks(steep), 1.0 / factor) is not None
 
 
-def test_loss_that_never_falls_has_no_way_off():
+def test_loss_that_never_falls_has_no_way_off(walked):
     flat = plateau()
     still = Problem(flat.model, lambda output, target: 1 + 0 * output.sum(), flat.data)
     assert off_the_plateau(walks(still), 1.0) is None
+    assert [each.taken for each in walked] == [32]  # a lower rate would stand still as well
 
 
-def test_loss_that_breaks_at_every_rate_has_no_way_off():
+def test_loss_that_breaks_at_every_rate_has_no_way_off(walked):
     base = plateau()
     start = base.model(base.data[0]).detach()
 
@@ -59,6 +75,8 @@ def test_loss_that_breaks_at_every_rate_has_no_way_off():
         return 1 + 9.0 * (moved > 0) + 1e-3 * output[1].sum()
 
     assert off_the_plateau(walks(Problem(base.model, loss, base.data)), 1.0) is None
+    assert [each.rate for each in walked] == pytest.approx([0.38, 0.38 / 4, 0.38 / 16])
+    assert [each.taken for each in walked] == [1, 1, 1]
 
 
 def test_model_stays_where_it_is():
