@@ -13,7 +13,6 @@ from normscope.curvature.batch import Batch
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
-from normscope.errors import NormscopeError
 from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
@@ -152,11 +151,7 @@ class Walk:
     def _look(self) -> None:
         """Loss and gradient where the walk stands."""
         evaluator = self.here()
-        self._ratio = math.nan
-        try:
-            loss, self._gradient = gradient_on(evaluator, evaluator.problem.data[0])
-        except NormscopeError:
-            return
+        loss, self._gradient = gradient_on(evaluator, evaluator.problem.data[0])
         self._ratio = self._ratio_of(loss)
 
     def _ratio_of(self, loss: float) -> float:

@@ -57,7 +57,7 @@ def test_walk_that_breaks_below_the_bound_lowers_the_safe_rate():
     assert found.safe == found.bound < found.limit
     assert (
         "trained stably below 0.95. A few steps at 0.95 broke the loss, and the bound is 0.475"
-        in str(found)
+        in found.explanation
     )
 
 
