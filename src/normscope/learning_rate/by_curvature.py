@@ -117,7 +117,7 @@ def _upset(
     A few steps make other features altogether, or a net far steeper: the other layers matter as
     much as the last.
     """
-    rate = step.largest_that_holds(bound, _allowance(rule) * bound, near=standing)
+    rate = step.largest_that_holds(bound, _allowance(rule) * bound)
     reason = (
         f"{rate / bound:.2g} times the bound, as far as one step leaves the last layer "
         f"({layer.name or 'the model'}) stable"

@@ -12,6 +12,7 @@ from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.simulation import Simulation
 from normscope.learning_rate.walk import gradient_on
 
 __all__ = ["OneStep"]
@@ -48,45 +49,55 @@ class OneStep:
         steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
         self._steps = {name: step for name, step in steps if not name.startswith(own)}
 
-    def onset_after(self, rate: float, near: float, shortened: bool = True) -> float | None:
+    def onset_after(self, rate: float, near: float) -> float | None:
         """The onset of the last layer, trained alone, on features after the step.
+
+        A step that leaves the range of numbers is tried again, shorter.
 
         Args:
             rate: of the step.
             near: a learning rate near the onset.
-            shortened: whether a step that leaves the range of numbers is tried again, shorter.
 
         Returns:
-            The onset; zero if the step leaves the range of numbers, None if no onset was found.
+            The onset; zero if no step stays in the range of numbers, None if no onset was found.
         """
-        for _ in range(_SHORTENED if shortened else 1):
+        for _ in range(_SHORTENED):
             layer = self._moved(rate)
             if layer is not None:
                 return last_layer_onset(layer, self._evaluator.problem, self._rule, near=near)
             rate /= 4
         return 0.0
 
-    def largest_that_holds(self, low: float, high: float, near: float) -> float:
+    def largest_that_holds(self, low: float, high: float) -> float:
         """The largest rate at which the last layer is still stable after a step at that rate.
 
         Args:
             low: the smallest rate that is an answer.
             high: the largest.
-            near: a learning rate near the onset of the last layer.
 
         Returns:
             ``high`` if it holds; else a rate between, to an eighth of the range in logarithms.
         """
-        if self._holds(high, near):
+        if self.holds(high):
             return high
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if self._holds(middle, near) else (low, middle)
+            low, high = (middle, high) if self.holds(middle) else (low, middle)
         return low
 
-    def _holds(self, rate: float, near: float) -> bool:
-        onset = self.onset_after(rate, near, shortened=False)
-        return onset is not None and onset >= rate
+    def holds(self, rate: float) -> bool:
+        """Whether the last layer, trained alone at a rate, is stable after a step at that rate.
+
+        Args:
+            rate: of the step and of the training.
+
+        Returns:
+            False too if the step leaves the range of numbers.
+        """
+        layer = self._moved(rate)
+        if layer is None:
+            return False
+        return Simulation(layer, self._evaluator.problem, self._rule).stable([rate])[0]
 
     def _moved(self, rate: float) -> LastLayer | None:
         """The layer on the features after a step; None if they are out of the range of numbers."""

@@ -115,7 +115,8 @@ def test_last_layer_that_is_always_stable_leaves_it_to_the_bound(monkeypatch):
 @pytest.mark.parametrize(("after", "upset"), [(2.51, False), (2.49, True), (0.0, True)])
 def test_curvature_is_asked_for_if_one_step_upsets_the_last_layer(monkeypatch, after, upset):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 10.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: after)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: after)
+    monkeypatch.setattr(OneStep, "holds", lambda self, rate: after >= rate)
     problem = Problem(small_network(), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, measured(0.2) if upset else unasked)
     if upset:
@@ -130,7 +131,8 @@ def test_curvature_is_asked_for_if_one_step_upsets_the_last_layer(monkeypatch, a
 @pytest.mark.parametrize(("bound", "rate"), [(1.0, 2.0), (0.5, 1.5), (5.0, 5.0)])
 def test_upset_net_takes_what_one_step_leaves_stable(monkeypatch, bound, rate):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 100.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: 4.0 / rate)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: 4.0 / rate)
+    monkeypatch.setattr(OneStep, "holds", lambda self, rate: 4.0 / rate >= rate)
     problem = Problem(small_network(), "squared_error", halves())
     found = predicted_onset(problem, halves(), SGD, measured(bound))
     assert rate / 3 ** (1 / 8) <= found.rate <= rate * (1 + 1e-12)
@@ -139,7 +141,8 @@ def test_upset_net_takes_what_one_step_leaves_stable(monkeypatch, bound, rate):
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_gain_of_momentum_on_a_quadratic_is_not_allowed_for(monkeypatch, momentum):
     monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 100.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: 10.0)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: 10.0)
+    monkeypatch.setattr(OneStep, "holds", lambda self, rate: rate <= 10.0)
     rule, curvature = UpdateRule("SGD", momentum), measured(0.2)
     for model in (small_network(), nn.Sequential(nn.Linear(5, 3), nn.Tanh())):
         problem = Problem(model, "cross_entropy", halves())
@@ -149,7 +152,7 @@ def test_gain_of_momentum_on_a_quadratic_is_not_allowed_for(monkeypatch, momentu
 
 
 def test_step_that_gives_no_onset_keeps_that_of_the_features_as_they_are(monkeypatch):
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near, **_: None)
+    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: None)
     problem = Problem(small_network(), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, unasked)
     assert found.rate == found.standing
