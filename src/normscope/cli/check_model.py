@@ -9,6 +9,7 @@ from typing import Any
 
 from normscope.cli import sources
 from normscope.cli.batches import chosen_batches, note_conversion
+from normscope.cli.check_length import note_length
 from normscope.cli.check_output import Found, Parts, nothing_to_check, with_remedy
 from normscope.cli.check_part import checked_in_parts
 from normscope.cli.output import progress
@@ -55,8 +56,10 @@ class Subject:
             InputError: if the model has no batch normalization.
         """
         parts: Parts = {}
+        names = self._batch_norms() if layer is None else [layer]
+        note_length(self.network, self.batch, names, self.smaller)
         if layer is None:
-            found = list(self._on_every_layer(form, parts))
+            found = list(self._on_every_layer(names, form, parts))
         else:
             verdicts = self._checked(layer, form, parts)
             found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
@@ -65,8 +68,12 @@ class Subject:
         size = sample_count(self.batch)
         return [(name, with_remedy(each, size, self.smaller)) for name, each in found], parts
 
-    def _on_every_layer(self, form: str, parts: Parts) -> Iterator[tuple[str, Verdict | Unchecked]]:
-        names = [name for name, module in self.network.named_modules() if is_batch_norm(module)]
+    def _batch_norms(self) -> list[str]:
+        return [name for name, module in self.network.named_modules() if is_batch_norm(module)]
+
+    def _on_every_layer(
+        self, names: list[str], form: str, parts: Parts
+    ) -> Iterator[tuple[str, Verdict | Unchecked]]:
         with progress("check", len(names)) as begin:
             for name in names:
                 begin(f"layer {name}")

@@ -10,7 +10,7 @@ import torch
 from normscope.curvature.batch import rows, sample_count
 from normscope.theorems import Verdicts
 
-__all__ = ["checked_in_parts"]
+__all__ = ["checked_in_parts", "part_size"]
 
 _VALUES = 16  # of a unit in the part: with 128, the most, a check takes some six times as long
 
@@ -34,7 +34,7 @@ def checked_in_parts(check: Callable[[Any], Verdicts], batch: Any) -> tuple[Verd
         return found, None
     sizes = next(iter(large.values()))  # one layer's units have one size
     samples = sample_count(batch)
-    part = max(2, samples * _VALUES // sizes.values)
+    part = part_size(samples, sizes.values)
     if part * sizes.values > samples * sizes.limit:
         return found, None
     again = check(rows(batch, torch.arange(part)))
@@ -42,3 +42,13 @@ def checked_in_parts(check: Callable[[Any], Verdicts], batch: Any) -> tuple[Verd
     rest = [each for each in found.unchecked if each.label not in large]
     rest += [each for each in again.unchecked if each.label in large]
     return Verdicts(made, rest), part
+
+
+def part_size(samples: int, values: int) -> int:
+    """How many samples of a batch Theorem C.1 is put to, at least two, which vary.
+
+    Args:
+        samples: in the batch.
+        values: of a unit in it.
+    """
+    return max(2, samples * _VALUES // values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["TimeLeft"]
+__all__ = ["TimeLeft", "in_words"]
 
 _LONG = 10.0  # seconds: before them nobody asks what is left
 _LEAST = 1.0  # second: what is not done has some time left
@@ -78,13 +78,13 @@ class TimeLeft:
 
     def __str__(self) -> str:
         seconds = self.seconds
-        return "" if seconds is None else f"{self._how} {_in_words(seconds)} left"
+        return "" if seconds is None else f"{self._how} {in_words(seconds)} left"
 
 
-def _in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     """A duration as people say it.
 
-    >>> _in_words(41.3), _in_words(150), _in_words(7000), _in_words(5990), _in_words(360_000)
+    >>> in_words(41.3), in_words(150), in_words(7000), in_words(5990), in_words(360_000)
     ('41 s', '2.5 min', '1.9 h', '100 min', '100 h')
     """
     if seconds < 120:
