@@ -18,7 +18,7 @@ from normscope.curvature.chain_steps import NotAChainError, Step, steps_of
 from normscope.curvature.failures import check_finite
 from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.linearization import Linearization
-from normscope.curvature.state import ONE_AT_A_TIME
+from normscope.curvature.state import ONE_AT_A_TIME, undisturbed
 
 __all__ = ["ChainJacobian", "alone"]
 
@@ -79,7 +79,7 @@ class ChainJacobian(Linearization):
         Returns:
             The Jacobian; None if anything in the model is not known to be right.
         """
-        with alone():
+        with alone(), undisturbed(model):
             try:
                 tensors = _tensors_of(model, inputs, point)
                 copy = private_copy(model, mode != "eval", tensors)

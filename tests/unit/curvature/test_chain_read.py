@@ -256,3 +256,29 @@ def test_chain_leaves_the_model_as_it_is(name, mode, training):
     assert all(vars(model)[key] == value for key, value in lists.items())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
+
+
+class Scribbling(nn.Module):
+    """A chain whose passes leave traces in plain attributes, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 2).double()
+        self.calls, self.seen = torch.zeros(()), {"deep": [[]]}
+        self.drawn = [torch.Generator().manual_seed(0)]
+
+    def forward(self, inputs):
+        self.calls += 1
+        self.seen["deep"][0].append(1)
+        torch.rand(1, generator=self.drawn[0])
+        return self.line(inputs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_passes_that_read_a_chain_leave_no_trace_in_plain_attributes(mode):
+    model = Scribbling()
+    state = model.drawn[0].get_state()
+    read(model, vectors(), mode)
+    assert model.calls == 0
+    assert model.seen == {"deep": [[]]}
+    assert torch.equal(model.drawn[0].get_state(), state)
