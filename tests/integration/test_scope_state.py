@@ -119,6 +119,10 @@ class Nested(nn.Module):
         self.filled = defaultdict(list)
         self.ordered = OrderedDict(draws=torch.Generator().manual_seed(1))
         self.pair = (random.Random(2), np.random.default_rng(3))
+        self.buried = [[deque([torch.Generator().manual_seed(4)])]]
+        self.deep["itself"] = self.deep
+        self.array, self.octets = np.zeros(3), bytearray(2)
+        self.part = {"view": self.array[:2]}
 
     def forward(self, x):
         self.count, self.text = self.count + 1, f"{self.text}."
@@ -130,21 +134,38 @@ class Nested(nn.Module):
         self.filled[self.count].append(self.text)
         torch.rand(1, generator=self.ordered["draws"])
         self.pair[0].random(), self.pair[1].random()
+        torch.rand(1, generator=self.buried[0][0][0])
+        self.array += 1
+        self.octets[0] += 1
         return self.layer(x)
 
     def everything(self):
         draws = self.ordered["draws"].get_state().tolist(), self.pair[0].getstate()
-        numpy = self.pair[1].bit_generator.state
-        return repr((self.count, self.text, self.deep, self.filled, draws, numpy))
+        numpy = self.pair[1].bit_generator.state, self.array.tolist(), self.part
+        buried = self.buried[0][0][0].get_state().tolist(), self.octets
+        return repr((self.count, self.text, self.deep, self.filled, draws, numpy, buried))
 
 
-def test_attributes_in_each_other_come_back():
+def watched(model, *batch):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    Scope(model, "cross_entropy", optimizer, "all", every=1).step(*batch)
+
+
+def measured(model, *batch):
+    ns.curvature.top_eigenvalue(model, "cross_entropy", batch)
+    ns.curvature.top_eigenvalue(model, "cross_entropy", batch, kind="hessian", mode="eval")
+
+
+def advised(model, *batch):
+    ns.max_learning_rate(model, "cross_entropy", batch)
+
+
+@pytest.mark.parametrize("look", [watched, measured, advised])
+def test_attributes_in_each_other_come_back(look):
     torch.manual_seed(0)
     model = Nested()
     before = model.everything()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scope = Scope(model, "cross_entropy", optimizer, "all", every=1)
-    scope.step(torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    look(model, torch.randn(5, 4), torch.randint(0, 3, (5,)))
     assert model.everything() == before
     model(torch.randn(5, 4))
     assert model.everything() != before  # a pass of the training's own does change it
@@ -163,6 +184,14 @@ def test_views_of_one_memory_stay_such_during_the_pass():
     assert seen == [True]
     assert model.part.item() == 0
     assert model.log == []
+
+
+def test_views_of_one_array_stay_such_during_the_pass():
+    model, seen = Nested(), []
+    model.register_forward_hook(lambda m, *_: seen.append((*m.part["view"], *m.array[:2])))
+    scope = Scope(model, "cross_entropy", probes=["gradient_norms"])
+    scope.step(torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    assert seen == [(1, 1, 1, 1)]
 
 
 def test_points_of_the_ray_draw_the_same_numbers():

@@ -34,9 +34,9 @@ def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
     """Put every attribute of every module back on exit, also after an error or Ctrl-C.
 
     Parameters, buffers and plain attributes come back as the same objects. Meanwhile the modules
-    work with copies of their plain tensors, lists and dictionaries; random generators among the
-    attributes are set back. The contents of parameters and buffers are safe only if the model
-    works on other tensors meanwhile: see `substituted`.
+    work with copies of their plain tensors, lists and dictionaries; random generators, NumPy arrays
+    and bytearrays among the attributes are set back. The contents of parameters and buffers are
+    safe only if the model works on other tensors meanwhile: see `substituted`.
 
     Args:
         model: the model.
@@ -91,6 +91,7 @@ class Undisturbed:
 
 _MODULE_SLOTS = frozenset(vars(nn.Module()))
 _UNCHANGING = frozenset({bool, int, float, str, type(None)})
+_CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class _Copies:
             return self._made[id(value)]
         if isinstance(value, Tensor):
             self._made[id(value)] = self._of_tensor(value)
-        elif type(value) in (list, dict, set, deque, OrderedDict, defaultdict):
+        elif type(value) in _CONTAINERS:
             twin = self._made[id(value)] = copy.copy(value)
             places = list(twin) if isinstance(twin, dict) else range(len(twin))
             for place in () if isinstance(twin, set) else places:
@@ -153,16 +154,21 @@ class _Copies:
 
 
 def _attributes(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """Plain attributes, and what lists, tuples and dictionaries among them hold."""
-    for module in modules:
-        for value in _plain(module).values():
-            yield value
-            if type(value) in (list, tuple, dict, OrderedDict):
-                yield from value.values() if isinstance(value, dict) else value
+    """Plain attributes and what containers among them hold, to any depth, each once."""
+    waiting = [value for module in modules for value in _plain(module).values()]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if type(value) in _UNCHANGING or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if type(value) in _CONTAINERS or type(value) is tuple:
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _state_restorer(value: Any) -> Callable[[], Any] | None:
-    """What sets a random generator back to its present state; None for other values."""
+    """What sets a generator, array or bytearray back to its present state; None for others."""
     if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
@@ -171,6 +177,11 @@ def _state_restorer(value: Any) -> Callable[[], Any] | None:
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return partial(value.setstate, value.getstate())
+    if type(value) is bytearray:
+        return partial(value.__setitem__, slice(None), bytes(value))
+    if type(value) is np.ndarray and value.flags.writeable:
+        # in place, not on a copy: other arrays may be views of the same memory
+        return partial(np.copyto, value, value.copy())
     return None
 
 
