@@ -92,7 +92,8 @@ def _limit_remark(advice: Advice) -> str:
     found = advice.verification
     if found is None:
         return f"predicted; it may be anywhere from {low:.3g} to {above}"
-    remark = f"on other batches perhaps {low:.3g} to {above}"
+    where = "where the net dies; " if found.died_first else ""
+    remark = f"{where}on other batches perhaps {low:.3g} to {above}"
     if found.lowest_failure > found.ends[0]:
         return remark
     # which the median over the orders, and with it the interval, leaves aside

@@ -243,6 +243,7 @@ def test_death_of_the_net_is_told(died):
     assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
     assert ("; the net died at 0.7; 2 runs" in str(found)) is died
     assert "one order" not in str(found)
+    assert ("where the net dies; on other batches" in str(found)) is died
 
 
 @pytest.mark.parametrize(
