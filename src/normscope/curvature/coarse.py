@@ -23,6 +23,9 @@ _SMALLEST_STRIDE = 4  # a larger part of the data would cost more than it saves
 # Below the distance between the part's vectors and the whole's; far below where vectors over the
 # outputs make products cheap, so that the part costs little anyway.
 _TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
+# Gauss-Newton vectors, over the outputs too, that are the guess for a Hessian: on all data their
+# residual is some tenths, whatever it was on the part.
+_FOREIGN_TOLERANCE = 0.02
 _PRODUCTS = 14
 _MIXED = 1.0  # of the vectors next in line, in a guess that must not settle on one of several
 _FEWEST_PRODUCTS = 4  # fewer find nothing worth carrying
@@ -76,7 +79,8 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
         return None
     try:
         space = _space(part, request)
-        tolerance = _TOLERANCES[type(space)]
+        foreign = operator.kind == "hessian" and isinstance(space, OutputSpace)
+        tolerance = _FOREIGN_TOLERANCE if foreign else _TOLERANCES[type(space)]
         rough = Request(request.count, request.which, tolerance, allowed, request.seed)
         found = search(space, started(space, None, rough), rough)
     except (NormscopeError, RuntimeError) as reason:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from normscope.curvature import coarse, operator, top_eigenvalue
+from normscope.curvature.search import Request
 from normscope.errors import NormscopeWarning
 from normscope.models import build
 
@@ -72,6 +73,27 @@ def test_guess_for_a_hessian_comes_from_the_gauss_newton_matrix(
     assert spaces == ["OutputSpace" if which == "largest" else "ParameterSpace"]
     product = operator(model, "cross_entropy", batch, "hessian") @ found.vectors[:, 0]
     assert (product - found.value * found.vectors[:, 0]).norm() <= 1e-5 * abs(found.value)
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest"])
+def test_a_guess_from_another_matrix_is_not_made_sharper_than_it_can_be(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
+    costs = {}
+    for kind in ("ggn", "hessian"):
+        made = operator(model, "cross_entropy", data(512), kind)
+        request = Request(1, which, 1e-3, 100, seed=0)
+        guess = coarse.coarse_guess(made, request)
+        assert guess is not None
+        costs[kind] = guess.cost
+    if which == "largest":  # the same matrix on the part, for another one on the whole
+        assert costs["hessian"] < costs["ggn"]
+    monkeypatch.setattr(coarse, "_FOREIGN_TOLERANCE", 0.005)
+    sharper = coarse.coarse_guess(made, request)
+    assert sharper is not None
+    assert (sharper.cost > costs["hessian"]) == (which == "largest")
 
 
 class Stream(IterableDataset):
