@@ -140,6 +140,7 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
     limit = max(4 * request.count + 6, min(128, _BASIS_BYTES // vector_bytes))
     generator = torch.Generator().manual_seed(request.seed + 1)
     lanczos = Lanczos(space.times, start, limit, generator)
+    del start  # as large as a basis vector, and copied
     while True:
         lanczos.step()
         pairs = lanczos.ritz_pairs(request.which, request.count)

@@ -121,9 +121,10 @@ def extreme_eigenvalues(
     elif guesses is not None:
         guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
     spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
-    block = started(space, guesses, request)
+    blocks = [started(space, guesses, request)]
     del coarse, guesses  # vectors and a graph that the search may need the room of
-    found = search(space, block, request.with_fewer_products(spent))
+    # handed over, not kept: the search has its own copy, in its basis
+    found = search(space, blocks.pop(), request.with_fewer_products(spent))
     spent += found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
         # outputs alone do not show which parameter vectors have the eigenvalue zero

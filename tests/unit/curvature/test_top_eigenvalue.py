@@ -1,4 +1,5 @@
 import gc
+import importlib
 import math
 import warnings
 import weakref
@@ -311,3 +312,25 @@ def test_bad_options_are_refused(options, error, message):
         top_eigenvalue(
             network("torch_batch"), functional.cross_entropy, batch("torch_batch"), **options
         )
+
+
+def test_start_is_not_kept_beside_its_copy_in_the_basis(monkeypatch):
+    module = importlib.import_module("normscope.curvature.top_eigenvalue")
+    starts, alive = [], []
+    own_start, own_times = module.started, ParameterSpace.times
+
+    def watched_start(*given):
+        block = own_start(*given)
+        starts.append(weakref.ref(block))
+        return block
+
+    def watched_times(self, vector):
+        alive.append(starts[-1]() is not None)
+        return own_times(self, vector)
+
+    monkeypatch.setattr(module, "started", watched_start)
+    monkeypatch.setattr(ParameterSpace, "times", watched_times)
+    model, data = network("residual"), batch("residual", 9)
+    assert top_eigenvalue(model, functional.cross_entropy, data, kind="hessian").converged
+    assert len(alive) > 2
+    assert not any(alive)
