@@ -108,19 +108,22 @@ class _Search:
         return done.rate
 
     def judge(self, rate: float) -> _Verdict:
-        """Two orders of the data that agree settle it, or a late instability; one death is one."""
-        unstable = calm = 0
-        died = False
-        while self.left >= STEPS and unstable < self.enough and calm < self.enough:
-            done = self.run(rate, order=unstable + calm)
+        """Two orders of the data that agree settle it, or a late instability.
+
+        A death says nothing of whether the net would break: of several orders that differ, those
+        that died are not counted.
+        """
+        unstable = held = died = 0
+        while self.left >= STEPS and max(unstable, held + died) < self.enough:
+            done = self.run(rate, order=unstable + held + died)
             if done.unstable:
                 unstable += self.enough if done.is_late else 1
             else:
-                calm += 1
-            died |= done.died
-        verdict = _Verdict.DIED if died else _Verdict.HELD
-        # one each where the steps ran out: be careful
-        self.verdicts[rate] = _Verdict.UNSTABLE if unstable >= calm else verdict
+                held, died = held + (not done.died), died + done.died
+        if unstable and unstable >= held:  # one each, or the steps ran out: be careful
+            self.verdicts[rate] = _Verdict.UNSTABLE
+        else:
+            self.verdicts[rate] = _Verdict.DIED if died else _Verdict.HELD
         return self.verdicts[rate]
 
     @property

@@ -141,13 +141,14 @@ def test_search_goes_up_through_deaths_until_the_loss_is_unstable():
     ("shown", "verdict"),
     [
         (("unstable", "died", "unstable"), "unstable"),
-        (("unstable", "died", "held"), "died"),
+        (("unstable", "died", "died"), "unstable"),
+        (("died", "unstable", "held"), "unstable"),
         (("held", "died"), "died"),
         (("unstable", "held", "held"), "held"),
         (("died", "died"), "died"),
     ],
 )
-def test_death_is_no_instability_and_one_is_enough(shown, verdict):
+def test_death_is_no_instability_and_does_not_speak_against_one(shown, verdict):
     search = Scripted(lambda rate, order: shown[order])
     assert search.judge(1.0).value == verdict
     assert len(search.trials) == len(shown)
