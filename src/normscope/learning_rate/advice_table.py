@@ -94,7 +94,7 @@ def _limit_remark(advice: Advice) -> str:
         return f"predicted; it may be anywhere from {low:.3g} to {above}"
     where = "where the net dies; " if found.died_first else ""
     remark = f"{where}on other batches perhaps {low:.3g} to {above}"
-    if found.lowest_failure > found.ends[0]:
+    if found.lowest_failure >= low:
         return remark
     # which the median over the orders, and with it the interval, leaves aside
     return f"{remark}; one order of the data failed at {found.lowest_failure:.3g}"
@@ -102,9 +102,14 @@ def _limit_remark(advice: Advice) -> str:
 
 def _safe_remark(advice: Advice) -> str:
     found = advice.verification
-    if found is not None and advice.safe < advice.bound:
+    if found is not None and found.lowest_failure < advice.bound:
         failure = f"{found.lowest_failure:.3g}"
         return f"lowered: a run failed at {failure}, below what the curvature allows"
+    if advice.safe < advice.bound:
+        return (
+            f"the limit; the steepest curvature met is trained stably below {advice.bound:.3g}, "
+            "which no run has tried"
+        )
     if advice.bound < advice.rule.largest_stable_rate(advice.curvature.binding):
         return f"lowered: a few steps at {2 * advice.bound:.3g} broke the loss"
     return "the steepest curvature met is trained stably below it"

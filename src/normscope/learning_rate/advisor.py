@@ -27,7 +27,7 @@ from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import Tell, steepest_curvature
 from normscope.learning_rate.theory import by_theory
 from normscope.learning_rate.verification import verified_onset
-from normscope.learning_rate.walk import gradient_on
+from normscope.learning_rate.walk import Walks, gradient_on
 from normscope.training.optimizers import sgd
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def max_learning_rate(
         The advice; it prints as a table.
 
     Raises:
-        InputError: if an argument does not fit.
+        InputError: if an argument does not fit, or the first loss is not above zero.
         StateError: if the loss is flat, so that no learning rate is too large.
 
     >>> import torch
@@ -111,6 +111,7 @@ def _answered(
     problem, seed = bench.problem, bench.seed
     batches = bench.batches(_FEATURE_BATCHES)
     look_over(problem, batches, bench.batch_size, seed)
+    _check_positive(problem, batches[0], seed)
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
     curvature = steepest_curvature(problem, few, rule, preconditioner, seed, tell)
@@ -131,6 +132,18 @@ def _answered(
         "batch_size": max(map(sample_count, batches)),
         "growth_limit": growth_limit(problem.loss),
     }
+
+
+def _check_positive(problem: Problem, batch: Batch, seed: int) -> None:
+    """Refuse a loss by a multiple of whose first value no instability can be told."""
+    walks = Walks(problem, [batch], seed=seed)
+    first = walks.first_loss(0)
+    if first <= 0:
+        raise InputError(
+            f"the loss of the first batch is {first:.3g}; training counts as unstable beyond a "
+            "multiple of it, so it must be above zero: add a constant that makes its least value "
+            "zero, as in 1 - cosine_similarity."
+        )
 
 
 def recipe_of(

@@ -86,13 +86,14 @@ def predicted_onset(
     layer = last_layer(evaluator)
     if layer is None:
         why = "shows no linear last layer with trained weights of its own"
-        return _by_bound(problem, rule, curvature(), why)
+        hidden = "shows no output beside its whole_loss"
+        return _by_bound(problem, rule, curvature(), why if problem.has_outputs else hidden)
     stands_still = may_stand_still(layer, problem)
     if stands_still and curvature().begins_flat:
         return _by_bound(problem, rule, curvature(), _ON_A_PLATEAU)
     standing = last_layer_onset(layer, problem, rule)
     if standing is None:
-        return _by_bound(problem, rule, curvature(), "is stable at every rate in its last")
+        return _by_bound(problem, rule, curvature(), "is stable at every rate in its last layer")
     step = OneStep(evaluator, batches[-1], layer, rule, preconditioner)
     moved = step.onset_after(standing, near=standing)
     onset = standing if moved is None else moved

@@ -108,11 +108,13 @@ def _safe(advice: Advice) -> str:
     if bound < curved:
         text += f". A few steps at {2 * bound:.3g} broke the loss, and the bound is {bound:.3g}"
     found = advice.verification
-    if found is not None and advice.safe < bound:
+    if found is not None and found.lowest_failure < bound:
         return (
             f"{text}. A run failed at {found.lowest_failure:.3g} all the same: the net grows "
             f"steeper later, and the safe rate is lowered to {advice.safe:.3g}."
         )
+    if advice.safe < bound:
+        return f"{text}. The limit is below that, and the safe rate no more than the limit."
     if advice.recommended < advice.safe:
         return f"{text}, the safe rate; it has no margin, unlike half the limit, which is lower."
     return f"{text}, the safe rate."

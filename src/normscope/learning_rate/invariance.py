@@ -10,6 +10,7 @@ from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
 from normscope.errors import NormscopeError
+from normscope.learning_rate.walk import gradient_on
 
 __all__ = ["scale_invariant_weights"]
 
@@ -22,7 +23,8 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
     """Names of the weights that can be doubled without a change of the output, in train mode.
 
     Found by doing it, one weight after another, so that it holds for any architecture. A weight
-    that has no influence at all counts too.
+    that is zero, or that the output does not depend on to first order, is none: there is no length
+    that could matter.
 
     Args:
         problem: model and loss; nothing of it is changed.
@@ -43,11 +45,14 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
     layout = parameter_layout(problem.model)
     evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, "train", seed)
     reference = _response(evaluator, few)
+    _, gradient = gradient_on(evaluator, few)
     found = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if len(shape) < 2:
+        if len(shape) < 2 or not gradient[layout.slices[name]].any():
             continue
         own = evaluator.point[name]
+        if not own.any():
+            continue
         evaluator.point[name] = own * _FACTOR
         try:
             change = (_response(evaluator, few) - reference).norm()

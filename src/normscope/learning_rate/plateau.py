@@ -20,7 +20,9 @@ _CARRYING = UpdateRule("SGD", momentum=0.9)  # ten steps in one where the gradie
 _CAUTION = 0.1  # of that rule's bound: what waits beyond the plateau is steeper
 _LONGEST = 32  # steps
 _ATTEMPTS = 3  # each at a quarter of the rate before
-_ALIKE = 0.03  # of what the outputs are to become: nets on a plateau gave at most 0.005
+# Of what the outputs are to become: nets on a plateau gave at most 0.005. Logits that small make a
+# net far steeper within its first steps, too; squares seldom do.
+_ALIKE, _ALIKE_LOGITS = 0.03, 0.15
 
 
 def off_the_plateau(walks: Walks, steepest: float) -> Walks | None:
@@ -51,25 +53,26 @@ def off_the_plateau(walks: Walks, steepest: float) -> Walks | None:
 
 
 def may_stand_still(layer: LastLayer, problem: Problem) -> bool:
-    """Whether a net may begin on a plateau: its outputs are nearly the same for every sample.
+    """Whether a net may begin on a plateau, or flatter than it soon is: its outputs are alike.
 
     Args:
         layer: the net's last, with its inputs.
         problem: for its loss.
 
     Returns:
-        False where the outputs differ between samples by more than 3 % of what the loss asks for:
-        one for the logits of a cross-entropy, the spread of the targets for a squared error. True
-        for other losses, of which that is not known, and for targets that torch would broadcast.
+        False where the outputs differ between samples by more than a part of what the loss asks
+        for: by 0.15 for the logits of a cross-entropy, by 3 % of the spread of the targets for a
+        squared error. True for other losses, of which that is not known, and for targets that torch
+        would broadcast.
     """
     outputs, targets = layer.features[0] @ layer.weight.T, layer.targets[0]
     if is_cross_entropy(problem.loss):
-        asked = 1.0
+        alike = _ALIKE_LOGITS
     elif known_loss(problem.loss, outputs, targets) is not None:  # squares
-        asked = _spread(_vectors(targets, outputs))
+        alike = _ALIKE * _spread(_vectors(targets, outputs))
     else:
         return True
-    return not _spread(outputs) > _ALIKE * asked
+    return not _spread(outputs) > alike
 
 
 def _vectors(targets: Tensor, outputs: Tensor) -> Tensor:

@@ -81,12 +81,12 @@ class Verification:
             bound: a learning rate.
 
         Returns:
-            The bound if no run failed below it. Otherwise the curvature has proved blind, and the
-            answer is below every rate at which a run failed: by a factor of two, or by what the
-            orders of the data differ by if that is more.
+            The bound if no run failed below it, but not above the limit. Otherwise the curvature
+            has proved blind, and the answer is below every rate at which a run failed: by a factor
+            of two, or by what the orders of the data differ by if that is more.
         """
         if self.lowest_failure >= bound:
-            return bound
+            return min(bound, self.limit)
         return min(self.lowest_failure, self.limit) / max(_MARGIN, self.spread)
 
     @property

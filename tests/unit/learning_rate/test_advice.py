@@ -66,12 +66,25 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "safe"), [(0.2, 0.45, 0.15), (0.2, 0.5, 0.5), (0.6, 0.7, 0.5)]
+    ("low", "high", "safe", "remark"),
+    [
+        (0.2, 0.45, 0.15, "lowered: a run failed at 0.45"),  # half the limit
+        (0.2, 0.5, 0.1**0.5, "the limit; the steepest curvature met is trained stably below 0.5"),
+        (0.6, 0.7, 0.5, "the steepest curvature met is trained stably below it"),
+    ],
 )
-def test_safe_rate_is_half_the_limit_if_runs_failed_below_the_bound(low, high, safe):
+def test_safe_rate_is_lowered_by_runs_that_failed_and_never_above_the_limit(
+    low, high, safe, remark
+):
     found = advice(verification=verified(low, high))
     assert found.bound == 0.5
     assert found.safe == pytest.approx(safe)
+    assert found.safe <= found.limit
+    assert row(found, "safe")["remark"].startswith(remark)
+    assert ("A run failed at 0.45 all the same" in found.explanation) == (high == 0.45)
+    assert ("The limit is below that, and the safe rate no more" in found.explanation) == (
+        high == 0.5
+    )
 
 
 def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_differ():
@@ -133,7 +146,7 @@ def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
     told = "on other batches perhaps 0.6 to 0.7; one order of the data failed at 0.5"
     assert row(found, "limit")["remark"] == told
     same = replace(found, verification=Verification(0.5, 0.7, runs, 1))
-    assert row(same, "limit")["remark"].endswith("0.5 to 0.7; one order of the data failed at 0.5")
+    assert row(same, "limit")["remark"].endswith("perhaps 0.5 to 0.7")  # which holds it already
     agreed = replace(found, verification=Verification(0.4, 0.5, runs, 1))
     assert row(agreed, "limit")["remark"] == "on other batches perhaps 0.4 to 0.5"
 

@@ -41,7 +41,8 @@ def test_quadratic_is_answered_exactly_and_verified(options, bound):
     assert low / 1.02 <= bound <= 1.1 * high
     assert found.limit == pytest.approx(bound, rel=0.1)
     assert found.bound == pytest.approx(bound, rel=1e-3)
-    assert found.safe == (found.bound if high >= found.bound else found.recommended)
+    expected = min(found.bound, found.limit) if high >= found.bound else found.recommended
+    assert found.safe == expected
     assert found.by_curvature == pytest.approx(bound, rel=0.15)
     assert found.recommended == found.limit / 2
     assert ABOVE_SAFE not in found.explanation
@@ -298,3 +299,14 @@ def test_whole_loss_is_answered_by_its_hessian():
     assert found.curvature.kind == "hessian"
     assert found.prediction.layer is None
     assert math.isfinite(found.limit)
+
+
+@pytest.mark.parametrize("shift", [-10.0, 0.0])
+def test_loss_that_is_not_above_zero_is_refused(shift):
+    model = small_network()
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output, target) * (shift == -10.0) + shift
+
+    with pytest.raises(InputError, match=r"first batch is .*must be above zero: add a constant"):
+        ns.max_learning_rate(model, loss, labelled())

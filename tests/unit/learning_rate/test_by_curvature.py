@@ -109,7 +109,7 @@ def test_last_layer_that_is_always_stable_leaves_it_to_the_bound(monkeypatch):
     problem = Problem(small_network(), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, measured(0.2))
     assert found.rate == pytest.approx(3 * 0.2)
-    assert found.reason.endswith("the model is stable at every rate in its last")
+    assert found.reason.endswith("the model is stable at every rate in its last layer")
 
 
 @pytest.mark.parametrize(("after", "upset"), [(2.51, False), (2.49, True), (0.0, True)])

@@ -38,3 +38,18 @@ def test_model_is_left_as_it_is():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found_in(model, labelled())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_weight_that_is_zero_or_has_no_influence_is_none():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    model.register_module("unused", nn.Linear(2, 2))
+    model.forward = lambda inputs: model[2](model[1](model[0](inputs)))
+    nn.init.zeros_(model[2].weight)
+    assert found_in(model, labelled()) == ()
+
+
+def test_weight_before_a_norm_layer_whose_scale_is_zero_is_none():
+    model = small_network()
+    nn.init.zeros_(model[1].weight)
+    assert found_in(model, labelled()) == ()
