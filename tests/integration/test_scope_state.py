@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import normscope as ns
+from normscope.errors import NormscopeWarning
 from normscope.probes import PROBES, EffectiveSmoothness, Scope
 
 
@@ -123,6 +124,7 @@ class Nested(nn.Module):
         self.deep["itself"] = self.deep
         self.array, self.octets = np.zeros(3), bytearray(2)
         self.part = {"view": self.array[:2]}
+        self.seen = {torch.zeros(1)}
 
     def forward(self, x):
         self.count, self.text = self.count + 1, f"{self.text}."
@@ -137,12 +139,13 @@ class Nested(nn.Module):
         torch.rand(1, generator=self.buried[0][0][0])
         self.array += 1
         self.octets[0] += 1
+        next(iter(self.seen)).add_(1)
         return self.layer(x)
 
     def everything(self):
         draws = self.ordered["draws"].get_state().tolist(), self.pair[0].getstate()
         numpy = self.pair[1].bit_generator.state, self.array.tolist(), self.part
-        buried = self.buried[0][0][0].get_state().tolist(), self.octets
+        buried = self.buried[0][0][0].get_state().tolist(), self.octets, self.seen
         return repr((self.count, self.text, self.deep, self.filled, draws, numpy, buried))
 
 
@@ -169,6 +172,32 @@ def test_attributes_in_each_other_come_back(look):
     assert model.everything() == before
     model(torch.randn(5, 4))
     assert model.everything() != before  # a pass of the training's own does change it
+
+
+class Growing(nn.Module):
+    """Its pass resizes an array, which cannot be put back; what else it changes can."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.before, self.after = np.zeros(2), torch.Generator().manual_seed(0)
+        self.history = np.zeros(1)
+
+    def forward(self, x):
+        self.before += 1
+        self.history.resize(len(self.history) + 1, refcheck=False)
+        torch.rand(1, generator=self.after)
+        return self.layer(x)
+
+
+def test_array_that_cannot_be_put_back_is_told_and_the_rest_comes_back():
+    model = Growing()
+    state = model.after.get_state()
+    scope = Scope(model, "cross_entropy", probes=["gradient_norms"])
+    with pytest.warns(NormscopeWarning, match="1 NumPy arrays or bytearrays .* resized"):
+        scope.step(torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    assert model.before.tolist() == [0, 0]
+    assert torch.equal(model.after.get_state(), state)
 
 
 def test_comparison_sees_a_difference():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.curvature.randomness import is_generator, surely
+from normscope.errors import NormscopeWarning
 
 __all__ = [
     "ONE_AT_A_TIME",
@@ -85,13 +87,29 @@ class Undisturbed:
         for slot, content in zip(self._slots, self._contents, strict=True):
             slot.clear()
             slot.update(content)
-        for restorer in self._restorers:
-            restorer()
+        failed = [restorer for restorer in self._restorers if not _done(restorer)]
+        if failed:
+            warnings.warn(
+                f"{len(failed)} NumPy arrays or bytearrays of the model's modules could not be put "
+                "back: a forward pass has resized or locked them.",
+                NormscopeWarning,
+                stacklevel=2,
+            )
 
 
 _MODULE_SLOTS = frozenset(vars(nn.Module()))
 _UNCHANGING = frozenset({bool, int, float, str, type(None)})
+_LARGEST_ARRAY = 2**24  # bytes; a larger one is data, and not written to
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
+
+
+def _done(restorer: Callable[[], Any]) -> bool:
+    """Whether it could be called; the others are called all the same."""
+    try:
+        restorer()
+    except (ValueError, BufferError):
+        return False
+    return True
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -129,8 +147,11 @@ class _Copies:
             self._made[id(value)] = self._of_tensor(value)
         elif type(value) in _CONTAINERS:
             twin = self._made[id(value)] = copy.copy(value)
-            places = list(twin) if isinstance(twin, dict) else range(len(twin))
-            for place in () if isinstance(twin, set) else places:
+            if isinstance(twin, set):
+                twin.clear()
+                twin.update(map(self.of, value))
+                return twin
+            for place in list(twin) if isinstance(twin, dict) else range(len(twin)):
                 twin[place] = self.of(twin[place])
         elif type(value) is tuple:
             parts = tuple(map(self.of, value))
@@ -179,10 +200,16 @@ def _state_restorer(value: Any) -> Callable[[], Any] | None:
         return partial(value.setstate, value.getstate())
     if type(value) is bytearray:
         return partial(value.__setitem__, slice(None), bytes(value))
-    if type(value) is np.ndarray and value.flags.writeable:
+    if type(value) is np.ndarray and value.flags.writeable and value.nbytes <= _LARGEST_ARRAY:
         # in place, not on a copy: other arrays may be views of the same memory
-        return partial(np.copyto, value, value.copy())
+        return partial(_put_back, value, value.copy())
     return None
+
+
+def _put_back(array: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
+    if array.shape != content.shape:
+        raise ValueError("resized")  # copyto would repeat the content where it can
+    np.copyto(array, content)
 
 
 @contextmanager

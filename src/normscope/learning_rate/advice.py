@@ -26,6 +26,10 @@ __all__ = ["Advice"]
 _UNVERIFIED_FACTOR = 2.0
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Advice:
     """The largest learning rate of a model, loss and data.
@@ -158,6 +162,7 @@ class Advice:
             "by_theory_reason": self.theory.reason,
             "by_theory_frozen": list(self.theory.frozen),
             "verified": None if self.verified is None else list(self.verified),
+            "died_at": _finite(self.verification.fatal) if self.verification else None,
             "growth_limit": self.growth_limit,
             "verification_steps": None if self.verification is None else self.verification.steps,
             "trials": [vars(each) for each in runs],

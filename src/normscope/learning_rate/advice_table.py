@@ -92,7 +92,7 @@ def _limit_remark(advice: Advice) -> str:
     found = advice.verification
     if found is None:
         return f"predicted; it may be anywhere from {low:.3g} to {above}"
-    where = "where the net dies; " if found.died_first else ""
+    where = "below where the net dies; " if found.died_first else ""
     remark = f"{where}on other batches perhaps {low:.3g} to {above}"
     if found.lowest_failure >= low:
         return remark
@@ -117,7 +117,8 @@ def _safe_remark(advice: Advice) -> str:
 
 def _curvature_words(advice: Advice) -> str:
     off = advice.limit / advice.by_curvature
-    far = f"; the runs say {off:.2g} times that" if not 1 / _FAR <= off <= _FAR else ""
+    who = "the safe rate is" if advice.verification is None else "the runs say"
+    far = f"; {who} {off:.2g} times that" if not 1 / _FAR <= off <= _FAR else ""
     return f"{advice.prediction.reason}{far}"
 
 
@@ -160,7 +161,7 @@ def _steepest_met(advice: Advice) -> list[tuple[str, str | None, str]]:
     if met <= _STEEPER * max(start, 0.0):
         return []
     times = f", {met / start:.3g} times lambda_max at the start" if start > 0 else ""
-    remark = f"after the first steps{times}; the safe rate follows from this one"
+    remark = f"after the first steps{times}; it bounds the safe rate"
     return [("steepest met", f"{met:.4g}", remark)]
 
 

@@ -67,6 +67,8 @@ def _limit_note(row: Compared) -> str:
     found = row.advice.verification
     if found is None or _is_enclosed(row.advice):
         return ""
+    if found.died_first:
+        return f"{row.norm}: the net died at every rate tried; the limit is the lowest of them."
     if found.low == 0:
         return f"{row.norm}: no rate tried was stable; the limit is the lowest of them."
     return f"{row.norm}: no rate tried was unstable; the limit is the highest of them."

@@ -73,7 +73,7 @@ def _death(found: Verification) -> str:
     return (
         f"In runs of 100 steps on copies the net died at {fatal:.3g}: its output became the same "
         f"for every sample, and it learned nothing more; {where}. Its loss, which then stays where "
-        f"it is, was unstable {above}. The limit is where it dies; half of it is recommended."
+        f"it is, was unstable {above}. The limit is below its death; half of it is recommended."
     )
 
 
@@ -109,9 +109,11 @@ def _safe(advice: Advice) -> str:
         text += f". A few steps at {2 * bound:.3g} broke the loss, and the bound is {bound:.3g}"
     found = advice.verification
     if found is not None and found.lowest_failure < bound:
+        died = found.lowest_failure == found.fatal
+        why = "the net died" if died else "the net grows steeper later"
         return (
-            f"{text}. A run failed at {found.lowest_failure:.3g} all the same: the net grows "
-            f"steeper later, and the safe rate is lowered to {advice.safe:.3g}."
+            f"{text}. A run failed at {found.lowest_failure:.3g} all the same: {why}, and the safe "
+            f"rate is lowered to {advice.safe:.3g}."
         )
     if advice.safe < bound:
         return f"{text}. The limit is below that, and the safe rate no more than the limit."

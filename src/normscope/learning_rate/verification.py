@@ -157,7 +157,8 @@ class _Search:
 
         Asked of the order that failed last: on another one the batches may differ less.
         """
-        last = next((each for each in reversed(self.trials) if each.unstable), None)
+        runs = self.trials[self.ramps :]
+        last = next((each for each in reversed(runs) if each.unstable), None)
         if last is None or self.left < STEPS:
             return
         if self.run(0.0, last.order - self.bench.seed).unstable:

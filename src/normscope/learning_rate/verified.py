@@ -105,7 +105,8 @@ class Verification:
             {"kind": "ramp" if place < self.ramps else "fixed rate", **vars(each)}
             for place, each in enumerate(self.trials)
         ]
-        return table_html(rows, f"Stable up to {self.low:.3g}, no longer at {self.high:.3g}")
+        end = "no instability found" if math.isinf(self.high) else f"no longer at {self.high:.3g}"
+        return table_html(rows, f"Stable up to {self.low:.3g}, {end}")
 
 
 def _middle(low: float, high: float) -> float:

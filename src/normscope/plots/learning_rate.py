@@ -29,10 +29,11 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
         axes: where to draw; None for a new figure.
 
     Returns:
-        The axes drawn on; what the lines are stands beside them.
+        The axes drawn on; what the lines are stands beside them, on given axes within them.
     """
     fixed = advice.isel(run=np.flatnonzero(~advice["is_ramp"].values.astype(bool)))
     has_runs = bool(fixed.sizes["run"])
+    own = axes is None
     if axes is None:
         axes = new_figure(height=4.0 if has_runs else 2.0).subplots()
     for name, (label, colour, style) in _MARKS.items():
@@ -48,8 +49,10 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
         _draw_runs(axes, fixed, advice.attrs.get("growth_limit", np.nan))
     else:
         axes.set_yticks([])
-    # beside the axes: lines and runs may be anywhere on them
-    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if own:  # beside the axes: lines and runs may be anywhere on them
+        axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:  # whose figure may have no room there
+        axes.legend(fontsize="small")
     return axes
 
 

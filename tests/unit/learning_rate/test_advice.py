@@ -256,7 +256,27 @@ def test_death_of_the_net_is_told(died):
     assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
     assert ("; the net died at 0.7; 2 runs" in str(found)) is died
     assert "one order" not in str(found)
-    assert ("where the net dies; on other batches" in str(found)) is died
+    assert ("below where the net dies; on other batches" in str(found)) is died
+
+
+def test_limit_and_interval_end_below_where_the_net_dies():
+    runs = (
+        Trial(0.2, 0, False, 100, 1.0),
+        Trial(0.3, 0, False, 60, 1.0, died=True),
+        Trial(0.8, 0, False, 60, 1.0, died=True),
+        Trial(0.9, 0, True, 9, 3.0),
+    )
+    found = advice(verification=Verification(0.8, 0.9, runs, 0))
+    assert found.limit == pytest.approx(0.06**0.5)
+    assert found.recommended == pytest.approx(0.06**0.5 / 2)
+    assert found.interval == (0.2, 0.3)
+    assert found.verified == (0.8, 0.9)
+    assert found.to_dict()["died_at"] == 0.3
+    assert "unstable from 0.9 on" in found.explanation
+    assert "A run failed at 0.3 all the same: the net died, and" in found.explanation
+    endless = replace(found, verification=Verification(0.8, math.inf, runs[1:3], 0))
+    assert "at no rate tried did it live" in endless.explanation
+    assert "was unstable at no rate tried" in endless.explanation
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from normscope.learning_rate.comparison import MODES, _compared, _eigenvalue
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.gradient_growth import gradient_growth
 from normscope.learning_rate.guessing import guessing_loss
+from normscope.learning_rate.onset import Trial
+from normscope.learning_rate.verified import Verification
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 
@@ -338,6 +340,7 @@ def test_optimizer_of_one_model_is_refused():
 
 def test_limits_that_no_runs_enclose_are_marked(compared):
     advice = compared["none"].advice
+    dead = Trial(0.3, 0, False, 60, 1.0, died=True)
     endless = replace(advice, verification=replace(advice.verification, high=math.inf))
     unstable = replace(advice, verification=replace(advice.verification, low=0.0))
     rows = [
@@ -347,6 +350,7 @@ def test_limits_that_no_runs_enclose_are_marked(compared):
             "batch": endless,
             "layer": unstable,
             "group": advice,
+            "l1": replace(advice, verification=Verification(0.3, math.inf, (dead,), 0)),
         }.items()
     ]
     found = Comparison(tuple(rows), 40)
@@ -354,9 +358,10 @@ def test_limits_that_no_runs_enclose_are_marked(compared):
         "* predicted: no run has verified the limit of none.",
         "* batch: no rate tried was unstable; the limit is the highest of them.",
         "* layer: no rate tried was stable; the limit is the lowest of them.",
+        "* l1: the net died at every rate tried; the limit is the lowest of them.",
     ]
-    lines = {line.split()[0]: line.split()[2] for line in str(found).splitlines()[4:8]}
-    assert [limit.endswith("*") for limit in lines.values()] == [True, True, True, False]
+    lines = {line.split()[0]: line.split()[2] for line in str(found).splitlines()[4:9]}
+    assert [limit.endswith("*") for limit in lines.values()] == [True, True, True, False, True]
     assert all(note in found._repr_html_() for note in found.notes)
     assert found.to_dict()["notes"] == found.notes
 

@@ -88,6 +88,7 @@ def test_rates_at_which_the_net_dies_are_beyond_the_limit_but_not_beyond_the_ons
     assert found.fatal == min(each.rate for each in runs if each.died)
     assert found.high == min((each.rate for each in runs if each.unstable), default=math.inf)
     assert 0 < found.limit < found.fatal < found.onset  # the loss of a dead net is stable
+    assert found.ends[1] <= 1.05 * found.ends[0]  # its death is enclosed as closely
     assert found.steps <= BUDGET
 
 
@@ -288,7 +289,8 @@ def test_ends_are_around_the_smallest_rate_that_failed():
 
 def test_data_are_not_looked_at_if_the_net_only_died(asked):
     search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
-    search.trials.append(Trial(3.0, 0, False, 60, 1.0, died=True))
+    search.trials += [Trial(9.0, 0, True, 9, 3.0), Trial(3.0, 0, False, 60, 1.0, died=True)]
+    search.ramps = 1
     search._check_standstill()
     assert asked == []
 

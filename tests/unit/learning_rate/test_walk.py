@@ -12,6 +12,7 @@ from torch.optim import RMSprop
 
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
+from normscope.errors import StateError
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.walk import Walk, Walks
@@ -134,6 +135,20 @@ def test_step_out_of_the_range_of_numbers_is_broken():
     walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), 1e300).take(2)
     assert walk.is_broken
     assert not walk.has_fallen
+
+
+def test_error_of_the_model_on_the_way_reaches_the_user():
+    model, calls = small_network(), []
+
+    def break_at_the_third_pass(module, given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise StateError("the third")
+
+    walk = Walk(Walks(Problem(model, "cross_entropy", thirds()), thirds()), UpdateRule("SGD"), 0.1)
+    model.register_forward_pre_hook(break_at_the_third_pass)
+    with pytest.raises(StateError, match="the third"):
+        walk.take(3)
 
 
 def test_loss_that_is_not_positive_has_no_scale():

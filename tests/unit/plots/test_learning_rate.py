@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
 from normscope.plots.learning_rate import learning_rates
 
@@ -64,6 +65,15 @@ def test_legend_lies_beside_the_axes_within_the_figure(data):
     assert key.x1 <= axes.figure.bbox.x1
     assert axes.figure.bbox.y0 <= key.y0
     assert key.y1 <= axes.figure.bbox.y1
+
+
+def test_legend_lies_within_axes_that_are_given():
+    axes = Figure().subplots(1, 2)[0]
+    learning_rates(RUNS, axes)
+    axes.figure.draw_without_rendering()
+    key, room = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert room.x0 <= key.x0
+    assert key.x0 < room.x1
 
 
 def test_prediction_that_is_the_limit_does_not_hide_it():
