@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from normscope.cli import check_length
 from normscope.cli.main import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
@@ -93,6 +94,13 @@ def test_layer_of_a_users_model_unit_by_unit(capsys):
 
 
 SMALL = [*DIGITS, "--option", "width=6", "--option", "depth=2"]
+
+
+def test_long_check_is_told_before_it_begins(capsys, monkeypatch):
+    monkeypatch.setattr(check_length, "_LONG", 0.0)
+    arguments = ["--batch-size", "8", "--option", "width=4", "--layer", "features.1"]
+    assert main(["check", *DIGITS, *arguments]) == 0
+    assert "normscope: note: this may take about" in capsys.readouterr().err
 
 
 def test_theorem_c1_is_checked_on_a_part_of_the_usual_batch(capsys):
