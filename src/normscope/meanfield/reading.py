@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from normscope.errors import InputError
 from normscope.layers.tracing import require_module, traced
@@ -21,6 +23,7 @@ from normscope.meanfield.reading_modules import SUPPORTED, Unsupported, operatio
 __all__ = ["read"]
 
 _OTHER_INPUT = "input"  # stands for an input beyond the first
+_TENSOR = "tensor"  # stands for a tensor that is neither an input nor what a layer gave
 _INCREASING = ("relu", "leaky_relu", "linear", "tanh", "sigmoid", "erf")
 
 
@@ -45,24 +48,46 @@ def read(
             no closure for; the message names it.
     """
     require_module(model, "predict")
-    root = copy.deepcopy(model).eval()
-    calls = traced(root)
-    if calls is None:
-        raise InputError(
-            f"the forward pass of {type(model).__name__} cannot be followed by torch.fx (it may "
-            "branch on values, or take several inputs); normscope.max_learning_rate measures "
-            "instead."
-        )
-    reader = _Reader(root, activations or {})
-    for node in calls[0].nodes:
+    root, calls = _followed(model)
+    reader = _Reader(model, root, activations or {})
+    for node in calls.nodes:
         reader.take(node)
     return Graph(tuple(_pooled_first(reader.nodes)), shape or _first_shape(reader.nodes))
 
 
-class _Reader:
-    """Collects operations call by call."""
+def _followed(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
+    """A copy, to which torch.fx may add attributes, and the calls of its forward pass."""
+    kind = type(model).__name__
+    try:
+        root = copy.deepcopy(model).eval()
+    except Exception as error:  # an attribute of the user's may refuse in any way
+        raise InputError(
+            f"the theory reads a copy of {kind}, which copy.deepcopy cannot make ({error}); "
+            "normscope.max_learning_rate measures instead."
+        ) from error
+    try:
+        calls = traced(root)
+    except ValueError:  # a forward pass of compiled code has no signature
+        calls = None
+    if calls is None:
+        raise InputError(
+            f"the forward pass of {kind} cannot be followed by torch.fx (it may branch on values, "
+            "or take several inputs); normscope.max_learning_rate measures instead."
+        )
+    return root, calls[0]
 
-    def __init__(self, root: nn.Module, activations: dict[type, Any]) -> None:
+
+class _Reader:
+    """Collects operations call by call.
+
+    Args:
+        model: the user's, which has the tensors that he named.
+        root: the copy whose forward pass was followed.
+        activations: further activation modules by type.
+    """
+
+    def __init__(self, model: nn.Module, root: nn.Module, activations: dict[type, Any]) -> None:
+        self.model = model
         self.root = root
         self.activations = activations
         self.nodes: list[Node] = []
@@ -77,11 +102,18 @@ class _Reader:
             self._take_module(node)
         elif node.op in ("call_function", "call_method"):
             self._take_function(node)
-        elif node.op == "output" and self._place(node.args[0]) != len(self.nodes) - 1:
-            raise self._refused("the output", "another value than the last one computed")
+        elif node.op == "get_attr":
+            self.places[node] = _TENSOR  # whether it is used is seen later
+        else:
+            self._check_output(node.args[0])
 
-    def _place(self, value: Any) -> Any:
-        return self.places.get(value) if isinstance(value, fx.Node) else None
+    def _check_output(self, value: Any) -> None:
+        if not isinstance(value, fx.Node):
+            raise self._refused("the output", "what is no single tensor")
+        if self.places[value] == INPUT:
+            raise self._refused("the output", "the model's input as it came")
+        if self.places[value] != len(self.nodes) - 1:
+            raise self._refused("the output", "another value than the last one computed")
 
     def _take_input(self, node: fx.Node) -> None:
         # one after the first is held at its default; that the value is used is seen later
@@ -90,6 +122,9 @@ class _Reader:
     def _take_module(self, node: fx.Node) -> None:
         name = str(node.target)
         module = self.root.get_submodule(name)
+        held = [*module.parameters(), *module.buffers()]
+        if any(is_lazy(each) or each.is_meta or not each.numel() for each in held):
+            raise self._refused(name, f"a {type(module).__name__} whose weights have no values")
         operation = operation_of(module, self.activations)
         if isinstance(operation, Unsupported):
             raise self._refused(name, f"the module {type(module).__name__}")
@@ -118,13 +153,16 @@ class _Reader:
         return asks or all(self.places.get(each) in (SIZE, _OTHER_INPUT) for each in inputs)
 
     def _add(self, node: fx.Node, name: str, operation: Operation | None) -> None:
+        for each in node.all_input_nodes:
+            if self.places[each] == _TENSOR:
+                raise self._refused_tensor(str(each.target), name)
         sources = [self.places[each] for each in node.args if isinstance(each, fx.Node)]
         sources += [self.places[each] for each in node.kwargs.values() if isinstance(each, fx.Node)]
         sources = [each for each in sources if each != SIZE]
         if _OTHER_INPUT in sources:
             raise self._refused(name, "a second input")
         if isinstance(operation, Addition) and len(sources) == 1:
-            sources *= 2  # x + x, which the graph refuses with its reason
+            raise self._refused(name, "a sum with a number")
         wanted = 2 if isinstance(operation, Addition) else 1
         if len(sources) != wanted:
             raise self._refused(name, f"a call with {len(sources)} inputs")
@@ -133,6 +171,16 @@ class _Reader:
             return
         self.nodes.append(Node(name, operation, tuple(sources)))
         self.places[node] = len(self.nodes) - 1
+
+    def _refused_tensor(self, tensor: str, user: str) -> InputError:
+        """The error for a tensor by its own name, if the model has one for it."""
+        try:
+            value = attrgetter(tensor)(self.model)
+        except AttributeError:  # torch.fx has named it
+            return self._refused(user, "a tensor that the forward pass makes itself")
+        kind = "a parameter" if isinstance(value, nn.Parameter) else "a tensor"
+        kind = "a buffer" if tensor in dict(self.model.named_buffers()) else kind
+        return self._refused(tensor, f"{kind} that the forward pass uses itself, in {user}")
 
     @staticmethod
     def _refused(name: str, what: str) -> InputError:

@@ -33,7 +33,9 @@ def operation_of_call(name: str, node: fx.Node, places: Places) -> Made:
     if name in _ACTIVATIONS:
         return Nonlinearity(ACTIVATIONS[_ACTIVATIONS[name]])
     rule = _RULES.get(name)
-    return Unsupported.HERE if rule is None else rule(name, node, places)
+    if rule is None or (rule not in _TAKE_VALUES and len(node.all_input_nodes) > 1):
+        return Unsupported.HERE  # a slope or dimension that is computed has no number yet
+    return rule(name, node, places)
 
 
 def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
@@ -43,8 +45,7 @@ def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> A
 
 
 def _addition(name: str, node: fx.Node, places: Places) -> Made:
-    both = all(isinstance(each, fx.Node) for each in node.args[:2]) and len(node.args) == 2
-    return Addition() if both and not node.kwargs else Unsupported.HERE
+    return Addition() if len(node.args) == 2 and not node.kwargs else Unsupported.HERE
 
 
 def _flatten(name: str, node: fx.Node, places: Places) -> Made:
@@ -124,3 +125,4 @@ _RULES: dict[str, Callable[[str, fx.Node, Places], Made]] = {
     **{f"avg_pool{n}d": _average for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": _adaptive for n in (1, 2, 3)},
 }
+_TAKE_VALUES = (_addition, _reshape)  # the other rules have one input, and numbers beside it

@@ -1,0 +1,200 @@
+"""What a forward pass may do besides calling layers: read, or refused by name, never a crash."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from normscope.errors import InputError, NormscopeError
+from normscope.meanfield import predict
+from normscope.meanfield.reading import read
+
+
+class Net(nn.Module):
+    """Layers, and tensors of every kind beside them; ``how`` is the forward pass."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.norm = nn.Linear(20, 64), nn.LayerNorm(64)
+        self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 5)
+        self.position, self.scale = nn.Parameter(torch.zeros(20)), nn.Parameter(torch.ones(64))
+        self.register_buffer("mean", torch.zeros(20))
+        self.inner = nn.Module()
+        self.inner.deep = nn.Module()
+        self.inner.deep.shift = nn.Parameter(torch.zeros(64))
+        self.shifts = nn.ParameterList([nn.Parameter(torch.zeros(64)) for _ in range(2)])
+        self.named = nn.ParameterDict({"shift": nn.Parameter(torch.zeros(64))})
+        self.constant = torch.zeros(64)
+        self.how = how
+
+    def features(self, x):
+        return torch.relu(self.norm(self.first(x)))
+
+    def forward(self, x):
+        return self.how(self, x)
+
+
+def added_in_place(net, x):
+    x = net.first(x)
+    x += net.scale
+    return net.head(x)
+
+
+def squares_of(net):
+    return sum(each.square().sum() for each in net.parameters())
+
+
+def used_twice(net, x):
+    return net.head(net.features(x) + net.scale) + net.scale[:5]
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "what"),
+    [
+        (lambda net, x: net.head(net.features(x + net.position)), "position", "parameter.*in add"),
+        (lambda net, x: net.head(net.features(net.position + x)), "position", "parameter.*in add"),
+        (lambda net, x: net.head(net.features(x + net.mean)), "mean", "a buffer"),
+        (lambda net, x: net.head(net.features(x) + net.inner.deep.shift), "inner.deep.shift", ""),
+        (lambda net, x: net.head(net.features(x) + net.shifts[1]), "shifts.1", "a parameter"),
+        (lambda net, x: net.head(net.features(x) + net.named["shift"]), "named.shift", ""),
+        (lambda net, x: net.head(net.features(x) + net.constant), "constant", "a tensor"),
+        (lambda net, x: net.head(torch.add(net.first(x), net.scale)), "scale", "in add"),
+        (lambda net, x: net.features(x) + net.head(net.scale), "scale", "in head"),
+        (used_twice, "scale", "a parameter"),
+        (added_in_place, "scale", "in add"),
+        (lambda net, x: net.head(net.features(x)) + net.position[:5], "add", "makes itself"),
+        (lambda net, x: net.head(net.features(x) + torch.zeros(64)), "add", "makes itself"),
+        (lambda net, x: net.head(net.features(x) + torch.randn(64)), "add", "makes itself"),
+        (lambda net, x: net.head(net.features(x)) + torch.tensor(1.0), "add", "makes itself"),
+        (lambda net, x: net.head(net.features(x)) + squares_of(net), "add", "makes itself"),
+    ],
+)
+def test_tensor_that_no_layer_gave_is_named(how, name, what):
+    with pytest.raises(InputError, match=f"^{name}: .* no closure here for .*{what}") as caught:
+        predict(Net(how))
+    assert "Supported are Linear" in str(caught.value)
+
+
+class AnyInputs(Net):
+    def forward(self, *inputs, **others):
+        return self.how(self, *inputs, **others)
+
+
+class Pair(Net):
+    def forward(self, pair):
+        first, second = pair
+        return self.head(self.features(first) + self.second(second))
+
+
+class Default(Net):
+    def forward(self, x, shift=torch.zeros(64)):  # noqa: B008
+        return self.head(self.features(x) + shift)
+
+
+class NoInput(Net):
+    def forward(self):
+        return self.head(self.scale)
+
+
+def held(value):
+    """A net with an attribute that cannot be copied."""
+    net = Net(lambda net, x: net.head(net.features(x)))
+    net.held = value
+    return net
+
+
+def of_width_zero():
+    layer = nn.Linear(20, 5)  # at once with width 0, torch would warn
+    layer.out_features, layer.weight = 0, nn.Parameter(torch.empty(0, 20))
+    return layer
+
+
+REFUSED = {
+    "product": Net(lambda net, x: net.head(net.features(x) * net.scale)),
+    "difference": Net(lambda net, x: net.head(net.features(x - net.mean))),
+    "weights": Net(lambda net, x: functional.linear(net.features(x), net.head.weight)),
+    "transposed weights": Net(lambda net, x: net.features(x) @ net.head.weight.T),
+    "size added": Net(lambda net, x: net.head(net.features(x) + x.shape[1])),
+    "computed dimension": Net(lambda net, x: net.head(net.features(x)).mean(x.dim() - 1)),
+    "dimension in a tensor": Net(lambda net, x: net.head(net.features(x)).mean(torch.tensor(1))),
+    "size as slope": Net(
+        lambda net, x: net.head(functional.leaky_relu(net.first(x), 1 / x.shape[1]))
+    ),
+    "parameter as slope": Net(
+        lambda net, x: net.head(functional.leaky_relu(net.first(x), net.scale[0]))
+    ),
+    "new zeros": Net(lambda net, x: net.head(net.features(x) + x.new_zeros(64))),
+    "noise": Net(lambda net, x: net.head(net.features(x + torch.randn_like(x)))),
+    "item set": Net(lambda net, x: x.__setitem__(0, 1.0) or net.head(net.features(x))),
+    "module made on the way": Net(lambda net, x: net.head(nn.ReLU()(net.first(x)))),
+    "rows": Net(lambda net, x: net.head(torch.stack([net.first(row) for row in x]))),
+    "input as output": Net(lambda net, x: x),
+    "parameter as output": Net(lambda net, x: net.position),
+    "size as output": Net(lambda net, x: x.shape),
+    "no output": Net(lambda net, x: None),
+    "dictionary": Net(lambda net, x: {"logits": net.head(net.features(x))}),
+    "two outputs": Net(lambda net, x: (net.head(net.features(x)), x)),
+    "any inputs": AnyInputs(lambda net, *inputs, **others: net.head(net.features(inputs[0]))),
+    "keyword": AnyInputs(lambda net, *inputs, **others: net.head(net.features(others["x"]))),
+    "pair": Pair(None),
+    "tensor by default": Default(None),
+    "no input": NoInput(None),
+    "identity": nn.Identity(),
+    "empty": nn.Sequential(),
+    "lazy": nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2)),
+    "meta": nn.Sequential(nn.Linear(20, 8, device="meta"), nn.ReLU(), nn.Linear(8, 2)),
+    "width 0": nn.Sequential(of_width_zero(), nn.Linear(20, 5)),
+    "lock": held(threading.Lock()),
+    "result kept": held(torch.ones(3, requires_grad=True) * 2),
+    "embedding": nn.Sequential(nn.Embedding(30, 16), nn.Flatten(), nn.Linear(320, 5)),
+    "recurrent": nn.Sequential(nn.LSTM(20, 8), nn.Linear(8, 5)),
+    "bilinear": nn.Sequential(nn.Bilinear(20, 20, 5)),
+}
+
+
+@pytest.mark.parametrize("closure", ["train", "printed"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_beyond_the_theory_is_refused_and_nothing_else(name, closure):
+    with pytest.raises(NormscopeError):
+        predict(REFUSED[name], (20,), closure)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
+def test_compiled_model_is_refused():
+    with pytest.raises(InputError, match="cannot be followed"):
+        predict(torch.jit.script(nn.Sequential(nn.Linear(20, 5))))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda net, x: x, "the output: .* the model's input"),
+        (lambda net, x: (net.head(net.features(x)), x), "the output: .* no single tensor"),
+        (lambda net, x: net.head(net.features(x) + x.shape[1]), "add: .* a number"),
+        (lambda net, x: net.head(net.first(x).mean(x.dim() - 1)), "mean: .* the method mean"),
+    ],
+)
+def test_refusal_says_what_it_is_about(how, said):
+    with pytest.raises(InputError, match=said):
+        predict(Net(how), (20,))
+
+
+class Optional(Net):
+    def forward(self, x, *more, mask=None, **others):
+        return self.head(self.features(x))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Optional(None),
+        Net(lambda net, x: net.head(input=net.features(x).flatten(start_dim=1))),
+        Net(lambda net, x: net.head(net.features(x).view(x.size(0), -1))),
+    ],
+)
+def test_unused_tensors_and_inputs_do_not_matter(model):
+    layers = ["Linear", "SampleNorm", "Nonlinearity", "Linear"]
+    found = [type(node.operation).__name__ for node in read(model).nodes]
+    assert [each for each in found if each != "Flatten"] == layers
