@@ -30,6 +30,25 @@ class DuplicateNameError(InputError):
     """A name is registered twice."""
 
 
+class NoClosureError(InputError):
+    """The mean-field theory cannot read a model, or has no closure for a part of it.
+
+    Args:
+        what: what that is, by its name; without a full stop.
+        remedy: what to do instead, in whole sentences.
+
+    >>> error = NoClosureError("encoder: no closure for attention", "Measure instead.")
+    >>> print(error)
+    encoder: no closure for attention. Measure instead.
+    >>> error.what
+    'encoder: no closure for attention'
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}. {remedy}" if remedy else what)
+        self.what = what
+
+
 class ArgumentTypeError(NormscopeError, TypeError):
     """An argument has the wrong type."""
 

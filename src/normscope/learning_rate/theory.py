@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.curvature.batch import Batch
 from normscope.curvature.known_loss import KnownLoss, is_cross_entropy, known_loss
 from normscope.curvature.problem import Problem
-from normscope.errors import NormscopeError
+from normscope.errors import NoClosureError, NormscopeError
 from normscope.learning_rate.rules import UpdateRule
 
 __all__ = ["Theory", "by_theory"]
@@ -85,6 +85,8 @@ def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "
             return Theory(None, f"the theory gives no eigenvalue ({found.regime})")
         name = "squared_error" if known.kind == "squares" else known.kind
         factor = float(output_curvature(name, found, shape[1])) * known.scale * shape[0]
+    except NoClosureError as error:
+        return Theory(None, error.what)  # its way out is to measure, which the advice does
     except NormscopeError as error:
         return Theory(None, str(error))
     fisher = float(found.lambda_max)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from normscope.errors import InputError, ShapeError
+from normscope.errors import NoClosureError, ShapeError
 from normscope.meanfield.field import Field, Signal, combined
 from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.norms import Norm
@@ -17,6 +17,7 @@ from normscope.meanfield.pointwise import Addition
 __all__ = ["Graph", "Input", "Node"]
 
 INPUT = -1  # the index that stands for the network's input
+MEASURE = "normscope.max_learning_rate measures instead."  # the way out of what has no closure
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,10 @@ class Graph:
         """Branches that no weights separate are not independent, and have no closure here."""
         first, second = (self._without_weights(index) for index in node.inputs)
         if first & second:
-            raise InputError(
+            raise NoClosureError(
                 f"{node.name} adds branches with no linear or convolution layer between their "
-                "fork and their sum, for which there is no closure; normscope.max_learning_rate "
-                "measures instead."
+                "fork and their sum, for which there is no closure",
+                MEASURE,
             )
 
     def _without_weights(self, index: int) -> set[int]:

@@ -11,9 +11,9 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from normscope.errors import InputError
+from normscope.errors import InputError, NoClosureError
 from normscope.layers.tracing import require_module, traced
-from normscope.meanfield.graph import INPUT, Graph, Node
+from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
 from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.operations import Operation, Weighted
 from normscope.meanfield.pointwise import Addition, Nonlinearity
@@ -44,8 +44,8 @@ def read(
         The graph.
 
     Raises:
-        InputError: if the forward pass cannot be followed, or holds something that the theory has
-            no closure for; the message names it.
+        NoClosureError: if the forward pass cannot be followed, or holds something that the theory
+            has no closure for; the message names it.
     """
     require_module(model, "predict")
     root, calls = _followed(model)
@@ -61,18 +61,18 @@ def _followed(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
     try:
         root = copy.deepcopy(model).eval()
     except Exception as error:  # an attribute of the user's may refuse in any way
-        raise InputError(
-            f"the theory reads a copy of {kind}, which copy.deepcopy cannot make ({error}); "
-            "normscope.max_learning_rate measures instead."
+        raise NoClosureError(
+            f"the theory reads a copy of {kind}, which copy.deepcopy cannot make ({error})", MEASURE
         ) from error
     try:
         calls = traced(root)
     except ValueError:  # a forward pass of compiled code has no signature
         calls = None
     if calls is None:
-        raise InputError(
+        raise NoClosureError(
             f"the forward pass of {kind} cannot be followed by torch.fx (it may branch on values, "
-            "or take several inputs); normscope.max_learning_rate measures instead."
+            "or take several inputs)",
+            MEASURE,
         )
     return root, calls[0]
 
@@ -172,7 +172,7 @@ class _Reader:
         self.nodes.append(Node(name, operation, tuple(sources)))
         self.places[node] = len(self.nodes) - 1
 
-    def _refused_tensor(self, tensor: str, user: str) -> InputError:
+    def _refused_tensor(self, tensor: str, user: str) -> NoClosureError:
         """The error for a tensor by its own name, if the model has one for it."""
         try:
             value = attrgetter(tensor)(self.model)
@@ -183,10 +183,10 @@ class _Reader:
         return self._refused(tensor, f"{kind} that the forward pass uses itself, in {user}")
 
     @staticmethod
-    def _refused(name: str, what: str) -> InputError:
-        return InputError(
-            f"{name}: mean-field theory has no closure here for {what}. Supported are {SUPPORTED}. "
-            "normscope.max_learning_rate measures instead."
+    def _refused(name: str, what: str) -> NoClosureError:
+        return NoClosureError(
+            f"{name}: mean-field theory has no closure here for {what}",
+            f"Supported are {SUPPORTED}. {MEASURE}",
         )
 
 

@@ -6,7 +6,7 @@ from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
 from normscope.curvature.problem import Problem, whole_loss
-from normscope.errors import InputError
+from normscope.errors import InputError, NoClosureError
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.theory import by_theory
 from normscope.meanfield.softmax import softmax_curvature
@@ -109,6 +109,11 @@ def test_unreadable_model_keeps_the_engines_reason(engine):
     engine.answer = InputError("cannot read 'encoder' (Attention).")
     assert found("squared_error") == found("squared_error")
     assert found("squared_error").reason == "cannot read 'encoder' (Attention)."
+
+
+def test_unreadable_part_is_named_without_a_way_out_to_where_one_is(engine):
+    engine.answer = NoClosureError("encoder: no closure", "max_learning_rate measures instead.")
+    assert found("squared_error").reason == "encoder: no closure"
 
 
 def test_missing_eigenvalue_is_none_with_the_regime(engine):

@@ -1,5 +1,6 @@
 """What a forward pass may do besides calling layers: read, or refused by name, never a crash."""
 
+import pickle
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from normscope.errors import InputError, NormscopeError
+from normscope.errors import InputError, NoClosureError, NormscopeError
 from normscope.meanfield import predict
 from normscope.meanfield.reading import read
 
@@ -198,3 +199,33 @@ def test_unused_tensors_and_inputs_do_not_matter(model):
     layers = ["Linear", "SampleNorm", "Nonlinearity", "Linear"]
     found = [type(node.operation).__name__ for node in read(model).nodes]
     assert [each for each in found if each != "Flatten"] == layers
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (
+            nn.Sequential(nn.LSTM(20, 8), nn.Linear(8, 5)),
+            "0: mean-field theory has no closure here for the module LSTM",
+        ),
+        (
+            Net(lambda net, x: net.head(torch.stack([net.first(row) for row in x]))),
+            "the forward pass of Net cannot be followed by torch.fx (it may branch on values, or "
+            "take several inputs)",
+        ),
+        (
+            Net(lambda net, x: net.head((z := net.first(x)) + torch.relu(z))),
+            "add adds branches with no linear or convolution layer between their fork and their "
+            "sum, for which there is no closure",
+        ),
+    ],
+)
+def test_refusal_carries_what_it_is_about_apart_from_the_way_out(model, what):
+    with pytest.raises(NoClosureError) as caught:
+        predict(model)
+    error = caught.value
+    assert error.what == what
+    assert str(error).startswith(f"{what}. ")
+    assert str(error).endswith("normscope.max_learning_rate measures instead.")
+    again = pickle.loads(pickle.dumps(error))  # as it comes from another process
+    assert (again.what, str(again)) == (what, str(error))
