@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.plots.axes import logarithmic_axis
-from normscope.plots.style import colour_of, new_figure
+from normscope.plots.style import colour_of, lone_marker, new_figure
 from normscope.plots.unanswered import say_unanswered
 
 _DASHES = {"train": "-", "frozen": "--", "printed": ":"}
@@ -34,12 +34,13 @@ def closure_curves(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     """
     axes = new_figure().subplots() if axes is None else axes
     axes.set_xlabel(r"$\gamma$")
-    axes.set_ylabel(_LABELS["lambda_max"])
+    axes.set_ylabel(rf"{_LABELS['lambda_max']} of the Fisher matrix")
+    axes.set_title("mean-field theory")
     drawn = results["lambda_max"].dropna("closure", how="all")  # the others have no answer
     if not drawn.size:
         say_unanswered(axes, results.attrs.get("reason"))
         return axes
-    _draw_theory(axes, drawn, "batch")
+    _draw_theory(axes, drawn)
     logarithmic_axis(axes, "y")
     axes.legend(frameon=False)
     return axes
@@ -71,7 +72,7 @@ def figure_one(results: xr.Dataset) -> Figure:
 
 
 def _draw_panel(axes: Axes, results: xr.Dataset, quantity: str) -> None:
-    _draw_theory(axes, results[quantity], "batch")
+    _draw_theory(axes, results[quantity], "BatchNorm, ")
     without = results[f"{quantity}_without"]
     for closure in without["closure_without"].values:
         name, value = str(closure), float(without.sel(closure_without=closure))
@@ -84,12 +85,12 @@ def _draw_panel(axes: Axes, results: xr.Dataset, quantity: str) -> None:
     axes.set_ylabel(_LABELS[quantity])
 
 
-def _draw_theory(axes: Axes, curves: xr.DataArray, norm: str) -> None:
+def _draw_theory(axes: Axes, curves: xr.DataArray, before: str = "") -> None:
+    style: dict[str, Any] = {"color": colour_of("batch"), "marker": lone_marker(curves["gamma"])}
     for closure in curves["closure"].values:
         name = str(closure)
         line = curves.sel(closure=closure)
-        label = f"BatchNorm, {name}"
-        axes.plot(line["gamma"], line, _DASHES[name], color=colour_of(norm), label=label)
+        axes.plot(line["gamma"], line, _DASHES[name], label=f"{before}{name}", **style)
 
 
 def _draw_measured(axes: Axes, results: xr.Dataset, quantity: str) -> None:

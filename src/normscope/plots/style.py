@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, told apart with any kind of colour vision.
@@ -25,3 +27,8 @@ def colour_of(norm: str) -> str:
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
     """An empty figure that no window and no global state of pyplot knows of."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def lone_marker(places: Sized) -> str:
+    """The marker of a line: a dot for one place alone, where a line shows nothing."""
+    return "o" if len(places) == 1 else "None"

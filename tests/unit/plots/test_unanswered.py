@@ -32,7 +32,7 @@ def test_closures_without_an_answer_have_no_line():
         ("closure", "gamma"),
     )
     axes = closure_curves(xr.Dataset({"lambda_max": curves}))
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["BatchNorm, frozen"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["frozen"]
     reason = {"reason": ["it is odd. Measure it."] * 2}
     empty = closure_curves(xr.Dataset({"lambda_max": curves * np.nan}, attrs=reason))
     assert said(empty) == "The theory has no answer: it is odd."
