@@ -24,7 +24,9 @@ class TopEigenvalue:
         values: float64 on the CPU, the most wanted first; for "both" the largest, descending, then
             the smallest, ascending.
         vectors: (size, values), one eigenvector of length one in each column.
-        residuals: the norm of A v - theta v over the magnitude of theta, for each.
+        residuals: the norm of A v - theta v over the magnitude of theta, for each; that is taken
+            as no smaller than what rounding lets ``tolerance`` resolve, 32 units of it times the
+            largest eigenvalue over ``tolerance``.
         errors: estimated relative error of each value: the square of the residual over the gap to
             the other eigenvalues found, or twice the residual where the gap is not known yet.
         tolerance: what the residuals (or, for ``stop="value"``, the errors) were to be within.

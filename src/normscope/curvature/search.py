@@ -14,15 +14,15 @@ from normscope.curvature.lanczos import Lanczos, RitzPairs
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import StateError
 
-__all__ = ["STOPS", "Found", "Progress", "Request", "search", "started"]
+__all__ = ["ROUGHLY", "STOPS", "Found", "Progress", "Request", "search", "started"]
 
 _BASIS_BYTES = 2**28  # memory for basis vectors, beyond which the basis is compressed
 _RANDOM_SHARE = 0.05  # of a start that is not random
 # A residual shows that an eigenvalue is near, not that it is the last one: among eigenvalues
 # closer together than the tolerance (the outputs of a wide net) the value can be short by a small
-# multiple of the residual. The search goes on to this part of the tolerance.
+# multiple of the residual. The search goes on to this part of the tolerance while it has products.
 _MARGIN = 0.5
-_ROUGHLY = 20.0
+ROUGHLY = 20.0  # how many tolerances a residual may have where only the value is asked for
 _NEAR = 0.8  # of the first value: those between may be of one cluster
 _ASYMMETRY = 1e-3  # of the norm; rounding makes about 1e-6 in single precision
 STOPS = ("residual", "value")
@@ -67,6 +67,11 @@ class Request:
     seed: int
     stop: str = "residual"
     progress: ProgressHook | None = None
+
+    @property
+    def wanted(self) -> int:
+        """How many eigenvalues of both ends together, if there are so many."""
+        return self.count * (2 if self.which == "both" else 1)
 
     def with_fewer_products(self, spent: float) -> Request:
         """The same with what is left of the products after some were spent; at least one."""
@@ -146,9 +151,11 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
         pairs = lanczos.ritz_pairs(request.which, request.count)
         _check_symmetric(lanczos.asymmetry, pairs.norm, space.dtype)
         residuals, errors = _relative(pairs, space, request.tolerance)
-        converged = _complete(pairs, space, request) and _small(residuals, errors, request)
+        complete = len(pairs.values) == min(request.wanted, space.size)
         _report(request, lanczos.products, pairs, residuals)
-        if converged or lanczos.exhausted or lanczos.products >= request.max_products:
+        at_end = lanczos.exhausted or lanczos.products >= request.max_products
+        converged = complete and _small(residuals, errors, request, 1.0 if at_end else _MARGIN)
+        if converged or at_end:
             vectors = lanczos.vectors(pairs)
             return Found(
                 *(pairs.values, vectors, residuals, errors, converged, lanczos.products),
@@ -181,12 +188,12 @@ def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:
         )
 
 
-def _small(residuals: Tensor, errors: Tensor, request: Request) -> bool:
-    """Whether the search may stop."""
+def _small(residuals: Tensor, errors: Tensor, request: Request, margin: float) -> bool:
+    """Whether the pairs are good enough; residuals, within that part of the tolerance."""
     if request.stop == "residual":
-        return bool((residuals <= _MARGIN * request.tolerance).all())
+        return bool((residuals <= margin * request.tolerance).all())
     # the gap behind an estimated error is a guess: believed only once the vector is roughly there
-    rough = bool((residuals <= _ROUGHLY * request.tolerance).all())
+    rough = bool((residuals <= ROUGHLY * request.tolerance).all())
     return rough and bool((errors <= request.tolerance).all())
 
 
@@ -201,11 +208,6 @@ def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[T
     sizes = pairs.values.abs().clamp(min=floor)
     lifted = pairs.residuals * space.residual_factor(sizes, pairs.norm)
     return lifted / sizes, pairs.errors / sizes
-
-
-def _complete(pairs: RitzPairs, space: SearchSpace, request: Request) -> bool:
-    ends = 2 if request.which == "both" else 1
-    return len(pairs.values) == min(ends * request.count, space.size)
 
 
 def _report(request: Request, products: int, pairs: RitzPairs, residuals: Tensor) -> None:

@@ -17,7 +17,7 @@ from normscope.curvature.layout import parameter_layout
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.result import TopEigenvalue
-from normscope.curvature.search import STOPS, Found, Request, search, started
+from normscope.curvature.search import ROUGHLY, STOPS, Found, Request, search, started
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
 from normscope.registry import unknown_name
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from normscope.losses import Loss
 
 __all__ = ["extreme_eigenvalues", "top_eigenvalue"]
+
+_ENDS = {"both": "outermost", "magnitude": "dominant"}  # in a sentence
 
 
 def top_eigenvalue(
@@ -80,7 +82,9 @@ def top_eigenvalue(
         progress: called with a `Progress` after each product on all data.
 
     Returns:
-        Values, vectors and residuals. If not ``converged``, a `NormscopeWarning` says so too.
+        Values, vectors and residuals. If not ``converged``, a `NormscopeWarning` says so too. An
+        eigenvalue that rounding hides, zero above all, has converged when its residual is as small
+        as rounding lets it be, about 32 units of it times the largest eigenvalue.
 
     >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
     >>> top = top_eigenvalue(torch.nn.Linear(2, 1, bias=False), "squared_error", batch)
@@ -158,14 +162,31 @@ def _result(
         which=request.which,
     )
     if not result.converged:
-        warnings.warn(
-            f"the {request.which} eigenvalue of the {operator.kind} has a relative residual of "
-            f"{result.residual:.1e} after {matvecs:.0f} products, above the tolerance "
-            f"{request.tolerance:g}; raise max_products or tol.",
-            NormscopeWarning,
-            stacklevel=4,
-        )
+        missing = _missing(result, request, operator.shape[0])
+        warnings.warn(f"{missing}.", NormscopeWarning, stacklevel=4)
     return result
+
+
+def _missing(result: TopEigenvalue, request: Request, size: int) -> str:
+    """What a search that ran out of products lacks, in a sentence."""
+    after, there = f"after {result.matvecs:.0f} products", len(result.values)
+    wanted = min(request.wanted, size)
+    name = f"{_ENDS.get(request.which, request.which)} eigenvalue"
+    if there < wanted:
+        many = f"only {there} of the {wanted} {name}s of the {result.kind}"
+        return f"{many} are there {after}; raise max_products"
+    one = f"the {name}" if wanted == 1 else f"the worst of the {wanted} {name}s"
+    error, limit = float(result.errors.max()), f"the tolerance {request.tolerance:g}"
+    what = f"a relative residual of {result.residual:.1e}"
+    if request.stop == "value" and error > request.tolerance:
+        what = f"an estimated relative error of {error:.1e}"
+    elif request.stop == "value":
+        limit = f"{ROUGHLY:g} times {limit}"
+    zero = " and not told from zero" if result.residual >= 1 else ""
+    return (
+        f"{one} of the {result.kind} has {what} {after}, above {limit}{zero}; raise max_products "
+        "or tol"
+    )
 
 
 def _check(request: Request, operator: CurvatureOperator) -> None:

@@ -1,6 +1,7 @@
 import gc
 import importlib
 import math
+import re
 import warnings
 import weakref
 
@@ -190,6 +191,52 @@ def test_too_few_products_are_said():
     assert top.residual > 1e-3
     assert top.matvecs <= 2 + 14 / 8
     assert "NOT CONVERGED" in str(top)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("stop", ["residual", "value"])
+@pytest.mark.parametrize("which", ["largest", "smallest", "both", "magnitude"])
+@pytest.mark.parametrize("tol", [1e-6, 0.02])
+def test_warning_is_true_for_all_numbers_of_products(which, stop, k, tol):
+    model, data = wide_net()
+    for products in (4 * k, 4 * k + 3):
+        options = {"which": which, "stop": stop, "k": k, "tol": tol, "max_products": products}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            top = top_eigenvalue(model, functional.cross_entropy, data, kind="hessian", **options)
+        assert top.converged == (not caught)
+        if caught:
+            said = re.fullmatch(
+                r"the (?:worst of the \d )?(largest|smallest|outermost|dominant) eigenvalues? "
+                r"of the hessian has (a relative residual|an estimated relative error) of (\S+) "
+                r"after \d+ products, above (20 times )?the tolerance (\S+)"
+                r"( and not told from zero)?; raise max_products or tol\.",
+                str(caught[0].message),
+            )
+            measured = top.residual if "residual" in said[2] else float(top.errors.max())
+            assert float(said[3]) == pytest.approx(measured, rel=0.06)
+            assert float(said[5]) == tol
+            assert measured > (20 * tol if said[4] else tol)
+            assert bool(said[6]) == (top.residual >= 1)
+
+
+def test_warning_says_where_an_eigenvalue_is_not_told_from_zero():
+    model, data = wide_net()
+    with pytest.warns(NormscopeWarning, match="above the tolerance 0.001 and not told from zero;"):
+        top = top_eigenvalue(
+            model.double(), "cross_entropy", data, kind="ggn", which="smallest", max_products=20
+        )
+    assert top.residual >= 1
+
+
+def test_warning_counts_the_eigenvalues_that_are_missing():
+    model, data = network("torch_batch"), batch("torch_batch")
+    with pytest.warns(NormscopeWarning, match="only 2 of the 4 largest eigenvalues of the hessian"):
+        top = top_eigenvalue(
+            model, functional.cross_entropy, data, kind="hessian", k=4, max_products=2
+        )
+    assert len(top.values) == 2
+    assert not top.converged
 
 
 def test_same_seed_gives_the_same_result():
