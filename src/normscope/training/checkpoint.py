@@ -59,22 +59,25 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
             )
 
 
-def resume(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
+def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> None:
     """Bring a training to where a checkpoint left it.
 
     Args:
         path: the file.
         loop: a training that has not begun; its model's weights are replaced.
         settings: of the present run.
+        steps: that the present run is to have in the end.
 
     Raises:
         DataError: if the file cannot be read or is not a whole checkpoint.
-        StateError: if it comes from another model, or from a run with other settings.
+        StateError: if it comes from another model or from a run with other settings, or has more
+            steps than that.
     """
     content = _read(path, loop.problem.device)
     model = loop.problem.model
     _compare_tensors(path, content["model"], model.state_dict())
     _compare_settings(path, content["settings"], settings)
+    _compare_steps(path, content["taken"], steps)
     model.load_state_dict(content["model"])
     with torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -143,6 +146,14 @@ def _compare_settings(path: Path, saved: Mapping[str, str], present: Mapping[str
         raise StateError(
             f"{path} comes from another run ({'; '.join(differences)}); use the same settings to "
             "go on, or another file to start anew."
+        )
+
+
+def _compare_steps(path: Path, taken: int, steps: int) -> None:
+    if taken > steps:
+        raise StateError(
+            f"{path} has {taken} steps, more than the {steps} asked for; ask for at least {taken}, "
+            "or name another file."
         )
 
 

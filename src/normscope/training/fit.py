@@ -15,7 +15,7 @@ from normscope.curvature.problem import Problem
 from normscope.errors import InputError
 from normscope.training import checkpoint as checkpoints
 from normscope.training.interruption import deferred_interruption
-from normscope.training.loop import Loop, Step
+from normscope.training.loop import Loop, Step, check_steps
 from normscope.training.optimizers import OptimizerFactory
 from normscope.training.outcome import Outcome, Run
 from normscope.training.settings import settings_of
@@ -40,9 +40,9 @@ def fit(
 
     With a ``checkpoint`` a run that was cut off, by any means, goes on when `fit` is called again
     with the same settings, and ends with the same bits as one that was not: parameters, buffers,
-    optimizer state and losses. ``steps`` may grow: a finished run is then extended. Two limits: a
-    DataLoader must give the same batches under the same state of torch's generators, and
-    randomness from outside torch is not kept.
+    optimizer state and losses. ``steps`` may grow: a finished run is then extended; fewer than the
+    checkpoint has are refused. Two limits: a DataLoader must give the same batches under the same
+    state of torch's generators, and randomness from outside torch is not kept.
 
     Ctrl-C with a checkpoint: the step under way is completed and saved, then KeyboardInterrupt
     goes on its way; pressed twice, it does not wait.
@@ -70,8 +70,8 @@ def fit(
         ArgumentTypeError: if a number is not a whole one where it must be.
         InputError: if an argument does not fit the problem.
         DataError: if the checkpoint is damaged or cannot be read.
-        StateError: if the checkpoint comes from a run with other settings, or the model or the
-            optimizer holds what a checkpoint cannot.
+        StateError: if the checkpoint comes from a run with other settings or has more steps, or
+            the model or the optimizer holds what a checkpoint cannot.
 
     >>> import torch
     >>> from normscope.training import sgd
@@ -121,8 +121,9 @@ def _run_with_checkpoint(
 ) -> None:
     if every < 1:
         raise InputError(f"checkpoint_every must be at least 1, got {every}.")
+    check_steps(steps)
     if path.exists():
-        checkpoints.resume(path, loop, settings)
+        checkpoints.resume(path, loop, settings, steps)
     saved_at = loop.taken
     with deferred_interruption() as interruption:
 

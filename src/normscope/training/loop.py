@@ -19,7 +19,7 @@ from normscope.training.optimizers import OptimizerFactory, bound_optimizer
 from normscope.training.outcome import Outcome
 from normscope.training.update import take_update
 
-__all__ = ["Loop", "Step", "train", "training_mode"]
+__all__ = ["Loop", "Step", "check_steps", "train", "training_mode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,7 @@ class Loop:
         Raises:
             InputError: if ``steps`` is negative.
         """
-        check_whole("steps", steps)
-        if steps < 0:
-            raise InputError(f"steps must not be negative, got {steps}.")
+        check_steps(steps)
         return self._run(steps, after_update)
 
     def _run(self, steps: int, after_update: Callable[[], None]) -> Generator[Step, None, None]:
@@ -182,6 +180,20 @@ class Loop:
             return True
         # a multiple means nothing for a loss that starts at zero or below
         return self._divergence_factor is not None and last > self._divergence_factor * first > 0
+
+
+def check_steps(steps: int) -> None:
+    """Refuse a number of steps that cannot be taken.
+
+    Args:
+        steps: the number.
+
+    Raises:
+        InputError: if it is negative.
+    """
+    check_whole("steps", steps)
+    if steps < 0:
+        raise InputError(f"steps must not be negative, got {steps}.")
 
 
 @contextmanager

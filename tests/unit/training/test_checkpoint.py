@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.curvature.problem import Problem, whole_loss
-from normscope.errors import DataError, StateError
+from normscope.errors import ArgumentTypeError, DataError, InputError, StateError
 from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.training import Outcome, fit, sgd
 from normscope.training.loop import Loop
@@ -99,6 +99,29 @@ def test_finished_run_is_read_back_without_a_step(tmp_path):
     run = fit(again, sgd(0.2), steps=5, checkpoint=path, callback=lambda step: 1 / 0)
     assert run.outcome is Outcome.FINISHED
     assert run.losses.tolist() == first.losses.tolist()
+
+
+def test_checkpoint_with_more_steps_than_asked_for_is_refused_and_changes_nothing(tmp_path):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=5, checkpoint=path)
+    again = problem_of()
+    before, saved = state_of(again), path.read_bytes()
+    with pytest.raises(
+        StateError, match=r"run\.pt has 5 steps, more than the 4 asked for"
+    ) as caught:
+        fit(again, sgd(0.2), steps=4, checkpoint=path)
+    assert "at least 5" in str(caught.value)
+    assert path.read_bytes() == saved
+    for a, b in zip(before, state_of(again), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("steps", [-1, 2.5, "4"])
+def test_wrong_number_of_steps_is_refused_before_a_checkpoint_is_read(tmp_path, steps):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=5, checkpoint=path)
+    with pytest.raises((InputError, ArgumentTypeError), match="steps must"):
+        fit(problem_of(), sgd(0.2), steps=steps, checkpoint=path)
 
 
 def test_diverged_run_diverges_again_at_the_same_step(tmp_path):
