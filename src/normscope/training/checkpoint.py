@@ -8,6 +8,7 @@ tensors and plain types only, so that reading one cannot run code.
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +19,32 @@ import torch
 from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from normscope.errors import DataError, StateError
+from normscope.errors import DataError, InputError, StateError
 from normscope.files import replacing
 from normscope.training.loop import Loop
 
-__all__ = ["resume", "save"]
+__all__ = ["check_writable", "resume", "save"]
 
 _FORMAT = "normscope training, version 1"
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the first step, not after hours, whether a checkpoint can be saved.
+
+    Args:
+        path: the file; it is not touched, its folder is made.
+
+    Raises:
+        InputError: if the folder cannot be made or written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(
+            f"the checkpoint {path} cannot be written ({error.strerror}); name a file in a folder "
+            "that can be written to."
+        ) from error
 
 
 def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
@@ -69,6 +89,7 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
         steps: that the present run is to have in the end.
 
     Raises:
+        InputError: if there are steps to take, but the file cannot be written.
         DataError: if the file cannot be read or is not a whole checkpoint.
         StateError: if it comes from another model or from a run with other settings, or has more
             steps than that.
@@ -78,6 +99,8 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
     _compare_tensors(path, content["model"], model.state_dict())
     _compare_settings(path, content["settings"], settings)
     _compare_steps(path, content["taken"], steps)
+    if content["taken"] < steps:  # else there is nothing to save
+        check_writable(path)
     model.load_state_dict(content["model"])
     with torch.no_grad():
         for name, buffer in model.named_buffers():

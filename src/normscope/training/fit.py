@@ -59,7 +59,7 @@ def fit(
             loss does.
         callback: called with every `Step` between its gradient and its update; if it returns
             True, the run stops after that update.
-        checkpoint: a file to go on from if it is there, and to save to.
+        checkpoint: a file to go on from if it is there, and to save to; its folder is made.
         checkpoint_every: number of steps between two savings; the end is saved too, unless it is
             a divergence.
 
@@ -68,7 +68,7 @@ def fit(
 
     Raises:
         ArgumentTypeError: if a number is not a whole one where it must be.
-        InputError: if an argument does not fit the problem.
+        InputError: if an argument does not fit the problem, or the checkpoint cannot be written.
         DataError: if the checkpoint is damaged or cannot be read.
         StateError: if the checkpoint comes from a run with other settings or has more steps, or
             the model or the optimizer holds what a checkpoint cannot.
@@ -124,6 +124,8 @@ def _run_with_checkpoint(
     check_steps(steps)
     if path.exists():
         checkpoints.resume(path, loop, settings, steps)
+    elif steps:
+        checkpoints.check_writable(path)
     saved_at = loop.taken
     with deferred_interruption() as interruption:
 

@@ -372,3 +372,39 @@ def test_checkpoint_that_cannot_be_opened_says_why(tmp_path):
     with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)") as caught:
         fit(problem_of(), sgd(0.2), steps=2, checkpoint=tmp_path)
     assert "delete" not in str(caught.value)
+
+
+def never(step):
+    raise AssertionError("a step was taken")
+
+
+@pytest.mark.parametrize("folder", ["a_file", "a_file/below"])
+def test_checkpoint_that_cannot_be_written_is_refused_before_the_first_step(tmp_path, folder):
+    (tmp_path / "a_file").touch()
+    path = tmp_path / folder / "run.pt"
+    with pytest.raises(InputError, match=r"run\.pt cannot be written \(.+\); name") as caught:
+        fit(problem_of(), sgd(0.2), steps=2, checkpoint=path, callback=never)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_of_a_checkpoint_is_made(tmp_path):
+    path = tmp_path / "new" / "folder" / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=2, checkpoint=path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_run_to_be_extended_must_be_writable_and_one_only_read_back_need_not(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    fit(problem_of(), sgd(0.2), steps=2, checkpoint=path)
+
+    def read_only(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("normscope.training.checkpoint.tempfile.TemporaryFile", read_only)
+    assert fit(problem_of(), sgd(0.2), steps=2, checkpoint=path).steps == 2
+    again = problem_of()
+    before = state_of(again)
+    with pytest.raises(InputError, match=r"cannot be written \(Read-only file system\)"):
+        fit(again, sgd(0.2), steps=3, checkpoint=path, callback=never)
+    for a, b in zip(before, state_of(again), strict=True):
+        assert torch.equal(a, b)
