@@ -22,10 +22,11 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from normscope.errors import DataError, InputError, StateError
 from normscope.files import replacing
 from normscope.training.loop import Loop
+from normscope.training.settings import differences
 
 __all__ = ["check_writable", "resume", "save"]
 
-_FORMAT = "normscope training, version 1"
+_FORMAT = "normscope training, version 2"
 
 
 def check_writable(path: Path) -> None:
@@ -160,14 +161,9 @@ def _shape_text(value: Any) -> str:
 
 
 def _compare_settings(path: Path, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-    differences = [
-        f"{name} {saved.get(name, 'unset')} there and {present.get(name, 'unset')} here"
-        for name in sorted(saved.keys() | present.keys())
-        if saved.get(name) != present.get(name)
-    ]
-    if differences:
+    if found := differences(saved, present):
         raise StateError(
-            f"{path} comes from another run ({'; '.join(differences)}); use the same settings to "
+            f"{path} comes from another run ({'; '.join(found)}); use the same settings to "
             "go on, or another file to start anew."
         )
 

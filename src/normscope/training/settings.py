@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from numbers import Real
 from typing import Any
 
@@ -17,10 +17,12 @@ from normscope.curvature.batch import Batch, tensors_of
 from normscope.curvature.problem import Problem, WholeLoss
 from normscope.losses import Loss
 
-__all__ = ["settings_of"]
+__all__ = ["differences", "settings_of"]
 
 _SAMPLED_VALUES = 1_000_000
 _NO_OPTIONS = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+_WORDS = {"lr": "learning rate", "params": "number of parameters"}
+_OF_OPTIMIZER = "optimizer's "  # the beginning of the name of an optimizer's option
 
 
 def settings_of(problem: Problem, optimizer: Optimizer, **choices: object) -> dict[str, str]:
@@ -47,8 +49,31 @@ def settings_of(problem: Problem, optimizer: Optimizer, **choices: object) -> di
         "model": _model_text(problem.model),
         "loss": _loss_text(problem.loss),
         "data": _data_text(problem),
-        "optimizer": _optimizer_text(optimizer),
+        **_optimizer_settings(optimizer),
     } | {name: repr(choice) for name, choice in choices.items()}
+
+
+def differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """What differs between the settings of a run on disk and of the present one.
+
+    Args:
+        saved: there.
+        present: here.
+
+    Returns:
+        A few words for each difference. Options of optimizers are compared only where these are
+        of one class: else all of them differ.
+
+    >>> differences({"seed": "0", "batch_size": "8"}, {"seed": "1", "batch_size": "8"})
+    ['seed 0 there and 1 here']
+    """
+    same_class = saved.get("optimizer") == present.get("optimizer")
+    return [
+        f"{name} {saved.get(name, 'unset')} there and {present.get(name, 'unset')} here"
+        for name in sorted(saved.keys() | present.keys())
+        if saved.get(name) != present.get(name)
+        and (same_class or not name.startswith(_OF_OPTIMIZER))
+    ]
 
 
 def _model_text(model: nn.Module) -> str:
@@ -77,8 +102,17 @@ def _printed(value: object) -> str:
     return " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())
 
 
-def _optimizer_text(optimizer: Optimizer) -> str:
-    return f"{type(optimizer).__qualname__} {[_options(g) for g in optimizer.param_groups]}"
+def _optimizer_settings(optimizer: Optimizer) -> dict[str, str]:
+    """Its class, and every option of every group by a name of its own."""
+    groups = optimizer.param_groups
+    several = len(groups) > 1
+    options = {
+        f"{_OF_OPTIMIZER}{_WORDS.get(name, name)}{f' in group {number}' if several else ''}": value
+        for number, group in enumerate(groups)
+        for name, value in _options(group).items()
+    }
+    kind = type(optimizer).__qualname__ + (f" of {len(groups)} groups" if several else "")
+    return {"optimizer": kind} | {name: repr(value) for name, value in options.items()}
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
