@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from normscope.errors import NormscopeWarning
 from normscope.probes.moment import Moment, Room
 from normscope.probes.table import Row, Table
 
@@ -59,6 +62,7 @@ class Observer:
         self._log = log
         self._room = Room()
         self._trusts = False  # that ``.grad`` is what the user says
+        self._has_warned = False
 
     def look(self, step: int, due: bool, x: Any, y: Any, loss: float | Tensor | None) -> None:
         """Complete the row of the step before, and if this one is due begin its own.
@@ -109,6 +113,14 @@ class Observer:
             self._trusts = True
 
     def _measure(self, moment: Moment, active: Sequence[Probe]) -> None:
+        if not (math.isfinite(moment.loss) or self._has_warned):
+            self._has_warned = True
+            warnings.warn(
+                f"the loss of step {moment.step} is not finite ({moment.loss}), nor is what "
+                "follows from it; look at the data, the weights and the learning rate.",
+                NormscopeWarning,
+                stacklevel=5,  # where the user calls Scope.step
+            )
         row = Row(moment.step, {"loss": moment.loss, "learning_rate": moment.learning_rate})
         for probe in active:
             row.values |= probe.measure(moment)

@@ -64,7 +64,7 @@ def fit(
             a divergence.
 
     Returns:
-        The outcome, the losses, the number of steps and the time; the advice is in its outcome.
+        The outcome, the losses, the number of steps, the time and an advice.
 
     Raises:
         ArgumentTypeError: if a number is not a whole one where it must be.

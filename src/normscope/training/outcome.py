@@ -15,8 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Run"]
 
 
+# no learning rate was at work yet that could have been too high
+_NEVER_FINITE = (
+    "The loss is not finite before any update: look at the data and the weights for NaN, "
+    "infinity and values that overflow."
+)
+
+
 class Outcome(Enum):
-    """The end of a training; the value is the advice that goes with it."""
+    """The end of a training; the value is the advice that goes with it in general."""
 
     FINISHED = "All steps were taken."
     DIVERGED = (
@@ -50,6 +57,8 @@ class Run:
     @property
     def advice(self) -> str:
         """What to make of the outcome, in a sentence."""
+        if self.outcome is Outcome.DIVERGED and not np.isfinite(self.losses[:1]).all():
+            return _NEVER_FINITE
         return self.outcome.value
 
     def __str__(self) -> str:

@@ -87,3 +87,16 @@ def test_batch_made_in_inference_mode_is_measured(preset):
     assert scope.results["gradient_norm"].values[0] == pytest.approx(
         scope.results["gradient_norm"].values[2]
     )
+
+
+@pytest.mark.parametrize("probes", ["economy", "standard", "gradient_norms", "curvature"])
+def test_loss_that_is_not_finite_is_warned_of_once_where_the_user_calls(probes):
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), probes, every=1)
+    x, y = batch(6)
+    scope.step(x, y)
+    with pytest.warns(NormscopeWarning, match="the loss of step 1 is not finite") as caught:
+        scope.step(x * float("nan"), y)
+    scope.step(x * float("nan"), y)  # says it once: a second warning would be an error
+    assert [warning.filename for warning in caught] == [__file__]
+    assert np.isnan(scope.results["loss"]).values.tolist() == [False, True, True]

@@ -7,7 +7,7 @@ from tests.references.probes import gradient_at, own_values
 from torch import nn
 
 import normscope as ns
-from normscope.errors import InputError
+from normscope.errors import InputError, NormscopeWarning
 from normscope.losses import cross_entropy
 from normscope.probes import Curvature, Scope, StatisticsGap
 
@@ -150,6 +150,8 @@ def test_curvature_of_a_diverged_loss_is_not_a_number():
     with torch.no_grad():
         model.head.weight.fill_(float("nan"))
     scope = Scope(model, "cross_entropy", probes=["curvature", "gradient_norms"])
-    scope.step(*batch())
+    with pytest.warns(NormscopeWarning, match="the loss of step 0 is not finite") as caught:
+        scope.step(*batch())
+    assert len(caught) == 1
     assert np.isnan(scope.results["top_eigenvalue"])
     assert np.isnan(scope.results["loss"])

@@ -43,6 +43,22 @@ def test_fit_reports_divergence_as_a_result():
     assert str(run).startswith(f"diverged after {run.steps} steps")
 
 
+@pytest.mark.parametrize("broken", ["data", "weights"])
+def test_advice_for_a_first_loss_that_is_not_finite_is_not_about_the_learning_rate(broken):
+    problem = problem_of()
+    if broken == "weights":
+        nn.init.constant_(problem.model[-1].weight, float("nan"))
+    else:
+        problem = Problem(problem.model, "cross_entropy", (X * float("nan"), Y))
+    run = fit(problem, sgd(0.1), steps=5, batch_size=8)
+    assert run.outcome is Outcome.DIVERGED
+    assert run.steps == 0
+    assert "before any update" in run.advice
+    assert "look at the data and the weights" in run.advice
+    assert "learning rate" not in run.advice
+    assert "before any update" in run._repr_html_()
+
+
 def test_fit_stops_after_the_update_of_the_step_at_which_the_callback_says_so():
     stopped, finished = problem_of(), problem_of()
     run = fit(stopped, sgd(0.3), steps=50, callback=lambda step: step.index == 4)
