@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.curvature.batch import Batch, tensors_of
 from normscope.errors import InputError, NormscopeError, StateError
 
-__all__ = ["check_finite", "explained", "is_finite"]
+__all__ = ["check_finite", "explained", "is_finite", "no_gradient"]
 
 # part of torch's message -> what it means here
 _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
@@ -82,6 +82,14 @@ def check_finite(tensor: Tensor, what: str, batch: Batch = ()) -> None:
             + (_blamed(batch) or "check the data, the weights and the loss")
             + " before measuring curvature."
         )
+
+
+def no_gradient() -> StateError:
+    """The error for a loss that torch cannot follow back to the output."""
+    return StateError(
+        "the loss must be differentiable in the model's output, but its value has no gradient; use "
+        "the output in it, without detach, no_grad or a conversion to numbers."
+    )
 
 
 def is_finite(tensor: Tensor) -> bool:

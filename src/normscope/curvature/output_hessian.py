@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.curvature.failures import explained
+from normscope.curvature.failures import explained, no_gradient
 from normscope.curvature.known_loss import known_loss
 from normscope.losses import Loss
 
@@ -112,6 +112,8 @@ class AutogradHessian(OutputHessian):
         self._output = output.detach().requires_grad_()
         with torch.enable_grad(), explained():
             value = loss(self._output.clone(), target)  # which it may overwrite
+            if not value.requires_grad:
+                raise no_gradient()
             (self._gradient,) = torch.autograd.grad(
                 value, self._output, create_graph=True, materialize_grads=True
             )

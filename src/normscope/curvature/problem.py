@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normscope.curvature.batch import Batch, check_filled, check_pair, moved
+from normscope.curvature.loss_call import check_call
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
 from normscope.layers.misfit import Fitting
 from normscope.losses import LOSSES, Loss, check_probabilities, cross_entropy
@@ -79,6 +80,10 @@ class Problem:
                 "the loss must be a callable (output, target), a registered name or a whole_loss, "
                 f"got {type(loss).__name__}."
             )
+        if isinstance(loss, WholeLoss):
+            check_call(loss.function, "model", "batch")
+        else:
+            check_call(loss, "output", "target")
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "_evaluation", _Evaluation(self.model, loss))
         self._check_device()

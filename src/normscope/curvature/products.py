@@ -10,7 +10,7 @@ from normscope.curvature.batch_product import BatchProduct
 from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.chain_hessian import ChainHessian
 from normscope.curvature.evaluation import Evaluation, Evaluator
-from normscope.curvature.failures import check_finite
+from normscope.curvature.failures import check_finite, no_gradient
 from normscope.curvature.linearization import GraphLinearization, Linearization
 from normscope.curvature.output_hessian import OutputHessian, fisher_metric, output_hessian
 from normscope.curvature.problem import WholeLoss
@@ -129,10 +129,13 @@ def batch_product(
         The matrix, known by its products.
 
     Raises:
-        StateError: if the kind needs the model's output and a `whole_loss` hides it.
+        StateError: if the kind needs the model's output and a `whole_loss` hides it, or there is
+            nothing to differentiate.
     """
     check_kind(kind)
     if not _depends(kind, evaluation):
+        if evaluation.output is not None and evaluation.output.requires_grad:
+            raise no_gradient()
         raise StateError(
             "neither the loss nor the output depends on the parameters asked for; check that the "
             "forward pass uses them and detaches nothing."

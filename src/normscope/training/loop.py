@@ -156,7 +156,10 @@ class Loop:
         with torch.enable_grad():
             loss = self.problem.loss_on(batch)
         if not loss.requires_grad:
-            raise StateError("the loss does not depend on any parameter with requires_grad=True.")
+            raise StateError(
+                "the loss does not depend on any parameter with requires_grad=True; look for "
+                "frozen parameters, and for detach or no_grad in the model and the loss."
+            )
         # Freed only now: the backward pass finds the memory of the last gradients still whole.
         for parameter in self._parameters:
             parameter.grad = None

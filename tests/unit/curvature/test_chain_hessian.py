@@ -166,7 +166,7 @@ def test_activation_without_a_second_derivative_is_refused_as_by_the_graph():
 
 def test_loss_that_forgets_the_output_is_refused():
     model, data = problem("two_linear")
-    with pytest.raises(StateError, match="depends on the parameters"):
+    with pytest.raises(StateError, match="must be differentiable in the model's output"):
         operator(model, lambda output, target: target.sum(), data, "hessian")
 
 

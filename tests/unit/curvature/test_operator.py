@@ -357,6 +357,13 @@ class Detached(nn.Linear):
         return super().forward(x).detach()
 
 
+class Unread(nn.Linear):
+    """A layer of one's own, which only a graph can multiply."""
+
+    def forward(self, x):
+        return torch.sin(super().forward(x))
+
+
 class Mean(nn.Linear):
     def forward(self, x):
         return super().forward(x).mean(0, keepdim=True)
@@ -413,6 +420,23 @@ BAD = {
     "not a module": (lambda x: x, GOOD, {}, ArgumentTypeError, "Module"),
     "complex": (nn.Linear(3, 2, dtype=torch.complex64), GOOD, {}, InputError, "complex"),
 }
+
+
+def detached_loss(output, target):
+    return nn.functional.cross_entropy(output, target).detach()
+
+
+@pytest.mark.parametrize("model", [PLAIN, Unread(3, 2)], ids=["chain", "graph"])
+@pytest.mark.parametrize("kind", ["ggn", "hessian"])
+def test_loss_without_a_gradient_is_one_clear_sentence(model, kind):
+    with pytest.raises(StateError, match=r"^the loss must be differentiable in the") as caught:
+        operator(model, detached_loss, GOOD, kind) @ torch.ones(8)
+    assert "\n" not in str(caught.value)
+
+
+def test_fisher_matrix_needs_no_gradient_of_the_loss():
+    expected = operator(PLAIN, nn.functional.cross_entropy, GOOD, "fisher") @ torch.ones(8)
+    assert torch.equal(operator(PLAIN, detached_loss, GOOD, "fisher") @ torch.ones(8), expected)
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -1,3 +1,4 @@
+from functools import partial, wraps
 from typing import NamedTuple
 
 import pytest
@@ -131,6 +132,76 @@ def test_problem_refuses_what_is_not_a_model_or_a_loss():
         Problem(network(), 3, (X, Y))
     with pytest.raises(UnknownNameError, match="did you mean 'cross_entropy'"):
         Problem(network(), "crossentropy", (X, Y))
+
+
+def of_the_output(output):
+    return output.mean()
+
+
+class OfTheOutput(nn.Module):
+    def forward(self, output):
+        return output.mean()
+
+
+class Callable:
+    def __call__(self, output):
+        return output.mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (of_the_output, r"\(output, target\), but of_the_output takes \(output\)"),
+        (OfTheOutput(), r"\(output, target\), but OfTheOutput takes \(output\)"),
+        (Callable(), r"\(output, target\), but Callable takes \(output\)"),
+        (lambda output, target, weights: output, r"takes \(output, target, weights\)"),
+        (
+            whole_loss(lambda model: model(X).mean()),
+            r"\(model, batch\), but <lambda> takes \(model\)",
+        ),
+    ],
+)
+def test_problem_refuses_a_loss_that_cannot_be_called_as_it_will_be(loss, words):
+    with pytest.raises(ArgumentTypeError, match=words) as caught:
+        Problem(network(), loss, (X, Y))
+    assert "\n" not in str(caught.value)
+
+
+@wraps(of_the_output)
+def decorated(output, target):
+    return of_the_output(output)
+
+
+hooked = OfTheOutput()
+hooked.register_forward_pre_hook(lambda module, arguments: arguments[:1])
+
+
+def fails_inside(output, target):
+    return of_the_output(output, target)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.functional.cross_entropy,
+        nn.CrossEntropyLoss(),
+        partial(nn.functional.cross_entropy, label_smoothing=0.1),
+        lambda *both: nn.functional.cross_entropy(*both),
+        lambda output, target, smoothing=0.1: nn.functional.cross_entropy(output, target),
+        decorated,
+        hooked,
+        torch.nn.functional.pairwise_distance,  # of C, without a signature
+    ],
+)
+def test_problem_takes_every_loss_of_two_arguments(loss):
+    Problem(network(), loss, (X, Y))
+
+
+def test_error_inside_a_loss_is_left_as_it_is():
+    problem = Problem(network(), fails_inside, (X, Y))
+    with pytest.raises(TypeError, match="of_the_output") as caught:
+        problem.loss_on((X, Y))
+    assert not isinstance(caught.value, NormscopeError)
 
 
 def test_problem_refuses_models_without_one_device():
