@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import inspect
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -95,11 +99,16 @@ def traced(module: nn.Module, open_modules: bool = True) -> tuple[fx.Graph, set[
         The graph, and ids of the tensors that are used outside of the calls in it; None if the
         forward pass cannot be followed.
     """
-    parameters = inspect.signature(module.forward).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     tracer, reads = Tracer(open_modules), _Reads()
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), reads:
+        parameters = inspect.signature(module.forward).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        with (
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[]),
+            _taken_for_tensors(),
+            reads,
+        ):
             warnings.simplefilter("ignore")  # torch.fx cannot assert a default of every type
             return tracer.trace(module, defaults), reads.found | tracer.reads
     except Exception:  # user code meets proxies instead of tensors: it may fail in any way
@@ -127,11 +136,38 @@ class _Reads(TorchFunctionMode):
 
 
 class _StandIn(fx.Proxy):
-    """A proxy that passes for a tensor where a forward pass asks ``isinstance(x, Tensor)``."""
+    """A proxy that passes for a tensor where Python code asks ``isinstance(x, Tensor)``.
 
-    __class__ = Tensor  # type: ignore[assignment]  # to be taken for one is its purpose
+    Not by its ``__class__``: torch's compiled code would believe it too, and read the memory of a
+    tensor where there is none (``torch.zeros(len_of_batch, 3)``, ``torch.as_tensor(x)``, ``apply``
+    of an own autograd function), which ends the process.
+    """
+
     _is_param = False
     _is_buffer = False
+
+
+_BUILTINS = threading.RLock()  # there is one isinstance for all threads
+
+
+@contextmanager
+def _taken_for_tensors() -> Iterator[None]:
+    """Python's ``isinstance`` says that a stand-in is a tensor."""
+
+    def answer(value: object, kinds: Any) -> bool:
+        if type(value) is not _StandIn:
+            return genuine(value, kinds)
+        return genuine(value, kinds) or any(
+            kind is Tensor for kind in (kinds if genuine(kinds, tuple) else (kinds,))
+        )
+
+    with _BUILTINS:
+        genuine = builtins.isinstance
+        builtins.isinstance = answer
+        try:
+            yield
+        finally:
+            builtins.isinstance = genuine
 
 
 class Tracer(fx.Tracer):

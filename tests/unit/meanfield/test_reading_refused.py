@@ -112,7 +112,27 @@ def of_width_zero():
     return layer
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
 REFUSED = {
+    "zeros of a size": Net(lambda net, x: net.head(net.features(x) + torch.zeros(x.shape[0], 64))),
+    "parameter of a size": Net(
+        lambda net, x: net.head(net.features(x) + net.scale.expand(x.shape[0], -1))
+    ),
+    "pooled by a size": Net(
+        lambda net, x: net.head(functional.avg_pool1d(net.first(x), x.shape[1]))
+    ),
+    "input as a tensor": Net(lambda net, x: net.head(net.first(torch.as_tensor(x)))),
+    "filled with a value": Net(lambda net, x: net.first(x) + torch.full((64,), x.mean())),
+    "own autograd function": Net(lambda net, x: net.head(Doubled.apply(net.first(x)))),
     "product": Net(lambda net, x: net.head(net.features(x) * net.scale)),
     "difference": Net(lambda net, x: net.head(net.features(x - net.mean))),
     "weights": Net(lambda net, x: functional.linear(net.features(x), net.head.weight)),
@@ -229,3 +249,12 @@ def test_refusal_carries_what_it_is_about_apart_from_the_way_out(model, what):
     assert str(error).endswith("normscope.max_learning_rate measures instead.")
     again = pickle.loads(pickle.dumps(error))  # as it comes from another process
     assert (again.what, str(again)) == (what, str(error))
+
+
+def test_input_passes_for_a_tensor_in_python_only_while_it_is_followed():
+    genuine = isinstance
+    taken = Net(lambda net, x: net.head(net.first(x)) if isinstance(x, torch.Tensor) else x)
+    either = Net(lambda net, x: x if isinstance(x, (tuple, nn.Parameter)) else net.first(x))
+    assert [node.name for node in read(taken).nodes] == ["first", "head"]
+    assert [node.name for node in read(either).nodes] == ["first"]
+    assert isinstance is genuine
