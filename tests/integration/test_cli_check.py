@@ -190,6 +190,16 @@ def build(): return torch.nn.Sequential(
     torch.nn.Linear(5, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
 def plain(): return torch.nn.Linear(5, 3)
 def samples(): return torch.randn(40, 5), torch.randint(3, (40,))
+class Tokens(torch.nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.body, self.head = torch.nn.Sequential(*layers), torch.nn.Linear(4, 3)
+    def forward(self, x): return self.head(self.body(x)[:, 0])
+def tokens(): return Tokens(torch.nn.Linear(5, 4), torch.nn.LayerNorm(4))
+class Plain(Tokens):
+    def forward(self, x): return self.head(self.body(x)[:, 0] * 2)
+def bare(): return Plain(torch.nn.Linear(5, 4))
+def many(): return torch.randn(40, 6, 5), torch.randint(3, (40,))
 """
 
 
@@ -215,4 +225,25 @@ def test_model_without_batch_normalization_is_told_what_can_be_done(
     assert f"{model[0]} has no batch normalization to check" in told
     assert re.search(advice.replace("(", r"\("), told)
     assert "normscope lr finds" in told
-    assert "normscope compare --norms none,batch,layer" in told
+    # a lone layer has no place for a norm layer that convert could find
+    compared = "normscope compare --norms none,batch,layer" in told
+    assert compared is (model[0] != "others_net.py:plain")
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            "tokens",
+            "check, but LayerNorm, which the theorems are not about. As it is, normscope lr finds "
+            "its learning rates, and normscope compare --norms none,layer those of other "
+            "normalizations.\n",
+        ),
+        ("bare", "layers, add some. As it is, normscope lr finds its learning rates.\n"),
+    ],
+)
+def test_conversion_that_cannot_work_is_not_advised(model, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token_net.py").write_text(OTHERS, encoding="utf-8")
+    assert main(["check", f"token_net.py:{model}", "--data", "token_net.py:many"]) == 2
+    assert capsys.readouterr().err.endswith(told)

@@ -252,3 +252,29 @@ def test_frozen_parameters_are_not_said_to_be_among_those(
     frozen = f", the 28 of 1,033 parameters{whose} that are trained"
     assert (frozen in said) is (model == "frozen")
     assert (", all parameters" in said) is (model == "whole")
+
+
+TOKENS = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.LayerNorm(4))
+        self.head = torch.nn.Linear(4, 3)
+    def forward(self, x): return self.head(self.body(x)[:, 0])
+def samples(): return torch.randn(40, 6, 5), torch.randint(3, (40,))
+"""
+
+
+def test_compare_refuses_a_norm_that_does_not_fit_and_says_how_to_go_on(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("token_net.py").write_text(TOKENS, encoding="utf-8")
+    asked = ["compare", "token_net.py:Net", "--data", "token_net.py:samples", "--batch-size", "40"]
+    assert main([*asked, "--no-verify"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "the norm batch does not fit the model: layer 'body.1' (BatchNorm1d) expects 4" in err
+    assert err.endswith("; leave it out: --norms none,layer.\n")

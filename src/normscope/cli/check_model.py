@@ -14,12 +14,16 @@ from normscope.cli.check_output import Found, Parts, nothing_to_check, with_reme
 from normscope.cli.check_part import checked_in_parts
 from normscope.cli.output import progress
 from normscope.curvature.batch import sample_count
+from normscope.curvature.norm_fit import unfit_norms
+from normscope.curvature.problem import Problem
 from normscope.layers import is_batch_norm
 from normscope.places import blaming
 from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.verdict import worst
 
 __all__ = ["Subject", "load_subject", "worst_by_statement"]
+
+_USUAL_NORMS = ("none", "batch", "layer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +68,21 @@ class Subject:
             verdicts = self._checked(layer, form, parts)
             found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
         if not found:
-            raise nothing_to_check(self.names[0], self.network)
+            raise nothing_to_check(self.names[0], self.network, self._fitting_norms())
         size = sample_count(self.batch)
         return [(name, with_remedy(each, size, self.smaller)) for name, each in found], parts
+
+    def _fitting_norms(self) -> list[str]:
+        """The usual kinds to compare, as far as the model takes the batch with them."""
+        problem = Problem(self.network, self.loss, [self.batch])
+        tried = partial(unfit_norms, problem, _USUAL_NORMS, self.batch, self.seed)
+        unfit = blaming(self._place, tried)
+        return [norm for norm in _USUAL_NORMS if norm not in unfit]
+
+    @property
+    def _place(self) -> str:
+        model, loss, data = self.names
+        return f"{model} with {loss} on {data}"
 
     def _batch_norms(self) -> list[str]:
         return [name for name, module in self.network.named_modules() if is_batch_norm(module)]
@@ -88,11 +104,10 @@ class Subject:
         return verdicts
 
     def _on_batch(self, layer: str, form: str, batch: Any) -> Verdicts:
-        model, loss, data = self.names
         run = partial(
             check_layer, self.network, self.loss, [batch], layer, form=form, seed=self.seed
         )
-        return blaming(f"{model} with {loss} on {data}", run)
+        return blaming(self._place, run)
 
 
 def load_subject(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -102,24 +103,29 @@ def with_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Ve
     return replace(found, reason=reason)
 
 
-def nothing_to_check(model: str, network: Any) -> InputError:
+def nothing_to_check(model: str, network: Any, fitting: Sequence[str]) -> InputError:
     """What can be done with a model that the theorems do not speak of, as an error.
 
     Args:
         model: its name or place.
         network: itself.
+        fitting: the kinds of normalization that it can have, of none, batch and layer.
     """
     from normscope.errors import InputError
     from normscope.layers.detect import norm_layers
 
     others = sorted({type(each).__name__ for each in norm_layers(network).values()})
     has = f", but {' and '.join(others)}, which the theorems are not about" if others else ""
-    make = 'let it return normscope.layers.convert(model, to="batch")' if others else "add some"
+    make = "" if others else "add some"
+    if others and "batch" in fitting:
+        make = 'let it return normscope.layers.convert(model, to="batch")'
+    if ":" not in model:
+        make = "give --norm batch"
+    remedy = f"; to check it with such layers, {make}" if make else ""
+    compared = f", and normscope compare --norms {','.join(fitting)} those of other normalizations"
     return InputError(
-        f"{model} has no batch normalization to check{has}; to check it with such layers, "
-        f"{make if ':' in model else 'give --norm batch'}. As it is, normscope lr finds its "
-        "learning rates, and normscope compare --norms none,batch,layer those of other "
-        "normalizations."
+        f"{model} has no batch normalization to check{has}{remedy}. As it is, normscope lr finds "
+        f"its learning rates{compared if len(fitting) > 1 else ''}."
     )
 
 

@@ -126,7 +126,9 @@ def _averaged(steps: int) -> str:
 def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
     from normscope.cli.batches import parts_of_advice
     from normscope.cli.output import PARTS, progress
+    from normscope.errors import InputError
     from normscope.learning_rate import compare as compared
+    from normscope.learning_rate.comparison import UnfitNormError
     from normscope.places import blaming
 
     norms, verify = given["norms"], given["verify"]
@@ -134,7 +136,11 @@ def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
     counted = "part {} of about {}" if verify else PARTS
     with progress("compare", parts * max(len(norms), 1), counted) as tell:
         ask = partial(compared, *problem, progress=_counting(tell, norms), **given)
-        return blaming(place, ask)
+        try:
+            return blaming(place, ask)
+        except UnfitNormError as error:  # in the words of the command line
+            option = f"--norms {','.join(error.fitting)}"
+            raise InputError(str(error).replace(f"norms={error.fitting}", option)) from error
 
 
 def _source(place: str, network: nn.Module, comparison: Comparison) -> str:

@@ -103,8 +103,10 @@ def _gaps_in(prefix: str, module: nn.Module) -> Iterator[Gap]:
 
 
 def _no_place(prefix: str, module: nn.Module) -> InputError:
+    kind = type(module).__name__
+    place = f"{kind} {prefix!r}" if prefix else f"the model itself ({kind})"
     return InputError(
-        f"{type(module).__name__} {prefix!r} has layers but no norm layers, and is no "
+        f"{place} has layers but no norm layers, and is no "
         "nn.Sequential nor calls such one after the other, so convert cannot know where norm "
         "layers belong; build the model with places for them, e.g. "
         'normscope.layers.normalization("none", ...).'

@@ -17,9 +17,9 @@ __all__ = ["Fitting", "misfit"]
 _SIGNS = re.compile(
     r"shapes cannot be multiplied|size mismatch|the size of tensor|sizes of tensors must match"
     r"|is invalid for input of size|expected input\b|expected number of channels|normalized_shape"
-    r"|\dD( \(\w+\))? input|running_mean should contain|kernel size can't be greater"
+    r"|\dD( \(\w+\))? input|(?:running_mean|weight) should contain|kernel size can't be greater"
     r"|output size is too small|target size|target batch_size|target \d+ is out of bounds"
-    r"|could not be broadcast|don't multiply up to the size",
+    r"|could not be broadcast|don't multiply up to the size|expected weight to be a vector",
     re.IGNORECASE,
 )
 _TYPE_SIGNS = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from normscope.curvature import top_eigenvalue
 from normscope.curvature.batch import Batch
+from normscope.curvature.norm_fit import unfit_norms
 from normscope.curvature.problem import Data, Problem, WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, NormscopeWarning
 from normscope.layers import convert
@@ -28,7 +29,32 @@ if TYPE_CHECKING:
     from normscope.losses import Loss
     from normscope.training.optimizers import OptimizerFactory
 
-__all__ = ["MODES", "Compared", "Comparison", "compare"]
+__all__ = ["MODES", "Compared", "Comparison", "UnfitNormError", "compare"]
+
+
+class UnfitNormError(InputError):
+    """Kinds of normalization that a model cannot have.
+
+    Args:
+        reasons: why, by kind.
+        fitting: the kinds that it can have, of those that were asked for.
+    """
+
+    def __init__(self, reasons: Mapping[str, str], fitting: Sequence[str]) -> None:
+        self.fitting = list(fitting)
+        several = len(reasons) > 1
+        which = f"norm{'s' * several} {' and '.join(reasons)}"
+        reason = next(iter(reasons.values()))
+        joint = ", or" if ";" in reason else ";"  # it may have a remedy of its own
+        remedy = f"leave {'them' if several else 'it'} out: norms={self.fitting}"
+        super().__init__(
+            f"the {which} {'do' if several else 'does'} not fit the model: {reason}{joint} "
+            f"{remedy if fitting else 'choose others'}."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A message alone cannot make it again in another process."""
+        return InputError, (str(self),)
 
 
 def compare(
@@ -71,7 +97,8 @@ def compare(
         The comparison; it prints as a table, and ``plot()`` draws one figure.
 
     Raises:
-        InputError: if there is nothing to compare.
+        InputError: if there is nothing to compare, or the model cannot have one of the norms;
+            before anything is measured, one pass of each tells.
         ArgumentTypeError: if the optimizer is one already.
     """
     if isinstance(optimizer, Optimizer):
@@ -87,6 +114,7 @@ def compare(
     recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
     rows = []
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
+        _check_norms(Workbench(Problem(model, loss, data), recipe, batch_size, seed), norms)
         for norm in norms:
             problem = Problem(convert(model, to=norm), loss, data)
             advice = max_learning_rate(
@@ -103,6 +131,15 @@ def compare(
             bench = Workbench(problem, recipe, batch_size, seed)
             rows.append(_compared(norm, bench, advice, steps))
     return Comparison(tuple(rows), steps)
+
+
+def _check_norms(bench: Workbench, norms: Sequence[str]) -> None:
+    """Refuse kinds that the model cannot have before anything is measured with the others."""
+    with bench.untouched():
+        (batch,) = bench.batches(1)
+        reasons = unfit_norms(bench.problem, norms, batch, bench.seed)
+    if reasons:
+        raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
 
 
 def _prefixed(tell: Tell, norm: str) -> Tell:

@@ -1,5 +1,6 @@
 import json
 import math
+import pickle
 from dataclasses import replace
 from functools import partial
 
@@ -446,3 +447,54 @@ def test_gradient_grows_as_much_behind_a_frozen_first_layer():
     held = gradient_growth(Problem(model, "cross_entropy", batch), batch)
     assert free is not None
     assert held == pytest.approx(free)
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.ReLU())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("norms", "said"),
+    [
+        (
+            ["none", "batch", "layer"],
+            r"^the norm batch does not fit the model: layer 'body\.1' \(BatchNorm1d\) expects 4 "
+            r"channels, got an input of shape \(16, 6, 4\), .*; leave it out: "
+            r"norms=\['none', 'layer'\]\.$",
+        ),
+        (["none", "batch", "group"], r"^the norms batch and group do not .*; leave them out: "),
+        (["batch"], r"^the norm batch does not fit the model: .*; choose others\.$"),
+    ],
+)
+def test_norm_that_does_not_fit_is_refused_before_anything_is_measured(norms, said):
+    told, (_, labels) = [], labelled()
+    tokens = torch.randn(64, 6, 5, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match=said) as refused:
+        ns.compare(
+            Tokens(),
+            "cross_entropy",
+            (tokens, labels),
+            norms,
+            batch_size=16,
+            progress=told.append,
+        )
+    assert told == []
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_remedy_that_a_reason_has_is_joined_by_another():
+    class Alone(Tokens):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(5, 4)
+
+    with pytest.raises(InputError, match=r"^the norms batch and layer .* itself \(Alone\) has .*"):
+        ns.compare(Alone(), "cross_entropy", (torch.ones(4, 6, 5), torch.arange(4) % 3))
+    with pytest.raises(InputError, match=r"\.\.\.\), or leave them out: norms=\['none'\]\.$"):
+        ns.compare(Alone(), "cross_entropy", (torch.ones(4, 6, 5), torch.arange(4) % 3))
