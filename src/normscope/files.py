@@ -26,7 +26,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    unfinished = _beside(path)
     try:
         yield unfinished
         with unfinished.open("rb+") as stream:
@@ -34,3 +34,45 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def try_place(path: str | os.PathLike[str]) -> None:
+    """Fail as `replacing` would if nothing can be written at ``path``; nothing is left behind.
+
+    Folders that are not there are tried under another name in the one that is, so that nobody sees
+    them come and go.
+
+    Args:
+        path: where a file is to go.
+
+    Raises:
+        OSError: if it cannot go there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try_place(Path(folder) / "new" / "answer.txt")
+    ...     print(list(Path(folder).iterdir()))
+    []
+    """
+    path = Path(path).absolute()
+    there = next(each for each in path.parents if each.exists())
+    if there == path.parent:
+        _try_file(path)
+        return
+    folder = there / f".{uuid.uuid4().hex}"
+    folder.mkdir()
+    try:
+        _try_file(folder / path.name)
+    finally:
+        folder.rmdir()
+
+
+def _try_file(path: Path) -> None:
+    unfinished = _beside(path)
+    unfinished.open("xb").close()
+    unfinished.unlink()
+
+
+def _beside(path: Path) -> Path:
+    """The name under which a file is written until it is whole."""
+    return path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")

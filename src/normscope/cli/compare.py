@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normscope.cli.counts import STEPS
+from normscope.cli.destinations import printing_first
 from normscope.cli.figures import check_figure, save_figure
 from normscope.cli.lr import (
     Nesterov,
@@ -106,13 +108,16 @@ def compare(
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
     problem = network, sources.load_loss(loss), samples
     comparison = _compared(place, problem, {**given, "norms": kinds, "steps": steps})
-    if out is not None:
-        save_figure(comparison.plot(), out)
     first = _PREDICTED if no_verify else _VERIFIED
     source = _source(place, network, comparison)
     legend = (first, _criterion(comparison), _LEGEND, _averaged(steps), source)
     asked: dict[str, object] = {"model": model, "data": data, "loss": loss}
-    print_answer(comparison, asked, out, as_json, "\n".join(legend))
+    with printing_first(partial(_drawn, comparison, out)) as figure:
+        print_answer(comparison, asked, figure, as_json, "\n".join(legend))
+
+
+def _drawn(comparison: Comparison, out: Path | None) -> Path | None:
+    return None if out is None else save_figure(comparison.plot(), out)
 
 
 def _averaged(steps: int) -> str:

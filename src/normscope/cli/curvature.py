@@ -132,9 +132,9 @@ def curvature(
     whose = samples if isinstance(samples, tuple) else chosen  # numbers of samples are of these
     measure = partial(_measured, problem, whose, extreme, whole)
     top, density = blaming(f"{model} with {loss} on {data}", measure)
-    draw_on(out, partial(_draw, top, density))
     source = {"model": model, "data": data, "loss": loss}
-    print_curvature(top, density, out, source, trained_words(network), as_json)
+    with draw_on(out, partial(_draw, top, density)) as figure:
+        print_curvature(top, density, figure, source, trained_words(network), as_json)
     if not top.converged:
         raise typer.Exit(1)
 

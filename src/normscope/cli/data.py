@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normscope.cli.destinations import check_folder
 from normscope.cli.help_texts import Command
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import Json, with_example
@@ -126,6 +127,8 @@ def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
     from normscope.cli.output import print_json
 
     check_name("data", name)
+    if root is not None:
+        check_folder(root, "files")
     from normscope.data import download
 
     where = download(name, root)

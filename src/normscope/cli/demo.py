@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from normscope.cli.destinations import check_folder, printing_first
 from normscope.cli.options import EmbeddedScale, ExperimentDevice, FirstSeed, Folder, Json
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def demo(
     from normscope.experiments.tour.kept import record_of, seconds_in_store, with_record
     from normscope.results import Store
 
+    check_folder(out, "files")
     recipe = EXPERIMENTS["tour"]
     overrides: dict[str, object] = {} if seed is None else {"seed": seed}
     overrides |= device_setting("demo", recipe.defaults(), device)
@@ -52,10 +55,11 @@ def demo(
         result = run_experiment("tour", scale, store=store, progress=begin, **overrides)
     command = f"normscope demo --scale {scale} --seed {settings['seed']}"
     numbers = with_record(result, command, earlier)
-    files = _write(result, numbers, out)
-    for leftover in out.glob(f"{_UNFINISHED}*"):  # the work is done: the next demo begins anew
-        leftover.unlink()
-    _print(result, record_of(numbers), files, as_json)
+    with printing_first(partial(_write, result, numbers, out)) as files:
+        if files:  # the work is done: the next demo begins anew
+            for leftover in out.glob(f"{_UNFINISHED}*"):
+                leftover.unlink()
+        _print(result, record_of(numbers), files or {}, as_json)
 
 
 def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
@@ -113,7 +117,10 @@ def _print(result: Result, record: Record, files: dict[str, str], as_json: bool)
         if claim.holds is False:
             _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")
     _print_wrapped(SAME_AGAIN, "")
-    typer.echo(f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}")
+    if files:
+        typer.echo(
+            f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}"
+        )
 
 
 def _print_wrapped(text: str, sign: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from normscope.cli.destinations import check_file, printing_first
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +25,7 @@ def check_figure(out: Path | None) -> None:
 
     Raises:
         UnknownNameError: if its ending is no format of figures.
-        InputError: if its folder is not there and could not be made; it is made with the figure.
+        InputError: if it cannot be written there; its folder is made with the figure.
     """
     if out is None:
         return
@@ -31,25 +34,31 @@ def check_figure(out: Path | None) -> None:
     from normscope.registry import unknown_name
 
     formats = FigureCanvasBase.get_supported_filetypes()
-    _check_folder(out.parent)
+    check_file(out, "figure", "figure.svg")
     if out.suffix.removeprefix(".").lower() not in formats:
         raise unknown_name("figure format", out.suffix, [".svg", ".png", ".pdf"])
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that could not be written into, without making it."""
-    from normscope.errors import InputError
+def draw_on(
+    out: Path | None, draw: Callable[[Axes], object], title: str = ""
+) -> AbstractContextManager[Path | None]:
+    """Draw on the axes of a new figure, under a title, and write it; nothing for None.
 
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "cannot be written into" if there.is_dir() else "is no folder"
-        raise InputError(f"the figure cannot go to {folder}: {there} {reason}; choose another.")
+    Args:
+        out: where it goes.
+        draw: draws on the axes.
+        title: of the axes.
+
+    Returns:
+        A block in which the answer is printed, with the path of the figure; None without one. That
+        it could not be written is raised after the block.
+    """
+    return printing_first(partial(_drawn, out, draw, title))
 
 
-def draw_on(out: Path | None, draw: Callable[[Axes], object], title: str = "") -> None:
-    """Draw on the axes of a new figure, under a title, and write it; nothing for None."""
+def _drawn(out: Path | None, draw: Callable[[Axes], object], title: str) -> Path | None:
     if out is None:
-        return
+        return None
     from normscope.plots.style import new_figure
 
     figure = new_figure()
@@ -57,12 +66,13 @@ def draw_on(out: Path | None, draw: Callable[[Axes], object], title: str = "") -
     draw(axes)
     if title:
         axes.set_title(title, fontsize="small", wrap=True)
-    save_figure(figure, out)
+    return save_figure(figure, out)
 
 
-def save_figure(figure: Figure, out: Path) -> None:
-    """Write a figure atomically."""
+def save_figure(figure: Figure, out: Path) -> Path:
+    """Write a figure atomically; where it is."""
     from normscope.files import replacing
 
     with replacing(out) as unfinished:
         figure.savefig(unfinished)
+    return out

@@ -84,13 +84,15 @@ def lr(
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
     place = f"{model} with {loss} on {data}"
     advice = _advice(place, network, sources.load_loss(loss), samples, given)
-    draw_on(out, advice.plot, title=f"{place}, batches of {advice.batch_size}")
     instead = "too" if loss == "squared_error" else "instead"
     note = (
         f"Of: {place}, batches of {advice.batch_size}, {trained_words(network)}; normscope theory "
         f"is about half the squared error {instead}."
     )
-    print_answer(advice, {"model": model, "data": data, "loss": loss}, out, as_json, note)
+    asked: dict[str, object] = {"model": model, "data": data, "loss": loss}
+    title = f"{place}, batches of {advice.batch_size}"
+    with draw_on(out, advice.plot, title) as figure:
+        print_answer(advice, asked, figure, as_json, note)
 
 
 def advice_options(

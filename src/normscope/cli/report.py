@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.cli.destinations import check_file
 from normscope.cli.options import Json
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def report(
     from normscope.report import report_of, write_report
     from normscope.report.words import printable
 
-    if out.is_dir():
-        raise InputError(f"{out} is a folder; name a file in it, such as {out / 'report.html'}.")
+    check_file(out, "report", "report.html")
     if out.suffix.lower() not in _PAGES:  # before a slip replaces a store or a figure
         raise InputError(f"a report is an HTML file, got --out {out}; let its name end in .html.")
     with progress("report") as begin:

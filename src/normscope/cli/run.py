@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.cli.destinations import check_folder, printing_first
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import ExperimentDevice, FirstSeed, Folder, Json, Scale, Settings
 
@@ -50,6 +51,7 @@ def run(
     from normscope.cli.output import print_json, progress
 
     check_name("experiments", experiment)
+    check_folder(out, "files")
     kept = out / "runs.sqlite"
     with resumable(kept):  # also while torch is loaded, which takes seconds
         from normscope.experiments import EXPERIMENTS
@@ -63,12 +65,14 @@ def run(
         with Store(kept) as store, progress(experiment) as begin:
             result = run_experiment(experiment, scale, store=store, progress=begin, **overrides)
     result = replace(result, label=name)
-    paths = {what: str(path) for what, path in result.write(out).items()}
-    if as_json:
-        print_json({**result.to_dict(), "files": paths})
-    else:
-        print(result)
-        print(f"Figure: {paths['figure']}   Numbers: {paths['numbers']}")
+    with printing_first(lambda: result.write(out)) as written:
+        paths = {what: str(path) for what, path in (written or {}).items()}
+        if as_json:
+            print_json({**result.to_dict(), "files": paths})
+        else:
+            print(result)
+            if paths:
+                print(f"Figure: {paths['figure']}   Numbers: {paths['numbers']}")
     if strict and any(claim.holds is False for claim in result.claims):
         raise typer.Exit(1)
 

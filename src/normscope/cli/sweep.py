@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from normscope.cli.destinations import check_file
 from normscope.cli.help_texts import Command, print_help
 from normscope.cli.names import check_name, completion_of
 from normscope.cli.options import ExperimentDevice, FirstSeed, Json, Scale
@@ -147,6 +148,8 @@ def sweep(
     running |= {"address": address, "max_attempts": max_attempts}
     values = _values(settings)
     _check_places(values)
+    if not dry_run:  # which writes nothing
+        check_file(out, "store", "sweep.sqlite")
     with resumable(out):  # also while torch is loaded, which takes seconds
         from normscope.cli.sweep_runs import Request, carry_out
         from normscope.sweeps.phase_diagram import seed_list

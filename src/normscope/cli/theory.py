@@ -117,9 +117,9 @@ def theory(
         "parameters": parameters,
     }
     found, refused = _predictions(network, closure, options)
-    draw_on(figure, partial(_draw, found))
     basis = Basis(model, momentum, data, parameters, network)
-    (print_as_json if as_json else print_predictions)(found, refused, figure, basis)
+    with draw_on(figure, partial(_draw, found)) as drawn:
+        (print_as_json if as_json else print_predictions)(found, refused, drawn, basis)
 
 
 def _predictions(
