@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.errors import ArgumentTypeError, InputError, NormscopeError
 
 __all__ = [
     "DEFAULT_BATCH_SIZE",
@@ -46,8 +46,8 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     """Some batches of the data, the same for the same seed.
 
     Args:
-        data: a pair (inputs, targets), of which samples are drawn without replacement; or an
-            iterable of batches, of which the first are taken as they are.
+        data: a pair (inputs, targets) or a dictionary, of which samples are drawn without
+            replacement; or an iterable of batches, of which the first are taken as they are.
         batch_size: samples in a batch; None for 256, or all if there are fewer.
         batches: how many batches.
         seed: of the draw.
@@ -61,12 +61,13 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     """
     import torch
 
-    from normscope.curvature.batch import check_pair, pieces, rows
+    from normscope.curvature.batch import check_filled, check_pair, pieces, rows, sample_count
 
-    if not (isinstance(data, tuple) and len(data) == 2):
+    is_pair = isinstance(data, tuple) and len(data) == 2
+    if not (is_pair or isinstance(data, Mapping)):
         return _first_batches(data, batch_size, batches)
-    check_pair(data)
-    samples = len(data[0])
+    (check_pair if is_pair else check_filled)(data)
+    samples = sample_count(data)
     size = usual_batch_size(samples, batches) if batch_size is None else batch_size
     if size < 1 or size * batches > samples:
         raise InputError(
@@ -122,26 +123,48 @@ def step_batch_size(samples: Any, batch_size: int | None) -> int | None:
         batch_size: what the user asked for.
 
     Returns:
-        That; or 256 for one pair of more samples; None for batches of their own.
+        That; or 256 for one batch of more samples; None for batches of their own.
 
     Raises:
         InputError: if the data has batches of its own and a size is asked for, or too few samples.
+        ArgumentTypeError: if a size is asked for of what is no data.
     """
-    if isinstance(samples, tuple):
-        count = len(samples[0])
-        if count == 0:
-            raise InputError("the data is empty; give at least one sample.")
-        if batch_size is None:
-            return usual_batch_size(count)
-        if batch_size > count:
-            raise InputError(
-                f"the data has {_samples(count)}, too few for a batch of {batch_size}; leave the "
-                f"batch size out for batches of {min(DEFAULT_BATCH_SIZE, count)}, or ask for a "
-                "smaller one."
+    if not isinstance(samples, (tuple, Mapping)) or not samples:
+        if batch_size is not None and not _can_be_read_again(samples):
+            raise ArgumentTypeError(
+                "the data must be a batch (inputs, targets), a list of batches or a DataLoader, "
+                f"which can be read again, got {type(samples).__name__}."
             )
+        _refuse_size(samples, batch_size)
+        return None
+    count = _count(samples)
+    if count is None:
         return batch_size
-    _refuse_size(batch_size)
-    return None
+    if count == 0:
+        raise InputError("the data is empty; give at least one sample.")
+    if batch_size is None:
+        return usual_batch_size(count)
+    if batch_size > count:
+        raise InputError(
+            f"the data has {_samples(count)}, too few for a batch of {batch_size}; leave the "
+            f"batch size out for batches of {min(DEFAULT_BATCH_SIZE, count)}, or ask for a "
+            "smaller one."
+        )
+    return batch_size
+
+
+def _can_be_read_again(data: Any) -> bool:
+    return isinstance(data, Iterable) and not isinstance(data, (str, Iterator))
+
+
+def _count(batch: Any) -> int | None:
+    """The samples of one batch; None if it is none, which the library says in full."""
+    from normscope.curvature.batch import sample_count
+
+    try:
+        return sample_count(batch)
+    except NormscopeError:
+        return None
 
 
 def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
@@ -156,7 +179,7 @@ def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
         Batches whose curvature is taken, three looks after a few steps, the prediction, the runs.
     """
     held = len(samples) if hasattr(samples, "__len__") else 3
-    batches = held if batch_size is None else len(samples[0]) // batch_size
+    batches = held if batch_size is None else (_count(samples) or 1) // batch_size
     return max(min(batches, 3), 1) + 4 + (13 if verify else 0)
 
 
@@ -166,20 +189,23 @@ def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]
             "the data must be a pair (inputs, targets), a list of batches or a DataLoader, got "
             f"{type(data).__name__}."
         )
-    _refuse_size(batch_size)
+    _refuse_size(data, batch_size)
     taken = list(islice(data, batches))
     if len(taken) < batches:
         raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
     return taken
 
 
-def _refuse_size(batch_size: int | None) -> None:
-    """Nobody cuts batches anew that the data comes in."""
-    if batch_size is not None:
-        raise InputError(
-            "the data comes in batches of its own; leave the batch size out, or return one pair "
-            "(inputs, targets) of all samples."
-        )
+def _refuse_size(data: Any, batch_size: int | None) -> None:
+    """Nobody cuts batches anew that the data comes in, if it does."""
+    if isinstance(data, (tuple, list)) and not data:
+        raise InputError("the data is empty; give at least one batch.")
+    if batch_size is None:
+        return
+    raise InputError(
+        "the data comes in batches of its own; leave the batch size out, or return one pair "
+        "(inputs, targets) of all samples."
+    )
 
 
 def _samples(count: int) -> str:

@@ -114,3 +114,57 @@ def test_data_of_the_models_precision_or_that_is_not_looked_into_has_no_note(cap
     note_conversion((wide, wide), model.double())
     note_conversion((wide, wide), torch.nn.ReLU())
     assert capsys.readouterr().err == ""
+
+
+READ_AGAIN = (
+    r"^the data must be a batch \(inputs, targets\), a list of batches or a DataLoader, which can "
+    r"be read again, got {}\.$"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (None, ArgumentTypeError, READ_AGAIN.format("NoneType")),
+        ("digits", ArgumentTypeError, READ_AGAIN.format("str")),
+        (iter([]), ArgumentTypeError, READ_AGAIN.format("list_iterator")),
+        ([], InputError, r"^the data is empty; give at least one batch\.$"),
+        ((), InputError, r"^the data is empty; give at least one batch\.$"),
+    ],
+)
+def test_data_that_is_none_is_not_said_to_come_in_batches(data, error, message):
+    with pytest.raises(error, match=message):
+        step_batch_size(data, 64)
+
+
+@pytest.mark.parametrize("size", [None, 64])
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (None, ArgumentTypeError, "or a DataLoader, got NoneType"),
+        ([], InputError, r"^the data is empty; give at least one batch\.$"),
+        ({"x": 3}, ArgumentTypeError, "a batch holds tensors, got a dict"),
+    ],
+)
+def test_batches_of_data_that_is_none_are_refused_whatever_their_size(data, error, message, size):
+    with pytest.raises(error, match=message):
+        chosen_batches(data, size, 1)
+
+
+def test_dictionary_is_one_batch_whose_rows_are_drawn():
+    x = torch.arange(20.0).unsqueeze(1)
+    (batch,) = chosen_batches({"x": x, "y": x + 1}, 4, 1, seed=1)
+    pair = chosen_batches((x, x + 1), 4, 1, seed=1)[0]
+    assert torch.equal(batch["x"], pair[0])
+    assert torch.equal(batch["y"], pair[1])
+    assert step_batch_size({"x": x}, 4) == 4
+    assert step_batch_size({"x": torch.zeros(300, 1)}, None) == 256
+    assert parts_of_advice({"x": x}, 4, verify=False) == 7
+    with pytest.raises(InputError, match="20 samples, too few for a batch of 64"):
+        step_batch_size({"x": x}, 64)
+
+
+def test_pair_that_cannot_be_counted_is_left_to_the_library():
+    for pair in ((None, None), (torch.zeros(3, 1), torch.zeros(2))):
+        assert step_batch_size(pair, 2) == 2
+        assert parts_of_advice(pair, 2, verify=False) > 0
