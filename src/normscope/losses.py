@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.errors import InputError, ShapeError
+from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.registry import Registry
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Loss",
     "WrongLabelError",
     "accuracy",
+    "check_output",
     "check_probabilities",
     "cross_entropy",
     "squared_error",
@@ -108,6 +109,7 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([1])).item()
     1.0
     """
+    check_output(output)
     if output.dim() == 0:
         raise ShapeError("squared_error expects an output of shape (batch, ...), got a scalar.")
     if not target.is_floating_point():
@@ -117,6 +119,24 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     # mse_loss: one fused pass each way, in float32 under autocast.
     total = functional.mse_loss(output, target.to(output.dtype), reduction="sum")
     return total / (2 * len(output))
+
+
+def check_output(output: object) -> None:
+    """Refuse an output of a model that is no tensor.
+
+    Args:
+        output: what the model returned.
+
+    Raises:
+        ArgumentTypeError: if it is anything else, such as a dictionary.
+
+    >>> check_output(torch.zeros(2, 3))
+    """
+    if not isinstance(output, Tensor):
+        raise ArgumentTypeError(
+            f"the model's output must be a tensor, got {type(output).__name__}; "
+            "pick one in a whole_loss."
+        )
 
 
 def check_probabilities(target: Tensor) -> None:
@@ -174,6 +194,7 @@ def accuracy(output: Tensor, target: Tensor) -> float:
 
 def _holds_probabilities(output: Tensor, target: Tensor) -> bool:
     """Whether the target is a vector per sample rather than a label; checks the shape of both."""
+    check_output(output)
     if output.dim() < 2:
         raise ShapeError(
             f"expected outputs of shape (batch, classes), got {tuple(output.shape)}; "

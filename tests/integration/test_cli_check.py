@@ -247,3 +247,29 @@ def test_conversion_that_cannot_work_is_not_advised(model, told, tmp_path, monke
     (tmp_path / "token_net.py").write_text(OTHERS, encoding="utf-8")
     assert main(["check", f"token_net.py:{model}", "--data", "token_net.py:many"]) == 2
     assert capsys.readouterr().err.endswith(told)
+
+
+DICTIONARY = """
+import torch
+import normscope as ns
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)
+    def forward(self, x): return {"scores": self.head(self.norm(x))}
+def samples(): return torch.randn(40, 5), torch.randint(3, (40,))
+def apply(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0])["scores"], batch[1])
+loss = ns.whole_loss(apply)
+"""
+
+
+def test_output_that_is_a_dictionary_needs_a_whole_loss(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dict_net.py").write_text(DICTIONARY, encoding="utf-8")
+    asked = ["check", "dict_net.py:Net", "--data", "dict_net.py:samples", "--batch-size", "16"]
+    assert main(asked) == 2
+    said = "normscope: the model's output must be a tensor, got dict; pick one in a whole_loss.\n"
+    assert capsys.readouterr().err == said
+    assert main([*asked, "--loss", "dict_net.py:loss"]) == 0
+    assert "All hold." in capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, jacrev
 
-from normscope.errors import InputError, ShapeError, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
 from normscope.losses import LOSSES, accuracy, check_probabilities, cross_entropy, squared_error
 
 SAMPLES, CLASSES = 7, 5
@@ -186,3 +186,11 @@ def test_check_probabilities_leaves_labels_and_other_shapes_to_the_loss():
 def test_check_probabilities_refuses_other_values(row):
     with pytest.raises(InputError, match="use squared_error"):
         check_probabilities(torch.tensor([[0.5, 0.5], row]))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+@pytest.mark.parametrize("output", [{"logits": torch.zeros(2, 3)}, (torch.zeros(2, 3),)])
+def test_output_that_is_no_tensor_is_refused_in_a_sentence(loss, output):
+    said = f"^the model's output must be a tensor, got {type(output).__name__}; pick one in a whole"
+    with pytest.raises(ArgumentTypeError, match=said):
+        loss(output, torch.tensor([0, 1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from normscope.curvature.batch import Batch, check_filled, check_pair, moved
 from normscope.curvature.loss_call import check_call
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
 from normscope.layers.misfit import Fitting
-from normscope.losses import LOSSES, Loss, check_probabilities, cross_entropy
+from normscope.losses import LOSSES, Loss, check_output, check_probabilities, cross_entropy
 
 __all__ = ["Data", "Problem", "WholeLoss", "whole_loss"]
 
@@ -175,12 +175,8 @@ class Problem:
                 output = functional_call(self.model, dict(tensors), (batch[0],))
             else:
                 output = self.model(batch[0])
-        if not isinstance(output, Tensor):
-            raise ArgumentTypeError(
-                f"the model's output must be a tensor, got {type(output).__name__}; "
-                "pick one in a whole_loss."
-            )
-        return output
+        check_output(output)
+        return cast(Tensor, output)
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
