@@ -183,6 +183,15 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
         (["lr", f"{EXAMPLE}:biuld", "--data", "digits"], "did you mean 'build'?"),
         (["lr", *SMALL, "--loss", "cross_entrpy"], "did you mean 'cross_entropy'?"),
         (["lr", *SMALL, "--optimizer", "adm"], "did you mean 'adam'?"),
+        (
+            ["lr", *SMALL, "--optimizer", "adam", "--momentum", "0.9"],
+            "--momentum is an option of sgd, and --optimizer is adam; leave it out.",
+        ),
+        (
+            ["compare", *SMALL, "--optimizer", "rmsprop", "--nesterov", "--weight-decay", "1e-3"],
+            "--nesterov and --weight-decay are options of sgd, and --optimizer is rmsprop; leave "
+            "them out.",
+        ),
         (["lr", *SMALL, "--momentum", "1.5"], "momentum must be from 0 up to 1"),
         (["lr", *SMALL, "--nesterov"], "needs a momentum"),
         (["lr", *SMALL[:-1], "5000"], "1438 samples, too few for a batch of 5000"),

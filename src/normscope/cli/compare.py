@@ -98,13 +98,13 @@ def compare(
     place = f"{model} with {loss} on {data}"
     kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
     sources.check_names(model, data, loss, *kinds)
-    check_optimizer(optimizer)
+    rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    check_optimizer(optimizer, rule)
     check_figure(out)
 
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, None, option or (), seed, device)
     note_conversion(samples, network)
-    rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
     problem = network, sources.load_loss(loss), samples
     comparison = _compared(place, problem, {**given, "norms": kinds, "steps": steps})

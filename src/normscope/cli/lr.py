@@ -75,12 +75,12 @@ def lr(
     from normscope.cli.trained import trained_words
 
     sources.check_names(model, data, loss, norm)
-    check_optimizer(optimizer)
+    rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    check_optimizer(optimizer, rule)
     check_figure(out)
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     note_conversion(samples, network)
-    rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
     place = f"{model} with {loss} on {data}"
     advice = _advice(place, network, sources.load_loss(loss), samples, given)
@@ -137,19 +137,28 @@ def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, 
         return blaming(place, ask)
 
 
-def check_optimizer(name: str) -> None:
-    """Refuse the name of an optimizer that there is none of; torch is not loaded.
+def check_optimizer(name: str, rule: dict[str, Any]) -> None:
+    """Refuse an optimizer that there is none of, or options that it has not; torch is not loaded.
 
     Args:
         name: what was given.
+        rule: momentum, nesterov and weight_decay of SGD.
 
     Raises:
         UnknownNameError: if it is none of `OPTIMIZERS`.
+        InputError: if options of SGD are given with another.
     """
+    from normscope.errors import InputError
     from normscope.registry import unknown_name
 
     if name not in OPTIMIZERS:
         raise unknown_name("optimizer", name, OPTIMIZERS)
+    given = [f"--{option.replace('_', '-')}" for option, value in rule.items() if value]
+    if given and name != "sgd":
+        are, them = ("are options", "them") if len(given) > 1 else ("is an option", "it")
+        raise InputError(
+            f"{' and '.join(given)} {are} of sgd, and --optimizer is {name}; leave {them} out."
+        )
 
 
 def optimizer_named(name: str) -> OptimizerFactory | None:

@@ -109,8 +109,16 @@ def load_model(
 
     if not is_place(source, "build"):
         return _on_device(_registered_model(source, data, norm, options, seed), device)
-    if norm is not None or options:
-        raise InputError(f"norm and options are for registered models, and {source!r} is a place.")
+    if norm is not None:
+        raise InputError(
+            f"--norm is for registered models, and {source} is your own; let it return the model "
+            f"with that normalization, or give normscope compare --norms {norm}."
+        )
+    if options:
+        raise InputError(
+            f"--option is for registered models, and {source} is your own; let it return the model "
+            "with them."
+        )
     model = made_at(source, seed)
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(

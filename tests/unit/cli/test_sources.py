@@ -180,3 +180,21 @@ def test_download_that_nobody_asked_for_is_announced(monkeypatch, capsys):
         with pytest.raises(DataError):
             load_data(name)
         assert ("mnist is not here: downloading it to " in capsys.readouterr().err) == announced
+
+
+@pytest.mark.parametrize(
+    ("norm", "options", "said"),
+    [
+        (
+            "layer",
+            (),
+            r"^--norm is for registered models, and .*:build is your own; let it return the model "
+            r"with that normalization, or give normscope compare --norms layer\.$",
+        ),
+        (None, ["width=3"], r"^--option is for .* your own; let it return the model with them\.$"),
+        ("layer", ["width=3"], r"^--norm is for registered models, "),
+    ],
+)
+def test_refusal_of_options_for_an_own_model_says_what_to_do(folder, norm, options, said):
+    with pytest.raises(InputError, match=said):
+        load_model(f"{folder / 'own_source.py'}:build", norm=norm, options=options)
