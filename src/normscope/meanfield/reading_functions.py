@@ -10,7 +10,7 @@ from torch import fx
 from normscope.meanfield.activations import ACTIVATIONS, Rectifier
 from normscope.meanfield.pointwise import Addition, Nonlinearity
 from normscope.meanfield.pooling import AveragePool, Flatten
-from normscope.meanfield.reading_modules import Made, Unsupported, tuples, window_of
+from normscope.meanfield.reading_modules import Made, Unsupported, gelu_of, tuples, window_of
 
 __all__ = ["SIZE", "operation_of_call"]
 
@@ -93,6 +93,10 @@ def _leaky(name: str, node: fx.Node, places: Places) -> Made:
     return Nonlinearity(Rectifier(slope, "leaky_relu"))
 
 
+def _gelu(name: str, node: fx.Node, places: Places) -> Made:
+    return gelu_of(_argument(node, 1, "approximate", "none"))
+
+
 def _nothing(name: str, node: fx.Node, places: Places) -> Made:
     return None
 
@@ -107,7 +111,6 @@ _ACTIVATIONS = {
     "relu_": "relu",
     "tanh": "tanh",
     "erf": "erf",
-    "gelu": "gelu",
     "silu": "silu",
     "sigmoid": "sigmoid",
 }
@@ -120,6 +123,7 @@ _RULES: dict[str, Callable[[str, fx.Node, Places], Made]] = {
     "reshape": _reshape,
     "mean": _mean,
     "leaky_relu": _leaky,
+    "gelu": _gelu,
     "contiguous": _nothing,
     "dropout": _dropout,
     **{f"avg_pool{n}d": _average for n in (1, 2, 3)},

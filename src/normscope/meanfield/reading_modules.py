@@ -22,7 +22,7 @@ from normscope.meanfield.pooling import AveragePool, Flatten
 from normscope.meanfield.weighted import Convolution, Linear
 from normscope.meanfield.windows import Window
 
-__all__ = ["SUPPORTED", "Made", "Unsupported", "operation_of", "tuples", "window_of"]
+__all__ = ["SUPPORTED", "Made", "Unsupported", "gelu_of", "operation_of", "tuples", "window_of"]
 
 SUPPORTED = (
     "Linear, Conv1d/2d/3d, BatchNorm, LayerNorm over whole samples, GroupNorm with several "
@@ -137,8 +137,16 @@ def _mean_square(tensor: Tensor | None) -> float:
     return 0.0 if tensor is None else float(tensor.detach().double().square().mean())
 
 
-def _gelu(module: nn.GELU) -> Made:
-    if module.approximate == "none":
+def gelu_of(approximate: str) -> Nonlinearity:
+    """The GELU, exact or torch's approximation by a hyperbolic tangent.
+
+    Args:
+        approximate: "none" or "tanh".
+
+    Returns:
+        The operation.
+    """
+    if approximate == "none":
         return Nonlinearity(ACTIVATIONS["gelu"])
 
     def function(z: Any) -> Any:
@@ -195,7 +203,7 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
     (nn.ReLU, _named("relu")),
     (nn.LeakyReLU, lambda module: Nonlinearity(Rectifier(module.negative_slope, "leaky_relu"))),
     (nn.Tanh, _named("tanh")),
-    (nn.GELU, _gelu),
+    (nn.GELU, lambda module: gelu_of(module.approximate)),
     (nn.SiLU, _named("silu")),
     (nn.Sigmoid, _named("sigmoid")),
     ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average),

@@ -242,3 +242,26 @@ def test_reading_leaves_the_model_alone():
     assert model.training
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class ByFunction(nn.Module):
+    """A net with the GELU as a function."""
+
+    def __init__(self, approximate):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(30, 40), nn.Linear(40, 5)
+        self.approximate = approximate
+
+    def forward(self, x):
+        return self.last(functional.gelu(self.first(x), approximate=self.approximate))
+
+
+def test_gelu_as_a_function_is_the_one_that_it_names():
+    found = {}
+    for approximate in ("none", "tanh"):
+        function = ByFunction(approximate)
+        module = nn.Sequential(function.first, nn.GELU(approximate), function.last)
+        found[approximate] = predict(function, (30,)).lambda_max
+        assert found[approximate] == pytest.approx(predict(module, (30,)).lambda_max, rel=1e-12)
+    assert found["none"] != pytest.approx(found["tanh"], rel=1e-9)
