@@ -8,7 +8,6 @@ tensors and plain types only, so that reading one cannot run code.
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from normscope.errors import DataError, InputError, StateError
-from normscope.files import replacing
+from normscope.files import replacing, try_place
 from normscope.training.loop import Loop
 from normscope.training.settings import differences
 
@@ -33,14 +32,13 @@ def check_writable(path: Path) -> None:
     """Find out before the first step, not after hours, whether a checkpoint can be saved.
 
     Args:
-        path: the file; it is not touched, its folder is made.
+        path: the file; nothing is made or touched.
 
     Raises:
         InputError: if the folder cannot be made or written to.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+        try_place(path)
     except OSError as error:
         raise InputError(
             f"the checkpoint {path} cannot be written ({error.strerror}); name a file in a folder "
