@@ -42,7 +42,7 @@ def test_version_is_the_packages():
         (["data", "path", "mnst"], "did you mean 'mnist'?"),
         (["data", "path", "mnist", "--root", "no-such-folder"], "no-such-folder"),
         (["demo", "--seed", "99999999999999999999"], "--seed"),
-        (["demo", "--out", __file__], "File exists"),
+        (["demo", "--out", __file__], "is no folder; choose another"),
         (
             ["curvature", "vgg", "-d", "digits", "-o", f"{__file__}/x.svg"],
             "is no folder; choose another",

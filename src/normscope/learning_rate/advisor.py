@@ -91,7 +91,7 @@ def max_learning_rate(
     >>> line = nn.Linear(1, 1, bias=False)
     >>> data = (torch.full((4, 1), 2.0), torch.full((4, 1), 20.0))
     >>> advice = max_learning_rate(line, "squared_error", data)
-    >>> round(advice.safe, 3)  # 2 / 4
+    >>> round(advice.bound, 3)  # 2 / 4
     0.5
     """
     begin = time.perf_counter()
