@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.curvature.chain_links import Link, OuterProduct, Pair, Trace
+from normscope.layers.compiled.binding import compiled_sums
 
 __all__ = ["BatchNormLink", "normalized"]
 
@@ -158,11 +159,16 @@ class BatchNormLink(Link):
     def _sums(self, delta: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Per channel, the sums of delta times x_hat (or other values) and of delta.
 
-        The fused backward pass gives them, told that its input is normalized already. It is not
-        asked for the cotangent of the input too: new memory costs more than two passes in place.
+        Where the compiled kernel does not serve, the fused backward pass gives them, told that its
+        input is normalized already. It is not asked for the cotangent of the input too: new memory
+        costs more than two passes in place.
         """
+        values = self._normalized if values is None else values
+        compiled = compiled_sums(delta, values)
+        if compiled is not None:
+            return compiled
         _, correlation, total = torch.ops.aten.native_batch_norm_backward(
-            *(delta, self._normalized if values is None else values, self._scale),
+            *(delta, values, self._scale),
             *(self._zero, self._one),  # running statistics
             *(self._zero, self._one),  # statistics of the batch
             *(self._through, 0.0),

@@ -40,6 +40,7 @@ def _kernel(name: str) -> Any:
         "forward": (*(_pointer,) * 3, *_SHAPE, *(ctypes.c_double,) * 2, *(_pointer,) * 4),
         "backward": (*(_pointer,) * 6, *_SHAPE, *(_pointer,) * 3),
         "comparison": (*(_pointer,) * 2, _long, _int, _pointer),
+        "sums": (*(_pointer,) * 2, _long, _long, _int, _pointer),
         "noise": (*(_pointer,) * 3, _long, _long, *(ctypes.c_float,) * 2, *(_pointer,) * 2),
     }
     function = getattr(loaded, f"normscope_{name}")
@@ -141,10 +142,48 @@ def compiled_comparison(one: Tensor, other: Tensor) -> Tensor | None:
     kernel = _kernel("comparison")
     if kernel is None:
         return None
-    threads = min(torch.get_num_threads(), 1 + count // _NUMBERS_PER_THREAD)
+    threads = _threads_for(count)
     shares = torch.empty(threads, 3, dtype=torch.float64)
     kernel(one.data_ptr(), other.data_ptr(), count, threads, shares.data_ptr())
     return shares.sum(0)
+
+
+def compiled_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Per channel the sums of the product of two batches, and of the first one; or None.
+
+    Args:
+        one: (batch, channels, ...), the channels neighbours in memory.
+        other: laid out alike.
+
+    Returns:
+        The two vectors, from one reading of both batches; None: not for the kernel.
+    """
+    if not (_plain(one) and _plain(other)) or one.numel() == 0 or one.dim() < 2:
+        return None
+    alike = one.shape == other.shape and one.stride() == other.stride()
+    if not (alike and _channels_innermost(one)) or transform_active() or tracing_active():
+        return None
+    kernel = _kernel("sums")
+    if kernel is None:
+        return None
+    count, channels = one.numel(), one.shape[1]
+    threads = _threads_for(count)
+    shares = torch.empty(threads, 2, channels, dtype=torch.float64)
+    rows = count // channels
+    kernel(one.data_ptr(), other.data_ptr(), rows, channels, threads, shares.data_ptr())
+    products, totals = shares.sum(0).to(one.dtype)
+    return products, totals
+
+
+def _channels_innermost(x: Tensor) -> bool:
+    last = _LAST.get(x.dim())
+    if last is None:
+        return x.dim() == 2 and x.is_contiguous()
+    return x.is_contiguous(memory_format=last)
+
+
+def _threads_for(count: int) -> int:
+    return min(torch.get_num_threads(), 1 + count // _NUMBERS_PER_THREAD)
 
 
 def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ...] | None:
@@ -160,7 +199,7 @@ def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ..
             return None
     if _kernel("forward") is None:
         return None
-    threads = min(torch.get_num_threads(), 1 + count // _NUMBERS_PER_THREAD)
+    threads = _threads_for(count)
     if x.is_contiguous():
         return samples, channels, count // (samples * channels), number, threads
     last = _LAST.get(x.dim())
