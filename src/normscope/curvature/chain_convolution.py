@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normscope.curvature.chain_links import Link, Pair, Trace, channels_last
-from normscope.curvature.windows import Windows
+from normscope.curvature.chain_links import Link, Pair, Trace
+from normscope.curvature.images import channels_last
 
 __all__ = ["ConvolutionLink"]
 
@@ -40,8 +40,6 @@ class ConvolutionLink(Link):
         self._format = torch.channels_last if channels_last(inputs) else torch.contiguous_format
         self._inputs = inputs.contiguous(memory_format=self._format)
         self._weight = weight.contiguous(memory_format=self._format)
-        self._windows_of = Windows.of(self._inputs, weight, stride, padding, dilation, groups)
-        self._windows: Tensor | None = None
         transposed, output_padding = False, [0] * len(stride)
         self._options = (
             *(list(stride), list(padding), list(dilation)),
@@ -103,31 +101,16 @@ class ConvolutionLink(Link):
         self, delta: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Cotangents of input, weight and bias for that of the output; None where not wanted."""
-        to_input, to_weight, to_bias = wanted
-        delta = delta.contiguous(memory_format=self._format)
-        gradient = None
-        if to_weight and self._windows_of is not None:
-            gradient = self._windows_of.gradient(delta, self._windows_on(inputs))
-            to_weight = False
-        if not (to_input or to_weight or to_bias):
-            return None, gradient, None
-        below, by_library, bias = torch.ops.aten.convolution_backward(
-            delta,
-            *(part.contiguous(memory_format=self._format) for part in (inputs, weight)),
-            [len(weight)] if to_bias else None,
+        if not any(wanted):
+            return None, None, None
+        found: tuple[Tensor | None, Tensor | None, Tensor | None]
+        found = torch.ops.aten.convolution_backward(
+            *(part.contiguous(memory_format=self._format) for part in (delta, inputs, weight)),
+            [len(weight)] if wanted[2] else None,
             *self._options,
-            [to_input, to_weight, to_bias],
+            wanted,
         )
-        return below, by_library if gradient is None else gradient, bias
-
-    def _windows_on(self, inputs: Tensor) -> Tensor:
-        """The windows of the filters: of the link's own input they are made once."""
-        assert self._windows_of is not None
-        if inputs is not self._inputs:
-            return self._windows_of.on(inputs)
-        if self._windows is None:
-            self._windows = self._windows_of.on(inputs)
-        return self._windows
+        return found
 
     def _convolved(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.convolution(inputs, weight, bias, *self._options)

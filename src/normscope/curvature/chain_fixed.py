@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normscope.curvature.chain_links import FixedLink, Pair, channels_last
+from normscope.curvature.chain_links import FixedLink, Pair
+from normscope.curvature.images import channels_last
 
 __all__ = ["ActivationLink", "FixedMapLink", "MaxPoolLink", "ReluLink", "ReshapeLink"]
 

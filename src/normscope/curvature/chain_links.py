@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
-__all__ = ["FixedLink", "Link", "OuterProduct", "Pair", "Trace", "channels_last"]
+__all__ = ["FixedLink", "Link", "OuterProduct", "Pair", "Trace"]
 
 #: what belongs to a layer's weight and to its bias; None for one that is not asked for
 Pair: TypeAlias = tuple[Tensor | None, Tensor | None]
@@ -132,9 +131,3 @@ class FixedLink(Link):
 
     @abstractmethod
     def _times(self, tangent: Tensor) -> Tensor: ...
-
-
-def channels_last(tensor: Tensor) -> bool:
-    """Whether the channels of a batch of images are neighbours in memory."""
-    inner = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return inner and not tensor.is_contiguous()

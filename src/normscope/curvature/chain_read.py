@@ -18,6 +18,7 @@ from normscope.curvature.chain_functions import Average, Reshape
 from normscope.curvature.chain_links import Link
 from normscope.curvature.chain_norm import BatchNormLink, normalized
 from normscope.curvature.chain_steps import NotAChainError, Step
+from normscope.curvature.images import prefers_channels_last
 from normscope.layers import batch_norm, noisy
 from normscope.layers.kinds import NoNorm
 
@@ -95,7 +96,7 @@ def _convolution(name: str, module: Any, inputs: Tensor, scene: Scene) -> Readin
     weight = _required(scene, name, "weight")
     if module.padding_mode != "zeros" or inputs.dim() != weight.dim():
         raise NotAChainError("a convolution pads by other values than zero, or has no batch")
-    if _prefers_channels_last(inputs):
+    if prefers_channels_last(inputs):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     link = ConvolutionLink(
         inputs,
@@ -120,13 +121,6 @@ def _padding(module: Any) -> tuple[int, ...]:
         return tuple(total // 2 for total in totals)
     padding: tuple[int, ...] = module.padding
     return padding
-
-
-def _prefers_channels_last(inputs: Tensor) -> bool:
-    """Whether convolutions of images are faster with channels as neighbours: oneDNN's are."""
-    library: Any = torch.backends.mkldnn
-    images = inputs.dim() == 4 and inputs.dtype == torch.float32
-    return images and inputs.device.type == "cpu" and bool(library.is_available())
 
 
 def _batch_norm(name: str, module: Any, inputs: Tensor, scene: Scene) -> Reading:

@@ -10,6 +10,7 @@ from normscope.curvature import operator, top_eigenvalue
 from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.modes import MODES
+from normscope.layers.compiled import binding
 from normscope.layers.noisy import NoisyBatchNorm1d
 
 TOLERANCE = 1e-10
@@ -274,3 +275,43 @@ def test_eigenvector_is_lifted_from_products_without_another_pass(monkeypatch):
     product = operator(model, "cross_entropy", data) @ vector
     residual = (product - found.value * vector).norm() / found.value
     assert residual <= float(found.residuals[0]) * (1 + 1e-6) <= 1e-3
+
+
+def strided_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.Tanh()),
+        *(nn.Conv2d(16, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Tanh()),
+        *(nn.Flatten(), nn.LazyLinear(2)),
+    )
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_products_of_images_in_single_precision_are_those_of_the_graph_in_double(
+    kind, mode, compiled, monkeypatch
+):
+    if not compiled:
+        monkeypatch.setattr(binding, "_kernel", lambda _: None)
+    model, x = strided_net(), torch.randn(6, 3, 17, 17)
+    model(x)
+    data = (x, torch.arange(6) % 2)
+    by_layers = operator(model, "cross_entropy", data, kind, mode)
+    vector = torch.randn(by_layers.shape[0])
+    found = [by_layers @ vector for _ in range(2)]
+    monkeypatch.setattr(ChainJacobian, "read", lambda *_: None)
+    data = (x.double(), data[1])
+    expected = operator(model.double(), "cross_entropy", data, kind, mode) @ vector.double()
+    for product in found:
+        assert (product.double() - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_jacobian_of_images_meets_another_batch():
+    model, x = strided_net(), torch.randn(6, 3, 17, 17)
+    model(x)
+    layout = parameter_layout(model)
+    whole, part = (ChainJacobian.read(model, rows, "train", layout) for rows in (x, x[:3]))
+    cotangent = torch.randn(part.output_shape)
+    expected = whole.push_forward(part.pull_back(cotangent))
+    torch.testing.assert_close(whole.gram_with(part, cotangent), expected, rtol=1e-4, atol=1e-4)
