@@ -24,11 +24,14 @@ Reference: santurkar2018, Fact C.1 and Fact C.2; here for any eps, all samples a
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normscope.curvature.recording import held
+from normscope.layers.compiled.binding import compiled_sums
 from normscope.layers.standardize import (
     LocalBatch,
     along_channels,
@@ -36,7 +39,7 @@ from normscope.layers.standardize import (
     standardize_by_definition,
 )
 
-__all__ = ["graph_batch_norm", "serves"]
+__all__ = ["graph_batch_norm", "serves", "sum_of_products"]
 
 
 def serves(x: Tensor) -> bool:
@@ -91,7 +94,7 @@ class _Normalize(torch.autograd.Function):
         if gradients[0] is None:
             return (None,) * 4
         function: Any = _Gradient
-        made = function.apply(gradients[0], *ctx.saved_tensors, ctx.eps)
+        made = function.apply(gradients[0], *held(ctx.saved_tensors), ctx.eps)
         needed = ctx.needs_input_grad[:3]
         asked = [value if need else None for value, need in zip(made, needed, strict=True)]
         return *asked, None
@@ -160,7 +163,7 @@ def _by_definition(ctx: Any, cotangents: tuple[Tensor | None, ...]) -> tuple[Ten
 class _SecondDerivative:
     """The three formulas, over sums that they share.
 
-    Notation: as in the module's docstring; per channel mean_a = <a>, mean_g = <g>, A, G, V.
+    Notation: as in the module's docstring; per channel mean_a = <a>, mean_g = <g>, A, G.
 
     Args:
         saved: g, x, weight, mean, 1/s, sum(g x_hat), sum(g).
@@ -169,47 +172,51 @@ class _SecondDerivative:
 
     def __init__(self, saved: tuple[Any, ...], cotangents: tuple[Tensor | None, ...]) -> None:
         self.inverse: Tensor
-        self.V: Tensor
         self.g, self.x, weight, self.mean, self.inverse, along, total = saved
         self.a, self.b, self.c = cotangents
         self.count: int = self.x.numel() // self.x.shape[1]
         self.scale = self.inverse if weight is None else weight * self.inverse
         self.mean_g, self.G = total / self.count, along / self.count
-        self.mean_a = self.A = self.V = torch.zeros_like(self.mean)
+        self.mean_a = self.A = torch.zeros_like(self.mean)
         if self.a is not None:
             self.projected, along_a, total_a = _native_gradient(
                 self.a, self.x, weight, self.mean, self.inverse
             )
             self.mean_a, self.A = total_a / self.count, along_a / self.count
-            covariance = _sum_of_products(self.a, self.g) / self.count
-            self.V = covariance - self.mean_a * self.mean_g - self.A * self.G
-        self.deviation = self.x - along_channels(self.mean, self.x)
+
+    @functools.cached_property
+    def varying(self) -> Tensor:
+        """V: how a and g vary together, apart from what they share with 1 and x_hat."""
+        if self.a is None:
+            return torch.zeros_like(self.mean)
+        covariance = sum_of_products(self.a, self.g) / self.count
+        varying: Tensor = covariance - self.mean_a * self.mean_g - self.A * self.G
+        return varying
 
     def to_gradient(self) -> Tensor:
         """The derivative in g."""
         result = torch.zeros_like(self.x) if self.a is None else self.projected
+        shift = torch.zeros_like(self.mean) if self.c is None else self.c
         if self.b is not None:
-            result.addcmul_(self.deviation, along_channels(self.b * self.inverse, self.x))
-        if self.c is not None:
-            result.add_(along_channels(self.c, self.x))
-        return result
+            by_x = self.b * self.inverse
+            result.addcmul_(self.x, along_channels(by_x, self.x))
+            shift = shift - self.mean * by_x
+        return result.add_(along_channels(shift, self.x))
 
     def to_weight(self) -> Tensor:
         """The derivative in the weight."""
-        return self.V * self.inverse * self.count
+        return self.varying * self.inverse * self.count
 
     def to_input(self) -> Tensor:
         """The derivative in x."""
         of_g = -self.scale * self.A if self.b is None else self.b - self.scale * self.A
         of_a = -self.scale * self.G
         mean = of_g * self.mean_g + of_a * self.mean_a
-        along = of_g * self.G + of_a * self.A + self.scale * self.V
+        along = of_g * self.G + of_a * self.A + self.scale * self.varying
         inverse, x = self.inverse, self.x
-        result = torch.addcmul(
-            along_channels(-mean * inverse, x),
-            self.deviation,
-            along_channels(-along * inverse.square(), x),
-        )
+        by_x = along * inverse.square()
+        shift = along_channels(self.mean * by_x - mean * inverse, x)
+        result = torch.addcmul(shift, x, along_channels(-by_x, x))
         result.addcmul_(self.g, along_channels(of_g * inverse, x))
         if self.a is not None:
             result.addcmul_(self.a, along_channels(of_a * inverse, x))
@@ -226,8 +233,11 @@ def _native_gradient(
     return gradients
 
 
-def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """Sum of left * right over each channel, in one pass: that of a gradient and its x_hat."""
+    compiled = compiled_sums(left, right)
+    if compiled is not None:
+        return compiled[0]
     channels = left.shape[1]
     _, along, _ = torch.ops.aten.native_batch_norm_backward(
         left,

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.curvature.recording import held
+
 __all__ = ["graph_convolution"]
 
 
@@ -129,7 +131,8 @@ class _Convolve(torch.autograd.Function):
         """By PyTorch's kernel too, as a function that has its own derivative."""
         function: Any = _Gradient
         wanted = tuple(ctx.needs_input_grad[:3])
-        return *function.apply(gradients[0], *ctx.saved_tensors, ctx.geometry, wanted), None
+        saved = held(ctx.saved_tensors)
+        return *function.apply(gradients[0], *saved, ctx.geometry, wanted), None
 
 
 class _Gradient(torch.autograd.Function):

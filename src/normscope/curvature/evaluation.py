@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.curvature.batch import Batch, copied, sample_count
 from normscope.curvature.failures import check_finite, explained
+from normscope.curvature.images import prefers_channels_last
 from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.loss_state import modules_of_loss
 from normscope.curvature.modes import in_mode
@@ -21,6 +23,8 @@ from normscope.curvature.state import substituted, undisturbed
 from normscope.errors import ShapeError, StateError
 
 __all__ = ["Evaluation", "Evaluator"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Evaluator:
     seed: int
     point: dict[str, Tensor] = field(init=False, repr=False)
     _losses: dict[int, float] = field(init=False, repr=False, default_factory=dict)
+    #: filled once the model has refused images that were rearranged
+    _as_given: list[bool] = field(init=False, repr=False, default_factory=list)
     _modules_of_loss: list[nn.Module] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -138,11 +144,31 @@ class Evaluator:
         Raises:
             StateError: if a value is not finite, or the same batch gave another loss before.
         """
+        rearranged = self._rearranged(batch)
+        if rearranged is not None:
+            try:
+                return self._evaluated(rearranged, number)
+            except RuntimeError as reason:  # a ``view`` across what are no neighbours any more
+                _LOGGER.debug("images are left as they are: %s", reason)
+                self._as_given.append(True)
+        return self._evaluated(batch, number)
+
+    def _evaluated(self, batch: Batch, number: int) -> Evaluation:
         leaves = self.leaves()
         with self.scene(leaves, number):
             output, loss = self._forward(batch)
         self._check_loss(loss, batch, number)
         return Evaluation(leaves, output, loss, sample_count(batch))
+
+    def _rearranged(self, batch: Batch) -> Batch | None:
+        """The batch with its images as convolutions like them; None if it stays as it is."""
+        if self._as_given or not self.problem.has_outputs:
+            return None
+        inputs, targets = batch
+        modules = self.problem.model.modules()
+        if not prefers_channels_last(inputs) or not any(isinstance(m, nn.Conv2d) for m in modules):
+            return None
+        return inputs.contiguous(memory_format=torch.channels_last), targets
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
         """Refuse an output computed otherwise as `__call__` refuses that of the model itself.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normscope.curvature.evaluation import Evaluation, Evaluator
 from normscope.curvature.failures import check_finite
+from normscope.curvature.recording import of_cotangent_alone
 
 __all__ = ["GraphLinearization", "Linearization"]
 
@@ -130,10 +131,11 @@ class GraphLinearization(Linearization):
 
     def _record_backward(self) -> None:
         self._cotangent = torch.zeros_like(self._output).requires_grad_()
-        self._pulled_back = torch.autograd.grad(
-            self._output,
-            self._leaves,
-            self._cotangent,
-            create_graph=True,
-            materialize_grads=True,
-        )
+        with of_cotangent_alone():
+            self._pulled_back = torch.autograd.grad(
+                self._output,
+                self._leaves,
+                self._cotangent,
+                create_graph=True,
+                materialize_grads=True,
+            )

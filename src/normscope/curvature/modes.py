@@ -21,7 +21,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from normscope.curvature.twice import differentiate_twice_fast
+from normscope.curvature.constant_norm_graph import constant_norm
+from normscope.curvature.twice import constant_norm_serves, differentiate_twice_fast
 from normscope.errors import InputError, StateError
 from normscope.layers.batch_norm import _ClosedFormBatchNorm
 from normscope.layers.detect import is_batch_norm, is_lp_norm
@@ -54,7 +55,7 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
         if isinstance(module, nn.SyncBatchNorm) and not (own_forward or _synchronizes(module)):
             # its own forward refuses CPU tensors once torch.distributed is initialized
             _replace_forward(module, functools.partial(_BatchNorm.forward, module))
-    differentiate_twice_fast(model, batch_statistics=mode == "train")
+    differentiate_twice_fast(model, norms=mode != "frozen")  # which has its own below
     with ExitStack() as stack:
         if mode == "frozen":
             constants = _ConstantStatistics()
@@ -90,6 +91,9 @@ class _ConstantStatistics(TorchFunctionMode):
             return func(**given)
         x = given["input"]
         mean, variance = _batch_statistics(x)
+        eps = given.get("eps", 1e-5)  # torch's default
+        if func in _PLAIN and constant_norm_serves(x, mean, variance, eps):
+            return constant_norm(x, given.get("weight"), given.get("bias"), mean, variance, eps)
         if x.dtype != mean.dtype:  # statistics in float32 need everything in it
             given |= {name: _widened(given.get(name)) for name in ("input", "weight", "bias")}
         result = func(**given | {"running_mean": mean, "running_var": variance, "training": False})
@@ -105,6 +109,7 @@ class _ConstantStatistics(TorchFunctionMode):
         return result[0], mean, torch.rsqrt(variance + given["eps"]), *result[3:]
 
 
+_PLAIN = (functional.batch_norm, torch.batch_norm)  # return the output alone
 # the entry points to batch normalization with their arguments in order
 _NATIVE = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {

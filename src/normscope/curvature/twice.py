@@ -12,12 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.curvature.batch_norm_graph import graph_batch_norm, serves
+from normscope.curvature.constant_norm_graph import constant_norm
 from normscope.curvature.convolution_graph import graph_convolution
 from normscope.layers.batch_norm import _ClosedFormBatchNorm
 from normscope.layers.standardize import LARGEST_RATIO
 from normscope.layers.transforms import forward_mode_active, transform_active
 
-__all__ = ["differentiate_twice_fast"]
+__all__ = ["constant_norm_serves", "differentiate_twice_fast"]
 
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
     nn.Conv1d._conv_forward: 1,
@@ -27,7 +28,7 @@ _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
 _BATCH_NORM_FORWARDS = (_BatchNorm.forward, _ClosedFormBatchNorm.forward)
 
 
-def differentiate_twice_fast(model: nn.Module, *, batch_statistics: bool) -> None:
+def differentiate_twice_fast(model: nn.Module, *, norms: bool) -> None:
     """Give convolutions and batch normalizations fast derivatives of their gradients.
 
     To be used inside `undisturbed`, which puts the modules back. Modules are replaced, not
@@ -36,16 +37,14 @@ def differentiate_twice_fast(model: nn.Module, *, batch_statistics: bool) -> Non
 
     Args:
         model: whose modules are changed.
-        batch_statistics: also the batch normalizations, which all use the statistics of the batch.
+        norms: also the batch normalizations, by the statistics of the batch or by running ones.
     """
     for module in model.modules():
         if isinstance(module, _ConvNd):
             dimensions = _CONVOLUTIONS.get(type(module)._conv_forward)
             if dimensions is not None and module.padding_mode == "zeros":
                 _replace(module, "_conv_forward", functools.partial(_convolve, dimensions))
-        elif (
-            batch_statistics and type(module).forward in _BATCH_NORM_FORWARDS and _is_local(module)
-        ):
+        elif norms and type(module).forward in _BATCH_NORM_FORWARDS and _is_local(module):
             _replace(module, "forward", _normalize)
 
 
@@ -81,8 +80,10 @@ def _convolve(
 
 def _normalize(module: Any, own: Callable[..., Tensor], input: Tensor) -> Tensor:
     module._check_input_dim(input)
-    # a model may have put the layer into eval mode on its way
-    if not module.training or _is_special(input) or not serves(input):
+    # a model may have put the layer into the other mode on its way
+    if not module.training:
+        return _normalize_by_constants(module, own, input)
+    if _is_special(input) or not serves(input):
         return own(input)
     output, mean, inverse = graph_batch_norm(input, module.weight, module.bias, module.eps)
     if (mean * inverse).abs().max() > LARGEST_RATIO[input.dtype]:
@@ -90,6 +91,33 @@ def _normalize(module: Any, own: Callable[..., Tensor], input: Tensor) -> Tensor
     if module.track_running_stats and module.num_batches_tracked is not None:
         _advance(module, mean, inverse, input.numel() // input.shape[1])
     return output
+
+
+def _normalize_by_constants(module: Any, own: Callable[..., Tensor], input: Tensor) -> Tensor:
+    mean, variance = module.running_mean, module.running_var
+    if mean is None or variance is None:
+        return own(input)  # by the statistics of the batch, after all
+    if not constant_norm_serves(input, mean, variance, module.eps):
+        return own(input)
+    return constant_norm(input, module.weight, module.bias, mean, variance, module.eps)
+
+
+def constant_norm_serves(input: Tensor, mean: Tensor, variance: Tensor, eps: float) -> bool:
+    """Whether the function with fast derivatives may stand for normalization by constants.
+
+    Args:
+        input: (batch, channels, ...).
+        mean: (channels,), as the next.
+        variance: of each channel.
+        eps: added to it.
+
+    Returns:
+        Whether it takes the input, and loses no digits on it.
+    """
+    if _is_special(input) or not serves(input) or not mean.dtype == variance.dtype == input.dtype:
+        return False
+    ratio = mean.abs() * torch.rsqrt(variance + eps)
+    return bool(ratio.max() <= LARGEST_RATIO[input.dtype])
 
 
 def _is_special(input: Tensor) -> bool:

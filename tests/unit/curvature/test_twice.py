@@ -28,7 +28,7 @@ def graph_nodes(output: Tensor) -> set[str]:
 def replaced(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     expected = layer(x)
     with undisturbed(layer):
-        differentiate_twice_fast(layer, batch_statistics=True)
+        differentiate_twice_fast(layer, norms=True)
         return layer(x), expected
 
 
@@ -40,6 +40,30 @@ def test_batch_norm_layers_are_replaced(layer: nn.Module) -> None:
     torch.testing.assert_close(output, expected)
     assert "_NormalizeBackward" in graph_nodes(output)
     assert not any("NativeBatchNorm" in node for node in graph_nodes(output))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), BatchNorm1d(3)], ids=repr)
+def test_batch_norm_layers_are_replaced_in_evaluation_mode_too(layer: nn.Module) -> None:
+    x = torch.randn(6, 3, requires_grad=True)
+    layer(x)  # moves the running statistics off 0 and 1
+    output, expected = replaced(layer.eval(), x)
+    torch.testing.assert_close(output, expected)
+    assert not any("NativeBatchNorm" in node for node in graph_nodes(output))
+    assert "_NormalizeBackward" in graph_nodes(output)
+
+
+def test_a_layer_without_running_statistics_uses_its_batch_in_evaluation_mode() -> None:
+    layer = nn.BatchNorm1d(3, track_running_stats=False).eval()
+    output, expected = replaced(layer, torch.randn(6, 3, requires_grad=True))
+    assert torch.equal(output, expected)
+
+
+def test_running_statistics_far_from_zero_are_left_to_the_layer() -> None:
+    layer = nn.BatchNorm1d(3).eval()
+    layer.running_mean.fill_(1e4)
+    output, expected = replaced(layer, 1e4 + torch.randn(6, 3, requires_grad=True))
+    assert torch.equal(output, expected)
+    assert "_NormalizeBackward" not in graph_nodes(output)
 
 
 class OwnBatchNorm(nn.BatchNorm1d):

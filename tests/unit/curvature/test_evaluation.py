@@ -1,0 +1,75 @@
+"""Images lie in memory as the convolutions of a model like them, if the model takes them so."""
+
+import pytest
+import torch
+from torch import nn
+
+from normscope.curvature import evaluation, operator
+from normscope.curvature.images import channels_last
+
+SEEN: list[bool] = []  # not the model's own: that is put back as it was
+
+
+class Viewed(nn.Module):
+    """A net that looks at its memory: ``view`` refuses images whose channels are neighbours."""
+
+    def __init__(self, look, drop):
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 3, 3)
+        self.drop = nn.Dropout(drop)
+        self.head = nn.Linear(3 * 2 * 3, 2)
+        self.look = look
+
+    def forward(self, x):
+        if bool(x.isnan().any()):  # no reader of layers can follow this
+            raise ValueError
+        SEEN.append(channels_last(x))
+        x = self.drop(torch.tanh(self.convolution(x)))
+        return self.head(x.view(len(x), -1) if self.look else x.flatten(1))
+
+
+def measured(look, dtype=torch.float32, kind="hessian", drop=0.0):
+    torch.manual_seed(0)
+    SEEN.clear()
+    model = Viewed(look, drop).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 2, 4, 5, generator=generator).to(dtype)
+    matrix = operator(model, "cross_entropy", (x, torch.arange(4) % 2), kind, "train")
+    vector = torch.randn(matrix.shape[0], generator=generator).to(dtype)
+    return matrix @ vector, list(SEEN), x
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_images_are_rearranged_for_convolutions(kind):
+    product, seen, _ = measured(look=False, kind=kind)
+    assert seen
+    assert all(seen)
+    expected, plain, _ = measured(look=False, dtype=torch.float64, kind=kind)
+    assert not any(plain)  # there is no faster order in double precision
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_views_its_memory_gets_images_as_given():
+    product, seen, x = measured(look=True)
+    assert seen.count(True) == 1  # asked once
+    assert seen.count(False) >= 1
+    expected, _, _ = measured(look=False)
+    torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-6)
+    assert x.is_contiguous()
+
+
+def test_a_refused_order_of_memory_leaves_the_random_draws_as_they_are():
+    product, seen, _ = measured(look=True, drop=0.5)
+    assert True in seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "prefers_channels_last", lambda _: False)
+        expected, plain, _ = measured(look=True, drop=0.5)
+    assert True not in plain
+    assert torch.equal(product, expected)
+
+
+def test_an_error_of_the_model_is_its_own():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(7, 2))
+    data = torch.zeros(4, 2, 4, 5), torch.arange(4) % 2
+    with pytest.raises(RuntimeError, match="7"):
+        operator(model, "cross_entropy", data, "hessian") @ torch.zeros(100)
