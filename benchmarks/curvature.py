@@ -15,8 +15,9 @@ same run, six in a row: as long as one of our answers, so that a quiet moment fa
 value in float64, to a residual of 1e-4. A tool that misses 1e-3 is no peer to be faster than.
 Memory is the rise of the resident set above its start.
 
-Of ours, "normscope" stops when the value is known (``stop="value"``), which is the question here;
-"normscope, vector" stops when the vector is known too (the default of `top_eigenvalue`);
+Of ours, "normscope" stops when the value is known (``stop="value", vectors=False``), which is the
+question here, and what eigsh is asked too; "normscope, vector" stops when the vector is known and
+returns it (the default of `top_eigenvalue`);
 "normscope, any module" hides the layers, as a model of unknown modules does, and multiplies by a
 retained graph.
 """
@@ -118,7 +119,12 @@ class Opaque(nn.Module):
 def ours(question: Question, mode: str, stop: str = "value", opaque: bool = False) -> Answer:
     data = (question.inputs, question.targets)
     model = Opaque(question.model) if opaque else question.model
-    found = top_eigenvalue(model, question.loss, data, question.kind, mode, tol=ACCURACY, stop=stop)
+    found = top_eigenvalue(
+        *(model, question.loss, data, question.kind, mode),
+        tol=ACCURACY,
+        stop=stop,
+        vectors=stop == "residual",
+    )
     return found.value, found.matvecs
 
 

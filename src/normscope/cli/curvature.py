@@ -170,7 +170,9 @@ def _eigenvalues(
     with progress("curvature", allowed, counted) as begin, warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)  # the table says it, and the exit code
         tell = _teller(begin)
-        return top_eigenvalue(*problem, k=k, max_products=allowed, progress=tell, **options)
+        return top_eigenvalue(
+            *problem, k=k, max_products=allowed, progress=tell, vectors=False, **options
+        )
 
 
 def _teller(begin: Callable[[str], None]) -> Callable[[Progress], None]:

@@ -23,7 +23,8 @@ class TopEigenvalue:
     Args:
         values: float64 on the CPU, the most wanted first; for "both" the largest, descending, then
             the smallest, ascending.
-        vectors: (size, values), one eigenvector of length one in each column.
+        vectors: (size, values), one eigenvector of length one in each column; (size, 0) if they
+            were not asked for.
         residuals: the norm of A v - theta v over the magnitude of theta, for each; that is taken
             as no smaller than what rounding lets ``tolerance`` resolve, 32 units of it times the
             largest eigenvalue over ``tolerance``.

@@ -50,6 +50,7 @@ def top_eigenvalue(
     start: Tensor | TopEigenvalue | None = None,
     stop: str = "residual",
     progress: ProgressHook | None = None,
+    vectors: bool = True,
 ) -> TopEigenvalue:
     """Extreme eigenvalues of a curvature matrix; the model is left as it is.
 
@@ -80,6 +81,8 @@ def top_eigenvalue(
             unseen, and the value be short by more than ``tol``. Those of a Fisher matrix often are
             close, those of a Hessian seldom. The residual must still be below 20 ``tol``.
         progress: called with a `Progress` after each product on all data.
+        vectors: whether the eigenvectors are wanted. Found among outputs, they take up to one
+            more backward pass each; without them ``.vectors`` has no column.
 
     Returns:
         Values, vectors and residuals. If not ``converged``, a `NormscopeWarning` says so too. An
@@ -99,11 +102,15 @@ def top_eigenvalue(
     request = Request(k, which, tol, allowed, seed, stop, progress)
     _check(request, operator)
     guesses = None if start is None else _given(start, operator)
-    return extreme_eigenvalues(operator, request, guesses, begin)
+    return extreme_eigenvalues(operator, request, guesses, begin, vectors)
 
 
 def extreme_eigenvalues(
-    operator: CurvatureOperator, request: Request, guesses: Tensor | None, begin: float
+    operator: CurvatureOperator,
+    request: Request,
+    guesses: Tensor | None,
+    begin: float,
+    vectors: bool = True,
 ) -> TopEigenvalue:
     """Extreme eigenvalues of an operator that is made already.
 
@@ -113,6 +120,7 @@ def extreme_eigenvalues(
         guesses: parameter vectors to start from, one column each; None: they come from a part of
             the data.
         begin: ``time.perf_counter()`` at the beginning of the work.
+        vectors: whether the eigenvectors are wanted.
 
     Returns:
         The result; a warning was given if it is not converged.
@@ -135,12 +143,13 @@ def extreme_eigenvalues(
         space = ParameterSpace(operator)
         found = search(space, started(space, None, request), request.with_fewer_products(spent))
         spent += found.products
-    return _result(operator, request, _lifted(space, found), spent, begin)
+    lifted = _lifted(space, found) if vectors else found.vectors.new_empty(operator.shape[0], 0)
+    return _result(operator, request, replace(found, vectors=lifted), spent, begin)
 
 
-def _lifted(space: SearchSpace, found: Found) -> Found:
+def _lifted(space: SearchSpace, found: Found) -> Tensor:
     columns = [space.lift(column.contiguous()) for column in found.vectors.T]
-    return replace(found, vectors=torch.stack(columns, 1))
+    return torch.stack(columns, 1)
 
 
 def _result(
@@ -211,4 +220,6 @@ def _given(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor
             f"start must be a tensor or an earlier result, got {type(start).__name__}."
         )
     columns = vectors.unsqueeze(1) if vectors.dim() == 1 else vectors
+    if columns.dim() == 2 and columns.shape[1] == 0:
+        raise InputError("start has no vector to start from; ask the earlier search for vectors.")
     return operator.evaluator.layout.checked(columns, columns=True)

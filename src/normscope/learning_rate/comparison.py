@@ -164,7 +164,7 @@ def _eigenvalue(problem: Problem, batch: Batch, mode: str, seed: int) -> float |
         warnings.simplefilter("ignore", NormscopeWarning)
         try:
             return top_eigenvalue(
-                problem.model, problem.loss, [batch], kind, mode, tol=0.01, seed=seed
+                problem.model, problem.loss, [batch], kind, mode, tol=0.01, seed=seed, vectors=False
             ).value
         except NormscopeError:  # a mode that a layer does not have
             return None

@@ -381,3 +381,18 @@ def test_start_is_not_kept_beside_its_copy_in_the_basis(monkeypatch):
     assert top_eigenvalue(model, functional.cross_entropy, data, kind="hessian").converged
     assert len(alive) > 2
     assert not any(alive)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_vectors_the_values_are_the_same_and_nothing_is_lifted(kind, monkeypatch):
+    problem = network("torch_batch"), functional.cross_entropy, batch("torch_batch", 9)
+    both = top_eigenvalue(*problem, kind=kind, k=2)
+    for space in (OutputSpace, ParameterSpace):
+        monkeypatch.setattr(space, "lift", lambda *_: pytest.fail("lifted"))
+    alone = top_eigenvalue(*problem, kind=kind, k=2, vectors=False)
+    assert torch.equal(alone.values, both.values)
+    assert torch.equal(alone.residuals, both.residuals)
+    assert both.vectors.shape == (len(both.vectors), 2)
+    assert alone.vectors.shape == (len(both.vectors), 0)
+    with pytest.raises(InputError, match="no vector to start from"):
+        top_eigenvalue(*problem, kind=kind, start=alone)

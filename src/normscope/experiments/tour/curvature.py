@@ -64,7 +64,7 @@ def curvature(
 def _largest(net: Net, norm: str, seed: int, batch: tuple[Tensor, Tensor], mode: str) -> float:
     try:
         found = top_eigenvalue(
-            net.model(norm, seed), LOSS, batch, kind="ggn", mode=mode, tol=0.01, seed=seed
+            net.model(norm, seed), LOSS, batch, "ggn", mode, tol=0.01, seed=seed, vectors=False
         )
     except NormscopeError:  # a mode that a layer does not have
         return math.nan

@@ -228,7 +228,8 @@ def _measured(model: nn.Module, inputs: torch.Tensor, mode: str) -> float:
     kinds = (nn.Linear, nn.Conv2d)
     weights = [layer.weight for layer in model.modules() if isinstance(layer, kinds)]
     batch = (inputs, torch.zeros(len(inputs), 10))  # the Fisher matrix does not depend on targets
-    return top_eigenvalue(model, "squared_error", batch, "fisher", mode, params=weights).value
+    problem = model, "squared_error", batch
+    return top_eigenvalue(*problem, "fisher", mode, params=weights, vectors=False).value
 
 
 def _pairs(names: Sequence[str], seeds: range) -> list[tuple[tuple[int, str], int]]:
