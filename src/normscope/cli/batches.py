@@ -65,7 +65,7 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
 
     is_pair = isinstance(data, tuple) and len(data) == 2
     if not (is_pair or isinstance(data, Mapping)):
-        return _first_batches(data, batch_size, batches)
+        return _first_batches(data, batch_size, batches, seed)
     (check_pair if is_pair else check_filled)(data)
     samples = sample_count(data)
     size = usual_batch_size(samples, batches) if batch_size is None else batch_size
@@ -183,14 +183,19 @@ def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
     return max(min(batches, 3), 1) + 4 + (13 if verify else 0)
 
 
-def _first_batches(data: Any, batch_size: int | None, batches: int) -> list[Any]:
+def _first_batches(data: Any, batch_size: int | None, batches: int, seed: int) -> list[Any]:
+    import torch
+
+    from normscope.curvature.randomness import fixed_randomness, generators_of_data
+
     if not isinstance(data, Iterable) or isinstance(data, str):
         raise ArgumentTypeError(
             "the data must be a pair (inputs, targets), a list of batches or a DataLoader, got "
             f"{type(data).__name__}."
         )
     _refuse_size(data, batch_size)
-    taken = list(islice(data, batches))
+    with fixed_randomness(seed, torch.device("cpu"), generators_of_data(data)):
+        taken = list(islice(data, batches))  # a DataLoader may shuffle
     if len(taken) < batches:
         raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")
     return taken

@@ -79,16 +79,16 @@ def _plain(density: xr.Dataset) -> dict[str, object]:
 
 def _summary(density: xr.Dataset) -> str:
     """The trace, and where the eigenvalues lie, beside the largest."""
+    import numpy as np
+
     size = density.attrs["parameters"]
     mean, error = (float(density[name].sel(order=1)) for name in ("moment", "moment_error"))
-    nodes, weights = density["nodes"], density["weights"]
-    bound = 0.01 * float(abs(nodes).max())
-    small, negative = (
-        float(weights.where(chosen, 0.0).sum("node").mean("probe"))
-        for chosen in (abs(nodes) <= bound, nodes < -bound)
-    )
+    bound = 0.01 * float(abs(density["nodes"]).max())
+    below, up_to = np.interp([-bound, bound], density["eigenvalue"], density["cumulative"])
+    steps = density.attrs["lanczos_steps"]
     return (
         f"spectrum of {size} eigenvalues: trace {mean * size:.5g} ± {error * size:.2g}; "
-        f"{small:.2%} within ±{bound:.2g}, {negative:.2%} below; "
+        f"about {up_to - below:.0%} within ±{bound:.2g} and {below:.0%} below, as far as {steps} "
+        "steps resolve it; "
         f"{density.attrs['products']} matrix-vector products, {density.attrs['seconds']:.2f} s"
     )

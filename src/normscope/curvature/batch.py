@@ -140,6 +140,11 @@ def check_pair(batch: Batch) -> None:
             f"a batch is a pair (inputs, targets) of tensors, got {_described(batch)}; make "
             "tensors of NumPy arrays with torch.from_numpy."
         )
+    if isinstance(batch, Tensor):
+        raise ArgumentTypeError(
+            "a batch is a pair (inputs, targets) of tensors, got a Tensor; a list is a list of "
+            "batches: make one batch that is a list [inputs, targets] a tuple, tuple(batch)."
+        )
     if not is_pair or not all(isinstance(part, Tensor) for part in batch):
         raise ArgumentTypeError(
             f"a batch is a pair (inputs, targets) of tensors, got {_described(batch)}; put several "

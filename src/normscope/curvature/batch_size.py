@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normscope.curvature.batch import Batch, pieces, sample_count
 from normscope.curvature.problem import Problem
+from normscope.curvature.randomness import fixed_randomness, generators_of_data
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import InputError
@@ -177,7 +178,8 @@ def batch_size_effect(
     ((4, 2), [0.926, 0.562])
     """
     problem = Problem(model, loss, data)
-    whole = _joined(list(problem.batches()))
+    with fixed_randomness(seed, problem.device, generators_of_data(problem.data)):
+        whole = _joined(list(problem.batches()))
     sizes = _halvings(sample_count(whole)) if batch_sizes is None else list(batch_sizes)
     _check(sizes, sample_count(whole))
     return BatchSizeEffect(

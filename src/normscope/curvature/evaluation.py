@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.curvature.batch import Batch, copied, sample_count
 from normscope.curvature.failures import check_finite, explained
-from normscope.curvature.images import prefers_channels_last
+from normscope.curvature.images import prefers_channels_last, takes_either_order
 from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.loss_state import modules_of_loss
 from normscope.curvature.modes import in_mode
@@ -23,8 +22,6 @@ from normscope.curvature.state import substituted, undisturbed
 from normscope.errors import ShapeError, StateError
 
 __all__ = ["Evaluation", "Evaluator"]
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,8 @@ class Evaluator:
     seed: int
     point: dict[str, Tensor] = field(init=False, repr=False)
     _losses: dict[int, float] = field(init=False, repr=False, default_factory=dict)
-    #: filled once the model has refused images that were rearranged
-    _as_given: list[bool] = field(init=False, repr=False, default_factory=list)
+    #: whether the model takes images in either order of memory; empty until it was asked
+    _either_order: list[bool] = field(init=False, repr=False, default_factory=list)
     _modules_of_loss: list[nn.Module] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -121,6 +118,7 @@ class Evaluator:
             in_mode(model, self.mode),
             # the fused attention kernels have no second derivative
             sdpa_kernel(SDPBackend.MATH),
+            torch.inference_mode(False),
             torch.enable_grad(),
             explained(),
         ):
@@ -144,31 +142,34 @@ class Evaluator:
         Raises:
             StateError: if a value is not finite, or the same batch gave another loss before.
         """
-        rearranged = self._rearranged(batch)
-        if rearranged is not None:
-            try:
-                return self._evaluated(rearranged, number)
-            except RuntimeError as reason:  # a ``view`` across what are no neighbours any more
-                _LOGGER.debug("images are left as they are: %s", reason)
-                self._as_given.append(True)
-        return self._evaluated(batch, number)
-
-    def _evaluated(self, batch: Batch, number: int) -> Evaluation:
+        if self._rearranges(batch):
+            inputs, targets = batch
+            batch = inputs.contiguous(memory_format=torch.channels_last), targets
         leaves = self.leaves()
         with self.scene(leaves, number):
             output, loss = self._forward(batch)
         self._check_loss(loss, batch, number)
         return Evaluation(leaves, output, loss, sample_count(batch))
 
-    def _rearranged(self, batch: Batch) -> Batch | None:
-        """The batch with its images as convolutions like them; None if it stays as it is."""
-        if self._as_given or not self.problem.has_outputs:
-            return None
-        inputs, targets = batch
-        modules = self.problem.model.modules()
-        if not prefers_channels_last(inputs) or not any(isinstance(m, nn.Conv2d) for m in modules):
-            return None
-        return inputs.contiguous(memory_format=torch.channels_last), targets
+    def _rearranges(self, batch: Batch) -> bool:
+        """Whether images are handed over as convolutions like them: if it makes no difference."""
+        if not self.problem.has_outputs or not prefers_channels_last(batch[0]):
+            return False
+        if not any(isinstance(module, nn.Conv2d) for module in self.problem.model.modules()):
+            return False
+        if not self._either_order:
+            self._either_order.append(takes_either_order(self._output_of(batch), batch[0]))
+        return self._either_order[0]
+
+    def _output_of(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """From some of a batch's inputs to their outputs, without a graph."""
+
+        def output_of(inputs: Tensor) -> Tensor:
+            with self.scene(self.leaves()), torch.no_grad():
+                few = inputs.clone(), batch[1][: len(inputs)]
+                return self.problem.output_on(few)
+
+        return output_of
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
         """Refuse an output computed otherwise as `__call__` refuses that of the model itself.
@@ -184,7 +185,8 @@ class Evaluator:
 
     def leaves(self) -> tuple[Tensor, ...]:
         """The parameters to differentiate by, as the beginnings of a new graph."""
-        return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
+        with torch.inference_mode(False):
+            return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
 
     def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
         if not self.problem.has_outputs:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["channels_last", "prefers_channels_last"]
+__all__ = ["channels_last", "prefers_channels_last", "takes_either_order"]
+
+_FEW = 4  # samples on which the two orders are compared
+_TOLERANCE = 1e-4  # of the largest output; rounding is amplified by some layers
 
 
 def channels_last(tensor: Tensor) -> bool:
@@ -33,3 +37,34 @@ def prefers_channels_last(inputs: Tensor) -> bool:
     library: Any = torch.backends.mkldnn
     images = inputs.dim() == 4 and inputs.dtype == torch.float32
     return images and inputs.device.type == "cpu" and bool(library.is_available())
+
+
+def takes_either_order(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> bool:
+    """Whether a network gives the same outputs in either order of memory, on a few samples.
+
+    Some look at their memory: ``view`` refuses it, ``as_strided`` reads other values, and dropout
+    draws in the order of memory.
+
+    Args:
+        forward: from images to outputs, the same function at each call.
+        inputs: the images.
+
+    Returns:
+        False also if it refuses one of them.
+
+    >>> images = torch.arange(16.0).view(2, 2, 2, 2)
+    >>> takes_either_order(lambda x: x.flatten(1), images)
+    True
+    >>> takes_either_order(lambda x: x.as_strided((2, 8), (8, 1)), images)
+    False
+    """
+    few = inputs[:_FEW]
+    try:
+        given, rearranged = (
+            forward(few.contiguous(memory_format=order))
+            for order in (torch.contiguous_format, torch.channels_last)
+        )
+    except (RuntimeError, ValueError):
+        return False
+    bound = _TOLERANCE * given.abs().max()
+    return given.shape == rearranged.shape and bool(((given - rearranged).abs() <= bound).all())

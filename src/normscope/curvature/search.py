@@ -24,6 +24,7 @@ _RANDOM_SHARE = 0.05  # of a start that is not random
 _MARGIN = 0.5
 ROUGHLY = 20.0  # how many tolerances a residual may have where only the value is asked for
 _NEAR = 0.8  # of the first value: those between may be of one cluster
+_REACHABLE = 4.0  # units of rounding: products in half precision leave no smaller residual
 _ASYMMETRY = 1e-3  # of the norm; rounding makes about 1e-6 in single precision
 STOPS = ("residual", "value")
 
@@ -141,11 +142,14 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
         The best approximations when all residuals are within the tolerance, or the products are
         used up.
     """
+    wide = torch.promote_types(space.dtype, torch.float32)  # a basis in half precision is none
+    start = start.to(wide)
     vector_bytes = space.size * start.element_size()
     limit = max(4 * request.count + 6, min(128, _BASIS_BYTES // vector_bytes))
     generator = torch.Generator().manual_seed(request.seed + 1)
-    lanczos = Lanczos(space.times, start, limit, generator)
+    lanczos = Lanczos(lambda v: space.times(v.to(space.dtype)).to(wide), start, limit, generator)
     del start  # as large as a basis vector, and copied
+    reachable = _REACHABLE * torch.finfo(space.dtype).eps if wide != space.dtype else 0.0
     while True:
         lanczos.step()
         pairs = lanczos.ritz_pairs(request.which, request.count)
@@ -154,18 +158,20 @@ def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
         complete = len(pairs.values) == min(request.wanted, space.size)
         _report(request, lanczos.products, pairs, residuals)
         at_end = lanczos.exhausted or lanczos.products >= request.max_products
+        at_end |= complete and bool((residuals <= reachable).all())
         converged = complete and _small(residuals, errors, request, 1.0 if at_end else _MARGIN)
         if converged or at_end:
             vectors = lanczos.vectors(pairs)
             return Found(
-                *(pairs.values, vectors, residuals, errors, converged, lanczos.products),
-                mixture=_mixture(lanczos, request),
+                *(pairs.values, vectors.to(space.dtype), residuals, errors, converged),
+                lanczos.products,
+                mixture=_mixture(lanczos, request, space.dtype),
             )
         if lanczos.full:
             lanczos.compress(request.which, max(request.count + 2, lanczos.done // 3))
 
 
-def _mixture(lanczos: Lanczos, request: Request) -> Tensor | None:
+def _mixture(lanczos: Lanczos, request: Request, dtype: torch.dtype) -> Tensor | None:
     """The sum of the Ritz vectors behind the first whose values are near its own."""
     if request.count > 1 or request.which == "both":
         return None
@@ -175,7 +181,7 @@ def _mixture(lanczos: Lanczos, request: Request) -> Tensor | None:
     if not bool(near.any()):
         return None
     coefficients = pairs.coefficients[:, near].sum(1, keepdim=True)
-    return lanczos.combination(coefficients)[:, 0]
+    return lanczos.combination(coefficients)[:, 0].to(dtype)
 
 
 def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:
@@ -203,7 +209,8 @@ def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[T
     An eigenvalue that is zero up to rounding has no relative accuracy: it is taken as no smaller
     than what rounding lets a residual within the tolerance resolve.
     """
-    resolvable = 32 * torch.finfo(space.dtype).eps * pairs.norm / tolerance
+    wide = torch.promote_types(space.dtype, torch.float32)
+    resolvable = 32 * torch.finfo(wide).eps * pairs.norm / tolerance
     floor = max(resolvable, torch.finfo(torch.float64).tiny)
     sizes = pairs.values.abs().clamp(min=floor)
     lifted = pairs.residuals * space.residual_factor(sizes, pairs.norm)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from normscope.arguments import check_number, check_switch, check_whole
 from normscope.curvature.coarse import coarse_guess
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.lanczos import WHICH
@@ -95,6 +96,11 @@ def top_eigenvalue(
     (4.5, True)
     """
     begin = time.perf_counter()
+    check_switch("vectors", vectors)
+    check_number("tol", tol)
+    for name, value in {"k": k, "seed": seed, "max_products": max_products}.items():
+        if value is not None or name != "max_products":
+            check_whole(name, value)
     layout = parameter_layout(model, params)
     evaluator = Evaluator(Problem(model, loss, data), layout, mode, seed)
     operator = CurvatureOperator(evaluator, kind)
@@ -192,10 +198,10 @@ def _missing(result: TopEigenvalue, request: Request, size: int) -> str:
     elif request.stop == "value":
         limit = f"{ROUGHLY:g} times {limit}"
     zero = " and not told from zero" if result.residual >= 1 else ""
-    return (
-        f"{one} of the {result.kind} has {what} {after}, above {limit}{zero}; raise max_products "
-        "or tol"
-    )
+    remedy = "raise max_products or tol"
+    if result.vectors.dtype in (torch.float16, torch.bfloat16):
+        remedy = "in half precision rounding hides the rest: raise tol, or measure model.float()"
+    return f"{one} of the {result.kind} has {what} {after}, above {limit}{zero}; {remedy}"
 
 
 def _check(request: Request, operator: CurvatureOperator) -> None:
@@ -222,4 +228,6 @@ def _given(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor
     columns = vectors.unsqueeze(1) if vectors.dim() == 1 else vectors
     if columns.dim() == 2 and columns.shape[1] == 0:
         raise InputError("start has no vector to start from; ask the earlier search for vectors.")
+    if not bool(columns.isfinite().all()):
+        raise InputError("start must be finite, got vectors with NaN or infinity; leave it out.")
     return operator.evaluator.layout.checked(columns, columns=True)

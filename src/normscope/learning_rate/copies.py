@@ -85,11 +85,11 @@ class Workbench:
         problem = self.problem
         if problem.is_one_batch and self.batch_size is None:
             return [problem.placed(problem.data)]
-        held = self._batches_held()
         generators = generators_of_data(problem.data)
         with fixed_randomness(self.seed, problem.device, generators):
+            # first: it refuses a batch size that does not fit
             source = batch_source(problem, self.batch_size, self.seed, drop_last=True)
-            return [source.draw() for _ in range(min(count, held))]
+            return [source.draw() for _ in range(min(count, self._batches_held()))]
 
     def _batches_held(self) -> int:
         if self.problem.is_one_batch:

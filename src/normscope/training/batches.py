@@ -7,17 +7,17 @@ the start of the epoch and the place within it, so that a resumed run sees the s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from numbers import Integral
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from normscope.arguments import check_whole
 from normscope.curvature.batch import Batch, rows, sample_count
 from normscope.curvature.problem import Problem
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.errors import InputError
 
-__all__ = ["BatchSource", "batch_source", "check_whole"]
+__all__ = ["BatchSource", "batch_source"]
 
 State = dict[str, Any]
 
@@ -74,20 +74,6 @@ def batch_source(
     return _RowBatches(
         problem, _SeededOrder(samples, int(batch_size), seed, drop_last, problem.device)
     )
-
-
-def check_whole(name: str, value: object) -> None:
-    """Refuse what is not a whole number, numpy's included.
-
-    Args:
-        name: of the argument.
-        value: its value.
-
-    Raises:
-        ArgumentTypeError: if it is anything else.
-    """
-    if not isinstance(value, Integral):
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}.")
 
 
 def _in_memory(problem: Problem) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import nn
 
+from normscope.arguments import check_whole
 from normscope.curvature.batch import Batch, pieces, sample_count
 from normscope.curvature.problem import Data, Problem, WholeLoss
 from normscope.errors import InputError
@@ -18,7 +19,6 @@ from normscope.layers.detect import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
 from normscope.losses import Loss, accuracy
 from normscope.registry import unknown_name
-from normscope.training.batches import check_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from normscope.arguments import check_whole
 from normscope.curvature.batch import Batch
 from normscope.curvature.problem import Problem
 from normscope.errors import InputError, StateError
-from normscope.training.batches import batch_source, check_whole
+from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bound_optimizer
 from normscope.training.outcome import Outcome
 from normscope.training.update import take_update

@@ -93,12 +93,12 @@ def test_parts_of_an_advice_follow_the_batches():
 def test_data_of_another_precision_is_noted_once(capsys):
     model, wide = torch.nn.Linear(2, 1), torch.ones(4, 2, dtype=torch.float64)
     note = "normscope: note: the {} are float64, the model float32: they are converted.\n"
-    tensors = torch.utils.data.TensorDataset(wide, wide.long())
+    tensors = TensorDataset(wide, wide.long())
     for what, data in (
         ("inputs and targets", (wide, wide)),
         ("inputs and targets", [(wide, wide)] * 2),
         ("inputs", (wide, wide.long())),
-        ("inputs", torch.utils.data.DataLoader(tensors)),
+        ("inputs", DataLoader(tensors)),
         ("targets", (wide.float(), wide)),
         ("targets", (wide.long(), wide)),
     ):
@@ -108,7 +108,7 @@ def test_data_of_another_precision_is_noted_once(capsys):
 
 def test_data_of_the_models_precision_or_that_is_not_looked_into_has_no_note(capsys):
     model, wide = torch.nn.Linear(2, 1), torch.ones(4, 2, dtype=torch.float64)
-    loader = torch.utils.data.DataLoader([(wide, wide)])  # to look were to draw
+    loader = DataLoader([(wide, wide)])  # to look were to draw
     for data in ((wide.float(), wide.float()), (wide.long(), wide.long()), loader, iter([]), []):
         note_conversion(data, model)
     note_conversion((wide, wide), model.double())
@@ -168,3 +168,20 @@ def test_pair_that_cannot_be_counted_is_left_to_the_library():
     for pair in ((None, None), (torch.zeros(3, 1), torch.zeros(2))):
         assert step_batch_size(pair, 2) == 2
         assert parts_of_advice(pair, 2, verify=False) > 0
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_first_batches_of_a_shuffling_loader_follow_the_seed(own):
+    generator = torch.Generator() if own else None
+    samples = TensorDataset(torch.arange(32.0), torch.arange(32))
+    data = DataLoader(samples, 8, shuffle=True, generator=generator)
+
+    def drawn(state, seed):
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        found = [batch[0].tolist() for batch in chosen_batches(data, None, 2, seed)]
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
+
+    assert drawn(1, 0) == drawn(2, 0)
+    assert drawn(1, 0) != drawn(1, 3)

@@ -134,3 +134,16 @@ def test_closed_form_of_one_layer():
     assert top_eigenvalue(layer, "squared_error", data, params="weight").value == pytest.approx(
         shares[0]
     )
+
+
+def test_a_shuffling_loader_follows_the_seed_and_leaves_the_generators():
+    model, (x, y) = network("torch_batch"), batch("torch_batch", 12)
+    data = DataLoader(TensorDataset(x, y), 4, shuffle=True)
+    found = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        found.append(batch_size_effect(model, "cross_entropy", data, [12, 4]).to_dict()["rows"])
+        assert torch.equal(torch.get_rng_state(), before)
+    values = [[row["eigenvalue"] for row in rows] for rows in found]
+    assert values[0] == values[1]

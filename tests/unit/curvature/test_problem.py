@@ -298,3 +298,9 @@ def test_tensors_of_inference_mode_can_be_differentiated_through():
     problem.loss_on(batch).backward()
     assert torch.equal(batch[0], data[0])
     assert problem.model.weight.grad is not None
+
+
+def test_one_batch_that_is_a_list_is_told_how_to_become_one():
+    model, (x, y) = nn.Linear(2, 2), (torch.randn(4, 2), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ArgumentTypeError, match=r"tuple\(batch\)"):
+        list(Problem(model, "cross_entropy", [x, y]).batches())

@@ -396,3 +396,53 @@ def test_without_vectors_the_values_are_the_same_and_nothing_is_lifted(kind, mon
     assert alone.vectors.shape == (len(both.vectors), 0)
     with pytest.raises(InputError, match="no vector to start from"):
         top_eigenvalue(*problem, kind=kind, start=alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_gives_the_value_that_it_can_and_says_so(kind, dtype):
+    torch.manual_seed(0)
+    layers = nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)
+    model = nn.Sequential(*layers)
+    data = torch.randn(128, 20), torch.arange(128) % 10
+    expected = top_eigenvalue(model, "cross_entropy", data, kind).value
+    with pytest.warns(NormscopeWarning, match="half precision"):
+        top = top_eigenvalue(model.to(dtype), "cross_entropy", data, kind, tol=1e-4)
+    assert not top.converged
+    assert top.matvecs < 30  # it does not go on where rounding hides all
+    assert top.value == pytest.approx(expected, rel=0.02)
+    assert top.vectors.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["torch_batch", "residual"])
+def test_inference_mode_around_a_measurement_changes_nothing(name, kind):
+    problem = network(name), functional.cross_entropy, batch(name, 9)
+    expected = top_eigenvalue(*problem, kind=kind)
+    with torch.inference_mode():
+        found = top_eigenvalue(*problem, kind=kind)
+    assert found.value == expected.value > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"vectors": "no"}, "vectors must be True or False, got 'no'"),
+        ({"k": 1.5}, "k must be a whole number, got 1.5"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"max_products": 5.5}, "max_products must be a whole number, got 5.5"),
+        ({"tol": "0.1"}, "tol must be a number, got '0.1'"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(wrong, sentence):
+    problem = network("torch_batch"), functional.cross_entropy, batch("torch_batch", 9)
+    with pytest.raises(ArgumentTypeError, match=re.escape(sentence)):
+        top_eigenvalue(*problem, **wrong)
+
+
+def test_a_start_that_is_not_finite_is_blamed():
+    model = network("torch_batch")
+    size = sum(p.numel() for p in model.parameters())
+    start = torch.full((size,), math.nan, dtype=torch.float64)
+    with pytest.raises(InputError, match="start must be finite"):
+        top_eigenvalue(model, functional.cross_entropy, batch("torch_batch", 9), start=start)

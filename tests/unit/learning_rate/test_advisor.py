@@ -310,3 +310,9 @@ def test_loss_that_is_not_above_zero_is_refused(shift):
 
     with pytest.raises(InputError, match=r"first batch is .*must be above zero: add a constant"):
         ns.max_learning_rate(model, loss, labelled())
+
+
+def test_a_batch_size_of_zero_is_refused():
+    data = torch.randn(8, 2), torch.zeros(8, 1)
+    with pytest.raises(InputError, match="batch_size must be from 1 to the 8 samples"):
+        max_learning_rate(nn.Linear(2, 1), "squared_error", data, batch_size=0)
