@@ -27,8 +27,8 @@ _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
     ),
     "more than 1 value per channel": (
         InputError,
-        "batch statistics need more than one value per channel; give a larger batch or use "
-        "mode='eval'",
+        "batch statistics need more than one value per channel; give a larger batch "
+        "(drop_last=True leaves out a DataLoader's last one) or use mode='eval'",
     ),
     "Expected all tensors to be on the same device": (
         InputError,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normscope.arguments import check_whole
 from normscope.curvature.hutchinson import (
     FEWEST_PRODUCTS,
     TraceEstimate,
@@ -163,6 +164,7 @@ def trace(
     (5.0, 0.0)
     """
     begin = time.perf_counter()
+    check_whole("products", products)
     if products < FEWEST_PRODUCTS:
         raise InputError(f"products must be at least {FEWEST_PRODUCTS}, got {products}.")
     curvature = operator(model, loss, data, kind, mode, params, seed)
@@ -180,12 +182,15 @@ def trace(
 def _estimate(curvature: CurvatureOperator, products: int, seed: int) -> TraceEstimate:
     # the space of the outputs, where there is one, has the same trace and shorter vectors
     space = search_space(curvature, "largest", 1)
-    like = torch.empty(space.size, dtype=space.dtype, device=space.device)
+    wide = torch.promote_types(space.dtype, torch.float32)  # a basis in half precision is none
+    like = torch.empty(space.size, dtype=wide, device=space.device)
 
     def multiply(block: Tensor) -> Tensor:
+        block = block.to(space.dtype)
         if isinstance(space, ParameterSpace):
-            return curvature.matmat(block)  # builds each batch's graph once for all columns
-        return torch.stack([space.times(column.contiguous()) for column in block.T], dim=1)
+            return curvature.matmat(block).to(wide)  # each batch's graph once for all columns
+        columns = [space.times(column.contiguous()) for column in block.T]
+        return torch.stack(columns, dim=1).to(wide)
 
     if space.size <= products:
         return exact_trace(multiply, like)

@@ -99,7 +99,10 @@ def bound_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -
     if not isinstance(optimizer, Optimizer):
         trainable = [p for p in model.parameters() if p.requires_grad]
         if not trainable:
-            raise InputError("the model has no parameter with requires_grad=True to train.")
+            raise InputError(
+                "the model has no parameter with requires_grad=True to train; call "
+                "model.requires_grad_(True)."
+            )
         optimizer = _made(optimizer, trainable)
     if isinstance(optimizer, LBFGS):
         raise ArgumentTypeError("LBFGS evaluates the loss itself; use a one-gradient optimizer.")

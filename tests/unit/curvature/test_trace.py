@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from tests.unit.curvature.networks import batch, network
+from torch import nn
 from torch.nn import functional
 
 from normscope.curvature import dense
@@ -136,3 +137,12 @@ def test_trace_prints_and_plots():
 def test_too_few_products_are_refused():
     with pytest.raises(InputError, match="at least 4, got 3"):
         trace(network("residual"), LOSS, batch("residual"), products=3)
+
+
+def test_trace_in_half_precision_is_that_in_single():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    data = torch.randn(128, 20), torch.arange(128) % 10
+    expected = trace(model, "cross_entropy", data)
+    found = trace(model.bfloat16(), "cross_entropy", data)
+    assert found.value == pytest.approx(expected.value, rel=0.05)
