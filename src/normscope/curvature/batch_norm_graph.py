@@ -30,14 +30,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.curvature.images import channels_last, exact_statistics
 from normscope.curvature.recording import held
-from normscope.layers.compiled.binding import compiled_sums
+from normscope.layers.compiled.binding import faster_sums
 from normscope.layers.standardize import (
     LocalBatch,
     along_channels,
     channel_axes,
     standardize_by_definition,
 )
+from normscope.layers.transforms import stands_for_several
 
 __all__ = ["graph_batch_norm", "serves", "sum_of_products"]
 
@@ -79,9 +81,14 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """By the native kernel, in the form that compares the vectors' sizes."""
-        output, mean, inverse, _, _ = torch._batch_norm_impl_index(
-            x, weight, bias, None, None, True, 0.0, eps, False
-        )
+        if channels_last(x):
+            mean, inverse = exact_statistics(x, eps)
+            variance = (inverse.pow(-2) - eps).clamp_(min=0)
+            output = torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+        else:
+            output, mean, inverse, _, _ = torch._batch_norm_impl_index(
+                x, weight, bias, None, None, True, 0.0, eps, False
+            )
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.mark_non_differentiable(mean, inverse)
         ctx.set_materialize_grads(False)
@@ -93,8 +100,13 @@ class _Normalize(torch.autograd.Function):
         """By the native kernel too, as a function that has its own derivative."""
         if gradients[0] is None:
             return (None,) * 4
-        function: Any = _Gradient
-        made = function.apply(gradients[0], *held(ctx.saved_tensors), ctx.eps)
+        made: tuple[Tensor, ...]
+        if stands_for_several(gradients[0]):
+            x, weight, *_ = ctx.saved_tensors
+            made = _defined_gradient(gradients[0], x, weight, ctx.eps)
+        else:
+            function: Any = _Gradient
+            made = function.apply(gradients[0], *held(ctx.saved_tensors), ctx.eps)
         needed = ctx.needs_input_grad[:3]
         asked = [value if need else None for value, need in zip(made, needed, strict=True)]
         return *asked, None
@@ -140,13 +152,7 @@ def _by_definition(ctx: Any, cotangents: tuple[Tensor | None, ...]) -> tuple[Ten
     # aliases: g may itself depend on x, and the derivative in x is to be taken at fixed g
     tensors: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors[:3]]
     g, x, weight = tensors
-    x_hat, _, variance = standardize_by_definition(x, ctx.eps, LocalBatch.of(x))
-    axes, product = channel_axes(x.dim()), g * x_hat
-    centred = g - g.mean(axes, keepdim=True) - x_hat * product.mean(axes, keepdim=True)
-    scale = torch.rsqrt(variance + ctx.eps)
-    if weight is not None:
-        scale = scale * along_channels(weight, x)
-    made = scale * centred, product.sum(axes), g.sum(axes)
+    made = _defined_gradient(g, x, weight, ctx.eps)
     given = [(out, c) for out, c in zip(made, cotangents, strict=True) if c is not None]
     needed = [place for place in range(3) if ctx.needs_input_grad[place]]
     found = torch.autograd.grad(
@@ -158,6 +164,19 @@ def _by_definition(ctx: Any, cotangents: tuple[Tensor | None, ...]) -> tuple[Ten
     )
     by_place = dict(zip(needed, found, strict=True))
     return *(by_place.get(place) for place in range(3)), *(None,) * 3
+
+
+def _defined_gradient(
+    g: Tensor, x: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weight and bias in operations that torch can differentiate."""
+    x_hat, _, variance = standardize_by_definition(x, eps, LocalBatch.of(x))
+    axes, product = channel_axes(x.dim()), g * x_hat
+    centred = g - g.mean(axes, keepdim=True) - x_hat * product.mean(axes, keepdim=True)
+    scale = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = scale * along_channels(weight, x)
+    return scale * centred, product.sum(axes), g.sum(axes)
 
 
 class _SecondDerivative:
@@ -201,6 +220,8 @@ class _SecondDerivative:
             by_x = self.b * self.inverse
             result.addcmul_(self.x, along_channels(by_x, self.x))
             shift = shift - self.mean * by_x
+        elif self.c is None:
+            return result
         return result.add_(along_channels(shift, self.x))
 
     def to_weight(self) -> Tensor:
@@ -235,7 +256,7 @@ def _native_gradient(
 
 def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """Sum of left * right over each channel, in one pass: that of a gradient and its x_hat."""
-    compiled = compiled_sums(left, right)
+    compiled = faster_sums(left, right)
     if compiled is not None:
         return compiled[0]
     channels = left.shape[1]

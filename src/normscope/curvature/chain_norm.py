@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.curvature.chain_links import Link, OuterProduct, Pair, Trace
-from normscope.layers.compiled.binding import compiled_sums
+from normscope.curvature.images import channels_last, exact_statistics
+from normscope.layers.compiled.binding import faster_sums
 
 __all__ = ["BatchNormLink", "normalized"]
 
@@ -164,7 +165,7 @@ class BatchNormLink(Link):
         costs more than two passes in place.
         """
         values = self._normalized if values is None else values
-        compiled = compiled_sums(delta, values)
+        compiled = faster_sums(delta, values)
         if compiled is not None:
             return compiled
         _, correlation, total = torch.ops.aten.native_batch_norm_backward(
@@ -200,9 +201,12 @@ def normalized(
     >>> normalized(torch.tensor([[0.0], [4.0]]), None, 0.0)[0].flatten()
     tensor([-1.,  1.])
     """
-    if statistics is None:
+    if statistics is None and not channels_last(inputs):
         values, _, inverse = torch.native_batch_norm(inputs, None, None, None, None, True, 0.0, eps)
         return values, inverse
+    if statistics is None:
+        mean, inverse = exact_statistics(inputs, eps)
+        statistics = mean, (inverse.pow(-2) - eps).clamp_(min=0)
     mean, variance = statistics
     values = functional.batch_norm(inputs, mean, variance, None, None, False, 0.0, eps)
     return values, (variance + eps).rsqrt()

@@ -26,6 +26,7 @@ from torch import Tensor
 from normscope.curvature.batch_norm_graph import sum_of_products
 from normscope.curvature.recording import held
 from normscope.layers.standardize import along_channels, channel_axes
+from normscope.layers.transforms import stands_for_several
 
 __all__ = ["constant_norm"]
 
@@ -55,13 +56,13 @@ def constant_norm(
     >>> constant_norm(x, None, None, torch.ones(1), torch.ones(1), 3.0).tolist()
     [[-0.5], [0.5]]
     """
-    function: Any = _Normalize  # torch declares no types for ``apply``
+    function: Any = _ByConstants  # torch declares no types for ``apply``
     # running statistics are buffers: what advances them later must not reach the backward pass
     output: Tensor = function.apply(x, weight, bias, mean.clone(), variance.clone(), eps)
     return output
 
 
-class _Normalize(torch.autograd.Function):
+class _ByConstants(torch.autograd.Function):
     """(x, weight, bias, mean, variance, eps) -> output."""
 
     @staticmethod
@@ -82,13 +83,18 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """By the native kernel too, as a function that has its own derivative."""
-        function: Any = _Gradient
         wanted = tuple(ctx.needs_input_grad[:3])
+        if stands_for_several(gradients[0]):
+            x, weight, mean, variance = ctx.saved_tensors
+            made = _defined_gradient(gradients[0], x, weight, mean, variance, ctx.eps)
+            asked = [part if want else None for part, want in zip(made, wanted, strict=True)]
+            return *asked, None, None, None
+        function: Any = _GradientByConstants
         made = function.apply(gradients[0], *held(ctx.saved_tensors), ctx.eps, wanted)
         return *made, None, None, None
 
 
-class _Gradient(torch.autograd.Function):
+class _GradientByConstants(torch.autograd.Function):
     """(g, x, weight, mean, variance, eps, wanted) -> gradients of input, weight and bias."""
 
     @staticmethod
@@ -127,6 +133,17 @@ class _Gradient(torch.autograd.Function):
         if needs_weight and a is not None:
             to_weight = inverse * _summed_product(a, g)
         return to_gradient, to_input, to_weight, *(None,) * 4
+
+
+def _defined_gradient(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The three gradients in operations that torch can differentiate and batch."""
+    inverse = torch.rsqrt(variance + eps)
+    x_hat = (x - along_channels(mean, x)) * along_channels(inverse, x)
+    scale = inverse if weight is None else weight * inverse
+    axes = channel_axes(x.dim())
+    return g * along_channels(scale, x), (g * x_hat).sum(axes), g.sum(axes)
 
 
 def _tangent(

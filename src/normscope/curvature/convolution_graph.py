@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.recording import held
+from normscope.layers.transforms import stands_for_several
 
 __all__ = ["graph_convolution"]
 
@@ -129,8 +130,10 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """By PyTorch's kernel too, as a function that has its own derivative."""
-        function: Any = _Gradient
         wanted = tuple(ctx.needs_input_grad[:3])
+        if stands_for_several(gradients[0]):
+            return *ctx.geometry.gradient(gradients[0], *ctx.saved_tensors, wanted), None
+        function: Any = _Gradient
         saved = held(ctx.saved_tensors)
         return *function.apply(gradients[0], *saved, ctx.geometry, wanted), None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -61,8 +61,8 @@ class Evaluator:
     seed: int
     point: dict[str, Tensor] = field(init=False, repr=False)
     _losses: dict[int, float] = field(init=False, repr=False, default_factory=dict)
-    #: whether the model takes images in either order of memory; empty until it was asked
-    _either_order: list[bool] = field(init=False, repr=False, default_factory=list)
+    #: whether the model takes images of a shape in either order of memory, once it was tried
+    _either_order: dict[torch.Size, bool] = field(init=False, repr=False, default_factory=dict)
     _modules_of_loss: list[nn.Module] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -157,19 +157,19 @@ class Evaluator:
             return False
         if not any(isinstance(module, nn.Conv2d) for module in self.problem.model.modules()):
             return False
-        if not self._either_order:
-            self._either_order.append(takes_either_order(self._output_of(batch), batch[0]))
-        return self._either_order[0]
+        shape = batch[0].shape[1:]
+        if shape not in self._either_order:
+            trial = takes_either_order(lambda few: self._tried(few, batch[1]), batch[0])
+            self._either_order[shape] = trial
+        return self._either_order[shape]
 
-    def _output_of(self, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """From some of a batch's inputs to their outputs, without a graph."""
-
-        def output_of(inputs: Tensor) -> Tensor:
-            with self.scene(self.leaves()), torch.no_grad():
-                few = inputs.clone(), batch[1][: len(inputs)]
-                return self.problem.output_on(few)
-
-        return output_of
+    def _tried(self, few: Tensor, targets: Tensor) -> list[Tensor]:
+        """The outputs of a few samples, and their sum's gradients."""
+        leaves = self.leaves()
+        with self.scene(leaves):
+            output = self.problem.output_on((few.clone(), targets[: len(few)]))
+            gradients = torch.autograd.grad(output.sum(), leaves, materialize_grads=True)
+        return [output.detach(), *gradients]
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
         """Refuse an output computed otherwise as `__call__` refuses that of the model itself.

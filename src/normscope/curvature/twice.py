@@ -116,6 +116,8 @@ def constant_norm_serves(input: Tensor, mean: Tensor, variance: Tensor, eps: flo
     """
     if _is_special(input) or not serves(input) or not mean.dtype == variance.dtype == input.dtype:
         return False
+    if mean.requires_grad or variance.requires_grad:
+        return False  # they are no constants
     ratio = mean.abs() * torch.rsqrt(variance + eps)
     return bool(ratio.max() <= LARGEST_RATIO[input.dtype])
 

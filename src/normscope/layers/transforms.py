@@ -81,6 +81,19 @@ def eager() -> bool:
     )
 
 
+def stands_for_several(gradient: Tensor) -> bool:
+    """Whether a gradient is a batch of gradients, by a transform or by ``is_grads_batched``.
+
+    Of a function of one's own that is called on such a gradient, no graph is recorded: what is to
+    be differentiated again must be written in PyTorch's operations.
+
+    >>> stands_for_several(torch.ones(2))
+    False
+    """
+    # torch.autograd.grad has an older kind of batch, which no transform is behind
+    return transform_active() or bool(_functorch.is_legacy_batchedtensor(gradient))
+
+
 def belongs_to_innermost_transform(tensor: Tensor) -> bool:
     """Whether the innermost running transform handed this tensor to the function it transforms.
 

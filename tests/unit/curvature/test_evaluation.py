@@ -82,3 +82,91 @@ def test_an_error_of_the_model_is_its_own():
     data = torch.zeros(4, 2, 4, 5), torch.arange(4) % 2
     with pytest.raises(RuntimeError, match="7"):
         operator(model, "cross_entropy", data, "hessian") @ torch.zeros(100)
+
+
+class BackwardLooks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(len(g), -1).reshape(g.shape)
+
+
+class Particular(nn.Module):
+    """Takes images in one order only, and says so in its own way."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.convolution, self.head = way, nn.Conv2d(2, 3, 2), nn.LazyLinear(2)
+
+    def forward(self, x):
+        if bool(x.isnan().any()):
+            raise ValueError
+        if self.way == "assert":
+            assert x.is_contiguous()
+        x = torch.tanh(self.convolution(x))
+        return self.head((BackwardLooks.apply(x) if self.way == "backward" else x).flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+@pytest.mark.parametrize("way", ["assert", "backward"])
+def test_a_model_that_refuses_an_order_in_its_own_way_gets_the_other(way, kind):
+    torch.manual_seed(0)
+    model, x = Particular(way), torch.randn(4, 2, 4, 5)
+    model(x)
+    data = x, torch.arange(4) % 2
+    matrix = operator(model, "cross_entropy", data, kind)
+    vector = torch.randn(matrix.shape[0])
+    model.way = None
+    expected = operator(model, "cross_entropy", data, kind) @ vector
+    torch.testing.assert_close(matrix @ vector, expected, rtol=1e-4, atol=1e-5)
+
+
+class ViewedIfLarge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(2, 3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        if bool(x.isnan().any()):
+            raise ValueError
+        x = torch.tanh(self.convolution(x))
+        return self.head(x.view(len(x), 3, -1).mean(2) if x.shape[2] > 3 else x.mean((2, 3)))
+
+
+def test_every_shape_of_images_is_tried():
+    torch.manual_seed(0)
+    sizes = (4, 4), (6, 7)
+    data = [(torch.randn(4, 2, *size), torch.arange(4) % 2) for size in sizes]
+    matrix = operator(ViewedIfLarge(), "cross_entropy", data, "hessian")
+    first = matrix @ torch.ones(matrix.shape[0])
+    assert torch.equal(matrix @ torch.ones(matrix.shape[0]), first)
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_batch_statistics_of_rearranged_images_keep_their_digits(chain):
+    """Many positions, and a mean of six spreads: torch loses two digits of the mean so."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Tanh(), nn.AvgPool2d(32), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(3, 2))
+    model[0].weight.data.fill_(1.0)
+    data = torch.randn(64, 1, 32, 32) + 6, torch.arange(64) % 2
+    subject = model if chain else Hidden(model)
+    matrix = operator(subject, "cross_entropy", data, "ggn", "train")
+    vector = torch.randn(matrix.shape[0])
+    exact = operator(subject.double(), "cross_entropy", (data[0].double(), data[1]), "ggn", "train")
+    expected = exact @ vector.double()
+    assert ((matrix @ vector).double() - expected).norm() <= 2e-5 * expected.norm()
+
+
+class Hidden(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        if bool(x.isnan().any()):
+            raise ValueError
+        return self.inner(x)

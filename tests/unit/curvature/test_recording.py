@@ -52,6 +52,20 @@ def test_jacobian_times_a_vector_takes_no_derivative_that_nobody_asks_for(mode: 
         linear.push_forward(vector.double())
     assert seen.names["convolution"] == 3  # of the images, and twice in the second layer
     assert seen.names["convolution_backward"] == 0
+    # of two norms: the projection of a tangent by the batch's statistics, and nothing by constants
+    assert seen.names["native_batch_norm_backward"] == (2 if mode == "train" else 0)
+
+
+def test_evaluation_mode_normalizes_by_constants() -> None:
+    node = linearized("eval")._output.grad_fn
+    names, waiting = set(), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.add(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    assert "_ByConstantsBackward" in names
+    assert not any("BatchNorm" in name for name in names)
 
 
 def test_held_tensors_keep_their_graph_outside() -> None:

@@ -49,7 +49,7 @@ def test_batch_norm_layers_are_replaced_in_evaluation_mode_too(layer: nn.Module)
     output, expected = replaced(layer.eval(), x)
     torch.testing.assert_close(output, expected)
     assert not any("NativeBatchNorm" in node for node in graph_nodes(output))
-    assert "_NormalizeBackward" in graph_nodes(output)
+    assert "_ByConstantsBackward" in graph_nodes(output)
 
 
 def test_a_layer_without_running_statistics_uses_its_batch_in_evaluation_mode() -> None:
@@ -63,7 +63,60 @@ def test_running_statistics_far_from_zero_are_left_to_the_layer() -> None:
     layer.running_mean.fill_(1e4)
     output, expected = replaced(layer, 1e4 + torch.randn(6, 3, requires_grad=True))
     assert torch.equal(output, expected)
-    assert "_NormalizeBackward" not in graph_nodes(output)
+    assert "_ByConstantsBackward" not in graph_nodes(output)
+    layer.running_mean.fill_(-1e4)
+    output, _ = replaced(layer, torch.randn(6, 3, requires_grad=True) - 1e4)
+    assert "_ByConstantsBackward" not in graph_nodes(output)
+
+
+def test_running_statistics_that_are_trained_are_no_constants() -> None:
+    layer = nn.BatchNorm1d(3).eval()
+    del layer.running_mean
+    layer.running_mean = nn.Parameter(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="running_mean"):
+        replaced(layer, torch.randn(6, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_in_evaluation_mode_is_left_to_the_layer(dtype: torch.dtype) -> None:
+    layer = nn.BatchNorm1d(3).to(dtype).eval()
+    output, expected = replaced(layer, torch.randn(6, 3).to(dtype).requires_grad_())
+    assert torch.equal(output, expected)
+    assert "_ByConstantsBackward" not in graph_nodes(output)
+
+
+class OwnJacobian(nn.Module):
+    """Its output is made of gradients that it takes itself, at once or one after the other."""
+
+    def __init__(self, inner: nn.Module, at_once: bool) -> None:
+        super().__init__()
+        self.inner, self.at_once = inner, at_once
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        y = self.inner(x)
+        units = torch.eye(2, dtype=y.dtype).unsqueeze(1).expand(2, *y.shape)
+        options: dict[str, Any] = {"create_graph": True, "retain_graph": True}
+        if self.at_once:
+            (slopes,) = torch.autograd.grad(y, x, units, is_grads_batched=True, **options)
+        else:
+            slopes = torch.stack([torch.autograd.grad(y, x, unit, **options)[0] for unit in units])
+        return y + slopes.flatten(2).square().sum(2).T
+
+
+@pytest.mark.parametrize("mode", ["train", "frozen", "eval"])
+@pytest.mark.parametrize("kind", ["ggn", "hessian"])
+def test_gradients_that_a_model_takes_in_batches_are_differentiated(kind: str, mode: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)
+    inner = nn.Sequential(*layers).double()
+    data = torch.randn(5, 1, 3, 3, dtype=torch.float64), torch.arange(5) % 2
+    found, expected = (
+        operator(OwnJacobian(inner, at_once), "cross_entropy", data, kind, mode)
+        for at_once in (True, False)
+    )
+    vector = torch.randn(found.shape[0], dtype=torch.float64)
+    torch.testing.assert_close(found @ vector, expected @ vector)
 
 
 class OwnBatchNorm(nn.BatchNorm1d):

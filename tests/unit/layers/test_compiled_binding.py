@@ -331,6 +331,27 @@ def test_sums_leave_what_they_cannot_read():
     for other in [*strange, plain.to("meta"), plain[:0], torch.ones(4)]:
         assert binding.compiled_sums(plain, other) is None
         assert binding.compiled_sums(other, plain) is None
+    for strange in (torch.ones(2, 3, 4), plain[:0], torch._efficientzerotensor((4, 3))):
+        assert binding.compiled_sums(strange, strange) is None
     seen = []
     torch.func.vmap(lambda x: seen.append(binding.compiled_sums(x, x)) or x)(torch.ones(2, 4, 3))
     assert seen == [None]
+
+
+def test_sums_lie_on_the_cpu_whatever_the_default_device_is():
+    one, other = torch.ones(70, 3), torch.ones(5000)
+    with torch.device("meta"):
+        products, _ = binding.compiled_sums(one, one)
+        compared = binding.compiled_comparison(other, other)
+    assert products.tolist() == [70.0] * 3
+    assert compared.tolist() == [5000.0, 5000.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "pays"), [((4, 30, 3, 3), True), ((4, 32, 3, 3), False), ((4, 30), False)]
+)
+def test_sums_are_left_to_torch_where_it_is_as_fast(shape, pays):
+    images = torch.ones(shape)
+    if len(shape) == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
+    assert (binding.faster_sums(images, images) is not None) == pays

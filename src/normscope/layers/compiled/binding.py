@@ -18,6 +18,8 @@ from normscope.layers.transforms import tracing_active, transform_active
 # A megabyte: about what the cache of one core holds. The best border has not been measured.
 LARGEST = 1 << 18
 
+_LANES = 16  # floats that a processor works on together
+
 _NUMBERS_PER_THREAD = 1 << 15  # as PyTorch: below it, waking a thread costs more than it does
 
 # Before centring the scale is at least the mean's size; near it, the spread may be small.
@@ -143,7 +145,7 @@ def compiled_comparison(one: Tensor, other: Tensor) -> Tensor | None:
     if kernel is None:
         return None
     threads = _threads_for(count)
-    shares = torch.empty(threads, 3, dtype=torch.float64)
+    shares = torch.empty(threads, 3, dtype=torch.float64, device="cpu")
     kernel(one.data_ptr(), other.data_ptr(), count, threads, shares.data_ptr())
     return shares.sum(0)
 
@@ -168,11 +170,22 @@ def compiled_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     count, channels = one.numel(), one.shape[1]
     threads = _threads_for(count)
-    shares = torch.empty(threads, 2, channels, dtype=torch.float64)
+    shares = torch.empty(threads, 2, channels, dtype=torch.float64, device="cpu")
     rows = count // channels
     kernel(one.data_ptr(), other.data_ptr(), rows, channels, threads, shares.data_ptr())
     products, totals = shares.sum(0).to(one.dtype)
     return products, totals
+
+
+def faster_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
+    """As `compiled_sums`, but None where PyTorch's kernel is as fast.
+
+    That is so for vectors, and for images whose channels fill the lanes of a processor; with 30
+    channels ours takes a third of the time, with 3 a thirtieth.
+    """
+    if one.dim() <= 2 or one.shape[1] % _LANES == 0:
+        return None
+    return compiled_sums(one, other)
 
 
 def _channels_innermost(x: Tensor) -> bool:
@@ -216,6 +229,7 @@ def _plain(tensor: Tensor) -> bool:
         and type(tensor) in _PLAIN_TYPES
         and tensor.layout is torch.strided
         and not tensor.is_neg()
+        and not tensor._is_zerotensor()
     )
 
 
