@@ -164,12 +164,16 @@ class Evaluator:
         return self._either_order[shape]
 
     def _tried(self, few: Tensor, targets: Tensor) -> list[Tensor]:
-        """The outputs of a few samples, and their sum's gradients."""
+        """The outputs of a few samples, and the gradient of their squares, as one vector.
+
+        In one vector, since what a norm layer takes out (a bias before it) is rounding alone.
+        """
         leaves = self.leaves()
         with self.scene(leaves):
             output = self.problem.output_on((few.clone(), targets[: len(few)]))
-            gradients = torch.autograd.grad(output.sum(), leaves, materialize_grads=True)
-        return [output.detach(), *gradients]
+            squares = output.square().sum()
+            gradients = torch.autograd.grad(squares, leaves, materialize_grads=True)
+        return [output.detach(), self.layout.join(gradients)]
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
         """Refuse an output computed otherwise as `__call__` refuses that of the model itself.

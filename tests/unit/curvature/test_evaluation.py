@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from normscope.curvature import evaluation, operator
+from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.images import channels_last
+from normscope.curvature.layout import parameter_layout
+from normscope.curvature.problem import Problem
 
 SEEN: list[bool] = []  # not the model's own: that is put back as it was
 
@@ -170,3 +173,14 @@ class Hidden(nn.Module):
         if bool(x.isnan().any()):
             raise ValueError
         return self.inner(x)
+
+
+@pytest.mark.parametrize("mode", ["train", "frozen", "eval"])
+def test_a_bias_before_a_norm_layer_does_not_keep_images_as_given(mode):
+    """Its gradient is zero up to rounding, which differs between the orders."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(60, 2)
+    model = nn.Sequential(*layers)
+    data = torch.randn(8, 2, 5, 6), torch.arange(8) % 2
+    evaluator = Evaluator(Problem(model, "cross_entropy", data), parameter_layout(model), mode, 0)
+    assert evaluator._rearranges(data)
