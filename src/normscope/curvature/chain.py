@@ -47,6 +47,8 @@ class ChainJacobian(Linearization):
             [3.]])
     """
 
+    holds_gradients = False
+
     def __init__(self, links: Sequence[Link], output: Tensor, layout: ParameterLayout) -> None:
         super().__init__(output.shape, output.dtype)
         self.output = output
@@ -131,6 +133,21 @@ class ChainJacobian(Linearization):
             return super().gram_with(other, cotangent)
         with alone():
             return _up(self.links, _down(other.links, cotangent))
+
+    def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
+        """The inner products of all J^T u; the gradients of one layer are held at a time."""
+        deltas = [cotangent.detach().clone() for cotangent in cotangents]
+        total = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
+        with alone():
+            for link in reversed(self.links):
+                traces = []
+                for place, delta in enumerate(deltas):
+                    below, trace = link.down(delta, to_input=link is not self.links[0])
+                    traces.append(trace)
+                    if below is not None:
+                        deltas[place] = below.clone()  # the link may use its memory again
+                total += link.inner_products(traces)
+        return total
 
     def _joined(self, traces: Sequence[Trace]) -> Tensor:
         found = _pulled_back(self.links, traces)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -103,6 +105,15 @@ class LinearLink(Link):
             None if weight is None else trace.delta.T @ trace.inputs,
             None if bias is None else trace.delta.sum(0),
         )
+
+    def inner_products(self, traces: Sequence[Trace]) -> Tensor:
+        """The inner products of what several cotangents left here, float64, (count, count)."""
+        outer = [trace for trace in traces if isinstance(trace, OuterProduct)]
+        if len(outer) < len(traces):
+            return super().inner_products(traces)
+        deltas = torch.stack([trace.delta for trace in outer])
+        met = self._kernel_with(outer[0]) @ deltas
+        return (deltas.flatten(1) @ met.flatten(1).T).double().cpu()
 
     def _kernel_pays(self) -> bool:
         """Whether making X X^T + 1 1^T costs less than it saves in two products."""

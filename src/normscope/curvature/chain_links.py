@@ -8,9 +8,11 @@ upwards to a tangent of its input. A tensor handed to a link belongs to it: it m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 __all__ = ["FixedLink", "Link", "OuterProduct", "Pair", "Trace"]
@@ -101,6 +103,16 @@ class Link(ABC):
         """The cotangents of weight and bias, multiplied out."""
         assert not isinstance(trace, OuterProduct)
         return trace
+
+    def inner_products(self, traces: Sequence[Trace]) -> Tensor:
+        """The inner products of what several cotangents left here, float64, (count, count)."""
+        total = torch.zeros(len(traces), len(traces), dtype=torch.float64)
+        for gradients in zip(*(self.gradients(trace) for trace in traces), strict=True):
+            rows = [gradient.reshape(-1) for gradient in gradients if gradient is not None]
+            if rows:
+                stacked = torch.stack(rows)
+                total += (stacked @ stacked.T).double().cpu()
+        return total
 
 
 class FixedLink(Link):

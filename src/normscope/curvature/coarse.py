@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.batch import rows
+from normscope.curvature.mean_model import MeanModel
+from normscope.curvature.means import agreement, mean_model, top_means
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.search import Request, search, started
@@ -18,8 +20,10 @@ from normscope.errors import NormscopeError
 __all__ = ["Guess", "coarse_guess"]
 
 _FEWEST_SAMPLES = 32  # in a part; fewer and batch statistics have little to do with the whole's
-_LARGEST_STRIDE = 16
-_SMALLEST_STRIDE = 4  # a larger part of the data would cost more than it saves
+_LARGEST_PART = 1 / 4  # of the data: a larger one would cost more than it saves
+_SEARCHED = 1 / 16  # of the data, on which vectors are searched
+_AVERAGED = 1 / 8  # ... and on which mean gradients are taken, which cost half as much
+_AGREEING = 0.8  # of a product, from which on samples agree well enough to be taken as one
 # Below the distance between the part's vectors and the whole's; far below where vectors over the
 # outputs make products cheap, so that the part costs little anyway.
 _TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
@@ -30,6 +34,7 @@ _PRODUCTS = 14  # on the part, at most
 # ... and what these may cost, in products on all data: a part that is a quarter of it saves less
 # than many products on it cost (on 13 nets of 128 and 192 samples, three seeds, 7 % in all).
 _LARGEST_COST = 2.0
+_GRADIENT_BYTES = 2**28  # memory for mean gradients, one for each output
 _MIXED = 1.0  # of the vectors next in line, in a guess that must not settle on one of several
 _FEWEST_PRODUCTS = 4  # fewer find nothing worth carrying
 _LOGGER = logging.getLogger(__name__)
@@ -44,12 +49,14 @@ class Guess:
         vectors: one column each.
         which: what was searched.
         cost: in products with the whole operator.
+        model: what the part says of the whole beside them; None if nothing.
     """
 
     space: SearchSpace
     vectors: Tensor
     which: str
     cost: float
+    model: MeanModel | None = None
 
     def carried_to(self, space: SearchSpace) -> Tensor:
         """The vectors of another space that stand for them, one column each."""
@@ -63,7 +70,7 @@ class Guess:
 
 
 def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
-    """Approximate eigenvectors from every n-th sample of a batch, or from one batch of many.
+    """Approximate eigenvectors from some samples of a batch, or from one batch of many.
 
     Args:
         operator: the curvature on all data.
@@ -72,32 +79,62 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     Returns:
         The vectors; None where the data is too small for a part of it to help.
     """
-    part = _part(operator)
-    if part is None:
-        return None
-    share = part.samples / operator.samples
-    # one product on all data, and one to carry each vector there, must be left
-    affordable = min(_LARGEST_COST, request.max_products - 1 - request.count)
-    allowed = min(_PRODUCTS, int(affordable / share))
-    if allowed < _FEWEST_PRODUCTS:
-        return None
     try:
-        space = _space(part, request)
-        foreign = operator.kind == "hessian" and isinstance(space, OutputSpace)
-        tolerance = _FOREIGN_TOLERANCE if foreign else _TOLERANCES[type(space)]
-        rough = Request(request.count, request.which, tolerance, allowed, request.seed)
-        found = search(space, started(space, None, rough), rough)
+        spent, guess = _averaged(operator, request)
+        return _searched(operator, request, spent) if guess is None else guess
     except (NormscopeError, RuntimeError) as reason:
         # a model may take only batches of one size; the search on all data needs no guess
         _LOGGER.debug("no guess from a part of the data: %s", reason)
         return None
-    cost = share * (found.products + space.embedding_cost * found.vectors.shape[1])
+
+
+def _averaged(operator: CurvatureOperator, request: Request) -> tuple[float, Guess | None]:
+    """What trying it cost, and the guess from mean gradients, if the samples agree on them."""
+    if operator.kind == "hessian" or len(operator.batch_sizes) > 1:
+        return 0.0, None
+    part = _part(operator, _AVERAGED, request.seed)
+    space = None if part is None else search_space(part, request.which, request.count)
+    if not isinstance(space, OutputSpace):
+        return 0.0, None
+    share, outputs = space.samples / operator.samples, space.size // space.samples
+    cost = share * (1 + outputs / 2)
+    held = outputs * operator.shape[0] * space.like.element_size() if space.holds_gradients else 0
+    if cost > _affordable(request) or held > _GRADIENT_BYTES:
+        return 0.0, None
+    if agreement(space, request.seed) < _AGREEING:
+        return share, None
+    model = mean_model(space, operator.samples)
+    vectors = top_means(model, space, request.count)
+    cost += share * space.embedding_cost * vectors.shape[1]
+    return cost, Guess(space, vectors, request.which, cost, model)
+
+
+def _searched(operator: CurvatureOperator, request: Request, spent: float) -> Guess | None:
+    """The guess from a search on a part of the data."""
+    part = _part(operator, _SEARCHED, request.seed)
+    if part is None:
+        return None
+    share = part.samples / operator.samples
+    allowed = min(_PRODUCTS, int((_affordable(request) - spent) / share))
+    if allowed < _FEWEST_PRODUCTS:
+        return None
+    space = _space(part, request)
+    foreign = operator.kind == "hessian" and isinstance(space, OutputSpace)
+    tolerance = _FOREIGN_TOLERANCE if foreign else _TOLERANCES[type(space)]
+    rough = Request(request.count, request.which, tolerance, allowed, request.seed)
+    found = search(space, started(space, None, rough), rough)
+    cost = spent + share * (found.products + space.embedding_cost * found.vectors.shape[1])
     vectors = found.vectors
     if request.stop == "residual" and operator.kind != "hessian" and found.mixture is not None:
         # The largest eigenvalues of a Fisher matrix are close together, one for each output, and
         # in another order on the part: a start near one of them would hide the others.
         vectors = vectors + _MIXED * found.mixture.unsqueeze(1)
     return Guess(space, vectors, request.which, cost)
+
+
+def _affordable(request: Request) -> float:
+    """Products: one on all data, and one to carry each vector there, must be left."""
+    return min(_LARGEST_COST, request.max_products - 1 - request.count)
 
 
 def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
@@ -114,20 +151,20 @@ def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
     return search_space(part, request.which, request.count)
 
 
-def _part(operator: CurvatureOperator) -> CurvatureOperator | None:
-    """The same curvature on a part of the data."""
+def _part(operator: CurvatureOperator, share: float, seed: int) -> CurvatureOperator | None:
+    """The same curvature on about that share of the data; None if that would be too few samples."""
     evaluator = operator.evaluator
     problem = evaluator.problem
-    if len(operator.batch_sizes) >= _SMALLEST_STRIDE:
+    if len(operator.batch_sizes) >= 1 / _LARGEST_PART:
         _, batch = next(evaluator.batches())
     elif len(operator.batch_sizes) == 1 and problem.has_outputs:
-        stride = min(_LARGEST_STRIDE, operator.samples // _FEWEST_SAMPLES)
-        if stride < _SMALLEST_STRIDE:
+        samples = max(_FEWEST_SAMPLES, round(share * operator.samples))
+        if samples > _LARGEST_PART * operator.samples:
             return None
-        # every n-th sample, not the first ones: data may be sorted by class
-        index = torch.arange(0, operator.samples, stride, device=operator.device)
+        # drawn: the first ones may be of one class, and every n-th of one kind in turn
+        drawn = torch.randperm(operator.samples, generator=torch.Generator().manual_seed(seed))
         _, whole = next(evaluator.batches())
-        batch = rows(whole, index)
+        batch = rows(whole, drawn[:samples].to(operator.device))
     else:
         return None
     smaller = Problem(problem.model, problem.loss, [batch])

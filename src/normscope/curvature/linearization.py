@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ class Linearization(ABC):
         output_shape: samples first.
         dtype: of the output.
     """
+
+    #: whether `inner_products` has every J^T u in memory at once
+    holds_gradients = True
 
     def __init__(self, output_shape: torch.Size, dtype: torch.dtype) -> None:
         self.output_shape = output_shape
@@ -57,6 +61,18 @@ class Linearization(ABC):
             The product; from an eigenvector u of K K^T it makes an approximate one of J J^T.
         """
         return self.push_forward(other.pull_back(cotangent))
+
+    def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
+        """The inner products of all J^T u, float64, (count, count).
+
+        Args:
+            cotangents: the u, each in the shape of the output.
+
+        Returns:
+            J^T u_i times J^T u_j, for every i and j.
+        """
+        pulled = torch.stack([self.pull_back(cotangent) for cotangent in cotangents])
+        return (pulled @ pulled.T).double().cpu()
 
 
 class GraphLinearization(Linearization):

@@ -10,7 +10,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from normscope.curvature.lanczos import Lanczos, RitzPairs
+from normscope.curvature.basis import GrowingBasis
+from normscope.curvature.davidson import Davidson
+from normscope.curvature.lanczos import Lanczos
+from normscope.curvature.mean_model import MeanModel
+from normscope.curvature.ritz import RitzPairs
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import StateError
 
@@ -18,6 +22,7 @@ __all__ = ["ROUGHLY", "STOPS", "Found", "Progress", "Request", "search", "starte
 
 _BASIS_BYTES = 2**28  # memory for basis vectors, beyond which the basis is compressed
 _RANDOM_SHARE = 0.05  # of a start that is not random
+_SMALL_SHARE = 0.01  # ... and of one whose neighbours a model knows: 1e-4 of the value
 # A residual shows that an eigenvalue is near, not that it is the last one: among eigenvalues
 # closer together than the tolerance (the outputs of a wide net) the value can be short by a small
 # multiple of the residual. The search goes on to this part of the tolerance while it has products.
@@ -104,7 +109,12 @@ class Found:
     mixture: Tensor | None = None
 
 
-def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Tensor:
+def started(
+    space: SearchSpace,
+    guesses: Tensor | None,
+    request: Request,
+    model: MeanModel | None = None,
+) -> Tensor:
     """The block of vectors to start from, as many as eigenvalues are wanted.
 
     A guess alone could hide a larger eigenvalue whose vector it happens to miss: a random part is
@@ -114,10 +124,12 @@ def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Ten
         space: where to search.
         guesses: vectors of the space, of any length, one column each; None for none.
         request: what is searched.
+        model: what the search will know of the matrix.
 
     Returns:
         (size, count).
     """
+    random_share = _RANDOM_SHARE if model is None else _SMALL_SHARE
     generator = torch.Generator().manual_seed(request.seed)
     drawn = torch.randn(request.count, space.size, generator=generator)
     block = drawn.to(space.device, space.dtype).div_(space.size**0.5)
@@ -126,62 +138,79 @@ def started(space: SearchSpace, guesses: Tensor | None, request: Request) -> Ten
         assert guesses is not None
         guess = guesses[:, column]
         if guess.norm() > 0:
-            block[column].mul_(_RANDOM_SHARE).add_(guess / guess.norm())
+            block[column].mul_(random_share).add_(guess / guess.norm())
     return block.T
 
 
-def search(space: SearchSpace, start: Tensor, request: Request) -> Found:
+def search(
+    space: SearchSpace, start: Tensor, request: Request, model: MeanModel | None = None
+) -> Found:
     """Extreme eigenvalues of the matrix of a space.
 
     Args:
         space: the space with its matrix.
         start: (size, count).
         request: what is searched.
+        model: of the matrix, if there is one: its directions are followed, else Lanczos'.
 
     Returns:
         The best approximations when all residuals are within the tolerance, or the products are
         used up.
     """
-    wide = torch.promote_types(space.dtype, torch.float32)  # a basis in half precision is none
-    start = start.to(wide)
-    vector_bytes = space.size * start.element_size()
-    limit = max(4 * request.count + 6, min(128, _BASIS_BYTES // vector_bytes))
-    generator = torch.Generator().manual_seed(request.seed + 1)
-    lanczos = Lanczos(lambda v: space.times(v.to(space.dtype)).to(wide), start, limit, generator)
+    basis = _basis(space, start, request, model)
     del start  # as large as a basis vector, and copied
-    reachable = _REACHABLE * torch.finfo(space.dtype).eps if wide != space.dtype else 0.0
+    half = torch.promote_types(space.dtype, torch.float32) != space.dtype
+    reachable = _REACHABLE * torch.finfo(space.dtype).eps if half else 0.0
     while True:
-        lanczos.step()
-        pairs = lanczos.ritz_pairs(request.which, request.count)
-        _check_symmetric(lanczos.asymmetry, pairs.norm, space.dtype)
+        basis.step()
+        pairs = basis.ritz_pairs(request.which, request.count)
+        _check_symmetric(basis.asymmetry, pairs.norm, space.dtype)
         residuals, errors = _relative(pairs, space, request.tolerance)
         complete = len(pairs.values) == min(request.wanted, space.size)
-        _report(request, lanczos.products, pairs, residuals)
-        at_end = lanczos.exhausted or lanczos.products >= request.max_products
+        _report(request, basis.products, pairs, residuals)
+        at_end = basis.exhausted or basis.products >= request.max_products
         at_end |= complete and bool((residuals <= reachable).all())
         converged = complete and _small(residuals, errors, request, 1.0 if at_end else _MARGIN)
         if converged or at_end:
-            vectors = lanczos.vectors(pairs)
+            vectors = basis.vectors(pairs)
             return Found(
                 *(pairs.values, vectors.to(space.dtype), residuals, errors, converged),
-                lanczos.products,
-                mixture=_mixture(lanczos, request, space.dtype),
+                basis.products,
+                mixture=_mixture(basis, request, space.dtype) if model is None else None,
             )
-        if lanczos.full:
-            lanczos.compress(request.which, max(request.count + 2, lanczos.done // 3))
+        if basis.full:
+            basis.compress(request.which, max(request.count + 2, basis.done // 3))
 
 
-def _mixture(lanczos: Lanczos, request: Request, dtype: torch.dtype) -> Tensor | None:
+def _basis(
+    space: SearchSpace, start: Tensor, request: Request, model: MeanModel | None
+) -> GrowingBasis:
+    """What grows while a matrix is searched."""
+    wide = torch.promote_types(space.dtype, torch.float32)  # a basis in half precision is none
+    start = start.to(wide)
+
+    def product(vector: Tensor) -> Tensor:
+        return space.times(vector.to(space.dtype)).to(wide)
+
+    generator = torch.Generator().manual_seed(request.seed + 1)
+    held = space.size * start.element_size() * (1 if model is None else 2)
+    limit = max(4 * request.count + 6, min(128, _BASIS_BYTES // held))
+    if model is None:
+        return Lanczos(product, start, limit, generator)
+    return Davidson(product, start, limit, generator, model, request.which)
+
+
+def _mixture(basis: GrowingBasis, request: Request, dtype: torch.dtype) -> Tensor | None:
     """The sum of the Ritz vectors behind the first whose values are near its own."""
     if request.count > 1 or request.which == "both":
         return None
-    pairs = lanczos.ritz_pairs(request.which, lanczos.done)
+    pairs = basis.ritz_pairs(request.which, basis.done)
     near = pairs.values / pairs.values[0] >= _NEAR
     near[0] = False
     if not bool(near.any()):
         return None
     coefficients = pairs.coefficients[:, near].sum(1, keepdim=True)
-    return lanczos.combination(coefficients)[:, 0].to(dtype)
+    return basis.combination(coefficients)[:, 0].to(dtype)
 
 
 def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:

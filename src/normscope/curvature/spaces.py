@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ class SearchSpace(ABC):
         self.size = size
         self.dtype = dtype
         self.device = device
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of a vector's dtype and device."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
 
     @abstractmethod
     def times(self, vector: Tensor) -> Tensor:
@@ -128,6 +134,21 @@ class OutputSpace(SearchSpace):
         if lifted is None:
             lifted = self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
         return functional.normalize(lifted, dim=0)
+
+    def inner_products(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The matrix between some vectors, float64, (count, count): half a product for each."""
+        roots = [self._metric.root(self._shaped(vector)) for vector in vectors]
+        return self._jacobian.inner_products(roots)
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether `inner_products` has one parameter vector for each vector in memory."""
+        return self._jacobian.holds_gradients
+
+    @property
+    def samples(self) -> int:
+        """In the batch."""
+        return self._jacobian.output_shape[0]
 
     def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
         """R^T J K^T S u, for K and S of the other data."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from normscope.arguments import check_number, check_switch, check_whole
 from normscope.curvature.coarse import coarse_guess
 from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.lanczos import WHICH
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.result import TopEigenvalue
+from normscope.curvature.ritz import WHICH
 from normscope.curvature.search import ROUGHLY, STOPS, Found, Request, search, started
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
@@ -133,16 +133,16 @@ def extreme_eigenvalues(
     """
     coarse = coarse_guess(operator, request) if guesses is None else None
     space = search_space(operator, request.which, request.count)
-    spent = 0.0
+    spent, model = 0.0, None
     if coarse is not None:
-        spent, guesses = coarse.cost, coarse.carried_to(space)
+        spent, guesses, model = coarse.cost, coarse.carried_to(space), coarse.model
     elif guesses is not None:
         guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
     spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
-    blocks = [started(space, guesses, request)]
+    blocks = [started(space, guesses, request, model)]
     del coarse, guesses  # vectors and a graph that the search may need the room of
     # handed over, not kept: the search has its own copy, in its basis
-    found = search(space, blocks.pop(), request.with_fewer_products(spent))
+    found = search(space, blocks.pop(), request.with_fewer_products(spent), model)
     spent += found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
         # outputs alone do not show which parameter vectors have the eigenvalue zero

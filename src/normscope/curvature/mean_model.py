@@ -1,0 +1,142 @@
+"""A small model of a curvature: what it does to directions in which the samples agree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Consensus", "Correction", "MeanModel"]
+
+_LEAST_DOUBT = 0.01  # of a value: the model's eigenvalues are never taken as better known
+_DOUBT = 0.5  # of the model's misfit
+_LEAST_GAP = 0.02  # of a value, that a correction divides by
+_ELSEWHERE = 0.3  # of a value: where eigenvalues of directions without agreement end, roughly
+_UNRESOLVED = 2.0  # residuals that a value among close eigenvalues may be short by
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a model makes of a residual.
+
+    Args:
+        direction: towards the eigenvector, as far as the model knows.
+        residual: the residual's length.
+        error: by how much the value is short of its eigenvalue, estimated.
+    """
+
+    direction: Tensor
+    residual: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Consensus:
+    r"""Vectors over the outputs of a batch that are the same for every sample.
+
+    .. math:: Z = 1 / \sqrt m \otimes I, \qquad Z^\top Z = I
+
+    Args:
+        samples: m, in the batch.
+
+    >>> pair = Consensus(samples=4)
+    >>> vector = pair.vector(torch.tensor([2.0, 6.0]), like=torch.ones(1))
+    >>> vector
+    tensor([1., 3., 1., 3., 1., 3., 1., 3.])
+    >>> pair.means(vector)
+    tensor([2., 6.], dtype=torch.float64)
+    """
+
+    samples: int
+
+    def means(self, vector: Tensor) -> Tensor:
+        """Z^T times a vector: one entry for each output, in float64."""
+        summed = vector.view(self.samples, -1).sum(0, dtype=torch.float64)
+        return summed.cpu().div(math.sqrt(self.samples))
+
+    def vector(self, means: Tensor, like: Tensor) -> Tensor:
+        """Z times one entry for each output; its dtype and device are those of another tensor."""
+        return means.div(math.sqrt(self.samples)).to(like).repeat(self.samples)
+
+
+class MeanModel:
+    r"""A Fisher or Gauss-Newton matrix over the outputs, known where all samples agree.
+
+    Its largest eigenvectors are nearly the same for every sample, one for each output: they belong
+    to the mean gradients, from which wei2018 has its bound of the eigenvalue. Among vectors that
+    are the same for every sample the matrix A is a small one, B, and a part of the data gives that
+    nearly; s is what the part has too much or too little of:
+
+    .. math:: A \approx s\, Z B Z^\top, \qquad Z = 1 / \sqrt m \otimes I
+
+    The residual r of a pair (theta, x) is divided into parts c_j along the eigenvectors of s B,
+    the wanted vectors taken out, and a rest r_0. With gaps g_j = theta - mu_j to their eigenvalues
+    the next direction is Davidson's, and the error that of second-order perturbation theory:
+
+    .. math:: t = \frac{r_0}{\theta} + \sum_j \frac{c_j}{g_j} z_j, \qquad
+        \lambda - \theta \approx \frac{|r_0|^2}{\theta - \mu_0} + \sum_j \frac{c_j^2}{g_j}
+
+    The gaps are doubted by half of what s differs from one. A gap that this closes says nothing:
+    its part of the residual then counts twice, not squared.
+
+    Reference: wei2018, Claim 3.1.
+
+    Args:
+        matrix: B, float64, (outputs, outputs).
+        consensus: of the whole batch.
+    """
+
+    def __init__(self, matrix: Tensor, consensus: Consensus) -> None:
+        self.matrix = matrix
+        self.consensus = consensus
+
+    def correction(self, value: float, vector: Tensor, image: Tensor, wanted: Tensor) -> Correction:
+        """Where to look next, and how much the value lacks.
+
+        Args:
+            value: theta, an approximate eigenvalue.
+            vector: x, of length one.
+            image: A x.
+            wanted: Z^T times every wanted vector, one column each: directions not to look in.
+
+        Returns:
+            The correction; of the residual alone where the model says nothing.
+        """
+        residual = image - value * vector
+        length = float(residual.norm())
+        scale = self._scale(self.consensus.means(vector), self.consensus.means(image))
+        if value <= 0 or scale is None:
+            return Correction(residual, length, _UNRESOLVED * length)
+        eigenvalues, directions = self._without(wanted)
+        parts = directions.T @ self.consensus.means(residual)
+        rest = residual - self.consensus.vector(directions @ parts, residual)
+        gaps = value - scale * eigenvalues
+        doubt = value * max(_LEAST_DOUBT, _DOUBT * abs(1 / scale - 1))
+        divisors = gaps.clamp(min=max(_LEAST_GAP * value, doubt / 2))
+        towards = self.consensus.vector(directions @ (parts / divisors), residual)
+        elsewhere = float(rest.norm()) ** 2 / (value - _ELSEWHERE * value)
+        error = _shortfall(parts, gaps - doubt) + elsewhere
+        return Correction(towards.add_(rest, alpha=1 / value), length, error)
+
+    def _scale(self, means: Tensor, moved: Tensor) -> float | None:
+        """s, so that s B is nearest to what the whole does; None if B says nothing of it."""
+        predicted = self.matrix @ means
+        square = float(predicted @ predicted)
+        scale = float(moved @ predicted) / square if square > 0 else 0.0
+        return scale if scale > 0 else None
+
+    def _without(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of B outside the span of some columns."""
+        full, _ = torch.linalg.qr(wanted, mode="complete")
+        others = full[:, wanted.shape[1] :]
+        eigenvalues, vectors = torch.linalg.eigh(others.T @ self.matrix @ others)
+        return eigenvalues, others @ vectors
+
+
+def _shortfall(parts: Tensor, gaps: Tensor) -> float:
+    """How much a value gains when the parts of its residual are followed."""
+    resolved = gaps > parts.norm()
+    shifted = parts[resolved].square() / gaps[resolved]
+    return float(shifted.sum() + _UNRESOLVED * parts[~resolved].norm())
