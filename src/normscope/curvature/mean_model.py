@@ -11,7 +11,8 @@ from torch import Tensor
 __all__ = ["Consensus", "Correction", "MeanModel"]
 
 _LEAST_DOUBT = 0.01  # of a value: the model's eigenvalues are never taken as better known
-_DOUBT = 0.5  # of the model's misfit
+_DOUBT = 0.75  # of the model's misfit
+_LEAST_AGREEMENT = 0.5  # of a vector, without which the model knows nothing of its neighbours
 _LEAST_GAP = 0.02  # of a value, that a correction divides by
 _ELSEWHERE = 0.3  # of a value: where eigenvalues of directions without agreement end, roughly
 _UNRESOLVED = 2.0  # residuals that a value among close eigenvalues may be short by
@@ -58,7 +59,7 @@ class Consensus:
 
     def vector(self, means: Tensor, like: Tensor) -> Tensor:
         """Z times one entry for each output; its dtype and device are those of another tensor."""
-        return means.div(math.sqrt(self.samples)).to(like).repeat(self.samples)
+        return means.double().div(math.sqrt(self.samples)).to(like).repeat(self.samples)
 
 
 class MeanModel:
@@ -78,8 +79,9 @@ class MeanModel:
     .. math:: t = \frac{r_0}{\theta} + \sum_j \frac{c_j}{g_j} z_j, \qquad
         \lambda - \theta \approx \frac{|r_0|^2}{\theta - \mu_0} + \sum_j \frac{c_j^2}{g_j}
 
-    The gaps are doubted by half of what s differs from one. A gap that this closes says nothing:
-    its part of the residual then counts twice, not squared.
+    The gaps are doubted by three quarters of what 1/s differs from one. A gap that this closes says
+    nothing: its part of the residual then counts twice, not squared. So does the whole residual of
+    a vector on which the samples do not agree.
 
     Reference: wei2018, Claim 3.1.
 
@@ -106,7 +108,8 @@ class MeanModel:
         """
         residual = image - value * vector
         length = float(residual.norm())
-        scale = self._scale(self.consensus.means(vector), self.consensus.means(image))
+        means = self.consensus.means(vector)
+        scale = self._scale(means, self.consensus.means(image))
         if value <= 0 or scale is None:
             return Correction(residual, length, _UNRESOLVED * length)
         eigenvalues, directions = self._without(wanted)
@@ -116,8 +119,10 @@ class MeanModel:
         doubt = value * max(_LEAST_DOUBT, _DOUBT * abs(1 / scale - 1))
         divisors = gaps.clamp(min=max(_LEAST_GAP * value, doubt / 2))
         towards = self.consensus.vector(directions @ (parts / divisors), residual)
-        elsewhere = float(rest.norm()) ** 2 / (value - _ELSEWHERE * value)
-        error = _shortfall(parts, gaps - doubt) + elsewhere
+        error = _UNRESOLVED * length
+        if float(means.square().sum()) >= _LEAST_AGREEMENT:
+            elsewhere = float(rest.norm()) ** 2 / (value - _ELSEWHERE * value)
+            error = _shortfall(parts, gaps - doubt) + elsewhere
         return Correction(towards.add_(rest, alpha=1 / value), length, error)
 
     def _scale(self, means: Tensor, moved: Tensor) -> float | None:

@@ -40,6 +40,9 @@ def assert_products(jacobian, dense, output):
         gram, pulled = jacobian.gram_and_pulled(cotangent)
         assert_same(gram, (dense @ (dense.T @ flat)).view(output.shape))
         assert pulled is None or (pulled - dense.T @ flat).norm() <= TOLERANCE * flat.norm()
+        several = [cotangent, random_like(output.shape, 7), cotangent]
+        rows = torch.stack([one.reshape(-1) for one in several]) @ dense
+        assert_same(jacobian.inner_products(several), rows @ rows.T)
     assert torch.equal(cotangent, kept[0])
     assert torch.equal(vector, kept[1])
 

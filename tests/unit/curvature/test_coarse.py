@@ -119,3 +119,89 @@ def test_guess_among_close_eigenvalues_does_not_hide_the_largest() -> None:
     model, inputs = model.double(), batch[0].double()
     several = top_eigenvalue(model, "cross_entropy", (inputs, batch[1]), k=4, tol=1e-5)
     assert found.value == pytest.approx(several.value, rel=1e-3)
+
+
+def wide_net(outputs: int = 10) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 300), nn.ReLU(), nn.Linear(300, 60), nn.Linear(60, outputs))
+
+
+def guess_for(model: nn.Module, samples: int = 256, kind: str = "fisher", **options):
+    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1))
+    made = operator(model, "squared_error", (x, torch.arange(samples) % 2), kind)
+    chosen = {"count": 1, "which": "largest", "tolerance": 1e-3, "max_products": 100, "seed": 0}
+    return coarse.coarse_guess(made, Request(**chosen | options))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_samples_that_agree_give_a_model_of_their_mean_gradients(kind: str, k: int) -> None:
+    guess = guess_for(wide_net(), kind=kind, count=k)
+    assert guess.model is not None
+    assert guess.vectors.shape == (32 * 10, k)
+    # on an eighth: one product to see whether they agree, ten halves, and a lift for each
+    assert guess.cost == pytest.approx((1 + 10 / 2 + k / 2) / 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (
+            nn.Sequential(nn.Linear(3, 300, bias=False), nn.Tanh(), nn.Linear(300, 10, bias=False)),
+            {},
+        ),
+        (wide_net(), {"which": "smallest"}),
+        (wide_net(), {"kind": "hessian"}),
+        (wide_net(50), {}),  # the gradients of fifty outputs would cost more than they save
+        (wide_net(), {"max_products": 2}),
+        (wide_net(), {"samples": 127}),  # 32 samples would be more than a quarter
+    ],
+    ids=["odd", "smallest", "hessian", "outputs", "max_products", "samples"],
+)
+def test_no_model_is_made_where_it_would_not_help(model: nn.Module, options: dict) -> None:
+    guess = guess_for(model, **options)
+    assert guess is None or guess.model is None
+
+
+def test_gradients_that_would_fill_the_memory_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unknown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = wide_net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) if bool((x < 9).any()) else x
+
+    monkeypatch.setattr(coarse, "_GRADIENT_BYTES", 10 * 4 * 1000)
+    assert guess_for(Unknown()).model is None
+    assert guess_for(wide_net()).model is not None  # layer by layer, few are held
+    monkeypatch.undo()
+    assert guess_for(Unknown()).model is not None
+
+
+@pytest.mark.parametrize("k", [1, 4, 12])
+@pytest.mark.parametrize("stop", ["residual", "value"])
+def test_model_leads_to_the_eigenvalues_of_the_dense_matrix(k: int, stop: str) -> None:
+    x = torch.randn(256, 3, generator=torch.Generator().manual_seed(1)).double()
+    model = wide_net().double()
+    batch = x, torch.arange(256) % 2
+    found = top_eigenvalue(model, "squared_error", batch, k=k, stop=stop, tol=1e-5)
+    jacobian = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, (x,)))(
+        dict(model.named_parameters())
+    )
+    rows = torch.cat([part.reshape(2560, -1) for part in jacobian.values()], 1)
+    expected = torch.linalg.eigvalsh(rows @ rows.T / 256).flip(0)[:k]
+    assert found.converged
+    assert torch.allclose(found.values, expected, rtol=1e-5)
+
+
+def test_half_precision_takes_the_model_too() -> None:
+    x = torch.randn(256, 3, generator=torch.Generator().manual_seed(1))
+    batch = x, torch.arange(256) % 2
+    expected = top_eigenvalue(wide_net(), "squared_error", batch)
+    made = operator(wide_net().bfloat16(), "squared_error", (x.bfloat16(), batch[1]), "fisher")
+    assert coarse.coarse_guess(made, Request(1, "largest", 1e-2, 100, 0)).model is not None
+    found = top_eigenvalue(
+        wide_net().bfloat16(), "squared_error", (x.bfloat16(), batch[1]), tol=0.1
+    )
+    assert found.value == pytest.approx(expected.value, rel=0.03)

@@ -26,3 +26,6 @@ def test_linearization_is_the_jacobian_and_its_transpose(name, mode):
     assert torch.allclose(linear.pull_back(cotangent), jacobian.T @ flat, rtol=1e-6, atol=1e-8)
     gram = linear.gram(cotangent).reshape(-1)
     assert torch.allclose(gram, jacobian @ (jacobian.T @ flat), rtol=1e-6, atol=1e-7)
+    several = [cotangent, 2 * cotangent, torch.randn_like(cotangent)]
+    rows = torch.stack([one.reshape(-1) for one in several]) @ jacobian
+    assert torch.allclose(linear.inner_products(several), rows @ rows.T, rtol=1e-6, atol=1e-7)

@@ -11,7 +11,7 @@ from tests.unit.curvature.networks import batch, network
 from torch import nn
 from torch.nn import functional
 
-from normscope.curvature import dense, operator, top_eigenvalue, whole_loss
+from normscope.curvature import coarse, dense, operator, top_eigenvalue, whole_loss
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
 
@@ -145,13 +145,17 @@ def test_stopping_at_the_value_is_right_and_sooner(kind, seed):
     assert later.residual <= 1e-3
 
 
-def test_coarse_start_does_not_hide_what_the_part_lacks():
+@pytest.mark.parametrize("width", [8, 600])  # searched among parameters, and among outputs
+@pytest.mark.parametrize("mean", [0.0, 1.0])  # samples of a part that agree on nothing, or on much
+def test_coarse_start_does_not_hide_what_the_part_lacks(width, mean):
     # the samples that a part of the data leaves out excite inputs that its own never touch
     torch.manual_seed(0)
-    inputs, labels = torch.zeros(256, 8, dtype=torch.float64), torch.randint(3, (256,))
-    inputs[::8, :4] = torch.randn(32, 4, dtype=torch.float64)
-    inputs[1::8, 4:] = 3 * torch.randn(32, 4, dtype=torch.float64)
-    model = nn.Linear(8, 3, bias=False).double()
+    inputs, labels = torch.zeros(256, width, dtype=torch.float64), torch.randint(3, (256,))
+    part, others = coarse._drawn(256, 256, seed=0).split([32, 224])
+    half = width // 2
+    inputs[part, :half] = mean + torch.randn(32, half, dtype=torch.float64)
+    inputs[others[:32], half:] = 3 * (mean + torch.randn(32, half, dtype=torch.float64))
+    model = nn.Linear(width, 3, bias=False).double()
     for kind in KINDS:
         expected = spectrum(model, (inputs, labels), kind=kind)[-1]
         top = top_eigenvalue(model, functional.cross_entropy, (inputs, labels), kind=kind)
