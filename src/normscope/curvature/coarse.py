@@ -22,7 +22,7 @@ __all__ = ["Guess", "coarse_guess"]
 _FEWEST_SAMPLES = 32  # in a part; fewer and batch statistics have little to do with the whole's
 _LARGEST_PART = 1 / 4  # of the data: a larger one would cost more than it saves
 # ... also where products are cheap and vectors searched: on 57 nets of 128 to 192 samples that
-# saved as much as it cost (9.8 and 7.4 products to the residual and the value; without, 9.7 and 7.5)
+# saved what it cost (9.8 and 7.4 products to the residual and the value; without, 9.7 and 7.5)
 _LARGEST_SEARCHED = 1 / 8
 _SEARCHED = 1 / 16  # of the data, on which vectors are searched
 _AVERAGED = 1 / 8  # ... and on which mean gradients are taken, which cost half as much

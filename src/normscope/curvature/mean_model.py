@@ -15,7 +15,9 @@ _DOUBT = 0.75  # of the model's misfit
 _LEAST_AGREEMENT = 0.5  # of a vector, without which the model knows nothing of its neighbours
 _LEAST_GAP = 0.02  # of a value, that a correction divides by
 _ELSEWHERE = 0.3  # of a value: where eigenvalues of directions without agreement end, roughly
-_UNRESOLVED = 2.0  # residuals that a value among close eigenvalues may be short by
+# Residuals that a value in the middle of close eigenvalues is short of the largest by, if they are
+# evenly spaced: half their range over its standard deviation.
+_UNRESOLVED = math.sqrt(3)
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ class MeanModel:
         \lambda - \theta \approx \frac{|r_0|^2}{\theta - \mu_0} + \sum_j \frac{c_j^2}{g_j}
 
     The gaps are doubted by three quarters of what 1/s differs from one. A gap that this closes says
-    nothing: its part of the residual then counts twice, not squared. So does the whole residual of
-    a vector on which the samples do not agree.
+    nothing: its part of the residual then counts as it is, not squared. So does the whole residual
+    of a vector on which the samples do not agree.
 
     Reference: wei2018, Claim 3.1.
 
