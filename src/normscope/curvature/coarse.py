@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.curvature.batch import rows
 from normscope.curvature.mean_model import MeanModel
-from normscope.curvature.means import agreement, mean_model, top_means
+from normscope.curvature.means import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.search import Request, search, started
@@ -22,11 +22,14 @@ __all__ = ["Guess", "coarse_guess"]
 _FEWEST_SAMPLES = 32  # in a part; fewer and batch statistics have little to do with the whole's
 _LARGEST_PART = 1 / 4  # of the data: a larger one would cost more than it saves
 # ... also where products are cheap and vectors searched: on 57 nets of 128 to 192 samples that
-# saved what it cost (9.8 and 7.4 products to the residual and the value; without, 9.7 and 7.5)
-_LARGEST_SEARCHED = 1 / 8
+# saved what it cost (9.8 and 7.4 products to the residual and the value; without, 9.7 and 7.5).
+# And where each step meets the part again, the memory of a larger one counts.
+_SMALLER_PART = 1 / 8
 _SEARCHED = 1 / 16  # of the data, on which vectors are searched
 _AVERAGED = 1 / 8  # ... and on which mean gradients are taken, which cost half as much
-_AGREEING = 0.85  # of a product, from which on samples agree well enough to be taken as one
+# Of a product, from which on samples agree well enough to be taken as one; a Hessian, which is
+# searched among parameters, has as much from less.
+_AGREEING = {False: 0.85, True: 0.75}
 # Below the distance between the part's vectors and the whole's; far below where vectors over the
 # outputs make products cheap, so that the part costs little anyway.
 _TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
@@ -38,6 +41,7 @@ _PRODUCTS = 14  # on the part, at most
 # than many products on it cost (on 13 nets of 128 and 192 samples, three seeds, 7 % in all).
 _LARGEST_COST = 2.0
 _GRADIENT_BYTES = 2**28  # memory for mean gradients, one for each output
+_LARGEST_VECTOR = 2**22  # bytes of a parameter vector that is kept with its product
 _MIXED = 1.0  # of the vectors next in line, in a guess that must not settle on one of several
 _FEWEST_PRODUCTS = 4  # fewer find nothing worth carrying
 _LOGGER = logging.getLogger(__name__)
@@ -93,30 +97,39 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
 
 def _averaged(operator: CurvatureOperator, request: Request) -> tuple[float, Guess | None]:
     """What trying it cost, and the guess from mean gradients, if the samples agree on them."""
-    if operator.kind == "hessian" or len(operator.batch_sizes) > 1:
+    if request.which != "largest" or len(operator.batch_sizes) > 1:
         return 0.0, None
-    part = _part(operator, _AVERAGED, _LARGEST_PART, request.seed)
-    space = None if part is None else search_space(part, request.which, request.count)
-    if not isinstance(space, OutputSpace):
+    largest = _SMALLER_PART if operator.kind == "hessian" else _LARGEST_PART
+    part = _part(operator, _AVERAGED, largest, request.seed)
+    space = None if part is None else _space(part, request)
+    if not isinstance(space, OutputSpace) or not _are_worthwhile(space, operator, request):
         return 0.0, None
     share, outputs = space.samples / operator.samples, space.size // space.samples
-    if outputs * operator.samples > operator.shape[0]:
-        return 0.0, None  # the whole is searched among parameter vectors
-    cost = share * (1 + outputs / 2)
-    held = outputs * operator.shape[0] * space.like.element_size() if space.holds_gradients else 0
-    if cost > _affordable(request) or held > _GRADIENT_BYTES:
-        return 0.0, None
-    if agreement(space, request.seed) < _AGREEING:
+    if agreement(space, request.seed) < _AGREEING[operator.kind == "hessian"]:
         return share, None
-    model = mean_model(space, operator.samples)
+    model = output_model(space, operator.samples)
     vectors = top_means(model, space, request.count)
-    cost += share * space.embedding_cost * vectors.shape[1]
+    cost = share * (1 + outputs / 2 + space.embedding_cost * vectors.shape[1])
+    if operator.kind == "hessian":
+        model = gradient_model(model, space)
     return cost, Guess(space, vectors, request.which, cost, model)
+
+
+def _are_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Request) -> bool:
+    """Whether mean gradients on a part fit the search on the whole, its products and memory."""
+    share, outputs = space.samples / operator.samples, space.size // space.samples
+    vector_bytes = operator.shape[0] * space.like.element_size()
+    if operator.kind == "hessian":
+        fits = vector_bytes <= _LARGEST_VECTOR
+    else:  # else the whole is searched among parameter vectors
+        fits = outputs * operator.samples <= operator.shape[0]
+    held = outputs * vector_bytes if space.holds_gradients else 0
+    return fits and held <= _GRADIENT_BYTES and share * (1 + outputs / 2) <= _affordable(request)
 
 
 def _searched(operator: CurvatureOperator, request: Request, spent: float) -> Guess | None:
     """The guess from a search on a part of the data."""
-    largest = _LARGEST_PART if operator.kind == "hessian" else _LARGEST_SEARCHED
+    largest = _LARGEST_PART if operator.kind == "hessian" else _SMALLER_PART
     part = _part(operator, _SEARCHED, largest, request.seed)
     if part is None:
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.basis import GrowingBasis
-from normscope.curvature.mean_model import Correction, MeanModel
+from normscope.curvature.mean_model import Estimate, MeanModel
 from normscope.curvature.ritz import RitzPairs, wanted_positions
 
 __all__ = ["Davidson"]
@@ -44,6 +44,9 @@ class Davidson(GrowingBasis):
         self._images = torch.empty_like(self._basis)
         self._model = model
         self._which = which
+        # of the basis and of the images, in the model's frame
+        shape = len(self._basis), len(model.matrix)
+        self._means, self._moved = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
 
     def step(self) -> None:
         """Multiply the next basis vector by the operator: one product."""
@@ -57,6 +60,8 @@ class Davidson(GrowingBasis):
         expected = (self._images[:row] @ vector).double().cpu()
         self._see_asymmetry(coefficients[:row], expected)
         self._images[row] = image
+        self._means[row] = self._model.frame.means(vector)
+        self._moved[row] = self._model.frame.means(image)
         self._projected[: self.held, row] = coefficients
         self._projected[row, :row] = coefficients[:row]
         self.done += 1
@@ -71,13 +76,11 @@ class Davidson(GrowingBasis):
         Returns:
             The pairs; fewer if not so many vectors were multiplied yet.
         """
-        values, vectors = self._eigen()
-        chosen = wanted_positions(values, which, count)
-        kept, coefficients = values[chosen], vectors[:, chosen]
-        corrections = self._corrections(kept, coefficients)
-        residuals = values.new_tensor([one.residual for one in corrections])
-        errors = values.new_tensor([one.error for one in corrections])
-        return RitzPairs(kept, coefficients, residuals, errors, float(values.abs().max()))
+        values, coefficients, norm = self._best(which, count)
+        residuals = self._residuals(values, coefficients).norm(dim=0).double().cpu()
+        estimates = self._estimates(values, coefficients, residuals)
+        errors = values.new_tensor([estimate.error for estimate in estimates])
+        return RitzPairs(values, coefficients, residuals, errors, norm)
 
     def compress(self, which: str, keep: int) -> None:
         """Keep the best Ritz vectors and their products; forget the rest.
@@ -87,33 +90,40 @@ class Davidson(GrowingBasis):
             keep: how many Ritz vectors, less than were multiplied.
         """
         assert self.done == self.held  # the start is far smaller than the limit
-        values, vectors = self._eigen()
-        chosen = wanted_positions(values, which, keep)
-        kept, coefficients = len(chosen), vectors[:, chosen]
-        rows, images = self.combination(coefficients).T, self._multiplied(coefficients).T
-        self._basis[:kept], self._images[:kept] = rows, images
+        values, coefficients, _ = self._best(which, keep)
+        kept = len(values)
+        for rows in (self._basis, self._images, self._means, self._moved):
+            rows[:kept] = coefficients.T.to(rows) @ rows[: self.done]
         self._projected.zero_()
-        self._projected[:kept, :kept] = torch.diag(values[chosen])
+        self._projected[:kept, :kept] = torch.diag(values)
         self.done = self.held = kept
+
+    def _best(self, which: str, count: int) -> tuple[Tensor, Tensor, float]:
+        """Ritz values and vectors in the basis, and the largest magnitude of all values."""
+        values, vectors = self._eigen()
+        chosen = wanted_positions(values, which, count)
+        return values[chosen], vectors[:, chosen], float(values.abs().max())
 
     def _direction(self) -> Tensor:
         """Towards that one of the wanted eigenvectors that is known least."""
-        values, vectors = self._eigen()
-        chosen = wanted_positions(values, self._which, self.block)
-        corrections = self._corrections(values[chosen], vectors[:, chosen])
-        return max(corrections, key=lambda one: one.residual).direction
+        values, coefficients, _ = self._best(self._which, self.block)
+        residuals = self._residuals(values, coefficients)
+        lengths = residuals.norm(dim=0).double().cpu()
+        worst = int(lengths.argmax())
+        weights = self._estimates(values, coefficients, lengths)[worst].weights
+        residual = residuals[:, worst].contiguous()
+        return residual.add_(self._model.frame.vector(weights, residual))
 
-    def _corrections(self, values: Tensor, coefficients: Tensor) -> list[Correction]:
-        """The model's, for each Ritz pair."""
-        vectors = self.combination(coefficients).T.contiguous()
-        images = self._multiplied(coefficients).T.contiguous()
-        wanted = torch.stack([self._model.consensus.means(vector) for vector in vectors], dim=1)
-        return [
-            self._model.correction(value, vector, image, wanted)
-            for value, vector, image in zip(values.tolist(), vectors, images, strict=True)
-        ]
-
-    def _multiplied(self, coefficients: Tensor) -> Tensor:
-        """The operator times combinations of the vectors multiplied, one column each."""
+    def _residuals(self, values: Tensor, coefficients: Tensor) -> Tensor:
+        """A x - theta x for each Ritz pair, one column each."""
         images = self._images[: self.done]
-        return images.T @ coefficients.to(images)
+        return (images.T @ coefficients.to(images)).sub_(self.combination(coefficients * values))
+
+    def _estimates(self, values: Tensor, coefficients: Tensor, lengths: Tensor) -> list[Estimate]:
+        """The model's, for each Ritz pair."""
+        means = self._means[: self.done].T @ coefficients
+        moved = self._moved[: self.done].T @ coefficients
+        return [
+            self._model.estimate(float(value), float(length), x, image, means)
+            for value, length, x, image in zip(values, lengths, means.T, moved.T, strict=True)
+        ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Consensus", "Correction", "MeanModel"]
+__all__ = ["Consensus", "Estimate", "Frame", "MeanModel"]
 
 _LEAST_DOUBT = 0.01  # of a value: the model's eigenvalues are never taken as better known
 _DOUBT = 0.75  # of the model's misfit
@@ -20,26 +21,23 @@ _ELSEWHERE = 0.3  # of a value: where eigenvalues of directions without agreemen
 _UNRESOLVED = math.sqrt(3)
 
 
-@dataclass(frozen=True)
-class Correction:
-    """What a model makes of a residual.
+class Frame(ABC):
+    """Some orthonormal vectors Z of a large space, never written down."""
 
-    Args:
-        direction: towards the eigenvector, as far as the model knows.
-        residual: the residual's length.
-        error: by how much the value is short of its eigenvalue, estimated.
-    """
+    @abstractmethod
+    def means(self, vector: Tensor) -> Tensor:
+        """Z^T times a vector, in float64 on the CPU."""
 
-    direction: Tensor
-    residual: float
-    error: float
+    @abstractmethod
+    def vector(self, means: Tensor, like: Tensor) -> Tensor:
+        """Z times one number for each; its dtype and device are those of another tensor."""
 
 
 @dataclass(frozen=True)
-class Consensus:
+class Consensus(Frame):
     r"""Vectors over the outputs of a batch that are the same for every sample.
 
-    .. math:: Z = 1 / \sqrt m \otimes I, \qquad Z^\top Z = I
+    .. math:: Z = 1 / \sqrt m \otimes I
 
     Args:
         samples: m, in the batch.
@@ -55,24 +53,38 @@ class Consensus:
     samples: int
 
     def means(self, vector: Tensor) -> Tensor:
-        """Z^T times a vector: one entry for each output, in float64."""
+        """Z^T times a vector: one entry for each output."""
         summed = vector.view(self.samples, -1).sum(0, dtype=torch.float64)
         return summed.cpu().div(math.sqrt(self.samples))
 
     def vector(self, means: Tensor, like: Tensor) -> Tensor:
-        """Z times one entry for each output; its dtype and device are those of another tensor."""
+        """Z times one entry for each output."""
         return means.double().div(math.sqrt(self.samples)).to(like).repeat(self.samples)
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What a model makes of a residual.
+
+    Args:
+        error: by how much the value is short of its eigenvalue.
+        weights: what to add to the residual along the model's frame, so that it points to the
+            eigenvector.
+    """
+
+    error: float
+    weights: Tensor
+
+
 class MeanModel:
-    r"""A Fisher or Gauss-Newton matrix over the outputs, known where all samples agree.
+    r"""A curvature matrix, known where all samples of a batch agree.
 
-    Its largest eigenvectors are nearly the same for every sample, one for each output: they belong
-    to the mean gradients, from which wei2018 has its bound of the eigenvalue. Among vectors that
-    are the same for every sample the matrix A is a small one, B, and a part of the data gives that
-    nearly; s is what the part has too much or too little of:
+    The largest eigenvectors of a Fisher or Gauss-Newton matrix over the outputs are nearly the same
+    for every sample, one for each output: they belong to the mean gradients, from which wei2018 has
+    its bound of the eigenvalue. In that frame Z the matrix A is a small one, B, and a part of the
+    data gives that nearly; s is what the part has too much or too little of:
 
-    .. math:: A \approx s\, Z B Z^\top, \qquad Z = 1 / \sqrt m \otimes I
+    .. math:: A \approx s\, Z B Z^\top
 
     The residual r of a pair (theta, x) is divided into parts c_j along the eigenvectors of s B,
     the wanted vectors taken out, and a rest r_0. With gaps g_j = theta - mu_j to their eigenvalues
@@ -88,44 +100,42 @@ class MeanModel:
     Reference: wei2018, Claim 3.1.
 
     Args:
-        matrix: B, float64, (outputs, outputs).
-        consensus: of the whole batch.
+        matrix: B, float64, symmetric.
+        frame: Z, of the whole batch.
     """
 
-    def __init__(self, matrix: Tensor, consensus: Consensus) -> None:
+    def __init__(self, matrix: Tensor, frame: Frame) -> None:
         self.matrix = matrix
-        self.consensus = consensus
+        self.frame = frame
 
-    def correction(self, value: float, vector: Tensor, image: Tensor, wanted: Tensor) -> Correction:
-        """Where to look next, and how much the value lacks.
+    def estimate(
+        self, value: float, length: float, means: Tensor, moved: Tensor, wanted: Tensor
+    ) -> Estimate:
+        """Where to look next, and how much a value lacks.
 
         Args:
             value: theta, an approximate eigenvalue.
-            vector: x, of length one.
-            image: A x.
+            length: of the residual A x - theta x.
+            means: Z^T x, for x of length one.
+            moved: Z^T A x.
             wanted: Z^T times every wanted vector, one column each: directions not to look in.
 
         Returns:
-            The correction; of the residual alone where the model says nothing.
+            The estimate; of the residual alone where the model says nothing.
         """
-        residual = image - value * vector
-        length = float(residual.norm())
-        means = self.consensus.means(vector)
-        scale = self._scale(means, self.consensus.means(image))
+        scale = self._scale(means, moved)
         if value <= 0 or scale is None:
-            return Correction(residual, length, _UNRESOLVED * length)
+            return Estimate(_UNRESOLVED * length, torch.zeros_like(means))
         eigenvalues, directions = self._without(wanted)
-        parts = directions.T @ self.consensus.means(residual)
-        rest = residual - self.consensus.vector(directions @ parts, residual)
+        parts = directions.T @ (moved - value * means)
         gaps = value - scale * eigenvalues
         doubt = value * max(_LEAST_DOUBT, _DOUBT * abs(1 / scale - 1))
         divisors = gaps.clamp(min=max(_LEAST_GAP * value, doubt / 2))
-        towards = self.consensus.vector(directions @ (parts / divisors), residual)
         error = _UNRESOLVED * length
         if float(means.square().sum()) >= _LEAST_AGREEMENT:
-            elsewhere = float(rest.norm()) ** 2 / (value - _ELSEWHERE * value)
-            error = _shortfall(parts, gaps - doubt) + elsewhere
-        return Correction(towards.add_(rest, alpha=1 / value), length, error)
+            rest = max(0.0, length**2 - float(parts.square().sum()))
+            error = _shortfall(parts, gaps - doubt) + rest / (value - _ELSEWHERE * value)
+        return Estimate(error, directions @ (parts * (value / divisors - 1)))
 
     def _scale(self, means: Tensor, moved: Tensor) -> float | None:
         """s, so that s B is nearest to what the whole does; None if B says nothing of it."""

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from normscope.curvature.mean_model import Consensus, MeanModel
+from normscope.curvature.mean_model import Consensus, Frame, MeanModel
 from normscope.curvature.spaces import OutputSpace
 
-__all__ = ["agreement", "mean_model", "top_means"]
+__all__ = ["MeanGradients", "agreement", "gradient_model", "output_model", "top_means"]
+
+_SMALLEST = 1e-3  # of the largest eigenvalue: smaller ones belong to no direction worth a look
+
+
+@dataclass(frozen=True)
+class MeanGradients(Frame):
+    r"""Orthonormal combinations of the mean gradients, taken through the part's Jacobian.
+
+    .. math:: Z = K^\top C\, U S^{-1}, \qquad (C^\top K)(C^\top K)^\top = U S^2 U^\top
+
+    No gradient is kept: a vector meets them in half a product on the part.
+
+    Notation: K^T = from the part's outputs to the parameters, C = its `Consensus`.
+
+    Args:
+        space: of a part of the data.
+        combinations: U S^{-1}, one column each.
+    """
+
+    space: OutputSpace
+    combinations: Tensor
+
+    def means(self, vector: Tensor) -> Tensor:
+        """Z^T times a parameter vector."""
+        consensus = Consensus(self.space.samples)
+        return self.combinations.T @ consensus.means(self.space.embed(vector))
+
+    def vector(self, means: Tensor, like: Tensor) -> Tensor:
+        """Z times one number for each combination."""
+        consensus = Consensus(self.space.samples)
+        combined = consensus.vector(self.combinations @ means, self.space.like)
+        return self.space.pull_back(combined).to(like)
 
 
 def agreement(space: OutputSpace, seed: int) -> float:
@@ -29,8 +63,8 @@ def agreement(space: OutputSpace, seed: int) -> float:
     return float(consensus.means(image).square().sum()) / total if total > 0 else 0.0
 
 
-def mean_model(space: OutputSpace, samples: int) -> MeanModel:
-    """The matrix among vectors that are the same for every sample.
+def output_model(space: OutputSpace, samples: int) -> MeanModel:
+    """The matrix among output vectors that are the same for every sample.
 
     Args:
         space: of a part of the data.
@@ -45,8 +79,24 @@ def mean_model(space: OutputSpace, samples: int) -> MeanModel:
     return MeanModel(space.inner_products(vectors), Consensus(samples))
 
 
+def gradient_model(means: MeanModel, space: OutputSpace) -> MeanModel:
+    """The same matrix among parameter vectors that are combinations of mean gradients.
+
+    Args:
+        means: the matrix among output vectors.
+        space: of the part of the data that it comes from.
+
+    Returns:
+        The model; the space is kept with it.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(means.matrix)
+    large = eigenvalues > _SMALLEST * eigenvalues[-1]
+    combinations = vectors[:, large] / eigenvalues[large].sqrt()
+    return MeanModel(torch.diag(eigenvalues[large]), MeanGradients(space, combinations))
+
+
 def top_means(model: MeanModel, space: OutputSpace, count: int) -> Tensor:
-    """The model's largest eigenvectors as vectors of a space.
+    """The largest eigenvectors of a matrix among output vectors, as vectors of a space.
 
     Args:
         model: of the mean gradients.

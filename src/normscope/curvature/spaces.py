@@ -131,9 +131,11 @@ class OutputSpace(SearchSpace):
     def lift(self, vector: Tensor) -> Tensor:
         """J^T R u, of length one."""
         lifted = self._lifted.image(vector)  # of products with an orthonormal basis
-        if lifted is None:
-            lifted = self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
-        return functional.normalize(lifted, dim=0)
+        return functional.normalize(self.pull_back(vector) if lifted is None else lifted, dim=0)
+
+    def pull_back(self, vector: Tensor) -> Tensor:
+        """J^T R u."""
+        return self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
 
     def inner_products(self, vectors: Sequence[Tensor]) -> Tensor:
         """The matrix between some vectors, float64, (count, count): half a product for each."""

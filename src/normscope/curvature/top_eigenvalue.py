@@ -55,11 +55,13 @@ def top_eigenvalue(
 ) -> TopEigenvalue:
     """Extreme eigenvalues of a curvature matrix; the model is left as it is.
 
-    Block Lanczos with full reorthogonalisation, until the residual of every value, the norm of
-    A v - theta v, is within ``tol`` of the value's magnitude. Some eigenvalue is then that close
-    to each value; the value of an isolated one is closer by far, about the residual's square.
-    Starts from a few products on a part of the data; for the Fisher and Gauss-Newton matrix of one
-    batch it works with vectors over the outputs, not the parameters.
+    A basis grows, kept orthogonal, until the residual of every value, the norm of A v - theta v, is
+    within ``tol`` of the value's magnitude. Some eigenvalue is then that close to each value; the
+    value of an isolated one is closer by far, about the residual's square. Where the samples of one
+    batch agree on their gradients, mean gradients on a part of them give the start and a model that
+    chooses the directions (Davidson's method, `MeanModel`); else vectors found on a part are the
+    start of block Lanczos. For the Fisher and Gauss-Newton matrix of one batch vectors are over the
+    outputs, not the parameters.
 
     Args:
         model: any module whose parameters are on one device.
@@ -77,10 +79,11 @@ def top_eigenvalue(
             the vectors move slowly, and two or three products are enough.
         stop: "residual": when the residual is within ``tol``, so that the vectors are known too;
             "value": when the estimated error of the value is, the square of the residual over the
-            gap to the other eigenvalues found. That takes about half the products; the gap is an
-            estimate: among eigenvalues close together one that the start hardly touches may go
-            unseen, and the value be short by more than ``tol``. Those of a Fisher matrix often are
-            close, those of a Hessian seldom. The residual must still be below 20 ``tol``.
+            gap to the other eigenvalues. That takes about half the products, but the gaps are
+            estimates, from a part of the data or from the eigenvalues found: among eigenvalues
+            close together one that the start hardly touches may go unseen, and the value be short
+            by more than ``tol``. (Gaps between values found are believed only once the residual is
+            below 20 ``tol``.)
         progress: called with a `Progress` after each product on all data.
         vectors: whether the eigenvectors are wanted. Found among outputs, they take up to one
             more backward pass each; without them ``.vectors`` has no column.

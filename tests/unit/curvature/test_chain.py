@@ -230,7 +230,7 @@ def test_operator_of_a_chain_is_that_of_the_graph(kind, mode, monkeypatch):
 def test_top_eigenvalue_of_a_chain_is_that_of_the_graph(kind, monkeypatch):
     layers = nn.Linear(5, 80), nn.BatchNorm1d(80), nn.ReLU(), nn.Linear(80, 3)
     model = randomized(nn.Sequential(*layers))  # more parameters than outputs
-    data = (random_like((200, 5)), torch.arange(200) % 3)  # enough for a coarse start
+    data = (random_like((256, 5)), torch.arange(256) % 3)  # enough for a coarse start
     calls = []
 
     def watch(name):

@@ -17,43 +17,51 @@ def model_with(*values, scale=1.0):
     return MeanModel(small, consensus), scale * same.T @ small @ same, same
 
 
-def correction_at(model, matrix, vector):
+def estimated(model, matrix, vector):
+    """The estimate at a vector, that of length one, and the residual."""
     vector = vector / vector.norm()
     image = matrix @ vector
-    wanted = model.consensus.means(vector).unsqueeze(1)
-    return model.correction(float(vector @ image), vector, image, wanted), vector, image
+    value = float(vector @ image)
+    residual = image - value * vector
+    means, moved = (model.frame.means(part) for part in (vector, image))
+    found = model.estimate(value, float(residual.norm()), means, moved, means.unsqueeze(1))
+    return found, vector, residual
+
+
+def direction_of(model, estimate, residual):
+    return residual + model.frame.vector(estimate.weights, residual)
 
 
 def test_right_model_leads_to_the_eigenvector_in_one_step():
     model, matrix, same = model_with(10.0, 9.0, 4.0, 2.0)
-    start = same[0] + 0.02 * same[1] - 0.03 * same[2]
-    correction, vector, _ = correction_at(model, matrix, start)
-    plane = torch.linalg.qr(torch.stack([vector, correction.direction], 1))[0]
+    found, vector, residual = estimated(model, matrix, same[0] + 0.02 * same[1] - 0.03 * same[2])
+    direction = direction_of(model, found, residual)
+    plane = torch.linalg.qr(torch.stack([vector, direction], 1))[0]
     best = torch.linalg.eigvalsh(plane.T @ matrix @ plane)[-1]
     shortfall = 10.0 - float(vector @ matrix @ vector)
     assert 10.0 - float(best) <= 1e-4 * shortfall
-    assert correction.error == pytest.approx(
-        shortfall, rel=0.3
-    )  # the gaps are doubted by a hundredth
+    assert found.error == pytest.approx(shortfall, rel=0.3)  # gaps are doubted by a hundredth
 
 
 def test_error_among_unresolved_eigenvalues_is_that_of_evenly_spaced_ones():
     model, matrix, same = model_with(10.0, 9.95, 9.9)
-    correction, vector, image = correction_at(model, matrix, same[0] + 0.1 * same[1])
-    residual = float((image - (vector @ image) * vector).norm())
-    assert correction.residual == pytest.approx(residual)
-    assert correction.error == pytest.approx(3**0.5 * residual, rel=1e-9)
+    found, _, residual = estimated(model, matrix, same[0] + 0.1 * same[1])
+    assert found.error == pytest.approx(3**0.5 * float(residual.norm()), rel=1e-6)
+
+
+def test_evenly_spaced_eigenvalues_have_that_error_in_their_middle():
+    values = torch.linspace(9.9, 10.1, 400, dtype=torch.float64)
+    spread = values.std(correction=0)  # the residual of an even mixture of all their vectors
+    assert float((values[-1] - values.mean()) / spread) == pytest.approx(3**0.5, rel=1e-2)
 
 
 @pytest.mark.parametrize("scale", [0.8, 1.25])
 def test_part_that_differs_from_the_whole_is_doubted(scale):
-    vector_parts = 1.0, 0.005
     errors = []
     for factor in (1.0, scale):
         model, matrix, same = model_with(10.0, 9.0, 4.0, scale=factor)
-        start = vector_parts[0] * same[0] + vector_parts[1] * same[1]
-        correction, vector, image = correction_at(model, matrix, start)
-        errors.append(correction.error / float(vector @ image))
+        found, vector, _ = estimated(model, matrix, same[0] + 0.005 * same[1])
+        errors.append(found.error / float(vector @ matrix @ vector))
     assert errors[1] > 5 * errors[0]  # the residual, where a gap of a tenth was believed
 
 
@@ -61,11 +69,10 @@ def test_rest_counts_with_the_square_of_its_length():
     model, matrix, same = model_with(10.0, 5.0)
     lonely = torch.zeros(SAMPLES * 2, dtype=torch.float64)
     lonely[0], lonely[2] = 1.0, -1.0  # two samples that do not agree
-    start = same[0] + 0.05 * lonely
-    correction, vector, image = correction_at(model, matrix, start)
-    shortfall = 10.0 - float(vector @ image)
-    assert shortfall <= correction.error <= 2 * shortfall
-    assert float(correction.direction @ same[0]) == pytest.approx(0.0, abs=0.02)
+    found, vector, _ = estimated(model, matrix, same[0] + 0.05 * lonely)
+    shortfall = 10.0 - float(vector @ matrix @ vector)
+    assert shortfall <= found.error <= 2 * shortfall
+    assert torch.allclose(found.weights, torch.zeros(2, dtype=torch.float64), atol=1e-12)
 
 
 def test_vector_without_agreement_has_the_error_of_its_residual():
@@ -73,23 +80,20 @@ def test_vector_without_agreement_has_the_error_of_its_residual():
     matrix = torch.diag(torch.arange(10.0, 0.0, -1.0, dtype=torch.float64))
     vector = torch.zeros(10, dtype=torch.float64)
     vector[0], vector[1] = 1.0, 0.1
-    correction, _, _ = correction_at(model, matrix, vector)
-    assert correction.error == pytest.approx(3**0.5 * correction.residual)
+    found, _, residual = estimated(model, matrix, vector)
+    assert found.error == pytest.approx(3**0.5 * float(residual.norm()))
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.0), (-1.0, -2.0)])
-def test_model_that_says_nothing_gives_the_residual(values):
+def test_model_that_says_nothing_leaves_the_residual_as_it_is(values):
     model, _, _ = model_with(*values)
     matrix = torch.diag(torch.arange(10.0, 0.0, -1.0, dtype=torch.float64))
-    correction, vector, image = correction_at(model, matrix, torch.ones(10, dtype=torch.float64))
-    assert torch.allclose(correction.direction, image - (vector @ image) * vector)
+    found, _, residual = estimated(model, matrix, torch.ones(10, dtype=torch.float64))
+    assert torch.equal(direction_of(model, found, residual), residual)
 
 
-def test_wanted_vectors_as_many_as_outputs_leave_the_residual_alone():
-    model, matrix, same = model_with(10.0, 5.0)
-    vector = same[0] + 0.1 * same[1]
-    vector = vector / vector.norm()
-    image = matrix @ vector
-    value = float(vector @ image)
-    correction = model.correction(value, vector, image, torch.eye(2, dtype=torch.float64))
-    assert torch.allclose(correction.direction, (image - value * vector) / value)
+def test_wanted_vectors_as_many_as_outputs_leave_the_residual_as_it_is():
+    model, _, _ = model_with(10.0, 5.0)
+    means, moved = torch.tensor([[1.0, 0.1], [9.0, 1.5]], dtype=torch.float64)
+    found = model.estimate(9.0, 0.3, means, moved, torch.eye(2, dtype=torch.float64))
+    assert torch.equal(found.weights, torch.zeros(2, dtype=torch.float64))

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
-from normscope.curvature.means import agreement, mean_model, top_means
+from normscope.curvature.means import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.spaces import OutputSpace, search_space
@@ -34,11 +34,11 @@ def test_mean_model_is_the_matrix_between_vectors_the_same_for_all_samples(name,
     model, data = network(name), batch(name)
     space = space_of(model, data, kind, mode)
     samples, outputs = len(data[1]), space.size // len(data[1])
-    means = mean_model(space, 100)
+    means = output_model(space, 100)
     same = torch.eye(outputs, dtype=torch.float64).repeat(samples, 1) / samples**0.5
     expected = same.T @ dense_of(space) @ same
     assert torch.allclose(means.matrix, expected, rtol=1e-8, atol=1e-10)
-    assert means.consensus.samples == 100
+    assert means.frame.samples == 100
     top = top_means(means, space, 1)[:, 0]
     largest = float(torch.linalg.eigvalsh(expected)[-1])
     assert float(top @ space.times(top.contiguous())) == pytest.approx(largest, rel=1e-8)
@@ -49,7 +49,28 @@ def test_mean_fisher_is_that_of_the_mean_gradients():
     jacobian = Reference(model, functional.cross_entropy, data, "train").jacobian
     by_output = jacobian.view(len(data[1]), -1, jacobian.shape[1]).mean(0)
     expected = by_output @ by_output.T  # wei2018: what bounds the largest eigenvalue
-    assert torch.allclose(mean_model(space_of(model, data), 9).matrix, expected, rtol=1e-6)
+    assert torch.allclose(output_model(space_of(model, data), 9).matrix, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+@pytest.mark.parametrize("name", ["conv2d", "residual"])
+def test_gradient_model_has_an_orthonormal_frame_of_mean_gradients(name, kind):
+    model, data = network(name), batch(name)
+    space = space_of(model, data, kind)
+    means = output_model(space, 9)
+    gradients = gradient_model(means, space)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    like = torch.empty(0, dtype=torch.float64)
+    count = len(gradients.matrix)
+    columns = [gradients.frame.vector(row, like) for row in torch.eye(count, dtype=torch.float64)]
+    frame = torch.stack(columns, 1)
+    assert frame.shape == (size, count)
+    assert torch.allclose(frame.T @ frame, torch.eye(count, dtype=torch.float64), atol=1e-8)
+    drawn = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(gradients.frame.means(drawn), frame.T @ drawn, rtol=1e-8, atol=1e-10)
+    # the same eigenvalues, but for those that are as good as zero
+    expected = torch.linalg.eigvalsh(means.matrix)[-count:]
+    assert torch.allclose(gradients.matrix.diagonal(), expected)
 
 
 def net(activation, norm):

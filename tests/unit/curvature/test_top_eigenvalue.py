@@ -141,7 +141,7 @@ def test_stopping_at_the_value_is_right_and_sooner(kind, seed):
     assert sooner.converged
     assert sooner.matvecs <= later.matvecs
     assert sooner.value == pytest.approx(float(expected), rel=1e-3)
-    assert sooner.residual <= 20e-3
+    assert sooner.residual <= 40e-3  # the square of it, over the gap, is the value's error
     assert later.residual <= 1e-3
 
 
