@@ -6,7 +6,7 @@ from numbers import Integral, Real
 
 from normscope.errors import ArgumentTypeError
 
-__all__ = ["check_number", "check_switch", "check_whole"]
+__all__ = ["check_hook", "check_number", "check_switch", "check_whole"]
 
 
 def check_whole(name: str, value: object) -> None:
@@ -19,7 +19,7 @@ def check_whole(name: str, value: object) -> None:
     Raises:
         ArgumentTypeError: if it is anything else.
     """
-    if not isinstance(value, Integral):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}.")
 
 
@@ -54,3 +54,22 @@ def check_switch(name: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_hook(name: str, value: object) -> None:
+    """Refuse what cannot be called and is not None.
+
+    Args:
+        name: of the argument.
+        value: its value.
+
+    Raises:
+        ArgumentTypeError: if it is anything else.
+
+    >>> check_hook("progress", True)
+    Traceback (most recent call last):
+        ...
+    normscope.errors.ArgumentTypeError: progress must be a function or None, got True.
+    """
+    if not (value is None or callable(value)):
+        raise ArgumentTypeError(f"{name} must be a function or None, got {value!r}.")

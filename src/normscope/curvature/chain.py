@@ -136,9 +136,9 @@ class ChainJacobian(Linearization):
 
     def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
         """The inner products of all J^T u; the gradients of one layer are held at a time."""
-        deltas = [cotangent.detach().clone() for cotangent in cotangents]
-        total = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
         with alone():
+            deltas = [cotangent.detach().clone() for cotangent in cotangents]
+            total = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
             for link in reversed(self.links):
                 traces = []
                 for place, delta in enumerate(deltas):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from normscope.curvature.batch import rows
-from normscope.curvature.mean_model import MeanModel
+from normscope.curvature.mean_model import Consensus, MeanModel
 from normscope.curvature.means import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
@@ -45,6 +47,7 @@ _LARGEST_VECTOR = 2**22  # bytes of a parameter vector that is kept with its pro
 _MIXED = 1.0  # of the vectors next in line, in a guess that must not settle on one of several
 _FEWEST_PRODUCTS = 4  # fewer find nothing worth carrying
 _LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,17 @@ class Guess:
         largest, *others = torch.split(vectors, -(-len(columns) // 2), dim=1)
         return largest + others[0] if others and others[0].shape == largest.shape else largest
 
+    def model_for(self, space: SearchSpace) -> MeanModel | None:
+        """The model, if it is of vectors of that space.
+
+        The whole may have other outputs for a sample than the part has: similarities to the other
+        samples, for instance.
+        """
+        if self.model is None or not isinstance(self.model.frame, Consensus):
+            return self.model
+        size = self.model.frame.samples * len(self.model.matrix)
+        return self.model if isinstance(space, OutputSpace) and space.size == size else None
+
 
 def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     """Approximate eigenvectors from some samples of a batch, or from one batch of many.
@@ -86,11 +100,18 @@ def coarse_guess(operator: CurvatureOperator, request: Request) -> Guess | None:
     Returns:
         The vectors; None where the data is too small for a part of it to help.
     """
+    spent, guess = _tried(_averaged, operator, request) or (0.0, None)
+    return _tried(_searched, operator, request, spent) if guess is None else guess
+
+
+def _tried(way: Callable[..., _T], *arguments: object) -> _T | None:
+    """What a way to a guess gives; None if the model fails on a part of the data.
+
+    It may take only batches of one size; the search on all data needs no guess.
+    """
     try:
-        spent, guess = _averaged(operator, request)
-        return _searched(operator, request, spent) if guess is None else guess
+        return way(*arguments)
     except (NormscopeError, RuntimeError) as reason:
-        # a model may take only batches of one size; the search on all data needs no guess
         _LOGGER.debug("no guess from a part of the data: %s", reason)
         return None
 
@@ -111,7 +132,7 @@ def _averaged(operator: CurvatureOperator, request: Request) -> tuple[float, Gue
     vectors = top_means(model, space, request.count)
     cost = share * (1 + outputs / 2 + space.embedding_cost * vectors.shape[1])
     if operator.kind == "hessian":
-        model = gradient_model(model, space)
+        model = gradient_model(model, space, share)
     return cost, Guess(space, vectors, request.which, cost, model)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
+from normscope.layers.tracing import require_module
 from normscope.registry import unknown_name
 
 __all__ = ["ParameterLayout", "Parameters", "parameter_layout"]
@@ -116,6 +117,7 @@ def parameter_layout(model: nn.Module, params: Parameters = None) -> ParameterLa
     >>> parameter_layout(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), "1").slices
     {'1.weight': slice(0, 2, None), '1.bias': slice(2, 3, None)}
     """
+    require_module(model)
     _refuse_uninitialized(model)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
@@ -127,7 +129,9 @@ def parameter_layout(model: nn.Module, params: Parameters = None) -> ParameterLa
             else "the model has no parameter to differentiate by; give one with parameters."
         )
     if params is not None:
-        chosen = set(_chosen(model, [params] if isinstance(params, str | Tensor) else params))
+        if isinstance(params, str | Tensor) or not isinstance(params, Iterable):
+            params = [params]
+        chosen = set(_chosen(model, params))
         trainable = {name: p for name, p in trainable.items() if id(p) in chosen}
     if not trainable:
         raise InputError("params names no parameter; give at least one, or None for all.")
@@ -166,7 +170,10 @@ def _matches(named: dict[str, nn.Parameter], choice: str | Tensor) -> dict[str, 
             raise unknown_name("parameter or module", choice, named)
         return below
     if not isinstance(choice, Tensor):
-        raise ArgumentTypeError(f"params takes names and parameters, got {type(choice).__name__}.")
+        raise ArgumentTypeError(
+            f"params takes names of parameters or modules, and parameters, got "
+            f"{type(choice).__name__}."
+        )
     same = {name: p for name, p in named.items() if p is choice}
     if not same:
         raise InputError(

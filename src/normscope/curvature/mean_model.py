@@ -24,6 +24,9 @@ _UNRESOLVED = math.sqrt(3)
 class Frame(ABC):
     """Some orthonormal vectors Z of a large space, never written down."""
 
+    #: what a step that meets it costs, in products with the operator
+    cost: float = 0.0
+
     @abstractmethod
     def means(self, vector: Tensor) -> Tensor:
         """Z^T times a vector, in float64 on the CPU."""

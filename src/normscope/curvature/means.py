@@ -28,10 +28,12 @@ class MeanGradients(Frame):
     Args:
         space: of a part of the data.
         combinations: U S^{-1}, one column each.
+        cost: of a step, which meets them three times, in products on all data.
     """
 
     space: OutputSpace
     combinations: Tensor
+    cost: float = 0.0
 
     def means(self, vector: Tensor) -> Tensor:
         """Z^T times a parameter vector."""
@@ -59,7 +61,7 @@ def agreement(space: OutputSpace, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(space.size // space.samples, generator=generator)
     image = space.times(consensus.vector(drawn / drawn.norm(), space.like))
-    total = float(image.square().sum(dtype=torch.float64))
+    total = float(image.double().square().sum())
     return float(consensus.means(image).square().sum()) / total if total > 0 else 0.0
 
 
@@ -79,12 +81,13 @@ def output_model(space: OutputSpace, samples: int) -> MeanModel:
     return MeanModel(space.inner_products(vectors), Consensus(samples))
 
 
-def gradient_model(means: MeanModel, space: OutputSpace) -> MeanModel:
+def gradient_model(means: MeanModel, space: OutputSpace, share: float) -> MeanModel:
     """The same matrix among parameter vectors that are combinations of mean gradients.
 
     Args:
         means: the matrix among output vectors.
         space: of the part of the data that it comes from.
+        share: of all data in that part.
 
     Returns:
         The model; the space is kept with it.
@@ -92,7 +95,8 @@ def gradient_model(means: MeanModel, space: OutputSpace) -> MeanModel:
     eigenvalues, vectors = torch.linalg.eigh(means.matrix)
     large = eigenvalues > _SMALLEST * eigenvalues[-1]
     combinations = vectors[:, large] / eigenvalues[large].sqrt()
-    return MeanModel(torch.diag(eigenvalues[large]), MeanGradients(space, combinations))
+    frame = MeanGradients(space, combinations, cost=1.5 * share)
+    return MeanModel(torch.diag(eigenvalues[large]), frame)
 
 
 def top_means(model: MeanModel, space: OutputSpace, count: int) -> Tensor:

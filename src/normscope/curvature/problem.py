@@ -14,6 +14,7 @@ from normscope.curvature.batch import Batch, check_filled, check_pair, moved
 from normscope.curvature.loss_call import check_call
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
 from normscope.layers.misfit import Fitting
+from normscope.layers.tracing import require_module
 from normscope.losses import LOSSES, Loss, check_output, check_probabilities, cross_entropy
 
 __all__ = ["Data", "Problem", "WholeLoss", "whole_loss"]
@@ -70,11 +71,13 @@ class Problem:
     _evaluation: _Evaluation = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise ArgumentTypeError(
-                f"the model must be a torch.nn.Module, got {type(self.model).__name__}."
-            )
+        require_module(self.model)
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        if isinstance(loss, type):
+            raise ArgumentTypeError(
+                f"the loss must be called with (output, target), got the class {loss.__name__}; "
+                f"make one of it: {loss.__name__}()."
+            )
         if not (callable(loss) or isinstance(loss, WholeLoss)):
             raise ArgumentTypeError(
                 "the loss must be a callable (output, target), a registered name or a whole_loss, "

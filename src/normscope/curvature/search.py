@@ -16,9 +16,9 @@ from normscope.curvature.lanczos import Lanczos
 from normscope.curvature.mean_model import MeanModel
 from normscope.curvature.ritz import RitzPairs
 from normscope.curvature.spaces import SearchSpace
-from normscope.errors import StateError
+from normscope.errors import InputError, StateError
 
-__all__ = ["ROUGHLY", "STOPS", "Found", "Progress", "Request", "search", "started"]
+__all__ = ["ROUGHLY", "ROUNDING", "STOPS", "Found", "Progress", "Request", "search", "started"]
 
 _BASIS_BYTES = 2**28  # memory for basis vectors, beyond which the basis is compressed
 _RANDOM_SHARE = 0.05  # of a start that is not random
@@ -29,7 +29,8 @@ _SMALL_SHARE = 0.01  # ... and of one whose neighbours a model knows: 1e-4 of th
 _MARGIN = 0.5
 ROUGHLY = 20.0  # how many tolerances a residual may have where only the value is asked for
 _NEAR = 0.8  # of the first value: those between may be of one cluster
-_REACHABLE = 4.0  # units of rounding: products in half precision leave no smaller residual
+_REACHABLE = 4.0  # units of rounding: products leave no smaller residual
+ROUNDING = 32.0  # units of it, that hide an eigenvalue beside the largest
 _ASYMMETRY = 1e-3  # of the norm; rounding makes about 1e-6 in single precision
 STOPS = ("residual", "value")
 
@@ -79,9 +80,9 @@ class Request:
         """How many eigenvalues of both ends together, if there are so many."""
         return self.count * (2 if self.which == "both" else 1)
 
-    def with_fewer_products(self, spent: float) -> Request:
-        """The same with what is left of the products after some were spent; at least one."""
-        left = max(1, math.floor(self.max_products - spent))
+    def with_fewer_products(self, spent: float, each: float = 1.0) -> Request:
+        """The same with what is left of the products, of that cost, after some; at least one."""
+        left = max(1, math.floor((self.max_products - spent) / each))
         return replace(self, max_products=left)
 
 
@@ -159,8 +160,7 @@ def search(
     """
     basis = _basis(space, start, request, model)
     del start  # as large as a basis vector, and copied
-    half = torch.promote_types(space.dtype, torch.float32) != space.dtype
-    reachable = _REACHABLE * torch.finfo(space.dtype).eps if half else 0.0
+    reachable = _REACHABLE * torch.finfo(space.dtype).eps
     while True:
         basis.step()
         pairs = basis.ritz_pairs(request.which, request.count)
@@ -193,7 +193,9 @@ def _basis(
     start = start.to(wide)
 
     def product(vector: Tensor) -> Tensor:
-        return space.times(vector.to(space.dtype)).to(wide)
+        image = space.times(vector.to(space.dtype)).to(wide)
+        _check_range(float(image.abs().max()), wide)
+        return image
 
     generator = torch.Generator().manual_seed(request.seed + 1)
     held = space.size * start.element_size() * (1 if model is None else 2)
@@ -201,6 +203,16 @@ def _basis(
     if model is None:
         return Lanczos(product, start, limit, generator)
     return Davidson(product, start, limit, generator, model, request.which)
+
+
+def _check_range(largest: float, dtype: torch.dtype) -> None:
+    """Squares of an image's entries must not leave the range of numbers: lengths would be wrong."""
+    limit = torch.finfo(dtype).max ** 0.5 / 2**20
+    if largest > limit:
+        raise InputError(
+            f"the curvature is of the order of {largest:.0e}, whose square {dtype} cannot hold; "
+            "scale the loss or the data, or measure model.double()."
+        )
 
 
 def _mixture(basis: GrowingBasis, request: Request, dtype: torch.dtype) -> Tensor | None:
@@ -239,10 +251,10 @@ def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[T
     """Residuals and errors relative to the eigenvalues.
 
     An eigenvalue that is zero up to rounding has no relative accuracy: it is taken as no smaller
-    than what rounding lets a residual within the tolerance resolve.
+    than what rounding lets a residual within the tolerance resolve. The largest one always has.
     """
     wide = torch.promote_types(space.dtype, torch.float32)
-    resolvable = 32 * torch.finfo(wide).eps * pairs.norm / tolerance
+    resolvable = min(1.0, ROUNDING * torch.finfo(wide).eps / tolerance) * pairs.norm
     floor = max(resolvable, torch.finfo(torch.float64).tiny)
     sizes = pairs.values.abs().clamp(min=floor)
     lifted = pairs.residuals * space.residual_factor(sizes, pairs.norm)

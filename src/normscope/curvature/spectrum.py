@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from normscope.arguments import check_hook, check_number, check_whole
 from normscope.curvature.density import SymmetricLog, axis_for, cumulative, grid, smoothed
 from normscope.curvature.operator import operator
 from normscope.curvature.quadrature import Floats, Quadrature, random_quadratures
@@ -86,6 +87,7 @@ def spectrum(
     [[0.5, 4.5], [0.5, 4.5]]
     """
     begin = time.perf_counter()
+    check_hook("progress", progress)
     _check(probes, lanczos_steps, smoothing)
     curvature = operator(model, loss, data, kind, mode, params, seed)
     # the space of the outputs, where there is one, has all eigenvalues but zeros, none negative
@@ -170,6 +172,9 @@ def _padded(values: Floats, length: int, filling: float) -> Floats:
 
 
 def _check(probes: int, lanczos_steps: int, smoothing: float) -> None:
+    check_whole("probes", probes)
+    check_whole("lanczos_steps", lanczos_steps)
+    check_number("smoothing", smoothing)
     if probes < 2:
         raise InputError(
             f"probes must be at least 2, so that their spread tells the error, got {probes}."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normscope.arguments import check_number, check_switch, check_whole
+from normscope.arguments import check_hook, check_number, check_switch, check_whole
 from normscope.curvature.coarse import coarse_guess
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
@@ -18,7 +18,15 @@ from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.problem import Problem
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.ritz import WHICH
-from normscope.curvature.search import ROUGHLY, STOPS, Found, Request, search, started
+from normscope.curvature.search import (
+    ROUGHLY,
+    ROUNDING,
+    STOPS,
+    Found,
+    Request,
+    search,
+    started,
+)
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
 from normscope.registry import unknown_name
@@ -33,6 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["extreme_eigenvalues", "top_eigenvalue"]
 
+_PRECISIONS = {
+    torch.float64: "double",
+    torch.float32: "single",
+    torch.float16: "half",
+    torch.bfloat16: "half",
+}
 _ENDS = {"both": "outermost", "magnitude": "dominant"}  # in a sentence
 
 
@@ -76,14 +90,15 @@ def top_eigenvalue(
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the start.
         start: parameter vectors, (size,) or (size, any), or an earlier result: during training
-            the vectors move slowly, and two or three products are enough.
+            the vectors move slowly. The part of the data that a search else begins with is left
+            out; how many products follow depends on how far the vectors have moved.
         stop: "residual": when the residual is within ``tol``, so that the vectors are known too;
             "value": when the estimated error of the value is, the square of the residual over the
             gap to the other eigenvalues. That takes about half the products, but the gaps are
             estimates, from a part of the data or from the eigenvalues found: among eigenvalues
             close together one that the start hardly touches may go unseen, and the value be short
-            by more than ``tol``. (Gaps between values found are believed only once the residual is
-            below 20 ``tol``.)
+            by more than ``tol``; by far, if that is the vector of a few samples unlike all others.
+            (Gaps between values found are believed only once the residual is below 20 ``tol``.)
         progress: called with a `Progress` after each product on all data.
         vectors: whether the eigenvectors are wanted. Found among outputs, they take up to one
             more backward pass each; without them ``.vectors`` has no column.
@@ -100,6 +115,7 @@ def top_eigenvalue(
     """
     begin = time.perf_counter()
     check_switch("vectors", vectors)
+    check_hook("progress", progress)
     check_number("tol", tol)
     for name, value in {"k": k, "seed": seed, "max_products": max_products}.items():
         if value is not None or name != "max_products":
@@ -138,15 +154,16 @@ def extreme_eigenvalues(
     space = search_space(operator, request.which, request.count)
     spent, model = 0.0, None
     if coarse is not None:
-        spent, guesses, model = coarse.cost, coarse.carried_to(space), coarse.model
+        spent, guesses, model = coarse.cost, coarse.carried_to(space), coarse.model_for(space)
     elif guesses is not None:
         guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
     spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
     blocks = [started(space, guesses, request, model)]
     del coarse, guesses  # vectors and a graph that the search may need the room of
     # handed over, not kept: the search has its own copy, in its basis
-    found = search(space, blocks.pop(), request.with_fewer_products(spent), model)
-    spent += found.products
+    each = 1.0 if model is None else 1 + model.frame.cost
+    found = search(space, blocks.pop(), request.with_fewer_products(spent, each), model)
+    spent += each * found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
         # outputs alone do not show which parameter vectors have the eigenvalue zero
         space = ParameterSpace(operator)
@@ -201,9 +218,11 @@ def _missing(result: TopEigenvalue, request: Request, size: int) -> str:
     elif request.stop == "value":
         limit = f"{ROUGHLY:g} times {limit}"
     zero = " and not told from zero" if result.residual >= 1 else ""
-    remedy = "raise max_products or tol"
-    if result.vectors.dtype in (torch.float16, torch.bfloat16):
-        remedy = "in half precision rounding hides the rest: raise tol, or measure model.float()"
+    remedy, dtype = "raise max_products or tol", result.vectors.dtype
+    if max(request.tolerance, result.residual) < ROUNDING * torch.finfo(dtype).eps:
+        wider = "double" if dtype == torch.float32 else "float"
+        remedy = f"in {_PRECISIONS[dtype]} precision rounding hides the rest: raise tol"
+        remedy += "" if dtype == torch.float64 else f", or measure model.{wider}()"
     return f"{one} of the {result.kind} has {what} {after}, above {limit}{zero}; {remedy}"
 
 

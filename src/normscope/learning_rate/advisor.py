@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normscope.arguments import check_hook, check_switch, check_whole
 from normscope.curvature.batch import Batch, sample_count
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
@@ -52,7 +53,7 @@ def max_learning_rate(
     weight_decay: float = 0.0,
     batch_size: int | None = None,
     seed: int = 0,
-    progress: Tell = lambda text: None,
+    progress: Tell | None = None,
 ) -> Advice:
     r"""How large a learning rate training can take from the present weights on.
 
@@ -95,13 +96,20 @@ def max_learning_rate(
     0.5
     """
     begin = time.perf_counter()
+    check_switch("verify", verify)
+    check_whole("seed", seed)
+    check_hook("progress", progress)
     problem = Problem(model, loss, data)
     recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
     own = checked_optimizer(recipe, model)
     bench = Workbench(problem, recipe, batch_size, seed)
     with torch.inference_mode(False), bench.untouched():  # which turns gradients on, too
-        parts = _answered(bench, own, rule_of(own), verify, progress)
+        parts = _answered(bench, own, rule_of(own), verify, progress or _silently)
     return Advice(**parts, norms=_norms(model), seconds=time.perf_counter() - begin)
+
+
+def _silently(text: str) -> None:
+    """Tell nobody of a part that begins."""
 
 
 def _answered(

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from normscope.curvature.problem import Problem, WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
+from normscope.layers.tracing import require_module
 from normscope.losses import LOSSES, Loss
 from normscope.probes.update import refuse_without_update
 from normscope.training.optimizers import bound_optimizer
@@ -34,8 +35,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     >>> unwrapped(nn.DataParallel(line)) is line
     True
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"the model must be a torch.nn.Module, got {type(model).__name__}.")
+    require_module(model)
     while True:
         compiled = model._modules.get("_orig_mod")
         parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)

@@ -187,23 +187,88 @@ def test_gradients_that_would_fill_the_memory_are_not_held(monkeypatch: pytest.M
     assert guess_for(Unknown()).model is not None
 
 
-@pytest.mark.parametrize("k", [1, 4, 12])
+@pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("stop", ["residual", "value"])
-@pytest.mark.parametrize("kind", ["fisher", "hessian"])
-def test_model_leads_to_the_eigenvalues_of_the_dense_matrix(kind: str, stop: str, k: int) -> None:
-    x = torch.randn(256, 3, generator=torch.Generator().manual_seed(1)).double()
+@pytest.mark.parametrize(("kind", "samples"), [("fisher", 128), ("ggn", 128), ("hessian", 256)])
+def test_model_leads_to_the_eigenvalues_of_the_dense_matrix(
+    kind: str, samples: int, stop: str, k: int
+) -> None:
+    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1)).double()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 60), nn.ReLU(), nn.Linear(60, 6)).double()
-    batch = x, torch.arange(256) % 2
-    params = None if kind == "hessian" else ["0"]
-    made = operator(model, "cross_entropy", batch, kind, params=params)
-    found = top_eigenvalue(
-        *(model, "cross_entropy", batch, kind), k=k, stop=stop, tol=1e-5, params=params
-    )
+    layers = nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 6)
+    model = nn.Sequential(*layers).double()
+    batch = 1 + x, torch.arange(samples) % 2
+    made = operator(model, "cross_entropy", batch, kind)
+    guess = coarse.coarse_guess(made, Request(k, "largest", 1e-5, 100, 0))
+    assert guess is not None
+    assert guess.model is not None
+    found = top_eigenvalue(model, "cross_entropy", batch, kind, k=k, stop=stop, tol=1e-5)
     identity = torch.eye(made.shape[0], dtype=torch.float64)
     expected = torch.linalg.eigvalsh(made @ identity).flip(0)[:k]
     assert found.converged
     assert torch.allclose(found.values, expected, rtol=1e-5)
+
+
+def test_trial_of_agreement_is_counted_where_vectors_are_searched_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = guess_for(wide_net(), samples=512)
+    assert tried.model is not None
+    monkeypatch.setattr(coarse, "_AGREEING", {False: 2.0, True: 2.0})
+    spent = guess_for(wide_net(), samples=512)
+    without_means(monkeypatch)
+    plain = guess_for(wide_net(), samples=512)
+    assert spent.model is plain.model is None
+    assert spent.cost == pytest.approx(plain.cost + 1 / 8)
+    monkeypatch.undo()
+    monkeypatch.setattr(coarse, "_AGREEING", {False: 2.0, True: 2.0})
+    monkeypatch.setattr(coarse, "_LARGEST_COST", 2.0)
+    few = guess_for(wide_net(), samples=512, max_products=3)  # one is left, an eighth of it spent
+    assert few.cost <= 1.0 + 1 / 32
+
+
+def test_large_parameter_vectors_are_not_kept_with_their_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert guess_for(wide_net(), kind="hessian").model is not None
+    monkeypatch.setattr(coarse, "_LARGEST_VECTOR", 1000)
+    assert guess_for(wide_net(), kind="hessian").model is None
+
+
+class Similarities(nn.Module):
+    """As many outputs for a sample as there are others to compare it with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(5, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU()
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(100, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x)
+        return self.head(features) @ features[: len(x) // 4].T / 10
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_outputs_that_depend_on_the_batch_size_are_measured(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = Similarities().double(), torch.randn(256, 5).double() + 1
+    batch = x, torch.arange(256)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return output.square().sum(1).mean()
+
+    found = top_eigenvalue(model, loss, batch, kind)
+    several = top_eigenvalue(model, loss, batch, kind, k=2, tol=1e-6, start=found)
+    assert found.value == pytest.approx(several.value, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+def test_inference_mode_takes_the_same_guess(kind: str) -> None:
+    expected = guess_for(wide_net(), kind=kind)
+    with torch.inference_mode():
+        found = guess_for(wide_net(), kind=kind)
+    assert found.model is not None
+    assert torch.allclose(found.model.matrix, expected.model.matrix)
 
 
 def test_half_precision_takes_the_model_too() -> None:

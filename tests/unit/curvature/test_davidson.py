@@ -91,6 +91,21 @@ def test_residuals_are_those_of_the_vectors_also_after_restarts(block, limit):
         assert torch.allclose(gram, torch.eye(block, dtype=torch.float64), atol=1e-12)
 
 
+@pytest.mark.parametrize("block", [1, 3])
+def test_estimates_after_a_restart_are_those_of_the_vectors(block):
+    matrix = agreeing([10.0, 9.5, 8.0, 7.0])
+    model = model_of(matrix)
+    basis = davidson(matrix, model, block, limit=20)
+    advance(basis, 12)
+    before = basis.ritz_pairs("largest", block)
+    basis.compress("largest", 6)
+    after = basis.ritz_pairs("largest", block)
+    assert basis.done == 6
+    assert torch.allclose(after.values, before.values)
+    assert torch.allclose(after.residuals, before.residuals, atol=1e-12)
+    assert torch.allclose(after.errors, before.errors, rtol=1e-6, atol=1e-14)
+
+
 def steps_to(basis, value, most=60):
     for step in range(1, most):
         basis.step()

@@ -97,3 +97,63 @@ def test_wanted_vectors_as_many_as_outputs_leave_the_residual_as_it_is():
     means, moved = torch.tensor([[1.0, 0.1], [9.0, 1.5]], dtype=torch.float64)
     found = model.estimate(9.0, 0.3, means, moved, torch.eye(2, dtype=torch.float64))
     assert torch.equal(found.weights, torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("scale", "doubted"), [(2.0, True), (0.5, True), (0.995, False)])
+def test_doubt_grows_with_what_the_part_has_too_much_or_too_little(scale, doubted):
+    # a gap of 0.45: three quarters of |1/s - 1| are 0.375, 0.75 and 0.004
+    model, matrix, same = model_with(10.0, 5.5, scale=scale)
+    found, vector, residual = estimated(model, matrix, same[0] + 0.01 * same[1])
+    value, length = float(vector @ matrix @ vector), float(residual.norm())
+    expected = {
+        2.0: length**2 / ((0.45 - 0.375) * value),  # still resolved
+        0.5: 3**0.5 * length,  # closed
+        0.995: length**2 / ((0.45 - 0.01) * value),
+    }[scale]
+    assert found.error == pytest.approx(expected, rel=2e-2)
+    assert (found.error > 3 * length**2 / (0.45 * value)) == doubted
+
+
+@pytest.mark.parametrize(("coupling", "resolved"), [(0.4, True), (2.5, False)])
+def test_gap_smaller_than_the_residual_is_not_resolved(coupling, resolved):
+    model, matrix, same = model_with(10.0, 8.0, 8.0)
+    coupled = coupling * (torch.outer(same[0], same[1]) + torch.outer(same[1], same[0]))
+    found, _, residual = estimated(model, matrix + coupled, same[0])
+    assert float(residual.norm()) == pytest.approx(coupling)
+    gap = 10 - 8 - 0.01 * 10  # which the least doubt leaves
+    expected = coupling**2 / gap if resolved else 3**0.5 * coupling
+    assert found.error == pytest.approx(expected, rel=1e-6)
+
+
+def test_negative_value_leaves_the_residual_as_it_is():
+    model, matrix, same = model_with(10.0, 5.0)
+    found, _, residual = estimated(model, -matrix, same[0] + 0.1 * same[1])
+    assert torch.equal(found.weights, torch.zeros(2, dtype=torch.float64))
+    assert found.error == pytest.approx(3**0.5 * float(residual.norm()))
+
+
+def test_directions_of_all_wanted_vectors_are_left_out():
+    model, _, _ = model_with(10.0, 9.0, 5.0)
+    means = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    moved = torch.tensor([10.0, 0.3, 0.3], dtype=torch.float64)
+    both = torch.eye(3, dtype=torch.float64)[:, :2]
+    found = model.estimate(10.0, 0.5, means, moved, both)
+    assert float(found.weights[1]) == 0.0
+    assert float(found.weights[2]) == pytest.approx(0.3 * (10 / 5 - 1))
+
+
+@pytest.mark.parametrize(("second", "divisor"), [(9.99, 0.2), (9.0, 1.0)])
+def test_correction_divides_by_no_less_than_a_fiftieth(second, divisor):
+    model, _, _ = model_with(10.0, second)
+    means = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    moved = torch.tensor([10.0, 0.1], dtype=torch.float64)
+    found = model.estimate(10.0, 0.1, means, moved, means.unsqueeze(1))
+    assert float(found.weights[1]) == pytest.approx(0.1 * (10 / divisor - 1))
+
+
+def test_correction_divides_by_no_less_than_half_the_doubt():
+    model, _, _ = model_with(10.0, 9.9)
+    means = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    moved = torch.tensor([8.0, 0.1], dtype=torch.float64)  # s = 0.8: a doubt of 0.1875
+    found = model.estimate(8.0, 0.1, means, moved, means.unsqueeze(1))
+    assert float(found.weights[1]) == pytest.approx(0.1 * (2 / 0.1875 - 1))

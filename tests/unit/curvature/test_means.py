@@ -58,7 +58,8 @@ def test_gradient_model_has_an_orthonormal_frame_of_mean_gradients(name, kind):
     model, data = network(name), batch(name)
     space = space_of(model, data, kind)
     means = output_model(space, 9)
-    gradients = gradient_model(means, space)
+    gradients = gradient_model(means, space, 0.125)
+    assert gradients.frame.cost == pytest.approx(3 / 16)  # three halves of an eighth
     size = sum(parameter.numel() for parameter in model.parameters())
     like = torch.empty(0, dtype=torch.float64)
     count = len(gradients.matrix)
@@ -71,6 +72,16 @@ def test_gradient_model_has_an_orthonormal_frame_of_mean_gradients(name, kind):
     # the same eigenvalues, but for those that are as good as zero
     expected = torch.linalg.eigvalsh(means.matrix)[-count:]
     assert torch.allclose(gradients.matrix.diagonal(), expected)
+
+
+def test_gradient_model_leaves_out_directions_without_a_gradient_and_no_others():
+    model, data = network("conv2d"), batch("conv2d")
+    space = space_of(model, data)
+    for smallest, kept in ((1e-2, 3), (1e-4, 2)):
+        matrix = torch.diag(torch.tensor([smallest, 0.5, 1.0], dtype=torch.float64))
+        means = output_model(space, 9)
+        means.matrix = matrix
+        assert len(gradient_model(means, space, 0.1).matrix) == kept
 
 
 def net(activation, norm):

@@ -436,12 +436,53 @@ def test_inference_mode_around_a_measurement_changes_nothing(name, kind):
         ({"seed": None}, "seed must be a whole number, got None"),
         ({"max_products": 5.5}, "max_products must be a whole number, got 5.5"),
         ({"tol": "0.1"}, "tol must be a number, got '0.1'"),
+        ({"k": True}, "k must be a whole number, got True"),
+        ({"progress": True}, "progress must be a function or None, got True"),
+        ({"params": 3}, "params takes names of parameters or modules, and parameters, got int"),
     ],
 )
 def test_arguments_of_another_type_are_refused(wrong, sentence):
     problem = network("torch_batch"), functional.cross_entropy, batch("torch_batch", 9)
     with pytest.raises(ArgumentTypeError, match=re.escape(sentence)):
         top_eigenvalue(*problem, **wrong)
+
+
+@pytest.mark.parametrize("tol", [1e-7, 1e-12])
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_tolerance_below_rounding_is_not_said_to_be_met(kind, tol):
+    model, data = wide_net()
+    with pytest.warns(NormscopeWarning, match="single precision rounding hides the rest"):
+        found = top_eigenvalue(model, functional.cross_entropy, data, kind=kind, tol=tol)
+    assert not found.converged
+    exact = operator(model.double(), functional.cross_entropy, (data[0].double(), data[1]), kind)
+    vector = found.vectors[:, 0].double()
+    vector /= vector.norm()
+    true = float((exact @ vector - found.value * vector).norm()) / found.value
+    assert true <= 1e-5  # as far as single precision goes
+    assert found.residual >= 0.03 * true
+
+
+def test_curvature_beyond_the_range_of_numbers_is_refused():
+    model = nn.Sequential(nn.Linear(6, 60, bias=False), nn.ReLU(), nn.Linear(60, 3, bias=False))
+    data = 1e12 * torch.rand(160, 6), torch.zeros(160, 3)
+    with pytest.raises(InputError, match=r"scale the loss or the data, or measure model\.double"):
+        top_eigenvalue(model, "squared_error", data)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Linear, "got the class Linear; make one of it: Linear"),
+        ("vgg", "got the text 'vgg'; build a registered model by normscope.models.build"),
+        (None, "must be an nn.Module, got NoneType"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_a_sentence(model, sentence):
+    data = batch("torch_batch")
+    with pytest.raises(ArgumentTypeError, match=re.escape(sentence)):
+        top_eigenvalue(model, functional.cross_entropy, data)
+    with pytest.raises(ArgumentTypeError, match="the class CrossEntropyLoss; make one of it"):
+        top_eigenvalue(network("torch_batch"), nn.CrossEntropyLoss, data)
 
 
 def test_a_start_that_is_not_finite_is_blamed():
