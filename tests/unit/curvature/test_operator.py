@@ -420,7 +420,7 @@ BAD = {
         GOOD,
         {"params": [3]},
         ArgumentTypeError,
-        "names of parameters or modules, and parameters",
+        "names of parameters or modules, and",
     ),
     "lazy": (nn.LazyLinear(2), GOOD, {}, InputError, "lazy"),
     "not a module": (lambda x: x, GOOD, {}, ArgumentTypeError, "Module"),

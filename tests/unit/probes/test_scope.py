@@ -190,7 +190,7 @@ def test_optimizer_of_another_model_is_refused():
 
 
 def test_model_must_be_a_module():
-    with pytest.raises(ArgumentTypeError, match=r"must be a torch\.nn\.Module, got function"):
+    with pytest.raises(ArgumentTypeError, match=r"must be an nn\.Module, got function"):
         Scope(lambda x: x, "cross_entropy")
 
 
