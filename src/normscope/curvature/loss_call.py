@@ -1,4 +1,4 @@
-"""Whether a loss can be called as it will be, found out from its signature alone."""
+"""How a loss is called, and whether it can be, found out from its signature alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from normscope.errors import ArgumentTypeError
+from normscope.errors import ArgumentTypeError, InputError
 
-__all__ = ["check_call"]
+__all__ = ["called", "check_call"]
 
 
 def check_call(function: Callable[..., Any], *arguments: str) -> None:
@@ -42,4 +43,40 @@ def check_call(function: Callable[..., Any], *arguments: str) -> None:
         takes = ", ".join(signature.parameters)
         raise ArgumentTypeError(
             f"the loss must take ({', '.join(arguments)}), but {name} takes ({takes})."
+        ) from error
+
+
+def called(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
+    """The loss of an output.
+
+    Args:
+        loss: whatever it is; what a loss of the user's own raises is not touched.
+        output: the model's.
+        target: the targets.
+
+    Returns:
+        What the loss returns.
+
+    Raises:
+        InputError: if a loss of torch does not take them, with what they are.
+
+    >>> called(nn.BCEWithLogitsLoss(), torch.zeros(2, 3), torch.zeros(2))
+    Traceback (most recent call last):
+        ...
+    normscope.errors.InputError: BCEWithLogitsLoss does not take an output of shape (2, 3) ...
+    """
+    if not type(loss).__module__.startswith("torch.nn"):
+        return loss(output, target)
+    try:
+        return loss(output, target)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        came = f"a target of type {type(target).__name__}"
+        if isinstance(target, Tensor):
+            came = f"a target of shape {tuple(target.shape)} and {target.dtype}"
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise InputError(
+            f"{type(loss).__name__} does not take an output of shape {tuple(output.shape)} with "
+            f"{came} ({reason}); give the targets that it asks for."
         ) from error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from normscope.curvature.batch import Batch, check_filled, check_pair, moved
-from normscope.curvature.loss_call import check_call
+from normscope.curvature.loss_call import called, check_call
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
 from normscope.layers.misfit import Fitting
 from normscope.layers.tracing import require_module
@@ -231,14 +231,14 @@ class _Evaluation(nn.Module):
         if isinstance(loss, WholeLoss):
             return loss.function(self.model, batch)
         inputs, targets = batch
-        return loss(self.model(inputs), targets)
+        return cast(Tensor, called(loss, self.model(inputs), targets))
 
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of an output that is there already."""
         (loss,) = self.loss
         if isinstance(loss, WholeLoss):
             raise _no_outputs()
-        return loss(output, target)
+        return cast(Tensor, called(loss, output, target))
 
 
 def _known_length(data: Any) -> int | None:

@@ -304,3 +304,29 @@ def test_one_batch_that_is_a_list_is_told_how_to_become_one():
     model, (x, y) = nn.Linear(2, 2), (torch.randn(4, 2), torch.zeros(4, dtype=torch.long))
     with pytest.raises(ArgumentTypeError, match=r"tuple\(batch\)"):
         list(Problem(model, "cross_entropy", [x, y]).batches())
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "said"),
+    [
+        (nn.CrossEntropyLoss(), Y.int(), "target of shape (6,) and torch.int32 (expected target"),
+        (nn.CrossEntropyLoss(), Y + 5, "torch.int64 (Target 5 is out of bounds)"),
+        (nn.BCEWithLogitsLoss(), Y.float(), "BCEWithLogitsLoss does not take an output of shape"),
+        (nn.CrossEntropyLoss(torch.ones(3)), Y, "for all 2 classes"),
+    ],
+)
+def test_targets_that_a_loss_of_torch_does_not_take_are_told_with_their_shape(loss, target, said):
+    problem = Problem(network(), loss, (X, target))
+    for refused in (problem.loss_on, lambda batch: problem.loss_of(torch.zeros(6, 2), batch[1])):
+        with pytest.raises(InputError) as caught:
+            refused((X, target))
+        assert said in str(caught.value)
+        assert str(caught.value).endswith("; give the targets that it asks for.")
+
+
+def test_what_a_loss_of_the_users_own_raises_is_not_touched():
+    def loss(output, target):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        Problem(network(), loss, (X, Y)).loss_on((X, Y))
