@@ -113,8 +113,8 @@ SLOW = [  # on embedded data, too long for every run of the tests
     f"normscope compare {EXAMPLE} --norms none,batch,layer",
     "normscope compare fully_connected --data digits --norms none,batch,layer --steps 50 "
     "--no-verify -o compared.svg",
-    "normscope curvature fully_connected --data digits --kind hessian --spectrum --probes 3 "
-    "--lanczos-steps 20 -o spectrum.svg",
+    "normscope curvature fully_connected --data digits --option width=30 --batch-size 128 "
+    "--kind hessian --spectrum --probes 3 --lanczos-steps 20 -o spectrum.svg",
     f"normscope lr {EXAMPLE} --batch-size 128",
 ]
 REAL = [  # on MNIST and CIFAR-10
