@@ -4,29 +4,27 @@
 
 Both take turns in one process, and the shortest time of each counts. Timed is all that the
 prediction needs, from the model on: the features of four batches twice, one gradient and the
-simulated last layer; and where the last layer does not settle it, the curvature of three batches
-with the looks at where the first steps lead (marked "asked"). The goal, a fifth, is for nets whose
-lambda_max takes fewer than ten products: those of `top_eigenvalue` with its defaults, for the
-Gauss-Newton matrix of one batch. "advice" is `max_learning_rate(..., verify=False)`, which always
-measures the curvature, for `.safe`.
+simulated last layer; or where that does not settle it, the whole net rehearsed on a few samples
+(marked "rehearsed"). The goal, a fifth, is for nets whose lambda_max takes fewer than ten products:
+those of `top_eigenvalue` with its defaults, for the Gauss-Newton matrix of one batch. "advice" is
+`max_learning_rate(..., verify=False)`, which also measures the curvature, for `.safe`.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from learning_rate_cases import BATCH_SIZE, CASES, Case
+from learning_rate_cases import BATCH_SIZE, CASES, Batch, Case
 from learning_rate_finder import seconds_of_range_test
 
 from normscope.curvature import top_eigenvalue
 from normscope.curvature.problem import Problem
 from normscope.learning_rate import max_learning_rate
-from normscope.learning_rate.by_curvature import predicted_onset
+from normscope.learning_rate.by_curvature import Prediction, predicted_onset
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import steepest_curvature
@@ -43,7 +41,7 @@ class Cost:
     prediction: float
     advice: float
     range_test: float
-    asked: bool
+    rehearsed: bool
     products: float
 
     @property
@@ -63,20 +61,21 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def steepest_bound(problem: Problem, batches: list[Batch], rule: UpdateRule) -> float:
+    """What the prediction asks for if no rate breaks the loss."""
+    return steepest_curvature(problem, batches[:3], rule).bound(rule)
+
+
 def measure(case: Case, rounds: int) -> Cost:
     model = case.model()
     problem = Problem(model, case.loss, case.samples())
     batches = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0).batches(4)
     rule = UpdateRule("SGD", momentum=case.momentum)
-    asked = []
 
-    def predict() -> object:
-        @functools.cache
-        def curvature() -> object:
-            asked.append(1)
-            return steepest_curvature(problem, batches[:3], rule)
-
-        return predicted_onset(problem, batches, rule, curvature)
+    def predict() -> Prediction:
+        return predicted_onset(
+            problem, batches, rule, lambda: steepest_bound(problem, batches, rule)
+        )
 
     def advise() -> object:
         sizes = {"momentum": case.momentum, "batch_size": BATCH_SIZE}
@@ -88,7 +87,7 @@ def measure(case: Case, rounds: int) -> Cost:
     turns = [[seconds(each) for each in (predict, advise, test)] for _ in range(rounds)]
     prediction, advice, range_test = map(min, zip(*turns, strict=True))
     top = top_eigenvalue(model, case.loss, batches[0], kind="ggn", mode="train")
-    return Cost(prediction, advice, range_test, bool(asked), top.matvecs)
+    return Cost(prediction, advice, range_test, predict().layer is None, top.matvecs)
 
 
 def main() -> None:
@@ -102,7 +101,7 @@ def main() -> None:
         cost = costs[name] = measure(CASES[name], options.rounds)
         print(
             f"{name}: {cost.prediction * 1e3:.0f} of {cost.range_test * 1e3:.0f} ms, "
-            f"{cost.share:.3f}{', asked' * cost.asked}; advice "
+            f"{cost.share:.3f}{', rehearsed' * cost.rehearsed}; advice "
             f"{cost.advice / cost.range_test:.2f}; {cost.products:.1f} products",
             flush=True,
         )

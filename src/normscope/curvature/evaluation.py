@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -97,12 +97,15 @@ class Evaluator:
             yield from enumerate(self.problem.batches())
 
     @contextmanager
-    def scene(self, leaves: tuple[Tensor, ...], number: int = 0) -> Iterator[None]:
+    def scene(
+        self, leaves: tuple[Tensor, ...], number: int = 0, twice: bool = True
+    ) -> Iterator[None]:
         """The model set up for one batch: to be open while it runs forward or backward.
 
         Args:
             leaves: the parameters differentiated by.
             number: the batch's, from which its random draws follow.
+            twice: whether gradients are differentiated again; if not, first ones are faster.
 
         Yields:
             Nothing.
@@ -115,9 +118,9 @@ class Evaluator:
             undisturbed(model, *self._modules_of_loss),
             self.randomness(number),
             substituted(model, self.point | copies | trained),
-            in_mode(model, self.mode),
+            in_mode(model, self.mode, twice),
             # the fused attention kernels have no second derivative
-            sdpa_kernel(SDPBackend.MATH),
+            sdpa_kernel(SDPBackend.MATH) if twice else nullcontext(),
             torch.inference_mode(False),
             torch.enable_grad(),
             explained(),

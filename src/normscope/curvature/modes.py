@@ -34,7 +34,7 @@ MODES = ("train", "frozen", "eval")
 
 
 @contextmanager
-def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+def in_mode(model: nn.Module, mode: str, twice: bool = True) -> Iterator[None]:
     """Set the model up for a mode; to be used inside `undisturbed`, which puts it back.
 
     The ``training`` flag of every module is set, whatever it was; a ``train()`` method of the
@@ -43,6 +43,7 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
     Args:
         model: the model.
         mode: "train", "frozen" or "eval".
+        twice: whether gradients are differentiated again.
 
     Yields:
         Nothing.
@@ -55,7 +56,8 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
         if isinstance(module, nn.SyncBatchNorm) and not (own_forward or _synchronizes(module)):
             # its own forward refuses CPU tensors once torch.distributed is initialized
             _replace_forward(module, functools.partial(_BatchNorm.forward, module))
-    differentiate_twice_fast(model, norms=mode != "frozen")  # which has its own below
+    if twice:
+        differentiate_twice_fast(model, norms=mode != "frozen")  # which has its own below
     with ExitStack() as stack:
         if mode == "frozen":
             constants = _ConstantStatistics()

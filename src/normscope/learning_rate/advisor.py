@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,8 @@ def _answered(
             "too large; start from weights at which the loss depends on the parameters."
         )
     tell("prediction")
-    prediction = predicted_onset(problem, batches, rule, lambda: curvature, preconditioner, seed)
+    allowed = functools.partial(curvature.bound, rule)
+    prediction = predicted_onset(problem, batches, rule, allowed, preconditioner, seed)
     return {
         "rule": rule,
         "curvature": curvature,
@@ -144,8 +146,7 @@ def _answered(
 
 def _check_positive(problem: Problem, batch: Batch, seed: int) -> None:
     """Refuse a loss by a multiple of whose first value no instability can be told."""
-    walks = Walks(problem, [batch], seed=seed)
-    first = walks.first_loss(0)
+    first = Walks(problem, [batch], seed=seed).first_losses[0]
     if first <= 0:
         raise InputError(
             f"the loss of the first batch is {first:.3g}; training counts as unstable beyond a "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.curvature.evaluation import Evaluator
 
-__all__ = ["LastLayer", "last_layer"]
+__all__ = ["LastLayer", "belongs_to", "last_layer"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     leaves = tuple(point[name] for name in evaluator.layout.names)
     features, targets, found = [], [], None
     for number, batch in evaluator.batches():
-        with evaluator.scene(leaves, number), torch.no_grad():
+        with evaluator.scene(leaves, number, twice=False), torch.no_grad():
             watch, output = _watched(evaluator.problem.model, batch[0].clone())
         name = watch.maker_of(output) if isinstance(output, Tensor) else None
         if name is None or found not in (None, name):
@@ -102,6 +102,11 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     features = [given.to(point[weight].dtype) for given in features]
     bias, offset = _biases(evaluator, found, point)
     return LastLayer(found, point[weight], bias, tuple(features), tuple(targets), offset)
+
+
+def belongs_to(layer: LastLayer, name: str) -> bool:
+    """Whether a parameter, by its qualified name, is one of the layer's own."""
+    return name.rpartition(".")[0] == layer.name
 
 
 def _is_tied(model: nn.Module, name: str) -> bool:

@@ -61,7 +61,7 @@ class Looks:
                 tell(f"curvature after {steps} step{'s' * (steps > 1)}")
                 walk = self._unbroken_walk(walks, steps, rate)
                 seen += [] if walk.is_broken else self._measure.tried(walk.here())
-                fallen = walk.has_fallen
+                fallen = walk.has_fallen()
         return seen, fallen
 
     def _unbroken_walk(self, walks: Walks, steps: int, rate: float) -> Walk:
@@ -81,9 +81,10 @@ class Looks:
         """
         if steepest <= 0:
             return []
-        left = off_the_plateau(walks, steepest)
-        if left is None:
+        walk = off_the_plateau(walks, steepest)
+        if walk is None:
             return []
+        left = walks.beginning_at(walk.taken, walk.point)
         found = self._measure.tried(left.evaluator(0))
         return [*found, *self.ahead(left, max([*found, 0.0]))[0]]
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from normscope.curvature.batch import Batch
 from normscope.curvature.evaluation import Evaluator
-from normscope.learning_rate.last_layer import LastLayer, last_layer
+from normscope.learning_rate.last_layer import LastLayer, belongs_to, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.simulation import Simulation
 from normscope.learning_rate.walk import gradient_on
 
 __all__ = ["OneStep"]
 
-_HALVINGS = 3  # of the range in which the largest rate that holds is looked for
 _SHORTENED = 4  # lengths at most, each a quarter of the one before
 
 
@@ -45,9 +41,8 @@ class OneStep:
         direction = gradient if preconditioner is None else gradient / preconditioner.scale
         if rule.nesterov:  # whose first step goes ahead by its own momentum
             direction = (1 + rule.momentum) * direction
-        own = f"{layer.name}." if layer.name else ""
         steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
-        self._steps = {name: step for name, step in steps if not name.startswith(own)}
+        self._steps = {name: step for name, step in steps if not belongs_to(layer, name)}
 
     def onset_after(self, rate: float, near: float) -> float | None:
         """The onset of the last layer, trained alone, on features after the step.
@@ -67,37 +62,6 @@ class OneStep:
                 return last_layer_onset(layer, self._evaluator.problem, self._rule, near=near)
             rate /= 4
         return 0.0
-
-    def largest_that_holds(self, low: float, high: float) -> float:
-        """The largest rate at which the last layer is still stable after a step at that rate.
-
-        Args:
-            low: the smallest rate that is an answer.
-            high: the largest.
-
-        Returns:
-            ``high`` if it holds; else a rate between, to an eighth of the range in logarithms.
-        """
-        if self.holds(high):
-            return high
-        for _ in range(_HALVINGS):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if self.holds(middle) else (low, middle)
-        return low
-
-    def holds(self, rate: float) -> bool:
-        """Whether the last layer, trained alone at a rate, is stable after a step at that rate.
-
-        Args:
-            rate: of the step and of the training.
-
-        Returns:
-            False too if the step leaves the range of numbers.
-        """
-        layer = self._moved(rate)
-        if layer is None:
-            return False
-        return Simulation(layer, self._evaluator.problem, self._rule).stable([rate])[0]
 
     def _moved(self, rate: float) -> LastLayer | None:
         """The layer on the features after a step; None if they are out of the range of numbers."""

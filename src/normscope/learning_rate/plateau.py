@@ -10,14 +10,12 @@ from torch.nn import functional
 
 from normscope.curvature.known_loss import is_cross_entropy, known_loss
 from normscope.curvature.problem import Problem
-from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.walk import Walk, Walks
+from normscope.learning_rate.walk import FALLEN, Walk, Walks
 
 __all__ = ["may_stand_still", "off_the_plateau"]
 
 _CARRYING = UpdateRule("SGD", momentum=0.9)  # ten steps in one where the gradient stays
-_CAUTION = 0.1  # of that rule's bound: what waits beyond the plateau is steeper
 _LONGEST = 32  # steps
 _ATTEMPTS = 3  # each at a quarter of the rate before
 # Of what the outputs are to become: nets on a plateau gave at most 0.005. Logits that small make a
@@ -25,7 +23,13 @@ _ATTEMPTS = 3  # each at a quarter of the rate before
 _ALIKE, _ALIKE_LOGITS = 0.03, 0.15
 
 
-def off_the_plateau(walks: Walks, steepest: float) -> Walks | None:
+def off_the_plateau(
+    walks: Walks,
+    steepest: float,
+    caution: float = 0.1,
+    fallen: float = FALLEN,
+    first_only: bool = False,
+) -> Walk | None:
     """Walk until the loss has begun to fall.
 
     A deep net with small weights gives nearly the same output for every sample. Its loss stands
@@ -36,28 +40,31 @@ def off_the_plateau(walks: Walks, steepest: float) -> Walks | None:
     Args:
         walks: model, loss and batches.
         steepest: largest curvature at the start, positive, which bounds the learning rate.
+        caution: the part of that bound which is taken: what waits beyond is steeper.
+        fallen: the share of its first value at which a loss has begun to fall.
+        first_only: whether to walk on the first batch alone.
 
     Returns:
-        Walks that begin where the loss has fallen; None if it did not fall.
+        The walk that ended where the loss has fallen; None if it did not fall.
     """
-    rate = _CAUTION * _CARRYING.largest_stable_rate(steepest)
+    rate = caution * _CARRYING.largest_stable_rate(steepest)
     for attempt in range(_ATTEMPTS):
-        walk = Walk(walks, _CARRYING, rate / 4**attempt)
-        while walk.taken < _LONGEST and not walk.has_fallen and not walk.is_broken:
-            walk.take(1)
-        if walk.has_fallen:
-            return walks.beginning_at(walk.taken, walk.point)
+        walk = Walk(walks, _CARRYING, rate / 4**attempt, first_only=first_only)
+        walk.take(_LONGEST, until=fallen)
+        if walk.has_fallen(fallen):
+            return walk
         if not walk.is_broken:
             return None
     return None
 
 
-def may_stand_still(layer: LastLayer, problem: Problem) -> bool:
+def may_stand_still(problem: Problem, outputs: Tensor, targets: Tensor) -> bool:
     """Whether a net may begin on a plateau, or flatter than it soon is: its outputs are alike.
 
     Args:
-        layer: the net's last, with its inputs.
         problem: for its loss.
+        outputs: of some samples, but for a constant.
+        targets: of the same samples.
 
     Returns:
         False where the outputs differ between samples by more than a part of what the loss asks
@@ -65,7 +72,6 @@ def may_stand_still(layer: LastLayer, problem: Problem) -> bool:
         squared error. True for other losses, of which that is not known, and for targets that torch
         would broadcast.
     """
-    outputs, targets = layer.features[0] @ layer.weight.T, layer.targets[0]
     if is_cross_entropy(problem.loss):
         alike = _ALIKE_LOGITS
     elif known_loss(problem.loss, outputs, targets) is not None:  # squares

@@ -14,6 +14,7 @@ from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.onset import STEPS, growth_limit, is_beyond
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.slopes import slopes
+from normscope.learning_rate.updates import Updates
 
 __all__ = ["Simulation"]
 
@@ -89,17 +90,12 @@ def _rows(features: Tensor, with_ones: bool) -> Tensor:
 
 
 class _Weights:
-    """Weights and biases of the layer, side by side for every learning rate: (rates, outputs, n).
-
-    What the optimizer remembers is made when it is first needed.
-    """
+    """Weights and biases of the layer for every learning rate: (rates, outputs, inputs)."""
 
     def __init__(self, start: _Start, rule: UpdateRule, rates: Sequence[float]) -> None:
-        self._start, self._rule, value = start, rule, start.value
+        self._start, self._updates, value = start, Updates(rule), start.value
         self.value = value.expand(len(rates), *value.shape).clone()
         self._rates = torch.tensor(rates, dtype=value.dtype, device=value.device).view(-1, 1, 1)
-        self._memory: dict[str, Tensor] = {}
-        self._taken = 0
 
     def outputs(self, place: int) -> Tensor:
         """The layer's outputs on a batch, (rates, outputs, samples * positions)."""
@@ -111,56 +107,11 @@ class _Weights:
     def update(self, place: int, output_gradient: Tensor) -> None:
         """One step of every candidate, by the gradient in its outputs on a batch."""
         gradient = (output_gradient.flatten(0, 1) @ self._start.rows[place]).view_as(self.value)
-        self._taken += 1
-        rule = self._rule
-        if rule.decoupled:
-            self.value.mul_(1 - self._rates * rule.weight_decay)
-        elif rule.weight_decay:
-            gradient.add_(self.value, alpha=rule.weight_decay)
-        self.value.addcmul_(self._rates, self._step(gradient), value=-1)
+        self._updates.apply(self.value, gradient, self._rates)
 
     def keep(self, kept: list[bool], output_gradient: Tensor) -> Tensor:
         """Give up the other candidates; the gradient of those that go on."""
         chosen = torch.tensor(kept, device=self.value.device)
         self.value, self._rates = self.value[chosen], self._rates[chosen]
-        self._memory = {name: each[chosen] for name, each in self._memory.items()}
+        self._updates.keep(chosen)
         return output_gradient[chosen]
-
-    def _step(self, gradient: Tensor) -> Tensor:
-        rule = self._rule
-        if rule.second_moment is not None:
-            return self._divided_step(gradient, rule.second_moment)
-        if rule.momentum == 0:
-            return gradient
-        if self._taken == 1:  # torch's first buffer
-            velocity = self._memory["velocity"] = gradient.clone()
-        else:
-            velocity = self._memory["velocity"].mul_(rule.momentum)
-            velocity.add_(gradient, alpha=1 - rule.dampening)
-        return gradient + rule.momentum * velocity if rule.nesterov else velocity
-
-    def _divided_step(self, gradient: Tensor, decay: float) -> Tensor:
-        rule = self._rule
-        square = self._averaged("square", gradient.square(), decay)
-        if rule.dampening:  # Adam: running means, both corrected for their start at zero
-            mean = self._averaged("mean", gradient, rule.momentum)
-            mean = mean / (1 - rule.momentum**self._taken)
-            if rule.amsgrad:
-                square = square.maximum(self._memory.get("largest", square))
-                self._memory["largest"] = square
-            return mean / ((square / (1 - decay**self._taken)).sqrt() + rule.epsilon)
-        if rule.centered:
-            square = (square - self._averaged("mean", gradient, decay).square()).clamp(min=0)
-        divided = gradient / (square.sqrt() + rule.epsilon)
-        if self._taken > 1:
-            divided += rule.momentum * self._memory["velocity"]
-        self._memory["velocity"] = divided
-        return divided
-
-    def _averaged(self, name: str, value: Tensor, decay: float) -> Tensor:
-        """A running mean that begins at zero."""
-        fresh = (1 - decay) * value
-        if self._taken > 1:
-            fresh += decay * self._memory[name]
-        self._memory[name] = fresh
-        return fresh

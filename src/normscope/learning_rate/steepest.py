@@ -75,18 +75,6 @@ class Curvature:
         """The rule's bound on the learning rate, or less where that broke the loss at once."""
         return min(rule.largest_stable_rate(self.binding), self.unbroken)
 
-    def bound_beyond(self, rule: UpdateRule) -> float | None:
-        """The same where a plateau ends; None for a net that begins on none."""
-        if self.beyond is None or not self.begins_flat:
-            return None
-        return min(rule.largest_stable_rate(self.beyond), self.unbroken)
-
-    @property
-    def sharpening(self) -> float:
-        """How much steeper it is after a few steps than here; at least one."""
-        here = max(self.values)
-        return self.binding / here if here > 0 else 1.0
-
 
 def steepest_curvature(
     problem: Problem,

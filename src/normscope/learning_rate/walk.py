@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch
+from normscope.curvature.batch import Batch, copied
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
+from normscope.curvature.state import substituted
 from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.updates import Updates
 
-__all__ = ["Walk", "Walks", "gradient_on"]
+__all__ = ["FALLEN", "Walk", "Walks", "gradient_on"]
 
-_FALLEN = 0.95  # of its first value on the same batch: then a loss has begun to fall
+Leaves: TypeAlias = tuple[Tensor, ...]  # the parameters, in the layout's order
+Gradients: TypeAlias = tuple[Tensor | None, ...]  # of each; None where the loss has none of it
+FALLEN = 0.95  # of its first value on the same batch: then a loss has begun to fall
 
 
 class Walks:
     """What all walks from one start share.
 
+    Attributes:
+        gradients: how many have been taken.
+
     Args:
         problem: model, loss and data; nothing of it is changed.
         batches: one for each step, in turn.
-        preconditioner: what the steps are divided by; None for SGD.
+        preconditioner: what the steps are divided by, always the same; None: what the optimizer's
+            own rule makes of the gradients.
         seed: of dropout and noise.
         start: parameters that begin elsewhere than at the present weights.
     """
@@ -45,9 +56,11 @@ class Walks:
         self.preconditioner, self._seed = preconditioner, seed
         self.layout = parameter_layout(problem.model)
         self._problems = [Problem(problem.model, problem.loss, [batch]) for batch in batches]
+        self.placed = [problem.placed(batch) for batch in batches]
         whole = Evaluator(self._problems[0], self.layout, "train", seed)
         self._evaluator = whole.on(self._problems[0], start)
-        self._first = dict[int, float]()
+        self._is_held = False
+        self.gradients = 0
 
     def beginning_at(self, number: int, point: Mapping[str, Tensor]) -> Walks:
         """Walks from another point, the batches in turn from a step's on."""
@@ -55,25 +68,45 @@ class Walks:
         batches = [*self.batches[place:], *self.batches[:place]]
         return Walks(self.problem, batches, self.preconditioner, self._seed, point)
 
-    @cached_property
-    def start(self) -> tuple[Tensor, float, Tensor]:
-        """Where all walks begin, as a flat vector, with loss and gradient of the first batch."""
-        position = self.layout.join(self._evaluator.leaves()).detach()
-        return position, *gradient_on(self._evaluator, self.batches[0])
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Set the model up once for all that is walked inside, and nothing else."""
+        with self.scene(self._evaluator.leaves()):
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self._is_held = False
 
-    def first_loss(self, number: int) -> float:
-        """The loss of a step's batch at the start.
+    def scene(self, leaves: Leaves) -> AbstractContextManager[None]:
+        """The model set up for first derivatives by these parameters."""
+        if self._is_held:
+            trained = dict(zip(self.layout.names, leaves, strict=True))
+            return substituted(self.problem.model, trained)
+        return self._evaluator.scene(leaves, twice=False)
+
+    @cached_property
+    def start(self) -> tuple[Leaves, float, Gradients]:
+        """Where all walks begin, with loss and gradients of the first batch."""
+        leaves = self._evaluator.leaves()
+        with self.scene(leaves):
+            return leaves, *self.differentiated(0, leaves)
+
+    @cached_property
+    def first_losses(self) -> list[float]:
+        """The loss of every batch at the start, by a forward pass each."""
+        with self.scene(self._evaluator.leaves()), torch.no_grad():
+            return [self.problem.loss_on(copied(batch)).item() for batch in self.placed]
+
+    def differentiated(self, number: int, leaves: Leaves) -> tuple[float, Gradients]:
+        """Loss and gradients on the batch of a step, of a model that is set up for it.
 
         Args:
             number: of the step.
-
-        Returns:
-            The loss before any step.
+            leaves: the parameters.
         """
-        place = number % len(self.batches)
-        if place not in self._first:
-            self._first[place] = _loss_on(self.evaluator(place), self.batches[place])
-        return self._first[place]
+        self.gradients += 1
+        return _differentiated(self.problem, self.placed[number % len(self.placed)], leaves)
 
     def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
         """The model on the batch of a step.
@@ -89,93 +122,121 @@ class Walks:
 
 
 class Walk:
-    """Steps from the start on the batches in turn, by an optimizer's rule; without weight decay.
+    """Steps on the batches in turn, by an optimizer's rule.
+
+    Attributes:
+        rate: the learning rate.
+        taken: steps so far.
+        leaves: the parameters where the walk stands.
+        gradients: there, of the batch that comes next.
 
     Args:
         walks: model, loss and batches.
         rule: of the optimizer.
         rate: the learning rate.
+        after: a walk on the first batch alone, where this one begins; None: at the start.
+        first_only: whether every step is on the first batch.
     """
 
-    def __init__(self, walks: Walks, rule: UpdateRule, rate: float) -> None:
-        self._walks, self._rule, self.rate = walks, rule, rate
-        self._velocity: Tensor | None = None
+    def __init__(
+        self,
+        walks: Walks,
+        rule: UpdateRule,
+        rate: float,
+        after: Walk | None = None,
+        first_only: bool = False,
+    ) -> None:
+        self._walks, self.rate = walks, rate
+        if walks.preconditioner is not None:  # it divides already
+            rule = replace(rule, second_moment=None)
+        self._count = 1 if first_only else len(walks.batches)
         self.taken = 0
-        self.point: dict[str, Tensor] = {}
-        self._position, loss, self._gradient = walks.start
-        self._ratio = self._ratio_of(loss)
+        if after is None:
+            leaves, loss, self.gradients = walks.start
+            self._ratio = self._ratio_of(loss)
+        else:
+            leaves, self.gradients, self._ratio = after.leaves, after.gradients, after._ratio
+        self.leaves: Leaves = tuple(each.detach().clone().requires_grad_() for each in leaves)
+        self._updates = [Updates(rule) for _ in leaves]
+
+    @property
+    def _next(self) -> int:
+        """The place of the batch that comes next."""
+        return self.taken % self._count
 
     def here(self) -> Evaluator:
         """The model where the walk stands, on the batch that comes next."""
-        return self._walks.evaluator(self.taken, self.point)
+        return self._walks.evaluator(self._next, self.point)
+
+    @property
+    def point(self) -> dict[str, Tensor]:
+        """The parameters where the walk stands, by name."""
+        leaves = zip(self._walks.layout.names, self.leaves, strict=True)
+        return {name: leaf.detach().clone() for name, leaf in leaves}
+
+    def outputs(self) -> Tensor | None:
+        """What the model gives on the batch that comes next; None if that cannot be seen."""
+        walks = self._walks
+        if not walks.problem.has_outputs:
+            return None
+        with walks.scene(self.leaves), torch.no_grad():
+            return walks.problem.output_on(copied(walks.placed[self._next]))
 
     @property
     def is_broken(self) -> bool:
         """Whether the loss where the walk stands is unstable, by the project's definition."""
         return not self._ratio <= growth_limit(self._walks.problem.loss)
 
-    @property
-    def has_fallen(self) -> bool:
-        """Whether the loss where the walk stands is at most 95 % of the same batch's first."""
-        return self._ratio <= _FALLEN
+    def has_fallen(self, share: float = FALLEN) -> bool:
+        """Whether the loss where the walk stands is at most this share of the same batch's first.
 
-    def take(self, steps: int) -> Walk:
+        Args:
+            share: of the first loss.
+        """
+        return self._ratio <= share
+
+    def take(self, steps: int, until: float = -math.inf) -> Walk:
         """Go on as long as the loss does not break.
 
         Args:
             steps: how many at most.
+            until: the share of its first value at which a loss is low enough to stop.
 
         Returns:
             The walk itself.
         """
-        for _ in range(steps):
-            if self.is_broken:
-                break
-            self._step()
+        with self._walks.scene(self.leaves):
+            for _ in range(steps):
+                if self.is_broken or self.has_fallen(until):
+                    break
+                self._step()
         return self
 
     def _step(self) -> None:
-        layout = self._walks.layout
-        step = self._along(self._gradient)
-        self._position = torch.sub(self._position, step, alpha=self.rate)
-        kinds = self.here().point
-        self.point = {
-            name: tensor.to(kinds[name].dtype)
-            for name, tensor in zip(layout.names, layout.split(self._position), strict=True)
-        }
-        if any(tensor.dtype != layout.dtype for tensor in self.point.values()):
-            self._position = layout.join(list(self.point.values()))  # rounded, as training does
+        """One step, and loss and gradients where it leads."""
+        with torch.no_grad():
+            moves = zip(self._updates, self.leaves, self._divided(), strict=True)
+            for updates, leaf, gradient in moves:
+                if gradient is not None:
+                    updates.apply(leaf, gradient, self.rate)
         self.taken += 1
-        self._look()
-
-    def _look(self) -> None:
-        """Loss and gradient where the walk stands."""
-        evaluator = self.here()
-        loss, self._gradient = gradient_on(evaluator, evaluator.problem.data[0])
+        loss, self.gradients = self._walks.differentiated(self._next, self.leaves)
         self._ratio = self._ratio_of(loss)
+
+    def _divided(self) -> Gradients:
+        """The gradients, over what the optimizer always divides them by."""
+        scale, layout = self._walks.preconditioner, self._walks.layout
+        if scale is None:
+            return self.gradients
+        pairs = zip(self.gradients, layout.split(scale.scale), strict=True)
+        return tuple(None if each is None else each / part for each, part in pairs)
 
     def _ratio_of(self, loss: float) -> float:
         """Over the first loss of the same batch; one that is not positive has no scale."""
-        first = self._walks.first_loss(self.taken)
+        first = self._walks.first_losses[self._next]
         if not math.isfinite(loss):
             return math.nan
         return loss / first if first > 0 else 0.0
-
-    def _along(self, gradient: Tensor) -> Tensor:
-        """The optimizer's step for a gradient, at a learning rate of one."""
-        scale, rule = self._walks.preconditioner, self._rule
-        divided = gradient if scale is None else gradient / scale.scale
-        if self._velocity is None:  # torch's first buffer, and Adam's mean without its start
-            self._velocity = divided
-        else:
-            self._velocity = rule.momentum * self._velocity + (1 - rule.dampening) * divided
-        return divided + rule.momentum * self._velocity if rule.nesterov else self._velocity
-
-
-def _loss_on(evaluator: Evaluator, batch: Batch) -> float:
-    """The loss on one batch, by a forward pass alone."""
-    with evaluator.scene(evaluator.leaves()), torch.no_grad():
-        return evaluator.problem.loss_on(evaluator.problem.placed(batch)).item()
 
 
 def gradient_on(evaluator: Evaluator, batch: Batch) -> tuple[float, Tensor]:
@@ -190,7 +251,12 @@ def gradient_on(evaluator: Evaluator, batch: Batch) -> tuple[float, Tensor]:
     """
     placed = evaluator.problem.placed(batch)
     leaves = evaluator.leaves()
-    with evaluator.scene(leaves):
-        loss = evaluator.problem.loss_on(placed)
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return loss.item(), evaluator.layout.join(gradients).detach()
+    with evaluator.scene(leaves, twice=False):
+        loss, gradients = _differentiated(evaluator.problem, placed, leaves)
+    return loss, evaluator.layout.join(gradients)
+
+
+def _differentiated(problem: Problem, batch: Batch, leaves: Leaves) -> tuple[float, Gradients]:
+    """Loss and gradients of a model that is set up for it."""
+    loss = problem.loss_on(copied(batch))  # which a model may overwrite
+    return loss.item(), torch.autograd.grad(loss, leaves, allow_unused=True)

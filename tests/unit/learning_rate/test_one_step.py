@@ -84,36 +84,6 @@ def test_step_of_a_model_that_is_one_layer_moves_nothing():
     assert step.onset_after(0.1, near=5.0) == step.onset_after(1e6, near=5.0)
 
 
-@pytest.mark.parametrize("rate", [0.1, 1.0, 3.0, 10.0, 30.0, 100.0])
-def test_rate_holds_if_the_onset_after_its_own_step_is_above(rate):
-    model = network()
-    problem, step = step_of(model)
-    onset = onset_by_plain_torch(model, problem, rate)
-    assert step.holds(rate) is (onset is None or onset > rate)
-
-
-def test_largest_rate_holds_and_a_little_more_does_not():
-    model = network()
-    problem, step = step_of(model)
-    low, high = 1.0, 1e4
-    found = step.largest_that_holds(low, high)
-    next_one = found * (high / low) ** (1 / 8)
-    assert low < found < high
-    assert onset_by_plain_torch(model, problem, found) >= found
-    assert not (onset_by_plain_torch(model, problem, next_one) or math.inf) >= next_one
-
-
-def test_highest_rate_is_the_answer_where_it_holds():
-    _, step = step_of(network())
-    assert step.largest_that_holds(1e-4, 1e-3) == 1e-3
-
-
-def test_lowest_rate_is_the_answer_where_none_holds(monkeypatch):
-    _, step = step_of(network())
-    monkeypatch.setattr(OneStep, "holds", lambda self, rate: False)
-    assert step.largest_that_holds(0.5, 8.0) == 0.5
-
-
 @pytest.mark.parametrize("times", [1, 4])
 def test_step_out_of_the_range_of_numbers_is_shortened(monkeypatch, times):
     real, lengths = one_step.last_layer, []
@@ -132,20 +102,3 @@ def test_step_out_of_the_range_of_numbers_is_shortened(monkeypatch, times):
     assert (onset == 0) == (times == 4)
     for one, shorter in itertools.pairwise(lengths):
         assert shorter == pytest.approx(one / 4, rel=1e-3)
-
-
-def test_rate_whose_own_step_leaves_the_range_of_numbers_does_not_hold(monkeypatch):
-    real = one_step.last_layer
-    _, step = step_of(network())
-    gradient = float(step._steps["0.weight"].norm())
-
-    def broken_by_long_steps(evaluator, moved):
-        found = real(evaluator, moved)
-        length = float((moved["0.weight"] - evaluator.point["0.weight"]).norm()) / gradient
-        if length < 0.09:
-            return found
-        broken = tuple(features * math.inf for features in found.features)
-        return LastLayer(found.name, found.weight, found.bias, broken, found.targets)
-
-    monkeypatch.setattr(one_step, "last_layer", broken_by_long_steps)
-    assert 0.01 < step.largest_that_holds(0.01, 1.0) < 0.09

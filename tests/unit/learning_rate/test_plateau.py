@@ -4,7 +4,6 @@ from tests.unit.learning_rate.problems import plateau
 
 from normscope.curvature.problem import Problem
 from normscope.learning_rate import plateau as plateaus
-from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.plateau import may_stand_still, off_the_plateau
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
@@ -20,8 +19,8 @@ def walked(monkeypatch):
     begun = []
 
     class Remembered(Walk):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
             begun.append(self)
 
     monkeypatch.setattr(plateaus, "Walk", Remembered)
@@ -32,20 +31,20 @@ def test_walk_ends_where_the_loss_has_begun_to_fall():
     found = walks(plateau(0.15))
     left = off_the_plateau(found, 1.0)
     assert left is not None
-    ratio = left.first_loss(0) / found.first_loss(0)
-    assert 0.5 < ratio <= 0.95  # the first place, not a later one
+    loss = found.problem.loss_of(left.outputs(), found.problem.data[1]).item()
+    assert 0.5 < loss / found.first_losses[0] <= 0.95  # the first place, not a later one
 
 
 def test_as_many_steps_without_momentum_stay_on_it():
     found, rate = walks(plateau(0.15)), 0.1 * 2 * 1.9
     carried = Walk(found, UpdateRule("SGD", momentum=0.9), rate)
-    while not carried.has_fallen:
+    while not carried.has_fallen():
         carried.take(1)
     left = off_the_plateau(found, 1.0)
     assert left is not None
-    assert left.first_loss(0) == found.beginning_at(carried.taken, carried.point).first_loss(0)
+    torch.testing.assert_close(left.leaves, carried.leaves, rtol=0, atol=0)
     plain = Walk(found, UpdateRule("SGD"), rate).take(carried.taken)
-    assert not plain.has_fallen
+    assert not plain.has_fallen()
     assert not plain.is_broken
 
 
@@ -53,10 +52,18 @@ def test_as_many_steps_without_momentum_stay_on_it():
 def test_walk_that_breaks_is_repeated_at_a_lower_rate(factor):
     steep = plateau(0.15)
     first = Walk(walks(steep), UpdateRule("SGD", momentum=0.9), 0.38 * factor)
-    while not (first.is_broken or first.has_fallen):
+    while not (first.is_broken or first.has_fallen()):
         first.take(1)
     assert first.is_broken  # it would not do without
     assert off_the_plateau(walks(steep), 1.0 / factor) is not None
+
+
+def test_caution_and_depth_of_the_fall_can_be_chosen(walked):
+    found = walks(plateau(0.15))
+    left = off_the_plateau(found, 1.0, caution=0.05, fallen=0.5)
+    assert left is walked[0]
+    assert left.rate == pytest.approx(0.05 * 2 * 1.9)
+    assert left.has_fallen(0.5)
 
 
 def test_loss_that_never_falls_has_no_way_off(walked):
@@ -85,11 +92,11 @@ def test_model_stays_where_it_is():
     assert torch.equal(problem.model[0].weight, torch.full((1, 1), 0.15, dtype=torch.float64))
 
 
-def last(scale, targets, positions=()):
-    """A last layer whose two outputs are this far from their mean, in one direction each."""
-    features = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]) + 5.0
-    features = features.view(*positions, 2) if positions else features
-    return LastLayer("", scale * torch.eye(2), torch.ones(2), (features,), (targets,))
+def outputs(scale, positions=()):
+    """Two outputs that are this far from their mean, in one direction each."""
+    signs = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    found = scale * (signs + 5.0)
+    return found.view(*positions, 2) if positions else found
 
 
 LABELS = torch.tensor([0, 1, 0, 1])
@@ -108,35 +115,35 @@ VECTORS = torch.tensor([[8.0, 3.0], [12.0, 3.0], [8.0, 7.0], [12.0, 7.0]])  # sp
 )
 def test_net_may_stand_still_if_its_outputs_are_nearly_alike(loss, targets, threshold):
     problem = Problem(torch.nn.Linear(2, 2), loss, (torch.ones(4, 2), targets))
-    assert may_stand_still(last(0.99 * threshold, targets), problem)
-    assert not may_stand_still(last(1.01 * threshold, targets), problem)
+    assert may_stand_still(problem, outputs(0.99 * threshold), targets)
+    assert not may_stand_still(problem, outputs(1.01 * threshold), targets)
 
 
 def test_positions_count_as_samples():
     targets = VECTORS.view(2, 2, 2)
     problem = Problem(torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.ones(2, 2, 2), targets))
-    assert may_stand_still(last(0.059, targets, (2, 2)), problem)
-    assert not may_stand_still(last(0.061, targets, (2, 2)), problem)
+    assert may_stand_still(problem, outputs(0.059, (2, 2)), targets)
+    assert not may_stand_still(problem, outputs(0.061, (2, 2)), targets)
 
 
 @pytest.mark.parametrize("targets", [torch.tensor([0, 5, 2, 3]), torch.ones(4, 1)])
 def test_of_targets_that_are_broadcast_nothing_is_known(targets):
     problem = Problem(torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.ones(4, 2), targets))
-    assert may_stand_still(last(100.0, targets), problem)
+    assert may_stand_still(problem, outputs(100.0), targets)
 
 
 def test_integers_in_the_shape_of_the_outputs_are_no_labels():
     targets = VECTORS.long()
     problem = Problem(torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.ones(4, 2), targets))
-    assert may_stand_still(last(0.059, targets), problem)
-    assert not may_stand_still(last(0.061, targets), problem)
+    assert may_stand_still(problem, outputs(0.059), targets)
+    assert not may_stand_still(problem, outputs(0.061), targets)
 
 
 def test_of_other_losses_nothing_is_known():
     problem = Problem(torch.nn.Linear(2, 2), torch.nn.L1Loss(), (torch.ones(4, 2), VECTORS))
-    assert may_stand_still(last(100.0, VECTORS), problem)
+    assert may_stand_still(problem, outputs(100.0), VECTORS)
 
 
 def test_outputs_out_of_the_range_of_numbers_are_not_told_apart():
     problem = Problem(torch.nn.Linear(2, 2), "cross_entropy", (torch.ones(4, 2), LABELS))
-    assert may_stand_still(last(float("nan"), LABELS), problem)
+    assert may_stand_still(problem, outputs(float("nan")), LABELS)

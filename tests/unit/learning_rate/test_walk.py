@@ -117,7 +117,7 @@ def test_model_stays_as_it_is():
 def test_loss_falls_or_stands_still(rate, fallen, broken):
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
     walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), rate).take(1)
-    assert (walk.has_fallen, walk.is_broken) == (fallen, broken)
+    assert (walk.has_fallen(), walk.is_broken) == (fallen, broken)
 
 
 @pytest.mark.parametrize(("rate", "broken"), [(2.70, False), (2.76, True)])
@@ -134,7 +134,7 @@ def test_step_out_of_the_range_of_numbers_is_broken():
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
     walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), 1e300).take(2)
     assert walk.is_broken
-    assert not walk.has_fallen
+    assert not walk.has_fallen()
 
 
 def test_error_of_the_model_on_the_way_reaches_the_user():
@@ -154,7 +154,7 @@ def test_error_of_the_model_on_the_way_reaches_the_user():
 def test_loss_that_is_not_positive_has_no_scale():
     problem = Problem(small_network(), lambda f, y: f.sum() - 1e4, thirds())
     walk = Walk(Walks(problem, thirds()), UpdateRule("SGD"), 1e-3).take(1)
-    assert walk.has_fallen
+    assert walk.has_fallen()
     assert not walk.is_broken
 
 
@@ -164,11 +164,87 @@ def test_walks_from_elsewhere_begin_there_with_the_batch_that_comes_next():
     further = shared.beginning_at(walk.taken, walk.point)
     torch.testing.assert_close(further.batches[0][0], shared.batches[1][0])
     assert len(further.batches) == 3
-    assert further.first_loss(0) == pytest.approx(walk._ratio * shared.first_loss(4))
-    assert further.first_loss(3) == further.first_loss(0)
+    assert further.first_losses[0] == pytest.approx(walk._ratio * shared.first_losses[1])
     whole, parted = walk.take(2).point, Walk(further, UpdateRule("SGD"), 0.3).take(2).point
     for name, tensor in whole.items():
         torch.testing.assert_close(parted[name], tensor)
+
+
+def test_walk_that_is_told_to_stops_where_the_loss_is_low_enough():
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), 0.1).take(50, until=0.5)
+    assert walk.taken == 4  # 0.81^4 is 0.43, 0.81^3 is 0.53
+    assert walk.has_fallen(0.5)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, RMSprop])
+def test_without_a_divisor_the_rule_itself_is_followed(optimizer):
+    batches = [(inputs.double(), targets) for inputs, targets in thirds()]
+    model = small_network().double()
+    moved = copy.deepcopy(model).train()
+    made = optimizer(moved.parameters(), lr=0.01, weight_decay=0.1)
+    walk = Walk(Walks(Problem(model, "cross_entropy", batches), batches), rule_of(made), 0.01)
+    walk.take(5)
+    trained_by(made, moved, batches, 5)
+    for name, parameter in moved.named_parameters():
+        torch.testing.assert_close(walk.point[name], parameter.detach())
+
+
+def test_held_walks_go_where_others_do():
+    apart, together, rule = walks(), walks(), UpdateRule("SGD", momentum=0.9)
+    expected = [Walk(apart, rule, rate).take(4) for rate in (0.1, 0.5)]
+    with together.held():
+        found = [Walk(together, rule, rate).take(4) for rate in (0.1, 0.5)]
+        outputs = found[0].outputs()
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one.leaves, other.leaves)
+    torch.testing.assert_close(outputs, expected[0].outputs())
+
+
+def test_held_model_comes_back_after_an_error():
+    shared = walks()
+    own = dict(shared.problem.model.named_parameters())
+
+    def interrupted():
+        with shared.held():
+            Walk(shared, UpdateRule("SGD"), 0.3).take(2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    for name, parameter in shared.problem.model.named_parameters():
+        assert parameter is own[name]
+
+
+def test_walk_on_the_first_batch_alone_and_one_that_begins_there():
+    shared, rule = walks(), UpdateRule("SGD")
+    alone = Walk(shared, rule, 0.2, first_only=True).take(3)
+    only = Walk(Walks(shared.problem, shared.batches[:1]), rule, 0.2).take(3)
+    torch.testing.assert_close(alone.leaves, only.leaves)
+    further = Walk(shared, rule, 0.1, after=alone)
+    torch.testing.assert_close(further.gradients, only.gradients)
+    pairs = zip(alone.leaves, alone.gradients, strict=True)
+    moved = [leaf.detach() - 0.1 * gradient for leaf, gradient in pairs]
+    torch.testing.assert_close(list(further.take(1).point.values()), moved)
+    first = cross_entropy(small_network()(shared.batches[1][0]), shared.batches[1][1]).item()
+    assert shared.first_losses[1] == pytest.approx(first)  # what breaks is told by the start
+
+
+class Overwriting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.layer(inputs.mul_(0.5))
+
+
+def test_inputs_that_the_model_overwrites_stay_as_they_are():
+    batch = labelled(32)
+    before = batch[0].clone()
+    shared = Walks(Problem(Overwriting(), "cross_entropy", batch), [batch])
+    Walk(shared, UpdateRule("SGD"), 0.3).take(2).outputs()
+    assert torch.equal(batch[0], before)
 
 
 def test_first_ratio_is_one():

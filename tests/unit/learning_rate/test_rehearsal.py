@@ -1,0 +1,194 @@
+"""Rehearsals against problems whose onset is known."""
+
+import copy
+import math
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, mortal, plateau, quadratic, small_network
+from torch import nn
+
+from normscope.curvature import whole_loss
+from normscope.curvature.problem import Problem
+from normscope.learning_rate import rehearsal
+from normscope.learning_rate.rehearsal import Rehearsal, rehearsed
+from normscope.learning_rate.rules import UpdateRule, rule_of
+from normscope.learning_rate.walk import Walk, Walks
+
+SGD = UpdateRule("SGD")
+
+
+def on_all(problem, rule=SGD):
+    return rehearsed(problem, [problem.data], rule)
+
+
+def begun(problem):
+    """The same from weights at which the outputs differ."""
+    with torch.no_grad():
+        problem.model.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    return problem
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Every rate that is tried, with the steps that it took."""
+    found = []
+
+    class Remembered(Walk):
+        def take(self, steps, until=-math.inf):
+            found.append(self)
+            return super().take(steps, until)
+
+    monkeypatch.setattr(rehearsal, "Walk", Remembered)
+    return found
+
+
+@pytest.mark.parametrize("curvature", [1e-4, 1.0, 50.0, 1e6])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_onset_of_a_quadratic_is_enclosed(curvature, momentum):
+    problem = quadratic(eigenvalues=(curvature, curvature / 400), shares=(1e-2, 1.0))
+    rule = UpdateRule("SGD", momentum)
+    found = on_all(problem, rule)
+    onset = rule.largest_stable_rate(curvature)
+    assert found.low < 1.42 * onset  # 15 steps show what grows by a factor of about two
+    assert found.high > onset
+    assert 0.7 < found.rate / onset < 1.5
+    assert found.gradients <= 36 or found.beyond
+
+
+def test_rates_are_tried_until_what_is_between_them_is_small():
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    found = on_all(problem)
+    assert found.low < found.high <= 1.5 * found.low
+    assert found.rate == pytest.approx(math.sqrt(found.low * found.high))
+
+
+def test_first_rate_is_eight_over_the_curvature_along_the_gradient(tried):
+    problem = begun(quadratic(eigenvalues=(3.0, 0.5), shares=(0.4, 1.0)))
+    on_all(problem)
+    curvatures, weights = torch.tensor([3.0, 0.5]), torch.tensor([1.0, -1.0])
+    gradient = curvatures * (weights - (torch.tensor([0.4, 1.0]) / curvatures).sqrt())
+    along = float((curvatures * gradient).norm() / gradient.norm())
+    assert tried[1].rate == pytest.approx(8 / along, rel=1e-3)  # after the short step itself
+
+
+def test_gradients_in_all_are_few(tried):
+    found = rehearsed(
+        Problem(small_network(norm=False), "cross_entropy", labelled()), [labelled()], SGD
+    )
+    assert found.gradients == 1 + sum(walk.taken for walk in tried) <= 36
+    assert tried[0].taken == 1  # the short step
+
+
+def test_small_batches_are_pieces_of_the_first_samples(monkeypatch):
+    seen = []
+
+    class Remembered(Walks):
+        def __init__(self, problem, batches, **more):
+            seen.extend(batches)
+            super().__init__(problem, batches, **more)
+
+    monkeypatch.setattr(rehearsal, "Walks", Remembered)
+    inputs, targets = labelled(480)
+    batches = list(zip(inputs.split(80), targets.split(80), strict=True))
+    found = rehearsed(Problem(small_network(norm=False), "cross_entropy", batches), batches, SGD)
+    assert [len(piece[0]) for piece in seen] == [26, 27, 27, 26, 27, 27, 26, 27]
+    assert torch.equal(torch.cat([piece[0] for piece in seen]), inputs[:213])
+    assert found.samples == 27
+
+
+def test_net_on_a_plateau_is_led_off_it_first():
+    problem = plateau(0.15)
+    found = on_all(problem)
+    assert found.beyond
+    onset = next(rate / 100 for rate in range(10, 30) if _fate(problem, rate / 100, 100) != "alive")
+    assert onset / 1.3 < found.rate < onset * 1.3
+    assert not on_all(begun(quadratic())).beyond
+
+
+def test_loss_that_never_falls_is_rehearsed_where_it_is():
+    model = nn.Linear(2, 2)
+    still = Problem(model, lambda f, y: 1 + 0 * f.sum(), (torch.randn(8, 2), torch.zeros(8, 2)))
+    found = on_all(still)
+    assert found == Rehearsal(0.0, math.inf, 8, 1, False)
+    assert found.rate is None
+
+
+def test_net_that_dies_is_no_stable_one():
+    problem = mortal()
+    found = rehearsed(problem, problem.data, SGD)
+    kinked = {rate: _fate(problem, rate) for rate in (found.low, found.high)}
+    assert kinked[found.low] == "alive"
+    assert kinked[found.high] in ("dead", "broken")
+
+
+def _fate(problem, rate, steps=15):
+    """What became of a net after so many steps, by plain torch."""
+    batches = [problem.data] if problem.is_one_batch else problem.data
+    model = copy.deepcopy(problem.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    def loss_of(net, step):
+        inputs, targets = batches[step % len(batches)]
+        return 0.5 * (net(inputs) - targets).square().sum(1).mean()
+
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        if loss_of(model, step + 1) > 3 * loss_of(problem.model, step + 1):
+            return "broken"
+    output = model(batches[steps % len(batches)][0])
+    return "dead" if (output == output[0]).all() else "alive"
+
+
+def test_net_without_outputs_to_see_is_rehearsed_by_its_loss():
+    loss = whole_loss(lambda net, given: nn.functional.cross_entropy(net(given[0]), given[1]))
+    model = small_network(norm=False)
+    found = rehearsed(Problem(model, loss, [labelled()]), [labelled()], SGD)
+    assert 0 < found.low < found.high < math.inf
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_optimizers_that_divide_are_followed_step_by_step(kind):
+    model, batch = small_network(norm=False), labelled(32)
+    rule = rule_of(kind(model.parameters()))
+    found = rehearsed(Problem(model, "cross_entropy", batch), [batch], rule)
+    assert 0 < found.low < found.high < math.inf
+    for rate, broken in ((found.low, False), (found.high, True)):
+        trained = copy.deepcopy(model)
+        optimizer = kind(trained.parameters(), lr=rate)
+        losses = []
+        for _ in range(16):
+            loss = nn.functional.cross_entropy(trained(batch[0]), batch[1])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert (max(losses) > 1.5 * losses[0]) is broken
+
+
+def test_half_precision_has_a_curvature_too():
+    batch = (labelled(32)[0].bfloat16(), labelled(32)[1])
+    model = small_network(norm=False)
+    fine = rehearsed(Problem(model, "cross_entropy", labelled(32)), [labelled(32)], SGD)
+    coarse = rehearsed(
+        Problem(copy.deepcopy(model).bfloat16(), "cross_entropy", batch), [batch], SGD
+    )
+    assert coarse.rate == pytest.approx(fine.rate, rel=0.5)
+
+
+def test_model_stays_as_it_is():
+    model, batch = small_network(), labelled()
+    model.eval()
+    before, draws = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    rehearsed(Problem(model, "cross_entropy", batch), [batch], SGD)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+def test_answer_with_one_end_is_below_it():
+    assert Rehearsal(0.0, 2.0, 32, 40, False).rate == pytest.approx(math.sqrt(2))
