@@ -27,7 +27,7 @@ from typing import Any
 import learning_rate_finder
 import torch
 from learning_rate_cases import BATCH_SIZE, CASES, Case
-from learning_rate_plain import PLAIN_CASES
+from learning_rate_plain import FRESH_CASES, PLAIN_CASES
 from learning_rate_truth import one_batch, true_onset
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +42,7 @@ from normscope.learning_rate.theory import by_theory
 from normscope.learning_rate.verification import verified_onset
 from normscope.training import sgd
 
-ALL = CASES | PLAIN_CASES
+ALL = CASES | PLAIN_CASES | FRESH_CASES
 CLOSURES = ("train", "frozen", "printed")
 METHODS = ("safe", "bound", "by_curvature", "verified", *(f"theory {name}" for name in CLOSURES))
 PEERS = ("finder suggestion", "finder end")
@@ -207,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=ALL, metavar="NAME", help="only these")
     parser.add_argument("--plain", action="store_true", help="the nets of learning_rate_plain.py")
+    parser.add_argument("--fresh", action="store_true", help="its nets that nothing was tuned on")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="finished cases, kept here")
     parser.add_argument("--renew", action="store_true", help="keep only the truth of FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
@@ -216,7 +217,8 @@ def main() -> None:
     rows: dict[str, Row] = {}
     if options.resume and options.resume.exists():
         rows = json.loads(options.resume.read_text())
-    names = options.cases or list(PLAIN_CASES if options.plain else CASES)
+    chosen = FRESH_CASES if options.fresh else PLAIN_CASES if options.plain else CASES
+    names = options.cases or list(chosen)
     for name in names:
         kept = rows.get(name, {})
         if "rates" in kept and not options.renew:

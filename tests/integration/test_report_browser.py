@@ -331,8 +331,8 @@ def test_table_is_whole_or_ends_at_the_border_of_a_row(browser, tmp_path, rows):
 
 DEMO = [  # as long as those of the demo
     "The learning rate at which training breaks is largest with BatchNorm, 2.1, and smallest "
-    "without normalization, 0.083: a factor of 25 apart. Curvature at the first weights, before "
-    "any training, predicts every limit within a factor of 1.60 by the median over the seeds, at "
+    "without normalization, 0.083: a factor of 25 apart. The prediction from the first weights, "
+    "before any run, meets every limit within a factor of 1.60 by the median over the seeds, at "
     "worst 1.80 in one seed.",
     "At one learning rate for all, 1.15 (half of 2.3, the largest limit in any seed), training "
     "diverges without normalization (3 of 3 seeds); at half its own limit, no training diverges.",

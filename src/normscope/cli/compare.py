@@ -62,7 +62,7 @@ _PREDICTED = """\
 safe: the largest learning rate that the measured curvature allows.
 limit: where training is expected to become unstable; no run has verified it."""
 _LEGEND = """\
-by curvature: the limit predicted without training.
+by curvature: the limit predicted, before any run.
 λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch \
 statistics as constants (frozen) and with the running ones (eval), at the start; safe follows \
 the first steps too, which may be steeper.

@@ -37,7 +37,7 @@ class Advice:
     Args:
         rule: of the optimizer.
         curvature: measured at the present weights.
-        prediction: of the onset, without training.
+        prediction: of the onset, before any run.
         theory: from the architecture alone.
         verification: short runs; None if they were not asked for.
         invariant: names of the scale-invariant weights.
@@ -72,7 +72,7 @@ class Advice:
 
     @property
     def by_curvature(self) -> float:
-        """The predicted onset, without training."""
+        """The onset predicted, from the last layer or by a rehearsal on a few samples."""
         return self.prediction.rate
 
     @property

@@ -71,7 +71,7 @@ def max_learning_rate(
         data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
         momentum: of SGD, from 0 up to 1.
         verify: whether short runs on copies find the onset, at most 600 steps in all; without, the
-            answer takes a few forward passes and curvature products.
+            answer takes curvature products and gradients of a few samples.
         optimizer: in place of SGD: an optimizer of the model, whose state is taken into account,
             or a factory ``parameters -> Optimizer``; SGD, Adam, AdamW or RMSprop. Its own learning
             rate does not matter.

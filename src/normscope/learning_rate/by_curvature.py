@@ -1,4 +1,4 @@
-"""The onset of instability predicted without a training run."""
+"""The onset of instability, predicted before any run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def predicted_onset(
         The prediction.
     """
     found = _by_last_layer(problem, batches, rule, preconditioner, seed)
-    return found or _by_rehearsal(rehearsed(problem, batches, rule, seed), bound)
+    if found is not None:
+        return found
+    given = preconditioner if preconditioner is not None and preconditioner.is_given else None
+    return _by_rehearsal(rehearsed(problem, batches, rule, given, seed), bound)
 
 
 def _by_last_layer(
@@ -125,9 +128,17 @@ def _reason(layer: LastLayer) -> str:
 
 def _by_rehearsal(found: Rehearsal, bound: Callable[[], float]) -> Prediction:
     if found.rate is None:
-        allowed = max(bound(), found.low)
-        return Prediction(allowed, None, None, "the bound: a few steps on a few samples broke none")
+        return _unbroken(found, bound())
     ends = [f"stable at {found.low:.3g}"] * (found.low > 0) + [f"unstable at {found.high:.3g}"]
-    where = ", led off its plateau," if found.beyond else ""
-    reason = f"the whole net{where} in a few steps on {found.samples} samples: {', '.join(ends)}"
+    where = ", once its loss falls" if found.beyond else ""
+    reason = f"the whole net in a few steps on {found.samples} samples{where}: {', '.join(ends)}"
     return Prediction(found.rate, None, None, reason)
+
+
+def _unbroken(found: Rehearsal, bound: float) -> Prediction:
+    """Where no rate broke the loss, or none could be tried."""
+    if found.low > bound:
+        reason = f"the largest rate of a few, all stable in a few steps on {found.samples} samples"
+        return Prediction(found.low, None, None, reason)
+    tried = "a few steps on a few samples broke none" if found.low else "no rate could be tried"
+    return Prediction(bound, None, None, f"the bound: {tried}")

@@ -74,6 +74,7 @@ def may_stand_still(problem: Problem, outputs: Tensor, targets: Tensor) -> bool:
     """
     if is_cross_entropy(problem.loss):
         alike = _ALIKE_LOGITS
+        outputs = outputs.movedim(1, -1) if outputs.dim() > 2 else outputs  # as torch has classes
     elif known_loss(problem.loss, outputs, targets) is not None:  # squares
         alike = _ALIKE * _spread(_vectors(targets, outputs))
     else:
@@ -90,5 +91,6 @@ def _vectors(targets: Tensor, outputs: Tensor) -> Tensor:
 
 def _spread(values: Tensor) -> float:
     """Root mean square over samples and positions of the distance to their mean, by entry."""
-    vectors = values.to(torch.float64).flatten(0, -2)
+    vectors = values.to(torch.float64)
+    vectors = vectors.unsqueeze(1) if vectors.dim() == 1 else vectors.flatten(0, -2)
     return math.sqrt(torch.var(vectors, dim=0, correction=0).mean().item())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, pieces, sample_count
+from normscope.curvature.batch import Batch, pieces, rows, sample_count, tensors_of
 from normscope.curvature.problem import Problem
 from normscope.learning_rate.plateau import may_stand_still, off_the_plateau
+from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
 
@@ -29,7 +31,12 @@ _FIRST_DIVIDED = 4.0  # times the weights: the same where the optimizer divides 
 _SOON = 7  # steps within which a rate that is far too high breaks
 _FAR, _NEAR = 4.0, 2.0  # from one rate to the next while the onset is not enclosed
 _CLOSE = 1.5  # between a stable and an unstable rate, which is close enough
-_CAUTION, _FALLEN = 0.2, 0.9  # of the walk off a plateau; a few samples are fitted sooner than many
+_CAUTION, _FALLEN = (
+    0.2,
+    0.92,
+)  # of the walk off a plateau; a few samples are fitted sooner than many
+_NOISY = 0.2  # spread of the losses of small batches, over their mean
+_LEARNED = 0.75  # of the loss of a constant output
 _SHORT = 3.0  # times the root of the rounding error: of the weights, along the gradient
 
 
@@ -65,7 +72,11 @@ class Rehearsal:
 
 
 def rehearsed(
-    problem: Problem, batches: Sequence[Batch], rule: UpdateRule, seed: int = 0
+    problem: Problem,
+    batches: Sequence[Batch],
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None = None,
+    seed: int = 0,
 ) -> Rehearsal:
     """Find the onset of the whole net on a few of its samples.
 
@@ -74,30 +85,79 @@ def rehearsed(
     rates go down from one that is most often too high, 8 over the curvature along the gradient,
     until one is stable, and then halve what is between, until 36 gradients are spent. A net whose
     outputs are all alike is first led off its plateau: on it every rate is stable for a while.
+    However long that takes, 18 gradients are left for the rates. For a net that has learned
+    already, or whose loss differs much between batches of 32, whole batches are taken.
 
     Args:
         problem: model and loss; nothing of it is changed.
-        batches: a few, of which the first samples are taken.
-        rule: of the optimizer, which begins without a memory.
-        seed: of dropout and noise.
+        batches: a few, from which samples are drawn.
+        rule: of the optimizer, which begins without a memory of gradients.
+        preconditioner: what the state of an optimizer divides by, if it has one; None: what its
+            rule makes of the gradients.
+        seed: of the samples, dropout and noise.
 
     Returns:
         The rates that enclose the onset.
     """
-    small = [piece for batch in batches for piece in pieces(batch, _SAMPLES)][:_BATCHES]
-    walks = Walks(problem, small, seed=seed)
-    with walks.held():
-        outputs = Walk(walks, rule, 0.0).outputs()
-        off = _led_off(walks, outputs)
-        rate = _first_rate(walks, rule, off)
-        search = _Search(walks, rule, off, can_die=not _are_equal(outputs))
-        search.run(rate, max(_GRADIENTS - walks.gradients, _LEAST))
-    samples = max(map(sample_count, small))
+    small = Walks(problem, _small(problem, batches, seed), preconditioner, seed)
+    with small.held():
+        if not (_differ(small.first_losses) or _tells_samples_apart(small)):
+            return _rehearsed(small, rule)
+    whole = Walks(problem, batches, preconditioner, seed)
+    with whole.held():
+        return _rehearsed(whole, rule)
+
+
+def _rehearsed(walks: Walks, rule: UpdateRule) -> Rehearsal:
+    """The same on given batches, of a model that is set up for it."""
+    outputs = Walk(walks, rule, 0.0).outputs()
+    off = _led_off(walks, outputs)
+    rate = _first_rate(walks, rule, off)
+    search = _Search(walks, rule, off, can_die=not _are_equal(outputs))
+    search.run(rate, max(_GRADIENTS - walks.gradients, _LEAST))
+    samples = max(map(sample_count, walks.batches))
     return Rehearsal(search.low, search.high, samples, walks.gradients, beyond=off is not None)
+
+
+def _small(problem: Problem, batches: Sequence[Batch], seed: int) -> list[Batch]:
+    """Small batches of the given ones.
+
+    Batches that were drawn from the data are cut as they are; the user's own, which may be in the
+    order of classes, are mixed first.
+    """
+    if problem.is_one_batch and sample_count(batches[0]) < sample_count(problem.data):
+        return [piece for batch in batches for piece in pieces(batch, _SAMPLES)][:_BATCHES]
+    generator, found = torch.Generator().manual_seed(seed), list[Batch]()
+    for batch in batches:
+        order = torch.randperm(sample_count(batch), generator=generator)
+        device = next(tensors_of(batch)).device
+        found += [rows(batch, part.to(device)) for part in pieces(order, _SAMPLES)]
+    return found[:_BATCHES]
+
+
+def _differ(losses: Sequence[float]) -> bool:
+    """Whether so few samples are too few: the losses of small batches are far apart."""
+    return len(losses) > 1 and statistics.stdev(losses) > _NOISY * statistics.mean(losses)
+
+
+def _tells_samples_apart(walks: Walks) -> bool:
+    """Whether the net has learned: its loss is well below that of its mean output.
+
+    The gradients of so few samples then have little to do with that of a whole batch.
+    """
+    outputs = Walk(walks, UpdateRule("SGD"), 0.0).outputs()
+    if outputs is None:
+        return False
+    constant = outputs.mean(0, keepdim=True).expand_as(outputs)
+    with torch.no_grad():
+        loss = walks.problem.loss_of(constant.clone(), walks.placed[0][1]).item()
+    return walks.first_losses[0] < _LEARNED * loss
 
 
 def _led_off(walks: Walks, outputs: Tensor | None) -> Walk | None:
     """Where a net that may stand on a plateau has left it; None if it stands on none."""
+    if walks.preconditioner is not None:  # a net that is trained already
+        return None
     if outputs is not None and not may_stand_still(walks.problem, outputs, walks.placed[0][1]):
         return None
     curvature = _curvature_along_gradient(walks)
@@ -123,6 +183,10 @@ class _Search:
         while 0 < rate < math.inf and steps > 0 and not self.high <= _CLOSE * self.low:
             walk = Walk(self._walks, self._rule, rate, after=self._off).take(min(_STEPS, steps))
             steps -= walk.taken
+            if (
+                not walk.taken
+            ):  # broken before any step: the loss of the start is not one of its own
+                break
             if walk.is_broken or self._has_died(walk):
                 self.high = rate
             elif walk.taken == _STEPS:

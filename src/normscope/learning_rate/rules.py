@@ -29,6 +29,7 @@ class UpdateRule:
         epsilon: added to its root.
         amsgrad: whether the largest mean so far divides, rather than the present one.
         centered: whether the squared mean gradient is taken off the mean squared one.
+        corrected: whether running means are corrected for their start at zero (Adam's are).
     """
 
     name: str
@@ -41,6 +42,7 @@ class UpdateRule:
     epsilon: float = 0.0
     amsgrad: bool = False
     centered: bool = False
+    corrected: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -139,6 +141,7 @@ def _adam(group: dict[str, Any]) -> dict[str, Any]:
         "epsilon": float(group["eps"]),
         "decoupled": bool(group.get("decoupled_weight_decay", False)),
         "amsgrad": bool(group["amsgrad"]),
+        "corrected": True,
     }
 
 

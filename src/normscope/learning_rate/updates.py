@@ -66,7 +66,7 @@ class Updates:
     def _divided_step(self, gradient: Tensor, decay: float) -> Tensor:
         rule = self._rule
         square = self._averaged("square", gradient.square(), decay)
-        if rule.dampening:  # Adam: running means, both corrected for their start at zero
+        if rule.corrected:  # Adam
             mean = self._averaged("mean", gradient, rule.momentum)
             mean = mean / (1 - rule.momentum**self._taken)
             if rule.amsgrad:

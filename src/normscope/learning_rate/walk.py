@@ -16,6 +16,7 @@ from normscope.curvature.batch import Batch, copied
 from normscope.curvature.evaluation import Evaluator
 from normscope.curvature.layout import parameter_layout
 from normscope.curvature.problem import Problem
+from normscope.curvature.randomness import generators_of_model, seed_randomness
 from normscope.curvature.state import substituted
 from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner
@@ -59,6 +60,7 @@ class Walks:
         self.placed = [problem.placed(batch) for batch in batches]
         whole = Evaluator(self._problems[0], self.layout, "train", seed)
         self._evaluator = whole.on(self._problems[0], start)
+        self._generators = generators_of_model(problem.model)
         self._is_held = False
         self.gradients = 0
 
@@ -70,7 +72,10 @@ class Walks:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Set the model up once for all that is walked inside, and nothing else."""
+        """Set the model up once for all that is walked inside, and nothing else.
+
+        Buffers begin anew with every walk; plain attributes that a forward pass changes do not.
+        """
         with self.scene(self._evaluator.leaves()):
             self._is_held = True
             try:
@@ -80,10 +85,12 @@ class Walks:
 
     def scene(self, leaves: Leaves) -> AbstractContextManager[None]:
         """The model set up for first derivatives by these parameters."""
-        if self._is_held:
-            trained = dict(zip(self.layout.names, leaves, strict=True))
-            return substituted(self.problem.model, trained)
-        return self._evaluator.scene(leaves, twice=False)
+        if not self._is_held:
+            return self._evaluator.scene(leaves, twice=False)
+        model, point = self.problem.model, self._evaluator.point
+        # buffers are copied anew: no walk sees what another has made of them
+        copies = {name: point[name].clone() for name, _ in model.named_buffers()}
+        return substituted(model, copies | dict(zip(self.layout.names, leaves, strict=True)))
 
     @cached_property
     def start(self) -> tuple[Leaves, float, Gradients]:
@@ -95,8 +102,16 @@ class Walks:
     @cached_property
     def first_losses(self) -> list[float]:
         """The loss of every batch at the start, by a forward pass each."""
+        losses = []
         with self.scene(self._evaluator.leaves()), torch.no_grad():
-            return [self.problem.loss_on(copied(batch)).item() for batch in self.placed]
+            for batch in self.placed:
+                self._draw_again()
+                losses.append(self.problem.loss_on(copied(batch)).item())
+        return losses
+
+    def _draw_again(self) -> None:
+        """The same dropout and noise for every loss: they are compared with one another."""
+        seed_randomness(self._seed, self.problem.device, self._generators)
 
     def differentiated(self, number: int, leaves: Leaves) -> tuple[float, Gradients]:
         """Loss and gradients on the batch of a step, of a model that is set up for it.
@@ -106,6 +121,7 @@ class Walks:
             leaves: the parameters.
         """
         self.gradients += 1
+        self._draw_again()
         return _differentiated(self.problem, self.placed[number % len(self.placed)], leaves)
 
     def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
@@ -147,8 +163,10 @@ class Walk:
         first_only: bool = False,
     ) -> None:
         self._walks, self.rate = walks, rate
-        if walks.preconditioner is not None:  # it divides already
-            rule = replace(rule, second_moment=None)
+        self._decay = 0.0
+        if walks.preconditioner is not None:  # it divides, and a decay in the gradient too
+            self._decay = 0.0 if rule.decoupled else rule.weight_decay
+            rule = replace(rule, second_moment=None, weight_decay=rule.weight_decay - self._decay)
         self._count = 1 if first_only else len(walks.batches)
         self.taken = 0
         if after is None:
@@ -228,8 +246,11 @@ class Walk:
         scale, layout = self._walks.preconditioner, self._walks.layout
         if scale is None:
             return self.gradients
-        pairs = zip(self.gradients, layout.split(scale.scale), strict=True)
-        return tuple(None if each is None else each / part for each, part in pairs)
+        parts = zip(self.gradients, self.leaves, layout.split(scale.scale), strict=True)
+        return tuple(
+            None if gradient is None else gradient.add(leaf, alpha=self._decay) / part
+            for gradient, leaf, part in parts
+        )
 
     def _ratio_of(self, loss: float) -> float:
         """Over the first loss of the same batch; one that is not positive has no scale."""

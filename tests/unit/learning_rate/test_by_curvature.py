@@ -159,7 +159,8 @@ def test_rehearsal_in_which_nothing_breaks_leaves_it_to_the_bound(monkeypatch, l
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, lambda: 0.2)
     assert found.rate == rate
-    assert found.reason.startswith("the bound")
+    expected = {0.0: "no rate could be tried", 0.1: "broke none", 0.5: "the largest rate of a few"}
+    assert expected[low] in found.reason
 
 
 def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch):
@@ -167,5 +168,20 @@ def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
     reason = predicted_onset(problem, halves(), SGD, unasked).reason
     assert reason == (
-        "the whole net, led off its plateau, in a few steps on 20 samples: unstable at 4"
+        "the whole net in a few steps on 20 samples, once its loss falls: unstable at 4"
     )
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_rehearsal_is_told_of_a_state_but_not_of_an_estimate(monkeypatch, given):
+    told = []
+
+    def noting(problem, batches, rule, preconditioner, seed):
+        told.append(preconditioner)
+        return Rehearsal(1.0, 4.0, 32, 30, False)
+
+    monkeypatch.setattr(by_curvature, "rehearsed", noting)
+    problem = Problem(small_network(norm=False), "cross_entropy", halves())
+    divisor = Preconditioner(torch.ones(1), is_given=given)
+    predicted_onset(problem, halves(), SGD, unasked, divisor)
+    assert told == [divisor if given else None]

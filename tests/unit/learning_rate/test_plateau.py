@@ -147,3 +147,11 @@ def test_of_other_losses_nothing_is_known():
 def test_outputs_out_of_the_range_of_numbers_are_not_told_apart():
     problem = Problem(torch.nn.Linear(2, 2), "cross_entropy", (torch.ones(4, 2), LABELS))
     assert may_stand_still(problem, outputs(float("nan")), LABELS)
+
+
+def test_classes_of_images_are_their_first_axis():
+    problem = Problem(torch.nn.Identity(), "cross_entropy", (torch.ones(4, 2), LABELS))
+    alike = torch.tensor([5.0, -5.0]).view(1, 2, 1).expand(4, 2, 3)
+    labels = LABELS.unsqueeze(1).expand(4, 3)
+    assert may_stand_still(problem, alike, labels)
+    assert not may_stand_still(problem, torch.randn(4, 2, 3), labels)

@@ -11,6 +11,7 @@ from torch import nn
 from normscope.curvature import whole_loss
 from normscope.curvature.problem import Problem
 from normscope.learning_rate import rehearsal
+from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rehearsal import Rehearsal, rehearsed
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.walk import Walk, Walks
@@ -80,21 +81,73 @@ def test_gradients_in_all_are_few(tried):
     assert tried[0].taken == 1  # the short step
 
 
-def test_small_batches_are_pieces_of_the_first_samples(monkeypatch):
-    seen = []
+@pytest.fixture
+def seen(monkeypatch):
+    """The batches of every walk."""
+    found = []
 
     class Remembered(Walks):
-        def __init__(self, problem, batches, **more):
-            seen.extend(batches)
-            super().__init__(problem, batches, **more)
+        def __init__(self, problem, batches, *more):
+            found.append(list(batches))
+            super().__init__(problem, batches, *more)
 
     monkeypatch.setattr(rehearsal, "Walks", Remembered)
+    return found
+
+
+def test_small_batches_are_eight_at_most_drawn_by_the_seed(seen):
     inputs, targets = labelled(480)
     batches = list(zip(inputs.split(80), targets.split(80), strict=True))
-    found = rehearsed(Problem(small_network(norm=False), "cross_entropy", batches), batches, SGD)
-    assert [len(piece[0]) for piece in seen] == [26, 27, 27, 26, 27, 27, 26, 27]
-    assert torch.equal(torch.cat([piece[0] for piece in seen]), inputs[:213])
-    assert found.samples == 27
+    problem = Problem(small_network(norm=False), "cross_entropy", batches)
+    found = [rehearsed(problem, batches, SGD, seed=seed) for seed in (0, 0, 1)]
+    for small in seen:
+        assert [len(piece[0]) for piece in small] == [26, 27, 27, 26, 27, 27, 26, 27]
+        joined = torch.cat([piece[0] for piece in small[:3]])
+        assert not torch.equal(joined, inputs[:80])
+        assert torch.equal(joined.sort(0).values, inputs[:80].sort(0).values)
+    assert torch.equal(seen[0][0][0], seen[1][0][0])
+    assert not torch.equal(seen[0][0][0], seen[2][0][0])
+    assert found[0] == found[1]
+    assert found[0].samples == 27
+
+
+def test_batches_that_were_drawn_are_cut_as_they_are(seen):
+    inputs, targets = labelled(480)
+    problem = Problem(small_network(norm=False), "cross_entropy", (inputs, targets))
+    rehearsed(problem, [(inputs[:160], targets[:160])], SGD)
+    assert torch.equal(torch.cat([piece[0] for piece in seen[0]]), inputs[:160])
+
+
+def test_order_of_the_data_does_not_matter_much():
+    inputs, targets = labelled(256)
+    order = targets.argsort()
+    found = [
+        on_all(Problem(small_network(norm=False), "cross_entropy", batch)).rate
+        for batch in ((inputs, targets), (inputs[order], targets[order]))
+    ]
+    assert found[0] / 3 < found[1] < 3 * found[0]
+
+
+def test_net_that_has_learned_is_rehearsed_on_whole_batches():
+    torch.manual_seed(0)
+    inputs = torch.randn(96, 5)
+    batch = (inputs, inputs[:, :3].argmax(1))
+    model = small_network(norm=False)
+    assert on_all(Problem(model, "cross_entropy", batch)).samples == 32
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+    assert on_all(Problem(model, "cross_entropy", batch)).samples == 96
+
+
+def test_losses_far_apart_are_rehearsed_on_whole_batches():
+    inputs, _ = labelled(96)
+    tails = (inputs, inputs.pow(7).sum(1, keepdim=True))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1))
+    assert on_all(Problem(model, "squared_error", tails)).samples == 96
 
 
 def test_net_on_a_plateau_is_led_off_it_first():
@@ -114,12 +167,23 @@ def test_loss_that_never_falls_is_rehearsed_where_it_is():
     assert found.rate is None
 
 
-def test_net_that_dies_is_no_stable_one():
+@pytest.mark.parametrize("can_die", [True, False])
+def test_net_that_dies_is_no_stable_one(can_die):
     problem = mortal()
-    found = rehearsed(problem, problem.data, SGD)
-    kinked = {rate: _fate(problem, rate) for rate in (found.low, found.high)}
-    assert kinked[found.low] == "alive"
-    assert kinked[found.high] in ("dead", "broken")
+    deadly = next(rate / 10 for rate in range(1, 60) if _fate(problem, rate / 10) == "dead")
+    search = rehearsal._Search(Walks(problem, problem.data), SGD, None, can_die)
+    search.run(deadly, 15)
+    assert (search.high if can_die else search.low) == deadly
+    assert (search.low, search.high) in [(0.0, deadly), (deadly, math.inf)]
+
+
+def test_outputs_that_are_the_same_from_the_start_are_no_death():
+    batch = (torch.ones(8, 2), torch.full((8, 1), 3.0))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+    found = on_all(Problem(model, "squared_error", batch))
+    assert found.low > 0
+    assert _fate(Problem(model, "squared_error", batch), found.low) != "broken"
 
 
 def _fate(problem, rate, steps=15):
@@ -192,3 +256,74 @@ def test_model_stays_as_it_is():
 
 def test_answer_with_one_end_is_below_it():
     assert Rehearsal(0.0, 2.0, 32, 40, False).rate == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_outputs_without_an_axis_of_their_own_are_seen(shape):
+    inputs, _ = labelled(64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+    model = model if not shape else model[:3]
+    targets = inputs[:, 0].sin().view(64, *shape)
+    found = on_all(Problem(model, nn.MSELoss(), (inputs, targets)))
+    assert 0 < found.low < found.high < math.inf
+
+
+def test_dropout_is_the_same_for_all_that_is_compared():
+    batch = labelled(64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
+    shared = Walks(Problem(model, "cross_entropy", batch), [batch, batch], seed=3)
+    assert shared.first_losses[0] == shared.first_losses[1] == pytest.approx(shared.start[1])
+    with shared.held():
+        still = Walk(shared, SGD, 0.0).take(3)
+    assert still._ratio == pytest.approx(1.0)
+    other = Walks(Problem(model, "cross_entropy", batch), [batch], seed=4)
+    assert other.first_losses != shared.first_losses[:1]
+    plain = model[:2].append(model[3])
+    with_dropout = on_all(Problem(model, "cross_entropy", batch)).rate
+    assert 0.2 < with_dropout / on_all(Problem(plain, "cross_entropy", batch)).rate < 2
+
+
+class Counting(nn.Module):
+    """Divides by a buffer that grows with every pass."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = small_network(norm=False)
+        self.register_buffer("passes", torch.ones(()))
+
+    def forward(self, inputs):
+        self.passes += 1
+        return self.layers(inputs) / self.passes.clone()
+
+
+def test_buffers_begin_anew_with_every_walk():
+    batch = labelled(32)
+    shared = Walks(Problem(Counting(), "cross_entropy", batch), [batch])
+    with shared.held():
+        found = [Walk(shared, SGD, 0.1).take(3).leaves[0] for _ in range(2)]
+    assert torch.equal(found[0], found[1])
+    assert shared.problem.model.passes == 1
+
+
+def test_state_of_an_optimizer_divides():
+    model, batch = small_network(norm=False), labelled(32)
+    rule = UpdateRule("RMSprop", second_moment=0.9)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    problem = Problem(model, "cross_entropy", batch)
+    rates = [
+        rehearsed(problem, [batch], rule, Preconditioner(torch.full((size,), scale), True)).rate
+        for scale in (0.05, 0.2)
+    ]
+    assert rates[1] == pytest.approx(4 * rates[0], rel=0.5)
+
+
+def test_walk_that_begins_broken_ends_the_search():
+    batch = labelled(32)
+    shared = Walks(Problem(small_network(norm=False), "cross_entropy", batch), [batch])
+    shared.first_losses[0] = 1e-9
+    search = rehearsal._Search(shared, SGD, None, can_die=False)
+    search.run(1.0, 36)
+    assert (search.low, search.high) == (0.0, math.inf)

@@ -115,7 +115,7 @@ def test_loss_that_curves_nowhere_upwards_has_no_bound(curvature):
         ),
         (
             Adam(weights(), betas=(0.8, 0.9), eps=1e-3),
-            UpdateRule("Adam", 0.8, dampening=0.8, second_moment=0.9, epsilon=1e-3),
+            UpdateRule("Adam", 0.8, dampening=0.8, second_moment=0.9, epsilon=1e-3, corrected=True),
         ),
         (
             RMSprop(weights(), momentum=0.5, alpha=0.9, eps=1e-4, centered=True),

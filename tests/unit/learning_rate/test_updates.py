@@ -12,7 +12,8 @@ OPTIMIZERS = [
     (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3}),
     (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     (torch.optim.Adam, {"weight_decay": 0.1}),
-    (torch.optim.Adam, {"amsgrad": True}),
+    (torch.optim.Adam, {"amsgrad": True, "betas": (0.9, 0.3)}),
+    (torch.optim.Adam, {"betas": (0.0, 0.9)}),
     (torch.optim.AdamW, {"weight_decay": 0.5}),
     (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}),
 ]

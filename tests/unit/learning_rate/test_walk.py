@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,6 +229,38 @@ def test_walk_on_the_first_batch_alone_and_one_that_begins_there():
     torch.testing.assert_close(list(further.take(1).point.values()), moved)
     first = cross_entropy(small_network()(shared.batches[1][0]), shared.batches[1][1]).item()
     assert shared.first_losses[1] == pytest.approx(first)  # what breaks is told by the start
+
+
+def test_decay_that_is_part_of_the_gradient_is_divided_too():
+    problem = quadratic(eigenvalues=(4.0, 1.0), shares=(1.0, 1.0))
+    with torch.no_grad():
+        problem.model.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    divisor = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    shared = Walks(problem, [problem.data], Preconditioner(divisor, True))
+    gradient = shared.start[2][0].squeeze()
+    begin = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    rule = UpdateRule("RMSprop", second_moment=0.9, weight_decay=0.3)
+    coupled = Walk(shared, rule, 0.1).take(1).point["weight"].squeeze()
+    torch.testing.assert_close(coupled, begin - 0.1 * (gradient + 0.3 * begin) / divisor)
+    apart = Walk(shared, replace(rule, decoupled=True), 0.1).take(1).point["weight"].squeeze()
+    torch.testing.assert_close(apart, begin * (1 - 0.03) - 0.1 * gradient / divisor)
+
+
+class Partly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(5, 3), nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+@pytest.mark.parametrize("divisor", [None, Preconditioner(torch.full((20,), 2.0), True)])
+def test_parameters_that_the_loss_does_not_use_stay(divisor):
+    batch = labelled(32)
+    shared = Walks(Problem(Partly(), "cross_entropy", batch), [batch], divisor)
+    walk = Walk(shared, UpdateRule("SGD"), 0.1).take(2)
+    assert torch.equal(walk.point["unused"], torch.ones(2))
 
 
 class Overwriting(nn.Module):

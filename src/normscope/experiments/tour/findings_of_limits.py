@@ -42,7 +42,7 @@ def _span(limit: xr.DataArray) -> str:
 
 
 def _prediction(results: xr.Dataset) -> str:
-    """How good the curvature's word was."""
+    """How good the prediction was."""
     offs = {
         norm: factor(*(float(results[name].sel(norm=norm).median()) for name in _PREDICTED))
         for norm in norms_of(results)
@@ -55,13 +55,13 @@ def _prediction(results: xr.Dataset) -> str:
         f"({with_norm(worst)})"
     )
     return (
-        "Predicted from the curvature at the first weights, before any training, the limit is off "
+        "Predicted from the first weights, before any run, the limit is off "
         f"{apart}{worst_in_a_seed(results)}."
     )
 
 
 def worst_in_a_seed(results: xr.Dataset) -> str:
-    """How far off the curvature's word was at worst; medians over the seeds hide that."""
+    """How far off the prediction was at worst; medians over the seeds hide that."""
     if results.sizes["seed"] < 2:
         return ""
     predicted, limit = (results[name] for name in _PREDICTED)

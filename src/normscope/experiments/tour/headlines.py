@@ -61,8 +61,8 @@ def _limits(results: xr.Dataset) -> str:
     apart = f": a factor of {span} apart" if limit.size > 1 else ""
     which = "every limit" if limit.size > 1 else "it"
     return (
-        f"The learning rate at which training breaks {_ends(limit)}{apart}. Curvature at the first "
-        f"weights, before any training, predicts {which} within a factor of {max(offs):.2f}"
+        f"The learning rate at which training breaks {_ends(limit)}{apart}. The prediction from "
+        f"the first weights, before any run, meets {which} within a factor of {max(offs):.2f}"
         f"{worst_in_a_seed(results)}."
     )
 
