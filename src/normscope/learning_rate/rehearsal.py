@@ -31,10 +31,8 @@ _FIRST_DIVIDED = 4.0  # times the weights: the same where the optimizer divides 
 _SOON = 7  # steps within which a rate that is far too high breaks
 _FAR, _NEAR = 4.0, 2.0  # from one rate to the next while the onset is not enclosed
 _CLOSE = 1.5  # between a stable and an unstable rate, which is close enough
-_CAUTION, _FALLEN = (
-    0.2,
-    0.92,
-)  # of the walk off a plateau; a few samples are fitted sooner than many
+_CAUTION = 0.2  # of the bound, on the walk off a plateau
+_FALLEN = 0.92  # where it ends: a few samples are fitted sooner than many
 _NOISY = 0.2  # spread of the losses of small batches, over their mean
 _LEARNED = 0.75  # of the loss of a constant output
 _SHORT = 3.0  # times the root of the rounding error: of the weights, along the gradient
@@ -183,9 +181,7 @@ class _Search:
         while 0 < rate < math.inf and steps > 0 and not self.high <= _CLOSE * self.low:
             walk = Walk(self._walks, self._rule, rate, after=self._off).take(min(_STEPS, steps))
             steps -= walk.taken
-            if (
-                not walk.taken
-            ):  # broken before any step: the loss of the start is not one of its own
+            if not walk.taken:  # broken before any step: no rate is to blame
                 break
             if walk.is_broken or self._has_died(walk):
                 self.high = rate
