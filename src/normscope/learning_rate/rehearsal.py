@@ -99,16 +99,16 @@ def rehearsed(
     """
     small = Walks(problem, _small(problem, batches, seed), preconditioner, seed)
     with small.held():
-        if not (_differ(small.first_losses) or _tells_samples_apart(small)):
-            return _rehearsed(small, rule)
+        outputs = Walk(small, rule, 0.0).outputs()
+        if not (_differ(small.first_losses) or _tells_samples_apart(small, outputs)):
+            return _rehearsed(small, rule, outputs)
     whole = Walks(problem, batches, preconditioner, seed)
     with whole.held():
-        return _rehearsed(whole, rule)
+        return _rehearsed(whole, rule, Walk(whole, rule, 0.0).outputs())
 
 
-def _rehearsed(walks: Walks, rule: UpdateRule) -> Rehearsal:
-    """The same on given batches, of a model that is set up for it."""
-    outputs = Walk(walks, rule, 0.0).outputs()
+def _rehearsed(walks: Walks, rule: UpdateRule, outputs: Tensor | None) -> Rehearsal:
+    """The same on given batches, of a model that is set up for it; outputs are of the first."""
     off = _led_off(walks, outputs)
     rate = _first_rate(walks, rule, off)
     search = _Search(walks, rule, off, can_die=not _are_equal(outputs))
@@ -138,12 +138,11 @@ def _differ(losses: Sequence[float]) -> bool:
     return len(losses) > 1 and statistics.stdev(losses) > _NOISY * statistics.mean(losses)
 
 
-def _tells_samples_apart(walks: Walks) -> bool:
+def _tells_samples_apart(walks: Walks, outputs: Tensor | None) -> bool:
     """Whether the net has learned: its loss is well below that of its mean output.
 
     The gradients of so few samples then have little to do with that of a whole batch.
     """
-    outputs = Walk(walks, UpdateRule("SGD"), 0.0).outputs()
     if outputs is None:
         return False
     constant = outputs.mean(0, keepdim=True).expand_as(outputs)

@@ -118,14 +118,12 @@ def test_batches_that_were_drawn_are_cut_as_they_are(seen):
     assert torch.equal(torch.cat([piece[0] for piece in seen[0]]), inputs[:160])
 
 
-def test_order_of_the_data_does_not_matter_much():
+def test_data_in_the_order_of_classes_is_mixed(seen):
     inputs, targets = labelled(256)
     order = targets.argsort()
-    found = [
-        on_all(Problem(small_network(norm=False), "cross_entropy", batch)).rate
-        for batch in ((inputs, targets), (inputs[order], targets[order]))
-    ]
-    assert found[0] / 3 < found[1] < 3 * found[0]
+    on_all(Problem(small_network(norm=False), "cross_entropy", (inputs[order], targets[order])))
+    assert len(seen[0]) == 8
+    assert all(set(labels.tolist()) == {0, 1, 2} for _, labels in seen[0])
 
 
 def test_net_that_has_learned_is_rehearsed_on_whole_batches():
@@ -317,7 +315,7 @@ def test_state_of_an_optimizer_divides():
         rehearsed(problem, [batch], rule, Preconditioner(torch.full((size,), scale), True)).rate
         for scale in (0.05, 0.2)
     ]
-    assert rates[1] == pytest.approx(4 * rates[0], rel=0.5)
+    assert rates[1] == pytest.approx(4 * rates[0], rel=0.5)  # each is known to 1.5
 
 
 def test_walk_that_begins_broken_ends_the_search():
