@@ -1,9 +1,12 @@
 """A report as its reader meets it: in a real browser, opened from disk."""
 
+import functools
+import http.server
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -86,6 +89,22 @@ def address(tmp_path_factory):
     return write_report(whole_report(), path).as_uri()
 
 
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def served_report(tmp_path):
+    """URL of the report on loopback HTTP, where localStorage belongs to a real origin."""
+    write_report(whole_report(), tmp_path / "report.html")
+    handler = functools.partial(_QuietHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/report.html"
+        server.shutdown()
+
+
 @pytest.fixture
 def opened(browser, address):
     """A function that opens the report; what the browser complained of and asked for is checked."""
@@ -162,7 +181,7 @@ def test_tables_sort_by_the_keyboard(opened):
     assert column(page, "claims-table", 1) == ["undecided", "reproduced", "not reproduced"]
 
 
-def test_theme_follows_the_system_switches_and_is_remembered(opened):
+def test_theme_follows_the_system_and_switches(opened):
     page = opened(color_scheme="dark")
     dark = colour(page, "body", "backgroundColor")
     drawn = colour(page, "svg.drawing", "fill")
@@ -172,12 +191,17 @@ def test_theme_follows_the_system_switches_and_is_remembered(opened):
     assert button.inner_text() == "Dark theme"
     assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)" != dark
     assert colour(page, "svg.drawing", "fill") != drawn
-    for _ in range(10):  # the browser writes down what it remembers in its own time
-        page.wait_for_timeout(500)
-        page.reload()
-        if colour(page, "body", "backgroundColor") != dark:
-            break
-    assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_theme_is_remembered_after_a_reload(browser, served_report):
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+    page.goto(served_report)
+    dark = colour(page, "body", "backgroundColor")
+    page.locator("#theme").click()
+    page.reload()
+    assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)" != dark
+    context.close()
 
 
 def test_lines_of_a_drawing_are_seen_in_both_themes(opened):
