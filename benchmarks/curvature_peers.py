@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.losses import cross_entropy, squared_error
+from normscope.problem.loss import cross_entropy, squared_error
 
 SEED = 0
 MOST_PRODUCTS = 300  # after which a peer that sets itself no end has missed

@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 from normscope.curvature import top_eigenvalue
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import steepest_curvature
 from normscope.learning_rate.theory import by_theory
 from normscope.learning_rate.verification import verified_onset
+from normscope.problem.problem import Problem
 from normscope.training import sgd
 
 ALL = CASES | PLAIN_CASES | FRESH_CASES

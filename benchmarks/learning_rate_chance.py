@@ -25,9 +25,9 @@ from pathlib import Path
 from learning_rate_accuracy import middle
 from learning_rate_cases import BATCH_SIZE, CASES
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.onset import STEPS, trial
+from normscope.problem.problem import Problem
 from normscope.training import sgd
 
 APART = 1.2

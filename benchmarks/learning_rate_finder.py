@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.losses import LOSSES
+from normscope.problem.loss import LOSSES
 
 STEPS = 100
 START = 1e-7

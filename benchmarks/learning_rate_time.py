@@ -22,12 +22,12 @@ from learning_rate_cases import BATCH_SIZE, CASES, Batch, Case
 from learning_rate_finder import seconds_of_range_test
 
 from normscope.curvature import top_eigenvalue
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.by_curvature import Prediction, predicted_onset
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import steepest_curvature
+from normscope.problem.problem import Problem
 from normscope.training import sgd
 
 GOAL = 0.2

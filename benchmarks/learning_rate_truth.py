@@ -13,7 +13,7 @@ import torch
 from learning_rate_cases import BATCH_SIZE, Batch, Case
 from torch import nn
 
-from normscope.losses import LOSSES
+from normscope.problem.loss import LOSSES
 
 STEPS = 100
 ORDERS = 3

@@ -38,7 +38,7 @@ from timing import interleaved
 from torch import Tensor, nn
 
 import normscope as ns
-from normscope.losses import cross_entropy
+from normscope.problem.loss import cross_entropy
 
 sys.path.append(str(Path(__file__).parents[1]))  # where the tests keep their references
 from tests.references.allocation import peak_allocation

@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from training_floor import HandWritten, hand_written_steps
 
-from normscope.curvature.problem import Problem
-from normscope.losses import cross_entropy
 from normscope.models import build
+from normscope.problem.loss import cross_entropy
+from normscope.problem.problem import Problem
 from normscope.training import sgd, train
 
 sys.path.append(str(Path(__file__).parents[1]))  # where the tests keep their references

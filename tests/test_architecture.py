@@ -19,13 +19,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # the torch column may read from the torch-free one, never the other way.
 BASE = {"arguments", "errors", "papers", "registry", "files", "places", "ranges", "text_table"}
 TORCH_FREE = {"results": set(), "plots": {"results"}, "report": {"results", "plots"}}
-FIRST_FLOOR = {"layers", "losses"}
+FIRST_FLOOR = {"problem", "layers"}
 SECOND_FLOOR = FIRST_FLOOR | {"models", "data", "curvature", "meanfield", "decoupled"}
 THIRD_FLOOR = SECOND_FLOOR | {"training"}
 FOURTH_FLOOR = THIRD_FLOOR | {"probes", "theorems", "learning_rate"}
 WITH_TORCH = {
-    "layers": set(),
-    "losses": set(),
+    "problem": set(),
+    "layers": {"problem"},
     "models": FIRST_FLOOR,
     "data": FIRST_FLOOR,
     "curvature": FIRST_FLOOR,

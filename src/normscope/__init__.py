@@ -15,20 +15,20 @@ if TYPE_CHECKING:
         decoupled,
         experiments,
         layers,
-        losses,
         meanfield,
         models,
         plots,
         probes,
+        problem,
         report,
         results,
         sweeps,
         theorems,
         training,
     )
-    from normscope.curvature.problem import Problem, whole_loss
     from normscope.learning_rate import compare, max_learning_rate
     from normscope.probes import Scope
+    from normscope.problem import Problem, whole_loss
     from normscope.training import fit, sgd, train
 
 __version__ = "0.1.0"
@@ -39,11 +39,11 @@ _MODULES = (
     "decoupled",
     "experiments",
     "layers",
-    "losses",
     "meanfield",
     "models",
     "plots",
     "probes",
+    "problem",
     "report",
     "results",
     "sweeps",
@@ -51,14 +51,14 @@ _MODULES = (
     "training",
 )
 _HOMES = {
-    "Problem": "normscope.curvature.problem",
+    "Problem": "normscope.problem",
     "Scope": "normscope.probes",
     "compare": "normscope.learning_rate",
     "fit": "normscope.training",
     "max_learning_rate": "normscope.learning_rate",
     "sgd": "normscope.training",
     "train": "normscope.training",
-    "whole_loss": "normscope.curvature.problem",
+    "whole_loss": "normscope.problem",
 }
 
 __all__ = [
@@ -72,12 +72,12 @@ __all__ = [
     "experiments",
     "fit",
     "layers",
-    "losses",
     "max_learning_rate",
     "meanfield",
     "models",
     "plots",
     "probes",
+    "problem",
     "report",
     "results",
     "sgd",

@@ -10,7 +10,7 @@ import torch
 TRAINING = """
 import sys, time, torch
 from torch import nn
-from normscope.curvature.problem import Problem
+from normscope.problem import Problem
 from normscope.models import build
 from normscope.training import fit, sgd
 

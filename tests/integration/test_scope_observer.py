@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.losses import cross_entropy
 from normscope.probes import PROBES, ActivationMoments, EffectiveSmoothness, Scope, StatisticsGap
+from normscope.problem.loss import cross_entropy
 
 STEPS = 50
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import steepest_curvature
+from normscope.problem.problem import Problem
 
 momenta = st.floats(0.0, 0.99)
 curvatures = st.floats(1e-3, 1e3)

@@ -27,7 +27,7 @@ def measured(options, probes, rate, distances, scale=1.0):
     generator = torch.Generator().manual_seed(options["seed"])
     x = torch.randn(7, 5, generator=generator, dtype=torch.double)
     y = torch.randn(7, 3, generator=generator, dtype=torch.double)
-    loss = ns.losses.squared_error
+    loss = ns.problem.squared_error
     scope = Scope(
         model,
         lambda output, target: scale * loss(output, target),

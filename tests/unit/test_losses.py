@@ -7,7 +7,13 @@ import torch
 from torch.func import grad, jacrev
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
-from normscope.losses import LOSSES, accuracy, check_probabilities, cross_entropy, squared_error
+from normscope.problem.loss import (
+    LOSSES,
+    accuracy,
+    check_probabilities,
+    cross_entropy,
+    squared_error,
+)
 
 SAMPLES, CLASSES = 7, 5
 LABELS = torch.tensor([0, 4, 2, 2, 1, 3, 0])

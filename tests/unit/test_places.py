@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from normscope.curvature.problem import Problem
 from normscope.errors import ArgumentTypeError, UnknownNameError
 from normscope.places import found_at, made_at
+from normscope.problem.problem import Problem
 
 
 def test_unknown_name_in_a_file_offers_what_the_file_defines(tmp_path):

@@ -61,7 +61,7 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     """
     import torch
 
-    from normscope.curvature.batch import check_filled, check_pair, pieces, rows, sample_count
+    from normscope.problem.batch import check_filled, check_pair, pieces, rows, sample_count
 
     is_pair = isinstance(data, tuple) and len(data) == 2
     if not (is_pair or isinstance(data, Mapping)):
@@ -159,7 +159,7 @@ def _can_be_read_again(data: Any) -> bool:
 
 def _count(batch: Any) -> int | None:
     """The samples of one batch; None if it is none, which the library says in full."""
-    from normscope.curvature.batch import sample_count
+    from normscope.problem.batch import sample_count
 
     try:
         return sample_count(batch)
@@ -186,7 +186,7 @@ def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
 def _first_batches(data: Any, batch_size: int | None, batches: int, seed: int) -> list[Any]:
     import torch
 
-    from normscope.curvature.randomness import fixed_randomness, generators_of_data
+    from normscope.problem.isolation import fixed_randomness, generators_of_data
 
     if not isinstance(data, Iterable) or isinstance(data, str):
         raise ArgumentTypeError(

@@ -13,11 +13,11 @@ from normscope.cli.check_length import note_length
 from normscope.cli.check_output import Found, Parts, nothing_to_check, with_remedy
 from normscope.cli.check_part import checked_in_parts
 from normscope.cli.output import progress
-from normscope.curvature.batch import sample_count
 from normscope.curvature.norm_fit import unfit_norms
-from normscope.curvature.problem import Problem
 from normscope.layers import is_batch_norm
 from normscope.places import blaming
+from normscope.problem.batch import sample_count
+from normscope.problem.problem import Problem
 from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.verdict import worst
 

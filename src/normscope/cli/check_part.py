@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from normscope.curvature.batch import rows, sample_count
+from normscope.problem.batch import rows, sample_count
 from normscope.theorems import Verdicts
 
 __all__ = ["checked_in_parts", "part_size"]

@@ -146,9 +146,8 @@ def _measured(
     whole: tuple[int, int, dict[str, Any]] | None,
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
     """The extreme eigenvalues, and the density of all if it is asked for."""
-    from normscope.curvature.located import locating
-    from normscope.curvature.problem import Problem
-    from normscope.curvature.trial import try_batches
+    from normscope.problem.precheck import locating, try_batches
+    from normscope.problem.problem import Problem
 
     options = extreme[-1]
     with locating(Problem(*problem[:-1], whose)):

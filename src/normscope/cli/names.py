@@ -45,7 +45,9 @@ KINDS = {
     "norms": Kind("normalization", "normscope.layers", "NORMS", "layers/*.py", "NORMS.register"),
     "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", "theorems/*.py", "statement"),
     "data": Kind("dataset", "normscope.data", "DATASETS", "data/*.py", "DATASETS.register"),
-    "losses": Kind("loss", "normscope.losses", "LOSSES", "losses.py", "LOSSES.register"),
+    "losses": Kind(
+        "loss", "normscope.problem.loss", "LOSSES", "problem/loss.py", "LOSSES.register"
+    ),
     "engines": Kind("engine", "normscope.sweeps", "ENGINES", "sweeps/*.py", "ENGINES.register"),
 }
 """The kinds of names by what ``normscope list`` calls them."""

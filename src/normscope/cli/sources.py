@@ -129,7 +129,7 @@ def load_model(
 
 def load_loss(source: str) -> Any:
     """A loss by its registered name or by the place of a function ``loss(output, target)``."""
-    from normscope.losses import LOSSES
+    from normscope.problem.loss import LOSSES
 
     return found_at(source) if is_place(source, "loss") else LOSSES[source]
 
@@ -137,8 +137,8 @@ def load_loss(source: str) -> Any:
 def _registered_model(
     name: str, data: Any, norm: str | None, options: Sequence[str], seed: int
 ) -> nn.Module:
-    from normscope.curvature.batch import check_pair
     from normscope.models import MODELS, build
+    from normscope.problem.batch import check_pair
 
     fitting: dict[str, Any] = {}
     if isinstance(data, tuple) and len(data) == 2:

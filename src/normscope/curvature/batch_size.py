@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, pieces, sample_count
-from normscope.curvature.problem import Problem
-from normscope.curvature.randomness import fixed_randomness, generators_of_data
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import InputError
+from normscope.problem.batch import Batch, pieces, sample_count
+from normscope.problem.isolation import fixed_randomness, generators_of_data
+from normscope.problem.problem import Problem
 from normscope.text_table import text_table
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import nn
 
-    from normscope.curvature.layout import Parameters
-    from normscope.curvature.problem import Data, WholeLoss
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.problem.parameters import Parameters
+    from normscope.problem.problem import Data
 
 __all__ = ["BatchSizeEffect", "batch_size_effect"]
 

@@ -15,10 +15,10 @@ from normscope.curvature.chain_copy import private_copy
 from normscope.curvature.chain_links import Link, OuterProduct, Trace
 from normscope.curvature.chain_read import READERS, Scene, links_of
 from normscope.curvature.chain_steps import NotAChainError, Step, steps_of
-from normscope.curvature.failures import check_finite
-from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.linearization import Linearization
-from normscope.curvature.state import ONE_AT_A_TIME, undisturbed
+from normscope.problem.diagnose import check_finite
+from normscope.problem.isolation import ONE_AT_A_TIME, undisturbed
+from normscope.problem.parameters import ParameterLayout
 
 __all__ = ["ChainJacobian", "alone"]
 
@@ -38,7 +38,7 @@ class ChainJacobian(Linearization):
         output: the network's.
         layout: the parameters differentiated by.
 
-    >>> from normscope.curvature.layout import parameter_layout
+    >>> from normscope.problem.parameters import parameter_layout
     >>> model = nn.Sequential(nn.Linear(2, 1, bias=False))
     >>> inputs = torch.tensor([[3.0, 0.0], [1.0, 1.0]])
     >>> jacobian = ChainJacobian.read(model, inputs, "train", parameter_layout(model))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.curvature.chain_copy import private_copy
 from normscope.curvature.chain_read import Scene, links_of
 from normscope.curvature.chain_steps import NotAChainError, Step
-from normscope.curvature.randomness import fixed_randomness, generators_of_model
+from normscope.problem.isolation import fixed_randomness, generators_of_model
 
 __all__ = ["check_derivatives", "check_values"]
 

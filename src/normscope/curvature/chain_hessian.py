@@ -9,8 +9,8 @@ from torch import Tensor
 from normscope.curvature.batch_product import BatchProduct
 from normscope.curvature.chain import ChainJacobian, alone
 from normscope.curvature.chain_links import Link, Pair
-from normscope.curvature.failures import check_finite
 from normscope.curvature.output_hessian import OutputHessian
+from normscope.problem.diagnose import check_finite
 
 __all__ = ["ChainHessian"]
 

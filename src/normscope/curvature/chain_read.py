@@ -18,9 +18,9 @@ from normscope.curvature.chain_functions import Average, Reshape
 from normscope.curvature.chain_links import Link
 from normscope.curvature.chain_norm import BatchNormLink, normalized
 from normscope.curvature.chain_steps import NotAChainError, Step
-from normscope.curvature.images import prefers_channels_last
 from normscope.layers import batch_norm, noisy
 from normscope.layers.kinds import NoNorm
+from normscope.problem.evaluate import prefers_channels_last
 
 __all__ = ["READERS", "Scene", "links_of"]
 

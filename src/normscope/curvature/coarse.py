@@ -10,14 +10,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import rows
 from normscope.curvature.mean_model import Consensus, MeanModel
 from normscope.curvature.means import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
-from normscope.curvature.problem import Problem
 from normscope.curvature.search import Request, search, started
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
 from normscope.errors import NormscopeError
+from normscope.problem.batch import rows
+from normscope.problem.problem import Problem
 
 __all__ = ["Guess", "coarse_guess"]
 

@@ -12,9 +12,9 @@ from normscope.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from normscope.curvature.layout import Parameters
-    from normscope.curvature.problem import Data, WholeLoss
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.problem.parameters import Parameters
+    from normscope.problem.problem import Data
 
 __all__ = ["dense"]
 

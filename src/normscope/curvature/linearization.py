@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normscope.curvature.evaluation import Evaluation, Evaluator
-from normscope.curvature.failures import check_finite
 from normscope.curvature.recording import of_cotangent_alone
+from normscope.problem.diagnose import check_finite
+from normscope.problem.evaluate import Evaluation, Evaluator
 
 __all__ = ["GraphLinearization", "Linearization"]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.located import locating
-from normscope.curvature.problem import Problem
-from normscope.curvature.trial import try_batches
 from normscope.errors import InputError, MisfitError, NormscopeError, UnknownNameError
 from normscope.layers import convert
+from normscope.problem.batch import Batch
+from normscope.problem.precheck import locating, try_batches
+from normscope.problem.problem import Problem
 
 __all__ = ["unfit_norms"]
 

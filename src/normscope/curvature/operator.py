@@ -9,24 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, sample_count
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import Parameters, parameter_layout
-from normscope.curvature.modes import MODES
-from normscope.curvature.problem import Data, Problem, WholeLoss
 from normscope.curvature.products import (
     BatchProduct,
     batch_product,
     chain_product,
     check_kind,
 )
+from normscope.problem.batch import Batch, sample_count
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.loss import WholeLoss
+from normscope.problem.modes import MODES
+from normscope.problem.parameters import Parameters, parameter_layout
+from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
     from torch import nn
 
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss
 
 __all__ = ["CurvatureOperator", "operator"]
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.curvature.failures import explained, no_gradient
-from normscope.curvature.known_loss import known_loss
-from normscope.losses import Loss
+from normscope.problem.diagnose import explained, no_gradient
+from normscope.problem.loss import Loss, known_loss
 
 __all__ = ["FactoredHessian", "OutputHessian", "fisher_metric", "output_hessian"]
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch
 from normscope.curvature.batch_product import BatchProduct
 from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.chain_hessian import ChainHessian
-from normscope.curvature.evaluation import Evaluation, Evaluator
-from normscope.curvature.failures import check_finite, no_gradient
 from normscope.curvature.linearization import GraphLinearization, Linearization
 from normscope.curvature.output_hessian import OutputHessian, fisher_metric, output_hessian
-from normscope.curvature.problem import WholeLoss
-from normscope.curvature.state import ONE_AT_A_TIME
 from normscope.errors import StateError
-from normscope.losses import Loss
+from normscope.problem.batch import Batch
+from normscope.problem.diagnose import check_finite, no_gradient
+from normscope.problem.evaluate import Evaluation, Evaluator
+from normscope.problem.isolation import ONE_AT_A_TIME
+from normscope.problem.loss import Loss, WholeLoss
 from normscope.registry import unknown_name
 
 __all__ = [

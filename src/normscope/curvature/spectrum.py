@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import xarray as xr
     from torch import nn
 
-    from normscope.curvature.layout import Parameters
-    from normscope.curvature.problem import Data, WholeLoss
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.problem.parameters import Parameters
+    from normscope.problem.problem import Data
 
 __all__ = ["spectrum"]
 

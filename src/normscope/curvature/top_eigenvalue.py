@@ -12,10 +12,7 @@ from torch import Tensor
 
 from normscope.arguments import check_hook, check_number, check_switch, check_whole
 from normscope.curvature.coarse import coarse_guess
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
 from normscope.curvature.operator import CurvatureOperator
-from normscope.curvature.problem import Problem
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.ritz import WHICH
 from normscope.curvature.search import (
@@ -29,15 +26,18 @@ from normscope.curvature.search import (
 )
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from normscope.curvature.layout import Parameters
-    from normscope.curvature.problem import Data, WholeLoss
     from normscope.curvature.search import ProgressHook
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.problem.parameters import Parameters
+    from normscope.problem.problem import Data
 
 __all__ = ["extreme_eigenvalues", "top_eigenvalue"]
 

@@ -18,7 +18,7 @@ from normscope.layers.batch_norm import _ClosedFormBatchNorm
 from normscope.layers.standardize import LARGEST_RATIO
 from normscope.layers.transforms import forward_mode_active, transform_active
 
-__all__ = ["constant_norm_serves", "differentiate_twice_fast"]
+__all__ = ["constant_norm_if_it_serves", "differentiate_twice_fast"]
 
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
     nn.Conv1d._conv_forward: 1,
@@ -28,7 +28,7 @@ _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {
 _BATCH_NORM_FORWARDS = (_BatchNorm.forward, _ClosedFormBatchNorm.forward)
 
 
-def differentiate_twice_fast(model: nn.Module, *, norms: bool) -> None:
+def differentiate_twice_fast(model: nn.Module, norms: bool) -> None:
     """Give convolutions and batch normalizations fast derivatives of their gradients.
 
     To be used inside `undisturbed`, which puts the modules back. Modules are replaced, not
@@ -97,23 +97,39 @@ def _normalize_by_constants(module: Any, own: Callable[..., Tensor], input: Tens
     mean, variance = module.running_mean, module.running_var
     if mean is None or variance is None:
         return own(input)  # by the statistics of the batch, after all
-    if not constant_norm_serves(input, mean, variance, module.eps):
-        return own(input)
-    return constant_norm(input, module.weight, module.bias, mean, variance, module.eps)
+    affine = module.weight, module.bias
+    output = constant_norm_if_it_serves(input, *affine, mean, variance, module.eps)
+    return own(input) if output is None else output
 
 
-def constant_norm_serves(input: Tensor, mean: Tensor, variance: Tensor, eps: float) -> bool:
-    """Whether the function with fast derivatives may stand for normalization by constants.
+def constant_norm_if_it_serves(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+) -> Tensor | None:
+    """Normalize by constants with fast derivatives.
 
     Args:
         input: (batch, channels, ...).
-        mean: (channels,), as the next.
+        weight: (channels,), or None for 1.
+        bias: (channels,), or None for 0.
+        mean: (channels,), a constant, as is the next.
         variance: of each channel.
         eps: added to it.
 
     Returns:
-        Whether it takes the input, and loses no digits on it.
+        Like ``input``; None if the function does not take it, or would lose digits on it.
     """
+    if not _constant_norm_serves(input, mean, variance, eps):
+        return None
+    return constant_norm(input, weight, bias, mean, variance, eps)
+
+
+def _constant_norm_serves(input: Tensor, mean: Tensor, variance: Tensor, eps: float) -> bool:
+    """Whether the function takes the input, and loses no digits on it."""
     if _is_special(input) or not serves(input) or not mean.dtype == variance.dtype == input.dtype:
         return False
     if mean.requires_grad or variance.requires_grad:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch.optim import Optimizer
 
-    from normscope.curvature.problem import WholeLoss
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
 
 __all__ = ["LearningRateCallback", "ScopeCallback"]
 

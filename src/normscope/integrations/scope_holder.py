@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from normscope.curvature.problem import WholeLoss
 from normscope.errors import StateError
 from normscope.integrations.logged_scope import LoggedScope
 from normscope.integrations.logger import Logger
@@ -14,6 +13,7 @@ from normscope.probes import Scope
 from normscope.probes.presets import chosen_probes
 from normscope.probes.ray import checked_distances
 from normscope.probes.schedule import Schedule
+from normscope.problem.loss import WholeLoss
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss
 
 __all__ = ["ScopeHolder"]
 

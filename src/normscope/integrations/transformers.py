@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from normscope.curvature.problem import WholeLoss, whole_loss
 from normscope.errors import StateError
 from normscope.integrations.needed import needed
 from normscope.integrations.scope_holder import ScopeHolder
+from normscope.problem.loss import WholeLoss, whole_loss
 
 if TYPE_CHECKING:
     from torch import nn

@@ -65,6 +65,10 @@ class _ClosedFormBatchNorm(_BatchNorm):
         settings = by_batch, share, self.eps
         return batch_norm(input, *vectors, *settings, process_group=group, fused=fused)
 
+    def freeze_statistics(self, input: Tensor) -> None:
+        """Prepare mode "frozen", which replaces torch's batch_norm: the closed form skips it."""
+        self.__dict__["fused"] = True
+
     def _vectors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Running mean and variance, weight and bias."""
         buffers, parameters = self._buffers, self._parameters

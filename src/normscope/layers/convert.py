@@ -18,7 +18,7 @@ from normscope.layers.inference import modules_after
 from normscope.layers.insert import Gap, gaps, insert
 from normscope.layers.kinds import NORMS, NoNorm, group_count, normalization
 from normscope.layers.places import Place, layer_dimensions, norm_places
-from normscope.layers.tracing import require_module
+from normscope.problem.diagnose import require_module
 
 if TYPE_CHECKING:
     import pandas as pd

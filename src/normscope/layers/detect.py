@@ -1,51 +1,22 @@
-"""Which modules are norm layers, and of which kind: by class, or by what they carry.
-
-A class not known here counts as batch normalization if it carries what such a layer needs in order
-to switch between batch and running statistics (``num_features``, ``eps``, ``momentum``,
-``running_mean``, ``running_var``). A frozen layer, which has no ``momentum``, does not.
-"""
+"""Which modules are norm layers, and of which kind: by class, or by what they carry."""
 
 from __future__ import annotations
 
 import math
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 
-from normscope.errors import StateError
 from normscope.layers.kinds import NoNorm
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
+from normscope.problem.modes import is_batch_norm as is_batch_norm
+from normscope.problem.modes import refuse_lazy as refuse_lazy
 
-_BATCH_NORM_MARKS = ("num_features", "eps", "momentum", "running_mean", "running_var")
 _LP_NORMS = (LpNorm1d, LpNorm2d, LpNorm3d)
 _NOISY_NORMS = (NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d)
 _SAMPLE_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)
 _LP_KINDS = {1.0: "l1", 2.0: "l2", math.inf: "linf"}
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """Whether the module is batch normalization: torch's, ours, a subclass or a look-alike.
-
-    Args:
-        module: any module.
-
-    Returns:
-        True if it subtracts the batch mean and divides by the batch standard deviation in training.
-
-    Raises:
-        StateError: if it is a lazy layer that does not know its channels yet.
-
-    >>> is_batch_norm(nn.SyncBatchNorm(3)), is_batch_norm(nn.InstanceNorm2d(3))
-    (True, False)
-    """
-    if isinstance(module, _BatchNorm):
-        refuse_lazy(module)
-        return True
-    marked = all(hasattr(module, mark) for mark in _BATCH_NORM_MARKS)
-    return marked and not isinstance(module, _InstanceNorm)
 
 
 def is_lp_norm(module: nn.Module) -> bool:
@@ -127,19 +98,3 @@ def kind_of(module: nn.Module) -> str | None:
     if isinstance(module, _NOISY_NORMS):
         return "noisy"
     return "batch" if is_batch_norm(module) else None
-
-
-def refuse_lazy(module: nn.Module) -> None:
-    """Raise if the module is a lazy layer that has not seen any input.
-
-    Args:
-        module: any module.
-
-    Raises:
-        StateError: if it does not know its shape yet.
-    """
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        raise StateError(
-            f"{type(module).__name__} does not know its shape yet; "
-            "pass one batch through the model first."
-        )

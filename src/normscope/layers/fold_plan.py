@@ -14,7 +14,8 @@ from normscope.layers.detect import is_batch_norm, is_lp_norm, refuse_lazy
 from normscope.layers.fold_fit import misfit_after, misfit_before
 from normscope.layers.fold_weights import Layer
 from normscope.layers.inference import affine_map, modules_after
-from normscope.layers.tracing import is_plain_layer, require_module
+from normscope.layers.tracing import is_plain_layer
+from normscope.problem.diagnose import require_module
 
 
 @dataclass(frozen=True)

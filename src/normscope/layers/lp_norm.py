@@ -117,6 +117,31 @@ class _LpNorm(nn.Module):
                 f"{tuple(x.shape)}; use a larger batch, or eval()."
             )
 
+    def freeze_statistics(self, input: Tensor) -> None:
+        """Hold the mean and scale of this input as constants (mode "frozen").
+
+        Raises:
+            InputError: if there is only one value per channel.
+        """
+        x = input.detach()
+        if x.numel() <= x.shape[1]:
+            raise InputError(
+                f"batch statistics need more than one value per channel, got an input of shape "
+                f"{tuple(x.shape)}; give a larger batch or use mode='eval'."
+            )
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = torch.var_mean(wide, dims, correction=0)[1]
+        size = (wide - along_channels(mean, wide) if self.centred else wide).abs()
+        if self.p == torch.inf:
+            scale = size.amax(dims) + self.eps
+        else:
+            scale = (size.pow(self.p).mean(dims) + self.eps) ** (1 / self.p)
+        # evaluation mode applies the running statistics as they are; set anew at each call, since
+        # an earlier call's tensors are saved for its backward pass
+        self.__dict__["training"] = False
+        self._buffers.update(running_mean=mean, running_scale=scale)
+
     def _track(self, mean: Tensor, scale: Tensor) -> None:
         """Move the running statistics towards this batch's."""
         counter, running_mean, running_scale = (

@@ -14,8 +14,7 @@ from normscope.errors import InputError, NormscopeWarning, StateError
 from normscope.layers.batch_statistics import BatchStatistics, batch_statistics, spread_name
 from normscope.layers.batches import follow_model, inputs_of, same_randomness
 from normscope.layers.detect import is_batch_norm, is_lp_norm
-from normscope.layers.misfit import Fitting
-from normscope.layers.tracing import require_module
+from normscope.problem.diagnose import Fitting, require_module
 
 
 class Population(NamedTuple):

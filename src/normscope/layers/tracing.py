@@ -16,7 +16,6 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from normscope.errors import ArgumentTypeError
 from normscope.layers.detect import is_batch_norm, is_lp_norm
 
 PLAIN_LAYERS = (
@@ -30,32 +29,6 @@ PLAIN_LAYERS = (
 )
 # What says nothing of a tensor's values: shape, dtype, device, number of dimensions, flags.
 _NO_VALUES = (torch.Size, torch.dtype, torch.device, torch.layout, int)
-
-
-def require_module(model: object, caller: str | None = None) -> None:
-    """Raise if the model is no module.
-
-    Args:
-        model: what the user passed.
-        caller: the name of the function, for the message; None if it has a ``model``.
-
-    Raises:
-        ArgumentTypeError: if it is something else.
-
-    >>> require_module(nn.ReLU, "fold")
-    Traceback (most recent call last):
-        ...
-    normscope.errors.ArgumentTypeError: fold expects an nn.Module, got the class ReLU; make one ...
-    """
-    if isinstance(model, nn.Module):
-        return
-    came = type(model).__name__
-    if isinstance(model, type):
-        came = f"the class {model.__name__}; make one of it: {model.__name__}(...)"
-    elif isinstance(model, str):
-        came = f"the text {model!r}; build a registered model by normscope.models.build"
-    expected = "the model must be" if caller is None else f"{caller} expects"
-    raise ArgumentTypeError(f"{expected} an nn.Module, got {came}.")
 
 
 def is_plain_layer(module: nn.Module) -> bool:

@@ -12,11 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.arguments import check_hook, check_switch, check_whole
-from normscope.curvature.batch import Batch, sample_count
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Data, Problem, WholeLoss
-from normscope.curvature.trial import look_over
 from normscope.errors import InputError, StateError
 from normscope.layers.detect import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
@@ -30,10 +25,16 @@ from normscope.learning_rate.steepest import Tell, steepest_curvature
 from normscope.learning_rate.theory import by_theory
 from normscope.learning_rate.verification import verified_onset
 from normscope.learning_rate.walk import Walks, gradient_on
+from normscope.problem.batch import Batch, sample_count
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.loss import WholeLoss
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.precheck import look_over
+from normscope.problem.problem import Data, Problem
 from normscope.training.optimizers import sgd
 
 if TYPE_CHECKING:
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss
     from normscope.training.optimizers import OptimizerFactory
 
 __all__ = ["max_learning_rate", "recipe_of"]

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
 from normscope.layers.detect import norm_layers
 from normscope.learning_rate.last_layer import LastLayer, belongs_to, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
@@ -17,6 +13,10 @@ from normscope.learning_rate.plateau import may_stand_still
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rehearsal import Rehearsal, rehearsed
 from normscope.learning_rate.rules import UpdateRule
+from normscope.problem.batch import Batch
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 __all__ = ["Prediction", "predicted_onset"]
 

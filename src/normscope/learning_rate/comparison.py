@@ -11,9 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.curvature import top_eigenvalue
-from normscope.curvature.batch import Batch
 from normscope.curvature.norm_fit import unfit_norms
-from normscope.curvature.problem import Data, Problem, WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, NormscopeWarning
 from normscope.layers import convert
 from normscope.learning_rate.advice import Advice
@@ -23,10 +21,13 @@ from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.gradient_growth import gradient_growth
 from normscope.learning_rate.guessing import guessing_loss
 from normscope.learning_rate.steepest import Tell
+from normscope.problem.batch import Batch
+from normscope.problem.loss import WholeLoss
+from normscope.problem.problem import Data, Problem
 from normscope.training import fit
 
 if TYPE_CHECKING:
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss
     from normscope.training.optimizers import OptimizerFactory
 
 __all__ = ["MODES", "Compared", "Comparison", "UnfitNormError", "compare"]

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
-from normscope.curvature.batch import Batch, sample_count
-from normscope.curvature.loss_state import modules_of_loss
-from normscope.curvature.problem import Problem
-from normscope.curvature.randomness import fixed_randomness, generators_of_data, generators_of_model
-from normscope.curvature.state import undisturbed
 from normscope.errors import InputError, StateError
+from normscope.problem.batch import Batch, sample_count
+from normscope.problem.isolation import (
+    fixed_randomness,
+    generators_of_data,
+    generators_of_model,
+    undisturbed,
+)
+from normscope.problem.loss import modules_of_loss
+from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bound_optimizer
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
+from normscope.problem.batch import Batch
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 __all__ = ["gradient_growth"]
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.known_loss import is_cross_entropy, is_squared_error, is_unweighted
-from normscope.curvature.problem import Problem
-from normscope.losses import squared_error
+from normscope.problem.batch import Batch
+from normscope.problem.loss import is_cross_entropy, is_squared_error, is_unweighted, squared_error
+from normscope.problem.problem import Problem
 
 __all__ = ["guessing_loss"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, rows, sample_count
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
 from normscope.errors import NormscopeError
 from normscope.learning_rate.walk import gradient_on
+from normscope.problem.batch import Batch, rows, sample_count
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 __all__ = ["scale_invariant_weights"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.curvature.evaluation import Evaluator
+from normscope.problem.evaluate import Evaluator
 
 __all__ = ["LastLayer", "belongs_to", "last_layer"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from normscope.curvature.known_loss import known_loss
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.onset import STEPS
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.simulation import Simulation
+from normscope.problem.loss import known_loss
+from normscope.problem.problem import Problem
 
 __all__ = ["last_layer_onset"]
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.search import Request
@@ -20,6 +18,8 @@ from normscope.learning_rate.plateau import off_the_plateau
 from normscope.learning_rate.preconditioner import Preconditioner, preconditioned_eigenvalue
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import ParameterLayout
 
 __all__ = ["Looks", "Measure", "Tell"]
 

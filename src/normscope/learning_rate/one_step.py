@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.evaluation import Evaluator
 from normscope.learning_rate.last_layer import LastLayer, belongs_to, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import gradient_on
+from normscope.problem.batch import Batch
+from normscope.problem.evaluate import Evaluator
 
 __all__ = ["OneStep"]
 

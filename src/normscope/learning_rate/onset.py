@@ -11,8 +11,8 @@ from typing import Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.curvature.known_loss import is_squared_error
-from normscope.curvature.problem import Problem
+from normscope.problem.loss import is_squared_error
+from normscope.problem.problem import Problem
 from normscope.training import train
 
 __all__ = [

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.curvature.known_loss import is_cross_entropy, known_loss
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import FALLEN, Walk, Walks
+from normscope.problem.loss import is_cross_entropy, known_loss
+from normscope.problem.problem import Problem
 
 __all__ = ["may_stand_still", "off_the_plateau"]
 

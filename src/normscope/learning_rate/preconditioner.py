@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normscope.curvature.layout import ParameterLayout
 from normscope.curvature.operator import CurvatureOperator
 from normscope.learning_rate.rules import UpdateRule
+from normscope.problem.parameters import ParameterLayout
 
 __all__ = ["Preconditioned", "Preconditioner", "preconditioned_eigenvalue", "preconditioner_of"]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, pieces, rows, sample_count, tensors_of
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.plateau import may_stand_still, off_the_plateau
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
+from normscope.problem.batch import Batch, pieces, rows, sample_count, tensors_of
+from normscope.problem.problem import Problem
 
 __all__ = ["Rehearsal", "rehearsed"]
 

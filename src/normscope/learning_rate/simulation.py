@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.onset import STEPS, growth_limit, is_beyond
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.slopes import slopes
 from normscope.learning_rate.updates import Updates
+from normscope.problem.problem import Problem
 
 __all__ = ["Simulation"]
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.curvature.known_loss import known_loss
-from normscope.curvature.loss_state import modules_of_loss, steady_loss
-from normscope.curvature.problem import Problem
+from normscope.problem.loss import known_loss, modules_of_loss, steady_loss
+from normscope.problem.problem import Problem
 
 __all__ = ["Slopes", "slopes"]
 

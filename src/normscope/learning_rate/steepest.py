@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.looks import Looks, Measure, Tell
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walks
+from normscope.problem.batch import Batch
+from normscope.problem.problem import Problem
 
 __all__ = ["Curvature", "Tell", "steepest_curvature"]
 

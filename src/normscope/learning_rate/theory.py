@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from normscope.curvature.batch import Batch
-from normscope.curvature.known_loss import KnownLoss, is_cross_entropy, known_loss
-from normscope.curvature.problem import Problem
 from normscope.errors import NoClosureError, NormscopeError
 from normscope.learning_rate.rules import UpdateRule
+from normscope.problem.batch import Batch
+from normscope.problem.loss import KnownLoss, is_cross_entropy, known_loss
+from normscope.problem.problem import Problem
 
 __all__ = ["Theory", "by_theory"]
 

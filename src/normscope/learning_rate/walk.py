@@ -12,16 +12,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from normscope.curvature.batch import Batch, copied
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
-from normscope.curvature.randomness import generators_of_model, seed_randomness
-from normscope.curvature.state import substituted
 from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.updates import Updates
+from normscope.problem.batch import Batch, copied
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.isolation import generators_of_model, seed_randomness, substituted
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 __all__ = ["FALLEN", "Walk", "Walks", "gradient_on"]
 

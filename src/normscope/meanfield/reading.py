@@ -12,13 +12,14 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from normscope.errors import InputError, NoClosureError
-from normscope.layers.tracing import require_module, traced
+from normscope.layers.tracing import traced
 from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
 from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.operations import Operation, Weighted
 from normscope.meanfield.pointwise import Addition, Nonlinearity
 from normscope.meanfield.reading_functions import SIZE, operation_of_call
 from normscope.meanfield.reading_modules import SUPPORTED, Unsupported, operation_of
+from normscope.problem.diagnose import require_module
 
 __all__ = ["read"]
 

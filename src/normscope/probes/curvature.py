@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normscope.curvature.modes import MODES
 from normscope.curvature.products import KINDS
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import NormscopeWarning
 from normscope.probes.comparison import squared_norms
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
+from normscope.problem.modes import MODES
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from normscope.curvature.problem import WholeLoss
+from normscope.problem.loss import WholeLoss
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

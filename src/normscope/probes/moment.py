@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError
 from normscope.probes.comparison import difference_and_cosine, squared_norms
 from normscope.probes.execution import Layer, Order, Watch
 from normscope.probes.factored import FactoredGradients
 from normscope.probes.passes import Passes, dense, differentiated
 from normscope.probes.ray import Ray, RayValues
+from normscope.problem.problem import Problem
 
 if TYPE_CHECKING:
     from normscope.probes.probe import Probe

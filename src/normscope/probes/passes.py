@@ -11,13 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normscope.curvature.batch import Batch, copied
-from normscope.curvature.loss_state import modules_of_loss, steady_loss
-from normscope.curvature.problem import Problem
-from normscope.curvature.randomness import fixed_randomness, generators_of_model, seed_randomness
-from normscope.curvature.state import Undisturbed, substituted, undisturbed
 from normscope.probes.comparison import Comparison
 from normscope.probes.shortcut import Shortcut
+from normscope.problem.batch import Batch, copied
+from normscope.problem.isolation import (
+    Undisturbed,
+    fixed_randomness,
+    generators_of_model,
+    seed_randomness,
+    substituted,
+    undisturbed,
+)
+from normscope.problem.loss import modules_of_loss, steady_loss
+from normscope.problem.problem import Problem
 
 __all__ = ["Passes", "dense", "differentiated"]
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from normscope.curvature.problem import WholeLoss
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
     from normscope.results import Store
 
 __all__ = ["Scope"]

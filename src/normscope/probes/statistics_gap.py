@@ -18,9 +18,9 @@ from normscope.layers.population import population_statistics
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.curvature.problem import Data
     from normscope.probes.execution import Watch
     from normscope.probes.moment import Moment
+    from normscope.problem.problem import Data
 
 __all__ = ["StatisticsGap"]
 

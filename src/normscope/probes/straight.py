@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from normscope.layers.transforms import forward_mode_active, tracing_active, transform_active
-from normscope.losses import LOSSES
 from normscope.probes.comparison import Comparison
 from normscope.probes.linear_layers import (
     WIDE,
@@ -36,6 +35,7 @@ from normscope.probes.linear_layers import (
     watch_inputs,
 )
 from normscope.probes.shortcut import Shortcut
+from normscope.problem.loss import LOSSES
 
 __all__ = ["StraightLayers", "weights_are_private"]
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from normscope.curvature.problem import Problem, WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.layers.tracing import require_module
-from normscope.losses import LOSSES, Loss
 from normscope.probes.update import refuse_without_update
+from normscope.problem.diagnose import require_module
+from normscope.problem.loss import LOSSES, Loss, WholeLoss
+from normscope.problem.problem import Problem
 from normscope.training.optimizers import bound_optimizer
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.curvature.randomness import fixed_randomness
 from normscope.errors import StateError
+from normscope.problem.isolation import fixed_randomness
 
 if TYPE_CHECKING:
     from normscope.probes.moment import Moment

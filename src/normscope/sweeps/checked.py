@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.curvature.problem import Problem
 from normscope.data import Dataset
 from normscope.errors import InputError, NormscopeError
+from normscope.problem.problem import Problem
 from normscope.sweeps.own import own_places, scales
 from normscope.sweeps.training_settings import Training
 from normscope.training import sgd

@@ -89,14 +89,14 @@ def _exploded(losses: Sequence[float], factor: float) -> bool:
 
 
 def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of each network; see `normscope.losses.squared_error`."""
+    """Of each network; see `normscope.problem.squared_error`."""
     if not targets.is_floating_point():
         targets = functional.one_hot(targets, outputs.shape[1]).to(outputs.dtype)
     return (outputs - targets.t()).square().sum((1, 2)) / (2 * outputs.shape[2])
 
 
 def _cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of each network; see `normscope.losses.cross_entropy`."""
+    """Of each network; see `normscope.problem.cross_entropy`."""
     spread = targets.expand(len(outputs), -1)
     return functional.cross_entropy(outputs, spread, reduction="none").mean(1)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from normscope.curvature.problem import Problem
+from normscope.problem.problem import Problem
 from normscope.results import Store, record_key
 from normscope.results.identity import canonical_json
 from normscope.sweeps.cells import Cell, Unit

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor, nn
 
-from normscope.curvature.problem import Problem
+from normscope.problem.problem import Problem
 from normscope.results.identity import canonical_json
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.ensemble import LOSSES, Member, train_together

@@ -11,7 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import nn
 
-from normscope.curvature.problem import Problem
+from normscope.problem.problem import Problem
 from normscope.sweeps.training_settings import Training
 from normscope.training import Evaluation, Outcome, evaluate, sgd
 from normscope.training.loop import Loop

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.curvature.problem import Data, Problem, WholeLoss
 from normscope.errors import InputError
 from normscope.layers.detect import is_batch_norm, is_norm, kind_of, norm_layers
-from normscope.losses import Loss
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 from normscope.theorems.observation import observed
 from normscope.theorems.situation import Situation, as_bound

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.curvature.batch import moved
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError, StateError
+from normscope.problem.batch import moved
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 from normscope.theorems.remembered import remembered
 from normscope.theorems.situation import Situation
 from normscope.theorems.unit import Product, Units

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from normscope.arguments import check_whole
-from normscope.curvature.batch import Batch, rows, sample_count
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError
+from normscope.problem.batch import Batch, rows, sample_count
+from normscope.problem.problem import Problem
 
 __all__ = ["BatchSource", "batch_source"]
 

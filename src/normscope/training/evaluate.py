@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from normscope.arguments import check_whole
-from normscope.curvature.batch import Batch, pieces, sample_count
-from normscope.curvature.problem import Data, Problem, WholeLoss
 from normscope.errors import InputError
 from normscope.layers.batches import same_randomness
 from normscope.layers.detect import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
-from normscope.losses import Loss, accuracy
+from normscope.problem.batch import Batch, pieces, sample_count
+from normscope.problem.loss import Loss, WholeLoss, accuracy
+from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:

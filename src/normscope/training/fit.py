@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from torch.optim import Optimizer
 
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError
+from normscope.problem.problem import Problem
 from normscope.training import checkpoint as checkpoints
 from normscope.training.interruption import deferred_interruption
 from normscope.training.loop import Loop, Step, check_steps

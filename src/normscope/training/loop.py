@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.arguments import check_whole
-from normscope.curvature.batch import Batch
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError, StateError
+from normscope.problem.batch import Batch
+from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bound_optimizer
 from normscope.training.outcome import Outcome

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.curvature.batch import Batch, tensors_of
-from normscope.curvature.problem import Problem, WholeLoss
-from normscope.losses import Loss
+from normscope.problem.batch import Batch, tensors_of
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.problem import Problem
 
 __all__ = ["differences", "settings_of"]
 

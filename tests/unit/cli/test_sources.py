@@ -7,8 +7,8 @@ from torch import nn
 
 from normscope.cli.sources import load_data, load_loss, load_model
 from normscope.errors import ArgumentTypeError, DataError, InputError, UnknownNameError
-from normscope.losses import cross_entropy
 from normscope.places import found_at
+from normscope.problem.loss import cross_entropy
 
 SOURCE = """
 import torch

@@ -7,9 +7,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature import dense, top_eigenvalue, whole_loss
+from normscope.curvature import dense, top_eigenvalue
 from normscope.curvature.batch_size import batch_size_effect
 from normscope.errors import InputError, NormscopeWarning
+from normscope.problem import whole_loss
 
 LOSS = functional.cross_entropy
 SIZES = [32, 16, 8, 4]

@@ -8,10 +8,10 @@ from torch import nn
 
 from normscope.curvature import operator, top_eigenvalue
 from normscope.curvature.chain import ChainJacobian
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.modes import MODES
 from normscope.layers.compiled import binding
 from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.problem.modes import MODES
+from normscope.problem.parameters import parameter_layout
 
 TOLERANCE = 1e-10
 

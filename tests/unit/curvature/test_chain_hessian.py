@@ -12,9 +12,9 @@ from torch import nn
 from normscope.curvature import dense, operator, top_eigenvalue
 from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.chain_hessian import ChainHessian
-from normscope.curvature.modes import MODES
 from normscope.curvature.products import HessianProduct
 from normscope.errors import StateError
+from normscope.problem.modes import MODES
 
 TOLERANCE = 1e-11
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
 from normscope.curvature.chain import ChainJacobian
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.modes import MODES
 from normscope.layers.batch_norm import BatchNorm1d
 from normscope.layers.lp_norm import LpNorm1d
 from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.problem.modes import MODES
+from normscope.problem.parameters import parameter_layout
 
 
 def read(model, inputs, mode="train"):

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.curvature import evaluation, operator
-from normscope.curvature.evaluation import Evaluator
+from normscope.curvature import operator
 from normscope.curvature.images import channels_last
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
+from normscope.problem import evaluate as evaluation
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 SEEN: list[bool] = []  # not the model's own: that is put back as it was
 

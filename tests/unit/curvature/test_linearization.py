@@ -4,10 +4,10 @@ from tests.references.curvature import Reference
 from tests.unit.curvature.networks import batch, network
 from torch.nn import functional
 
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
 from normscope.curvature.linearization import GraphLinearization
-from normscope.curvature.problem import Problem
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 
 @pytest.mark.parametrize("mode", ["train", "frozen", "eval"])

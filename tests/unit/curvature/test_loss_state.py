@@ -6,7 +6,7 @@ from torch import nn
 
 from normscope import max_learning_rate
 from normscope.curvature import top_eigenvalue, trace
-from normscope.curvature.loss_state import modules_of_loss
+from normscope.problem.loss import modules_of_loss
 
 
 class Remembering(nn.Module):

@@ -7,12 +7,12 @@ from tests.unit.curvature.networks import batch, network
 from torch import nn
 from torch.nn import functional
 
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
 from normscope.curvature.means import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
-from normscope.curvature.problem import Problem
 from normscope.curvature.spaces import OutputSpace, search_space
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 
 def space_of(model, data, kind="fisher", mode="train"):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from normscope.curvature.norm_fit import unfit_norms
-from normscope.curvature.problem import Problem
 from normscope.errors import MisfitError, UnknownNameError
+from normscope.problem.problem import Problem
 
 
 class Tokens(nn.Module):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature import operator, whole_loss
+from normscope.curvature import operator
 from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.dense import dense
 from normscope.curvature.linearization import GraphLinearization
@@ -19,6 +19,7 @@ from normscope.errors import (
     StateError,
     UnknownNameError,
 )
+from normscope.problem import whole_loss
 
 KINDS = ("fisher", "ggn", "hessian")
 MODES = ("train", "frozen", "eval")

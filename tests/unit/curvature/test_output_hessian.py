@@ -3,7 +3,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from normscope import losses
 from normscope.curvature.output_hessian import (
     AutogradHessian,
     CrossEntropyHessian,
@@ -12,6 +11,7 @@ from normscope.curvature.output_hessian import (
     fisher_metric,
     output_hessian,
 )
+from normscope.problem import loss as losses
 
 LABELS = torch.tensor([0, 2, 1, 2])
 SCORES = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

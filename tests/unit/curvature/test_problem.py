@@ -7,8 +7,6 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.batch import moved, pieces, rows, sample_count
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.errors import (
     ArgumentTypeError,
     InputError,
@@ -17,6 +15,9 @@ from normscope.errors import (
     StateError,
     UnknownNameError,
 )
+from normscope.problem.batch import moved, pieces, rows, sample_count
+from normscope.problem.loss import whole_loss
+from normscope.problem.problem import Problem
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
 
@@ -261,7 +262,7 @@ def test_problem_refuses_a_regression_from_a_loader_when_it_is_read():
 
 def test_problem_looks_at_the_values_in_memory_only_once(monkeypatch):
     problem = Problem(network(), "cross_entropy", (X, X[:, :2].softmax(dim=1)))
-    monkeypatch.setattr("normscope.curvature.problem.check_probabilities", lambda target: 1 / 0)
+    monkeypatch.setattr("normscope.problem.problem.check_probabilities", lambda target: 1 / 0)
     list(problem.batches())
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
 from normscope.curvature.linearization import GraphLinearization
-from normscope.curvature.problem import Problem
 from normscope.curvature.recording import held, of_cotangent_alone
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 
 class Calls(TorchDispatchMode):

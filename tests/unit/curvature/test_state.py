@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from normscope.curvature import operator, top_eigenvalue
-from normscope.curvature.randomness import fixed_randomness
-from normscope.curvature.state import undisturbed
 from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.problem.isolation import fixed_randomness, undisturbed
 
 
 class StoppedError(Exception):

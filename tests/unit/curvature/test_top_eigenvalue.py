@@ -11,9 +11,10 @@ from tests.unit.curvature.networks import batch, network
 from torch import nn
 from torch.nn import functional
 
-from normscope.curvature import coarse, dense, operator, top_eigenvalue, whole_loss
+from normscope.curvature import coarse, dense, operator, top_eigenvalue
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
+from normscope.problem import whole_loss
 
 KINDS = ("fisher", "ggn", "hessian")
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.problem import Problem
-from normscope.curvature.trial import _batches_of_odd_rows, look_over, try_batches
 from normscope.errors import InputError, StateError
 from normscope.learning_rate import max_learning_rate
-from normscope.losses import WrongLabelError
+from normscope.problem.loss import WrongLabelError
+from normscope.problem.precheck import _batches_of_odd_rows, look_over, try_batches
+from normscope.problem.problem import Problem
 
 SIZE = 16
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from normscope import whole_loss
 from normscope.curvature import operator
-from normscope.curvature.state import undisturbed
 from normscope.curvature.twice import differentiate_twice_fast
 from normscope.layers import BatchNorm1d, BatchNorm2d
+from normscope.problem.isolation import undisturbed
 
 
 def graph_nodes(output: Tensor) -> set[str]:

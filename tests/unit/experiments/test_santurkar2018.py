@@ -5,7 +5,6 @@ import pytest
 import torch
 import xarray as xr
 
-from normscope.curvature.problem import Problem
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.santurkar2018 import trainings
 from normscope.experiments.santurkar2018.both import beside, linear_part
@@ -15,6 +14,7 @@ from normscope.experiments.santurkar2018.networks import summed_squares
 from normscope.experiments.santurkar2018.trainings import MOMENTS, RECORDS, Training, trained
 from normscope.experiments.santurkar2018.vgg import DISTANCES
 from normscope.models import build
+from normscope.problem.problem import Problem
 from normscope.results import State, Store
 from normscope.training import sgd, train
 

@@ -17,7 +17,7 @@ from normscope.experiments.santurkar2018.networks import NETWORKS
 from normscope.experiments.santurkar2018.shape import normalized_layers
 from normscope.experiments.santurkar2018.trainings import EVERYTHING, MOMENTS, seeded
 from normscope.experiments.santurkar2018.vgg import vgg_trainings
-from normscope.losses import cross_entropy
+from normscope.problem.loss import cross_entropy
 from normscope.results import Store
 
 

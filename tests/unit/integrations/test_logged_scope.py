@@ -9,7 +9,7 @@ from normscope.errors import ArgumentTypeError, InputError
 from normscope.integrations import LoggedScope, log_results
 from normscope.integrations.logger import RowLogger
 from normscope.integrations.tags import scalars
-from normscope.losses import cross_entropy
+from normscope.problem.loss import cross_entropy
 
 
 class Kept:

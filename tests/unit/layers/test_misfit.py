@@ -6,7 +6,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.errors import InputError, MisfitError, ShapeError
-from normscope.layers.misfit import Fitting, misfit
+from normscope.problem.diagnose import Fitting, misfit
 
 
 def fully_connected():

@@ -8,10 +8,10 @@ from tests.unit.learning_rate.problems import labelled, plateau, small_network
 from torch import nn
 from torch.optim import Adam
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import advisor, by_curvature, max_learning_rate
 from normscope.learning_rate.rehearsal import Rehearsal
 from normscope.learning_rate.rules import rule_of
+from normscope.problem.problem import Problem
 
 
 def asked(model, data=None, **options):

@@ -6,8 +6,6 @@ import torch
 from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 from torch import nn
 
-from normscope.curvature import whole_loss
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import by_curvature
 from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.last_layer import LastLayer
@@ -16,6 +14,8 @@ from normscope.learning_rate.one_step import OneStep
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rehearsal import Rehearsal
 from normscope.learning_rate.rules import UpdateRule
+from normscope.problem import whole_loss
+from normscope.problem.problem import Problem
 
 SGD = UpdateRule("SGD")
 LOSS = whole_loss(lambda net, given: nn.functional.cross_entropy(net(given[0]), given[1]))

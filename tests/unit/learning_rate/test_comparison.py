@@ -12,7 +12,6 @@ from torch import nn
 
 import normscope as ns
 from normscope.curvature import dense, top_eigenvalue
-from normscope.curvature.problem import Problem
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.learning_rate import Comparison, is_unstable
 from normscope.learning_rate.comparison import MODES, _compared, _eigenvalue
@@ -21,6 +20,7 @@ from normscope.learning_rate.gradient_growth import gradient_growth
 from normscope.learning_rate.guessing import guessing_loss
 from normscope.learning_rate.onset import Trial
 from normscope.learning_rate.verified import Verification
+from normscope.problem.problem import Problem
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 

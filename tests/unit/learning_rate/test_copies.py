@@ -5,9 +5,9 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError, StateError
 from normscope.learning_rate.copies import Workbench, checked_optimizer
+from normscope.problem.problem import Problem
 from normscope.training import sgd, train
 
 

@@ -3,8 +3,9 @@ from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
 import normscope as ns
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.learning_rate.invariance import scale_invariant_weights
+from normscope.problem.loss import whole_loss
+from normscope.problem.problem import Problem
 
 
 def found_in(model, data, loss="cross_entropy"):

@@ -4,10 +4,11 @@ from tests.unit.curvature.test_state import snapshot
 from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.learning_rate.last_layer import last_layer
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.loss import whole_loss
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 
 def evaluator_of(model, data, loss="cross_entropy"):

@@ -7,14 +7,14 @@ import torch
 from tests.unit.learning_rate.problems import labelled
 from torch import nn
 
-from normscope.curvature.evaluation import Evaluator
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import one_step
 from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.one_step import OneStep
 from normscope.learning_rate.rules import UpdateRule, rule_of
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 SGD = UpdateRule("SGD")
 

@@ -8,9 +8,9 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from normscope import whole_loss
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.onset import STEPS, growth_limit, is_unstable, trial
-from normscope.losses import cross_entropy, squared_error
+from normscope.problem.loss import cross_entropy, squared_error
+from normscope.problem.problem import Problem
 from normscope.training import sgd
 
 

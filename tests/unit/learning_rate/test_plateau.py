@@ -2,11 +2,11 @@ import pytest
 import torch
 from tests.unit.learning_rate.problems import plateau
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import plateau as plateaus
 from normscope.learning_rate.plateau import may_stand_still, off_the_plateau
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.walk import Walk, Walks
+from normscope.problem.problem import Problem
 
 
 def walks(problem):

@@ -7,13 +7,13 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.curvature import dense, operator
-from normscope.curvature.layout import parameter_layout
 from normscope.learning_rate.preconditioner import (
     Preconditioner,
     preconditioned_eigenvalue,
     preconditioner_of,
 )
 from normscope.learning_rate.rules import rule_of
+from normscope.problem.parameters import parameter_layout
 
 
 def made(model, optimizer, gradients):

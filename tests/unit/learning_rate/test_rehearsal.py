@@ -8,13 +8,13 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, plateau, quadratic, small_network
 from torch import nn
 
-from normscope.curvature import whole_loss
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import rehearsal
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rehearsal import Rehearsal, rehearsed
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.walk import Walk, Walks
+from normscope.problem import whole_loss
+from normscope.problem.problem import Problem
 
 SGD = UpdateRule("SGD")
 

@@ -10,13 +10,13 @@ from tests.unit.learning_rate.problems import labelled
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate import last_layer_onset as search
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.onset import STEPS, growth_limit
 from normscope.learning_rate.rules import rule_of
 from normscope.learning_rate.simulation import Simulation, _Start, _Weights
+from normscope.problem.problem import Problem
 
 OPTIMIZERS = [
     lambda parameters, rate: SGD(parameters, lr=rate),

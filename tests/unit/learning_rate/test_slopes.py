@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from normscope.curvature.problem import Problem
 from normscope.learning_rate.slopes import _AutogradSlopes, slopes
-from normscope.losses import cross_entropy, squared_error
+from normscope.problem.loss import cross_entropy, squared_error
+from normscope.problem.problem import Problem
 
 SAMPLES, CANDIDATES, CLASSES = 6, 4, 3
 

@@ -7,10 +7,11 @@ from tests.unit.learning_rate.problems import labelled, plateau, quadratic, smal
 from torch.nn.functional import cross_entropy
 
 from normscope.curvature import dense
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import Curvature, steepest_curvature
+from normscope.problem.loss import whole_loss
+from normscope.problem.problem import Problem
 
 SGD_RULE = UpdateRule("SGD")
 

@@ -5,11 +5,12 @@ import torch
 from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.errors import InputError, NoClosureError
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.theory import by_theory
 from normscope.meanfield.softmax import softmax_curvature
+from normscope.problem.loss import whole_loss
+from normscope.problem.problem import Problem
 
 SGD = UpdateRule("SGD", momentum=0.5)
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 
-from normscope.curvature.problem import Problem
 from normscope.errors import StateError
 from normscope.learning_rate.copies import Workbench
 from normscope.learning_rate.onset import Trial
 from normscope.learning_rate.verification import BUDGET, _Search, _Verdict, verified_onset
+from normscope.problem.problem import Problem
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 

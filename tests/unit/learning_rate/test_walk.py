@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import RMSprop
 
-from normscope.curvature.layout import parameter_layout
-from normscope.curvature.problem import Problem
 from normscope.errors import StateError
 from normscope.learning_rate.preconditioner import Preconditioner
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.walk import Walk, Walks
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
 
 
 def thirds():

@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, StateError
-from normscope.losses import cross_entropy, squared_error
 from normscope.probes import Scope
+from normscope.problem.loss import cross_entropy, squared_error
 
 
 def measured(model, optimizer, data, loss="cross_entropy", **options):

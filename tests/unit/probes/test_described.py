@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.curvature import whole_loss
 from normscope.probes import Scope
 from normscope.probes.described import _optimizer, scope_settings
+from normscope.problem import whole_loss
 
 
 def scope_on(loss="squared_error", optimizer=None, **options):

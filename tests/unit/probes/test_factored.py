@@ -6,9 +6,8 @@ import torch
 from tests.references.probes import ray
 from torch import nn
 
-from normscope.curvature.problem import whole_loss
-from normscope.losses import cross_entropy
 from normscope.probes import Scope, factored
+from normscope.problem.loss import cross_entropy, whole_loss
 
 DISTANCES = [1e-4, 0.5, 1.0, 4.0]
 PROBES = ["gradient_predictiveness", "effective_smoothness"]

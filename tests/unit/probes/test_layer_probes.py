@@ -8,8 +8,8 @@ from torch import nn
 
 import normscope as ns
 from normscope.errors import InputError, NormscopeWarning
-from normscope.losses import cross_entropy
 from normscope.probes import Curvature, Scope, StatisticsGap
+from normscope.problem.loss import cross_entropy
 
 
 def batch(seed=0, samples=12):

@@ -6,8 +6,8 @@ from torch import nn
 
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError, UnknownNameError
-from normscope.losses import cross_entropy
 from normscope.probes import PRESETS, PROBES, Curvature, LossVariation, Probe, Scope
+from normscope.problem.loss import cross_entropy
 from normscope.results import Store
 
 

@@ -9,10 +9,10 @@ from tests.references.probes import ray
 from torch import nn
 from torch.nn import functional
 
-from normscope.losses import cross_entropy
 from normscope.probes import Scope, straight
 from normscope.probes.comparison import Comparison, Start
 from normscope.probes.ray import Ray
+from normscope.problem.loss import cross_entropy
 
 DISTANCES = [1e-5, 1e-4, 0.5, 4.0]
 PROBES = ["loss_variation", "gradient_predictiveness"]

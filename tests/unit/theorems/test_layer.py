@@ -84,7 +84,7 @@ def test_sides_are_those_of_the_dense_derivatives():
         values = flat.reshape(units, size).T
         centred = values - values.mean(0)
         z = net[1].weight * centred / (centred.square().mean(0) + net[1].eps).sqrt() + net[1].bias
-        return ns.losses.squared_error(net[3](torch.tanh(z)), t)
+        return ns.problem.squared_error(net[3](torch.tanh(z)), t)
 
     d = torch.autograd.functional.jacobian(by_input, y.T.reshape(-1))
     hessian = torch.autograd.functional.hessian(by_input, y.T.reshape(-1))
@@ -106,7 +106,7 @@ def test_units_are_as_checked_on_plain_tensors():
     x, t = (part.double() for part in data)
     y = net[0](x).detach()
     z = net[1](y).detach().requires_grad_()
-    loss = ns.losses.squared_error(net[3](torch.tanh(z)), t)
+    loss = ns.problem.squared_error(net[3](torch.tanh(z)), t)
     (g,) = torch.autograd.grad(loss, z)
     found = check_layer(net, "squared_error", (x, t), "1", units=[2])
     options = {"gamma": net[1].weight[2], "eps": net[1].eps}

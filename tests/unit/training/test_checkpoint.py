@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.errors import ArgumentTypeError, DataError, InputError, StateError
 from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.problem.loss import whole_loss
+from normscope.problem.problem import Problem
 from normscope.training import Outcome, fit, sgd
 from normscope.training.loop import Loop
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.problem import whole_loss
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.layers.population import population_statistics
+from normscope.problem.loss import whole_loss
 from normscope.training import evaluate
 
 GENERATOR = torch.Generator().manual_seed(1)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.curvature.problem import Problem
 from normscope.errors import ArgumentTypeError, InputError
+from normscope.problem.problem import Problem
 from normscope.training import Outcome, fit, sgd, train
 
 GENERATOR = torch.Generator().manual_seed(1)

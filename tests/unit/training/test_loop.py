@@ -6,8 +6,9 @@ from tests.references.textbook_loop import textbook_step
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature.problem import Problem, whole_loss
 from normscope.errors import InputError, StateError
+from normscope.problem.loss import whole_loss
+from normscope.problem.problem import Problem
 from normscope.training import sgd, train
 
 GENERATOR = torch.Generator().manual_seed(1)

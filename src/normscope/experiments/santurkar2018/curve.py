@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from normscope.data import Dataset
-from normscope.losses import Loss
+from normscope.problem.loss import Loss
 from normscope.training import evaluate
 
 __all__ = ["Curve"]

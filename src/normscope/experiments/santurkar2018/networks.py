@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from normscope.data import Dataset, load
 from normscope.data.catalogue import DATASETS
-from normscope.losses import Loss, cross_entropy
 from normscope.models import build
+from normscope.problem.loss import Loss, cross_entropy
 
 if TYPE_CHECKING:
     from normscope.experiments.santurkar2018.trainings import Training

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 import xarray as xr
 
-from normscope.curvature.problem import Problem
 from normscope.experiments.recipe import Measurement, Progress
 from normscope.experiments.santurkar2018.curve import Curve
 from normscope.experiments.santurkar2018.networks import NETWORKS
 from normscope.probes import PROBES, Probe, Scope
+from normscope.problem.problem import Problem
 from normscope.results import Store
 from normscope.training import sgd, train
 

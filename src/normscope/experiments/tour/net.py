@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.curvature.problem import Problem
 from normscope.data import Dataset, load
 from normscope.models import build
+from normscope.problem.problem import Problem
 
 __all__ = ["LOSS", "Net"]
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from normscope.curvature.problem import Problem
 from normscope.data import load
 from normscope.experiments.recipe import Progress, experiment
 from normscope.experiments.yang2019.settings import (
@@ -26,6 +25,7 @@ from normscope.experiments.yang2019.trainability_claims import (
     trainability_claims,
 )
 from normscope.plots.trainability import trainability as draw
+from normscope.problem.problem import Problem
 from normscope.results import Store
 from normscope.training import Outcome, fit, sgd
 

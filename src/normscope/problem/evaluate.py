@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.curvature.batch import Batch, copied, sample_count
-from normscope.curvature.failures import check_finite, explained
-from normscope.curvature.images import prefers_channels_last, takes_either_order
-from normscope.curvature.layout import ParameterLayout
-from normscope.curvature.loss_state import modules_of_loss
-from normscope.curvature.modes import in_mode
-from normscope.curvature.problem import Problem
-from normscope.curvature.randomness import fixed_randomness, generators_of_data, generators_of_model
-from normscope.curvature.state import substituted, undisturbed
 from normscope.errors import ShapeError, StateError
+from normscope.problem.batch import Batch, copied, sample_count
+from normscope.problem.diagnose import check_finite, explained
+from normscope.problem.isolation import (
+    fixed_randomness,
+    generators_of_data,
+    generators_of_model,
+    substituted,
+    undisturbed,
+)
+from normscope.problem.loss import modules_of_loss
+from normscope.problem.modes import in_mode
+from normscope.problem.parameters import ParameterLayout
+from normscope.problem.problem import Problem
 
-__all__ = ["Evaluation", "Evaluator"]
+__all__ = ["Evaluation", "Evaluator", "prefers_channels_last", "takes_either_order"]
 
 
 @dataclass(frozen=True)
@@ -226,3 +231,54 @@ class Evaluator:
                 "model must give the same values each time; give a list of batches, or make the "
                 "DataLoader's augmentation follow torch's random numbers."
             )
+
+
+def prefers_channels_last(inputs: Tensor) -> bool:
+    """Whether convolutions of such images are faster with channels as neighbours: oneDNN's are.
+
+    Args:
+        inputs: of a convolution, or of a network that begins with one.
+
+    Returns:
+        True for single-precision images on a CPU with oneDNN.
+    """
+    library: Any = torch.backends.mkldnn
+    images = inputs.dim() == 4 and inputs.dtype == torch.float32
+    return images and inputs.device.type == "cpu" and bool(library.is_available())
+
+
+_FEW = 4  # samples on which the two orders are compared
+_TOLERANCE = 1e-4  # of the largest output; rounding is amplified by some layers
+
+
+def takes_either_order(outputs_of: Callable[[Tensor], list[Tensor]], inputs: Tensor) -> bool:
+    """Whether a network gives the same outputs in either order of memory, on a few samples.
+
+    Some look at their memory: ``view`` refuses it, ``as_strided`` reads other values, and dropout
+    draws in the order of memory.
+
+    Args:
+        outputs_of: from images to what is compared, the same function at each call.
+        inputs: the images.
+
+    Returns:
+        False also if it refuses one of them, for whatever reason: the reason will show again.
+
+    >>> images = torch.arange(16.0).view(2, 2, 2, 2)
+    >>> takes_either_order(lambda x: [x.flatten(1)], images)
+    True
+    >>> takes_either_order(lambda x: [x.as_strided((2, 8), (8, 1))], images)
+    False
+    """
+    few = inputs[:_FEW]
+    orders = torch.contiguous_format, torch.channels_last
+    try:
+        given, rearranged = (outputs_of(few.contiguous(memory_format=order)) for order in orders)
+        return all(_are_close(*pair) for pair in zip(given, rearranged, strict=True))
+    except Exception:  # a model may raise anything
+        return False
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    bound = _TOLERANCE * one.abs().max()
+    return one.shape == other.shape and bool(((one - other).abs() <= bound).all())

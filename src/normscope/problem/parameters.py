@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.layers.tracing import require_module
+from normscope.problem.diagnose import require_module
 from normscope.registry import unknown_name
 
 __all__ = ["ParameterLayout", "Parameters", "parameter_layout"]

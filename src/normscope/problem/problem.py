@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -10,38 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normscope.curvature.batch import Batch, check_filled, check_pair, moved
-from normscope.curvature.loss_call import called, check_call
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
-from normscope.layers.misfit import Fitting
-from normscope.layers.tracing import require_module
-from normscope.losses import LOSSES, Loss, check_output, check_probabilities, cross_entropy
+from normscope.problem.batch import Batch, check_filled, check_pair, moved
+from normscope.problem.diagnose import Fitting, require_module
+from normscope.problem.loss import (
+    LOSSES,
+    Loss,
+    WholeLoss,
+    called,
+    check_call,
+    check_output,
+    check_probabilities,
+    cross_entropy,
+)
 
-__all__ = ["Data", "Problem", "WholeLoss", "whole_loss"]
+__all__ = ["Data", "Problem"]
 
 Data: TypeAlias = Any  # one batch, or an iterable of batches that can be read again
-
-
-@dataclass(frozen=True)
-class WholeLoss:
-    """A loss that calls the model itself; made by `whole_loss`."""
-
-    function: Callable[[Any, Batch], Tensor]
-
-
-def whole_loss(function: Callable[[Any, Batch], Tensor]) -> WholeLoss:
-    """A loss for models that are not called as ``model(inputs)``.
-
-    Args:
-        function: called as ``function(model, batch)``; returns the mean loss over the samples. It
-            must call the model it is given, not one of its surroundings.
-
-    Returns:
-        What `Problem` and every function with a ``loss`` argument take in place of a loss.
-
-    >>> language_loss = whole_loss(lambda model, batch: model(**batch).loss)
-    """
-    return WholeLoss(function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +39,7 @@ class Problem:
     Args:
         model: any module whose parameters are on one device.
         loss: called as ``loss(output, target)``, the mean over the samples; a name of
-            `normscope.losses.LOSSES`; or a `whole_loss`.
+            `normscope.problem.LOSSES`; or a `whole_loss`.
         data: one batch ``(inputs, targets)``, a list of batches, or a DataLoader (any iterable
             that can be read again). With a `whole_loss` a batch may also be a tensor, a
             dictionary or a tuple of any length.

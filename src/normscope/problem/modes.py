@@ -13,24 +13,92 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
-from normscope.curvature.constant_norm_graph import constant_norm
-from normscope.curvature.twice import constant_norm_serves, differentiate_twice_fast
 from normscope.errors import InputError, StateError
-from normscope.layers.batch_norm import _ClosedFormBatchNorm
-from normscope.layers.detect import is_batch_norm, is_lp_norm
 from normscope.registry import unknown_name
 
-__all__ = ["MODES", "in_mode"]
+__all__ = ["MODES", "in_mode", "is_batch_norm", "refuse_lazy", "use_fast_derivatives"]
 
 MODES = ("train", "frozen", "eval")
+
+_BATCH_NORM_MARKS = ("num_features", "eps", "momentum", "running_mean", "running_var")
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether the module is batch normalization: torch's, ours, a subclass or a look-alike.
+
+    A class not known here counts if it carries what such a layer needs in order to switch between
+    batch and running statistics (``num_features``, ``eps``, ``momentum``, ``running_mean``,
+    ``running_var``). A frozen layer, which has no ``momentum``, does not.
+
+    Args:
+        module: any module.
+
+    Returns:
+        True if it subtracts the batch mean and divides by the batch standard deviation in training.
+
+    Raises:
+        StateError: if it is a lazy layer that does not know its channels yet.
+
+    >>> is_batch_norm(nn.SyncBatchNorm(3)), is_batch_norm(nn.InstanceNorm2d(3))
+    (True, False)
+    """
+    if isinstance(module, _BatchNorm):
+        refuse_lazy(module)
+        return True
+    marked = all(hasattr(module, mark) for mark in _BATCH_NORM_MARKS)
+    return marked and not isinstance(module, _InstanceNorm)
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Raise if the module is a lazy layer that has not seen any input.
+
+    Args:
+        module: any module.
+
+    Raises:
+        StateError: if it does not know its shape yet.
+    """
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise StateError(
+            f"{type(module).__name__} does not know its shape yet; "
+            "pass one batch through the model first."
+        )
+
+
+@dataclass
+class _FastDerivatives:
+    """Replacements with the same values and cheaper second derivatives, or None."""
+
+    layers: Callable[[nn.Module, bool], None] | None = None
+    constant_norm: Callable[..., Tensor | None] | None = None
+
+
+_FAST = _FastDerivatives()
+
+
+def use_fast_derivatives(
+    layers: Callable[[nn.Module, bool], None], constant_norm: Callable[..., Tensor | None]
+) -> None:
+    """Register layers whose gradients are cheap to differentiate; `normscope.curvature` does.
+
+    Args:
+        layers: called as ``layers(model, norms)`` before a model is differentiated twice; replaces
+            the forward pass of modules, and of batch norm layers only if ``norms``.
+        constant_norm: called as ``constant_norm(x, weight, bias, mean, variance, eps)`` to
+            normalize by constants; returns None if it cannot.
+    """
+    _FAST.layers, _FAST.constant_norm = layers, constant_norm
 
 
 @contextmanager
@@ -56,8 +124,8 @@ def in_mode(model: nn.Module, mode: str, twice: bool = True) -> Iterator[None]:
         if isinstance(module, nn.SyncBatchNorm) and not (own_forward or _synchronizes(module)):
             # its own forward refuses CPU tensors once torch.distributed is initialized
             _replace_forward(module, functools.partial(_BatchNorm.forward, module))
-    if twice:
-        differentiate_twice_fast(model, norms=mode != "frozen")  # which has its own below
+    if twice and _FAST.layers is not None:
+        _FAST.layers(model, mode != "frozen")  # frozen mode replaces norm layers below
     with ExitStack() as stack:
         if mode == "frozen":
             constants = _ConstantStatistics()
@@ -94,8 +162,10 @@ class _ConstantStatistics(TorchFunctionMode):
         x = given["input"]
         mean, variance = _batch_statistics(x)
         eps = given.get("eps", 1e-5)  # torch's default
-        if func in _PLAIN and constant_norm_serves(x, mean, variance, eps):
-            return constant_norm(x, given.get("weight"), given.get("bias"), mean, variance, eps)
+        if func in _PLAIN and _FAST.constant_norm is not None:
+            affine = given.get("weight"), given.get("bias")
+            if (fast := _FAST.constant_norm(x, *affine, mean, variance, eps)) is not None:
+                return fast
         if x.dtype != mean.dtype:  # statistics in float32 need everything in it
             given |= {name: _widened(given.get(name)) for name in ("input", "weight", "bias")}
         result = func(**given | {"running_mean": mean, "running_var": variance, "training": False})
@@ -145,25 +215,31 @@ def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _freeze_layers(model: nn.Module, constants: _ConstantStatistics) -> None:
     for name, module in model.named_modules():
-        if is_lp_norm(module):
-            _replace_forward(module, functools.partial(_frozen_lp_norm, module, module.forward))
-        elif is_batch_norm(module):
-            if isinstance(module, _ClosedFormBatchNorm):
-                module.__dict__["fused"] = True  # the closed form does not pass by batch_norm
+        if is_batch_norm(module):
             _replace_forward(
                 module, functools.partial(_watched, name, module, module.forward, constants)
             )
+        elif hasattr(module, "freeze_statistics"):
+            _replace_forward(module, functools.partial(_frozen, module, module.forward))
+
+
+def _frozen(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A layer that holds its statistics itself, at each call anew."""
+    module.freeze_statistics(x)
+    return forward(x)
 
 
 def _watched(
     name: str,
-    module: nn.Module,
+    module: Any,
     forward: Callable[..., Tensor],
     constants: _ConstantStatistics,
     *inputs: Any,
     **options: Any,
 ) -> Tensor:
     """The layer's own forward, which must reach batch_norm, or its statistics were not frozen."""
+    if hasattr(module, "freeze_statistics"):
+        module.freeze_statistics(*inputs, **options)
     before = constants.calls
     with constants:  # once more: a checkpointed part is recomputed where no mode reaches
         output = forward(*inputs, **options)
@@ -173,27 +249,6 @@ def _watched(
             "does not normalize by torch's batch_norm; use mode='train' or 'eval'."
         )
     return output
-
-
-def _frozen_lp_norm(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An l_p layer with the mean and scale of this input as constants."""
-    mean, scale = _lp_statistics(x.detach(), module.p, module.centred, module.eps)
-    # evaluation mode applies the running statistics as they are; set anew at each call, since an
-    # earlier call's tensors are saved for its backward pass
-    module.__dict__["training"] = False
-    module._buffers.update(running_mean=mean, running_scale=scale)
-    return forward(x)
-
-
-def _lp_statistics(x: Tensor, p: float, centred: bool, eps: float) -> tuple[Tensor, Tensor]:
-    dims = [dim for dim in range(x.dim()) if dim != 1]
-    mean = _batch_statistics(x)[0]
-    wide = x.to(mean.dtype)
-    if centred:
-        wide = wide - mean.view([-1 if dim == 1 else 1 for dim in range(x.dim())])
-    if p == torch.inf:
-        return mean, wide.abs().amax(dims) + eps
-    return mean, (wide.abs().pow(p).mean(dims) + eps) ** (1 / p)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
