@@ -14,8 +14,8 @@ from normscope.cli.check_output import Found, Parts, nothing_to_check, with_reme
 from normscope.cli.check_part import checked_in_parts
 from normscope.cli.output import progress
 from normscope.curvature.norm_fit import unfit_norms
+from normscope.import_path import call_user_code
 from normscope.layers import is_batch_norm
-from normscope.places import blaming
 from normscope.problem.batch import sample_count
 from normscope.problem.problem import Problem
 from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
@@ -76,7 +76,7 @@ class Subject:
         """The usual kinds to compare, as far as the model takes the batch with them."""
         problem = Problem(self.network, self.loss, [self.batch])
         tried = partial(unfit_norms, problem, _USUAL_NORMS, self.batch, self.seed)
-        unfit = blaming(self._place, tried)
+        unfit = call_user_code(self._place, tried)
         return [norm for norm in _USUAL_NORMS if norm not in unfit]
 
     @property
@@ -107,7 +107,7 @@ class Subject:
         run = partial(
             check_layer, self.network, self.loss, [batch], layer, form=form, seed=self.seed
         )
-        return blaming(self._place, run)
+        return call_user_code(self._place, run)
 
 
 def load_subject(

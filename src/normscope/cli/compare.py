@@ -132,9 +132,9 @@ def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
     from normscope.cli.batches import parts_of_advice
     from normscope.cli.output import PARTS, progress
     from normscope.errors import InputError
+    from normscope.import_path import call_user_code
     from normscope.learning_rate import compare as compared
     from normscope.learning_rate.comparison import UnfitNormError
-    from normscope.places import blaming
 
     norms, verify = given["norms"], given["verify"]
     parts = parts_of_advice(problem[-1], given["batch_size"], verify) + 1  # a training
@@ -142,7 +142,7 @@ def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
     with progress("compare", parts * max(len(norms), 1), counted) as tell:
         ask = partial(compared, *problem, progress=_counting(tell, norms), **given)
         try:
-            return blaming(place, ask)
+            return call_user_code(place, ask)
         except UnfitNormError as error:  # in the words of the command line
             option = f"--norms {','.join(error.fitting)}"
             raise InputError(str(error).replace(f"norms={error.fitting}", option)) from error

@@ -117,7 +117,7 @@ def curvature(
     from normscope.cli import sources
     from normscope.cli.batches import chosen_batches, note_conversion
     from normscope.cli.trained import trained_words
-    from normscope.places import blaming
+    from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
     check_figure(out)
@@ -131,7 +131,7 @@ def curvature(
     whole = (probes, lanczos_steps, common) if spectrum else None
     whose = samples if isinstance(samples, tuple) else chosen  # numbers of samples are of these
     measure = partial(_measured, problem, whose, extreme, whole)
-    top, density = blaming(f"{model} with {loss} on {data}", measure)
+    top, density = call_user_code(f"{model} with {loss} on {data}", measure)
     source = {"model": model, "data": data, "loss": loss}
     with draw_on(out, partial(_draw, top, density)) as figure:
         print_curvature(top, density, figure, source, trained_words(network), as_json)

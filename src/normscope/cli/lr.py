@@ -127,14 +127,14 @@ def advice_options(
 def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, Any]) -> Advice:
     from normscope.cli.batches import parts_of_advice
     from normscope.cli.output import PARTS, UNEVEN, progress
+    from normscope.import_path import call_user_code
     from normscope.learning_rate import max_learning_rate
-    from normscope.places import blaming
 
     parts = parts_of_advice(samples, given["batch_size"], given["verify"])
     counted = UNEVEN if given["verify"] else PARTS  # how many runs it takes shows
     with progress("learning rate", parts, counted) as begin:
         ask = partial(max_learning_rate, network, loss, samples, progress=begin, **given)
-        return blaming(place, ask)
+        return call_user_code(place, ask)
 
 
 def check_optimizer(name: str, rule: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from normscope.cli.names import check_name
 from normscope.cli.own_files import check_place
 from normscope.cli.values import named_values
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.places import found_at, is_place, made_at
+from normscope.import_path import import_object, is_import_path, load_object
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ def check_names(
     ):
         if source is None:
             continue
-        if is_place(source, example):
+        if is_import_path(source, example):
             check_place(source)
         else:
             own = f"for your own give file.py:{example} or package.module:{example}"
@@ -59,8 +59,8 @@ def load_data(source: str, seed: int = 0) -> Any:
     Returns:
         A pair (inputs, targets), a list of batches or a DataLoader; whatever the function returns.
     """
-    if is_place(source, "samples"):
-        return made_at(source, seed)
+    if is_import_path(source, "samples"):
+        return load_object(source, seed)
     from normscope.data import load
 
     _note_download(source)
@@ -107,7 +107,7 @@ def load_model(
     """
     from torch import nn
 
-    if not is_place(source, "build"):
+    if not is_import_path(source, "build"):
         return _on_device(_registered_model(source, data, norm, options, seed), device)
     if norm is not None:
         raise InputError(
@@ -119,7 +119,7 @@ def load_model(
             f"--option is for registered models, and {source} is your own; let it return the model "
             "with them."
         )
-    model = made_at(source, seed)
+    model = load_object(source, seed)
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"{source} must be or return a torch.nn.Module, got {type(model).__name__}."
@@ -131,7 +131,7 @@ def load_loss(source: str) -> Any:
     """A loss by its registered name or by the place of a function ``loss(output, target)``."""
     from normscope.problem.loss import LOSSES
 
-    return found_at(source) if is_place(source, "loss") else LOSSES[source]
+    return import_object(source) if is_import_path(source, "loss") else LOSSES[source]
 
 
 def _registered_model(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Sequence
 from itertools import islice, takewhile
 
-from normscope.text_table import text_table, wrapped
+from normscope.text import text_table, wrap
 
 Row = dict[str, object]
 
@@ -57,7 +57,7 @@ def print_note(text: str) -> None:
     Args:
         text: lines; each is a paragraph, or a row if it has two blanks side by side.
     """
-    print_text(wrapped(text, shown_width()))
+    print_text(wrap(text, shown_width()))
 
 
 def print_text(text: str) -> None:

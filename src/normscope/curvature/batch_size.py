@@ -15,7 +15,7 @@ from normscope.errors import InputError
 from normscope.problem.batch import Batch, pieces, sample_count
 from normscope.problem.isolation import fixed_randomness, generators_of_data
 from normscope.problem.problem import Problem
-from normscope.text_table import text_table
+from normscope.text import text_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normscope.text_table import text_table
+from normscope.text import text_table
 
 if TYPE_CHECKING:
     import pandas as pd

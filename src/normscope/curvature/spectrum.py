@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from normscope.arguments import check_hook, check_number, check_whole
 from normscope.curvature.density import SymmetricLog, axis_for, cumulative, grid, smoothed
 from normscope.curvature.operator import operator
 from normscope.curvature.quadrature import Floats, Quadrature, random_quadratures
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
+from normscope.validation import check_callback, check_integer, check_number
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -87,7 +87,7 @@ def spectrum(
     [[0.5, 4.5], [0.5, 4.5]]
     """
     begin = time.perf_counter()
-    check_hook("progress", progress)
+    check_callback("progress", progress)
     _check(probes, lanczos_steps, smoothing)
     curvature = operator(model, loss, data, kind, mode, params, seed)
     # the space of the outputs, where there is one, has all eigenvalues but zeros, none negative
@@ -172,8 +172,8 @@ def _padded(values: Floats, length: int, filling: float) -> Floats:
 
 
 def _check(probes: int, lanczos_steps: int, smoothing: float) -> None:
-    check_whole("probes", probes)
-    check_whole("lanczos_steps", lanczos_steps)
+    check_integer("probes", probes)
+    check_integer("lanczos_steps", lanczos_steps)
     check_number("smoothing", smoothing)
     if probes < 2:
         raise InputError(

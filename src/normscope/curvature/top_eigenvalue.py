@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from normscope.arguments import check_hook, check_number, check_switch, check_whole
 from normscope.curvature.coarse import coarse_guess
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.result import TopEigenvalue
@@ -30,6 +29,7 @@ from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.registry import unknown_name
+from normscope.validation import check_bool, check_callback, check_integer, check_number
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,12 +114,12 @@ def top_eigenvalue(
     (4.5, True)
     """
     begin = time.perf_counter()
-    check_switch("vectors", vectors)
-    check_hook("progress", progress)
+    check_bool("vectors", vectors)
+    check_callback("progress", progress)
     check_number("tol", tol)
     for name, value in {"k": k, "seed": seed, "max_products": max_products}.items():
         if value is not None or name != "max_products":
-            check_whole(name, value)
+            check_integer(name, value)
     layout = parameter_layout(model, params)
     evaluator = Evaluator(Problem(model, loss, data), layout, mode, seed)
     operator = CurvatureOperator(evaluator, kind)

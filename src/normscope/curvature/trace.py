@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normscope.arguments import check_whole
 from normscope.curvature.hutchinson import (
     FEWEST_PRODUCTS,
     TraceEstimate,
@@ -19,6 +18,7 @@ from normscope.curvature.hutchinson import (
 from normscope.curvature.operator import CurvatureOperator, operator
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
+from normscope.validation import check_integer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,7 +164,7 @@ def trace(
     (5.0, 0.0)
     """
     begin = time.perf_counter()
-    check_whole("products", products)
+    check_integer("products", products)
     if products < FEWEST_PRODUCTS:
         raise InputError(f"products must be at least {FEWEST_PRODUCTS}, got {products}.")
     curvature = operator(model, loss, data, kind, mode, params, seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.text_table import text_table
+from normscope.text import text_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
 from normscope.learning_rate.verified import Verification
-from normscope.text_table import WIDTH, text_table, wrapped
+from normscope.text import WIDTH, text_table, wrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,7 +232,7 @@ class Advice:
             Lines of that width at most.
         """
         table = text_table(rows_of(self), heading_of(self), numbers=("value",), width=width)
-        return wrapped(f"{table}\n\n{self.explanation}", width)
+        return wrap(f"{table}\n\n{self.explanation}", width)
 
     def __str__(self) -> str:
         return self.text()

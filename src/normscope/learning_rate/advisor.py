@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.arguments import check_hook, check_switch, check_whole
 from normscope.errors import InputError, StateError
 from normscope.layers.detect import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
@@ -32,6 +31,7 @@ from normscope.problem.parameters import parameter_layout
 from normscope.problem.precheck import look_over
 from normscope.problem.problem import Data, Problem
 from normscope.training.optimizers import sgd
+from normscope.validation import check_bool, check_callback, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
@@ -98,9 +98,9 @@ def max_learning_rate(
     0.5
     """
     begin = time.perf_counter()
-    check_switch("verify", verify)
-    check_whole("seed", seed)
-    check_hook("progress", progress)
+    check_bool("verify", verify)
+    check_integer("seed", seed)
+    check_callback("progress", progress)
     problem = Problem(model, loss, data)
     recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
     own = checked_optimizer(recipe, model)

@@ -12,7 +12,7 @@ from normscope.errors import InputError
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.comparison_notes import mark_of, notes_of
 from normscope.learning_rate.onset import STEPS, is_beyond
-from normscope.text_table import WIDTH, text_table, wrapped
+from normscope.text import WIDTH, text_table, wrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,7 +196,7 @@ class Comparison:
             Lines of that width at most.
         """
         table = text_table(self._texts(), _TITLE, numbers=self._head()[1:], width=width)
-        return wrapped("\n".join([table, *([""] if self.notes else []), *self.notes]), width)
+        return wrap("\n".join([table, *([""] if self.notes else []), *self.notes]), width)
 
     def __str__(self) -> str:
         return self.text()

@@ -10,7 +10,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.layer_row import LayerRow
-from normscope.text_table import WIDTH, text_table, wrapped
+from normscope.text import WIDTH, text_table, wrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +179,7 @@ class Prediction:
             words = [*map(_in_words, dict.fromkeys(self.regime))]
         else:
             words = [*_LEGEND, *self._footing()]
-        return wrapped("\n".join([table, "", *words]), width)
+        return wrap("\n".join([table, "", *words]), width)
 
     def __str__(self) -> str:
         return self.text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normscope.places import is_place
+from normscope.import_path import is_import_path
 from normscope.registry import unknown_name
 
 __all__ = ["DEFAULT_GAMMAS", "DEFAULT_RATES", "MODEL", "SCALES", "swept"]
@@ -40,7 +40,9 @@ def swept(
     axes["learning_rate"] = axes.pop("learning_rate")
     fixed = {name: each[0] for name, each in values.items() if name not in axes}
     chosen = {**SCALES[scale], **fixed}
-    if any(isinstance(data, str) and is_place(data, "samples") for data in values.get("data", ())):
+    if any(
+        isinstance(data, str) and is_import_path(data, "samples") for data in values.get("data", ())
+    ):
         for name in {"samples", "test_samples"} - set(fixed):
             chosen.pop(name, None)  # the scale's are those of its own data
     if any(model != MODEL for model in values.get("model", ())) and "width" not in fixed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from normscope.places import file_of
+from normscope.import_path import find_source_file
 from normscope.results import Record
 from normscope.results.own_parts import CODE, record_places
 from normscope.sweeps.own import files_digest
@@ -38,7 +38,7 @@ def earlier_records(records: Iterable[Record]) -> list[Record]:
 
 def _present_digest(places: tuple[str, ...]) -> str | None:
     """The digest of the files as they are; to read a store must not run the code that it names."""
-    paths = [path for path in map(file_of, places) if path is not None]
+    paths = [path for path in map(find_source_file, places) if path is not None]
     try:
         return files_digest(paths) if paths and len(paths) == len(places) else None
     except OSError:

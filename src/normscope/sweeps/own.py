@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.import_path import import_object, is_import_path, load_object, source_file
 from normscope.layers import convert
 from normscope.layers.detect import norm_layers
-from normscope.places import found_at, home_of, is_place, made_at
 from normscope.registry import unknown_name
 from normscope.results.own_parts import CODE
 
@@ -43,7 +43,7 @@ def own_places(names: Sequence[str]) -> list[str]:
     >>> own_places(["digits", "my_model.py:build"])
     ['my_model.py:build']
     """
-    return [name for name in names if is_place(name, "build")]
+    return [name for name in names if is_import_path(name, "build")]
 
 
 def source_digest(places: Sequence[str]) -> str | None:
@@ -55,7 +55,7 @@ def source_digest(places: Sequence[str]) -> str | None:
     Returns:
         Such as ``sha256-1f40fc92da24``; what those files import is not in it.
     """
-    return files_digest(map(home_of, places)) if places else None
+    return files_digest(map(source_file, places)) if places else None
 
 
 def files_digest(paths: Iterable[Path]) -> str:
@@ -68,7 +68,7 @@ def files_digest(paths: Iterable[Path]) -> str:
 
 def source_version(place: str) -> str:
     """What tells one state of a place's file from another: where it is and what it holds."""
-    return f"{home_of(place).resolve()} {source_digest([place])}"
+    return f"{source_file(place).resolve()} {source_digest([place])}"
 
 
 def check_source(places: Sequence[str], expected: str | None) -> None:
@@ -108,13 +108,13 @@ def own_network(
     Raises:
         ArgumentTypeError: if it is no factory, or makes something else.
     """
-    if isinstance(found_at(place), nn.Module):
+    if isinstance(import_object(place), nn.Module):
         raise ArgumentTypeError(
             f"{place} is one model, and every cell of a sweep needs a new one; give the place of a "
             "function that makes it."
         )
     _refuse_unknown(place, options, settings)
-    network = made_at(place, seed, options)
+    network = load_object(place, seed, options)
     if not isinstance(network, nn.Module):
         raise ArgumentTypeError(
             f"{place} must return a torch.nn.Module, got {type(network).__name__}."
@@ -135,7 +135,7 @@ def _refuse_unknown(place: str, options: Mapping[str, Any], settings: Sequence[s
 
     Those that it needs and nobody gave can be given as settings.
     """
-    target = found_at(place)
+    target = import_object(place)
     if not callable(target):
         return
     try:

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.data import Dataset
 from normscope.data.dataset import Split
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.places import made_at
+from normscope.import_path import load_object
 
 __all__ = ["held_out_words", "own_data"]
 
@@ -35,7 +35,7 @@ def own_data(place: str, version: str) -> Dataset:
     Raises:
         ArgumentTypeError: if it returns something else.
     """
-    found = made_at(place, seed=0)
+    found = load_object(place, seed=0)
     if isinstance(found, Dataset):
         return found
     if _is_pair(found, Tensor):

@@ -12,8 +12,8 @@ from torch import nn
 
 from normscope.data import Dataset, load
 from normscope.errors import InputError
+from normscope.import_path import import_object
 from normscope.models import build
-from normscope.places import found_at
 from normscope.sweeps.own import (
     OWN_NORM,
     check_source,
@@ -86,7 +86,7 @@ class Training:
     @property
     def loss_function(self) -> Any:
         """The loss, by its name or as the user's function."""
-        return found_at(self.loss) if own_places([self.loss]) else self.loss
+        return import_object(self.loss) if own_places([self.loss]) else self.loss
 
     @property
     def data_set(self) -> Dataset:

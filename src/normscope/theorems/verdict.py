@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normscope.text_table import text_table
+from normscope.text import text_table
 from normscope.theorems.unchecked import Unchecked
 
 if TYPE_CHECKING:

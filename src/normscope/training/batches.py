@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from normscope.arguments import check_whole
 from normscope.errors import InputError
 from normscope.problem.batch import Batch, rows, sample_count
 from normscope.problem.problem import Problem
+from normscope.validation import check_integer
 
 __all__ = ["BatchSource", "batch_source"]
 
@@ -54,7 +54,7 @@ def batch_source(
     Raises:
         InputError: if the batch size does not fit the data, or the seed not into 64 bits.
     """
-    check_whole("seed", seed)
+    check_integer("seed", seed)
     if not -(2**63) <= seed < 2**64:
         raise InputError(f"seed must be from -2**63 to 2**64 - 1, got {seed}.")
     if batch_size is None:
@@ -64,7 +64,7 @@ def batch_source(
             f"batch_size={batch_size} needs data in one batch (inputs, targets); a list of batches "
             "or a DataLoader has its own sizes: leave batch_size out."
         )
-    check_whole("batch_size", batch_size)
+    check_integer("batch_size", batch_size)
     samples = sample_count(problem.data)
     if not 1 <= batch_size <= samples:
         raise InputError(

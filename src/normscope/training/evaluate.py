@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import nn
 
-from normscope.arguments import check_whole
 from normscope.errors import InputError
 from normscope.layers.batches import same_randomness
 from normscope.layers.detect import is_batch_norm, is_lp_norm
@@ -19,6 +18,7 @@ from normscope.problem.batch import Batch, pieces, sample_count
 from normscope.problem.loss import Loss, WholeLoss, accuracy
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
+from normscope.validation import check_integer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +93,7 @@ def evaluate(
             "train_data is needed with statistics='population' and only there, got "
             f"statistics={statistics!r} {'without' if train_data is None else 'with'} it."
         )
-    check_whole("batch_size", batch_size)
+    check_integer("batch_size", batch_size)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     with same_randomness(model, data), torch.no_grad():

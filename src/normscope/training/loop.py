@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from normscope.arguments import check_whole
 from normscope.errors import InputError, StateError
 from normscope.problem.batch import Batch
 from normscope.problem.problem import Problem
@@ -19,6 +18,7 @@ from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bound_optimizer
 from normscope.training.outcome import Outcome
 from normscope.training.update import take_update
+from normscope.validation import check_integer
 
 __all__ = ["Loop", "Step", "check_steps", "train", "training_mode"]
 
@@ -195,7 +195,7 @@ def check_steps(steps: int) -> None:
     Raises:
         InputError: if it is negative.
     """
-    check_whole("steps", steps)
+    check_integer("steps", steps)
     if steps < 0:
         raise InputError(f"steps must not be negative, got {steps}.")
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from normscope.cli.sources import load_data, load_loss, load_model
 from normscope.errors import ArgumentTypeError, DataError, InputError, UnknownNameError
-from normscope.places import found_at
+from normscope.import_path import import_object
 from normscope.problem.loss import cross_entropy
 
 SOURCE = """
@@ -137,7 +137,7 @@ def test_factory_that_needs_arguments_is_named_with_them(tmp_path):
 
 def test_place_needs_a_colon():
     with pytest.raises(InputError, match=r"got 'math'"):
-        found_at("math")
+        import_object("math")
 
 
 @pytest.mark.parametrize("module", ["sources", "curvature"])

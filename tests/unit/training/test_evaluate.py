@@ -118,7 +118,7 @@ def test_evaluate_refuses_bad_arguments():
         evaluate(network(), "cross_entropy", (X, Y), train_data=TRAIN)
     with pytest.raises(InputError, match="batch_size"):
         evaluate(network(), "cross_entropy", (X, Y), batch_size=0)
-    with pytest.raises(ArgumentTypeError, match="batch_size must be a whole number"):
+    with pytest.raises(ArgumentTypeError, match="batch_size must be an integer"):
         evaluate(network(), "cross_entropy", (X, Y), batch_size=2.5)
 
 

@@ -159,12 +159,12 @@ def test_fit_refuses_an_interval_below_one(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"batch_size": 12.5}, ArgumentTypeError, "batch_size must be a whole number, got 12.5"),
-        ({"seed": 0.5}, ArgumentTypeError, "seed must be a whole number, got 0.5"),
+        ({"batch_size": 12.5}, ArgumentTypeError, "batch_size must be an integer, got 12.5"),
+        ({"seed": 0.5}, ArgumentTypeError, "seed must be an integer, got 0.5"),
         ({"seed": 2**70}, InputError, "seed must be from"),
         ({"seed": -(2**64)}, InputError, "seed must be from"),
-        ({"steps": 2.5}, ArgumentTypeError, "steps must be a whole number, got 2.5"),
-        ({"steps": "2"}, ArgumentTypeError, "steps must be a whole number, got '2'"),
+        ({"steps": 2.5}, ArgumentTypeError, "steps must be an integer, got 2.5"),
+        ({"steps": "2"}, ArgumentTypeError, "steps must be an integer, got '2'"),
     ],
 )
 def test_fit_refuses_numbers_it_cannot_count_with(arguments, error, words):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from normscope.results.notebook import table_html
-from normscope.text_table import text_table, wrapped
+from normscope.text import text_table, wrap
 
 ROWS = [
     {"norm": "none", "limit": 0.123456, "steps": 20, "kept": True, "slack": "1.0e-15"},
@@ -106,22 +106,22 @@ def test_wide_and_combining_signs_count_as_a_terminal_shows_them():
         "\u6a21\u578b    1.5",
         "e\u0301e\u0301      2.5",
     ]
-    wrapped = text_table([{"n": 1, "what": "\u6a21\u578b " * 20}], width=30).splitlines()
-    assert max(len(line) + line.count("\u6a21") + line.count("\u578b") for line in wrapped) <= 30
-    assert "\0" not in "".join(wrapped)
+    lines = text_table([{"n": 1, "what": "\u6a21\u578b " * 20}], width=30).splitlines()
+    assert max(len(line) + line.count("\u6a21") + line.count("\u578b") for line in lines) <= 30
+    assert "\0" not in "".join(lines)
 
 
 def test_sentences_are_wrapped_and_rows_stay():
     row, words = "name  " + "x " * 30, "word " * 10
     text = f"{row}\n\n{words.strip()}\nshort"
-    *rows, short = wrapped(text, 24).splitlines()
+    *rows, short = wrap(text, 24).splitlines()
     assert rows[:2] == [row, ""]
     assert max(map(len, rows[2:])) == 24
     assert " ".join(rows[2:]) == words.strip()
     assert short == "short"
-    assert wrapped(wrapped(text, 24), 24) == wrapped(text, 24)
+    assert wrap(wrap(text, 24), 24) == wrap(text, 24)
 
 
 def test_word_wider_than_the_lines_is_kept_whole():
     path = "path/to-a/file.py:build"
-    assert wrapped(f"see {path}", 10).splitlines() == ["see", path]
+    assert wrap(f"see {path}", 10).splitlines() == ["see", path]
