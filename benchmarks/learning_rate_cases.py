@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from normscope.cli.sources import found_at
 from normscope.data import load
 from normscope.errors import DataError
+from normscope.import_path import import_object
 from normscope.layers.kinds import normalization
 from normscope.models import build
 
@@ -58,7 +58,7 @@ class Case:
 @functools.cache
 def _samples(name: str) -> Batch:
     try:
-        x, y = load(name).train if name != "digits" else found_at(f"{EXAMPLE}:samples")()
+        x, y = load(name).train if name != "digits" else import_object(f"{EXAMPLE}:samples")()
     except DataError:
         x, y = load("digits").train
         repeats = -(-SAMPLES // len(x))
@@ -162,7 +162,7 @@ def _conv(norm: str, **options: object) -> Callable[..., nn.Module]:
 
 def example(input_shape: tuple[int, ...]) -> nn.Module:
     torch.manual_seed(0)
-    return found_at(f"{EXAMPLE}:build")()
+    return import_object(f"{EXAMPLE}:build")()
 
 
 _SQUARED, _ENTROPY = "squared_error", "cross_entropy"

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import normscope as ns
-from normscope.cli.sources import chosen_batches
+from normscope.cli.batches import chosen_batches
 from normscope.curvature.spectrum import spectrum
 from normscope.files import replacing
 from normscope.plots.spectrum import spectrum as draw
