@@ -33,18 +33,24 @@ from rich.console import Console
 from rich.table import Table
 
 from normscope.curvature import top_eigenvalue
-from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.copies import Workbench
+from normscope.learning_rate.prediction import predicted_onset
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import steepest_curvature
-from normscope.learning_rate.theory import by_theory
+from normscope.learning_rate.theory import mean_field_bound
 from normscope.learning_rate.verification import verified_onset
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 
 ALL = CASES | PLAIN_CASES | FRESH_CASES
 CLOSURES = ("train", "frozen", "printed")
-METHODS = ("safe", "bound", "by_curvature", "verified", *(f"theory {name}" for name in CLOSURES))
+METHODS = (
+    "curvature_bound",
+    "bound",
+    "predicted",
+    "verified",
+    *(f"theory {name}" for name in CLOSURES),
+)
 PEERS = ("finder suggestion", "finder end")
 Row = dict[str, Any]
 
@@ -68,23 +74,23 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
     batches = bench.batches(4)
     rates: Row = {}
     seconds: Row = {"truth": truth_seconds}
-    curvature, seconds["safe"] = timed(lambda: steepest_curvature(problem, batches[:3], rule))
+    curvature, seconds["curvature_bound"] = timed(
+        lambda: steepest_curvature(problem, batches[:3], rule)
+    )
     rates["bound"] = curvature.bound(rule)
     start_only = rule.largest_stable_rate(max(curvature.values))
 
     def bound() -> float:  # measured again: it is part of what the prediction takes
         return steepest_curvature(problem, batches[:3], rule).bound(rule)
 
-    prediction, seconds["by_curvature"] = timed(
-        lambda: predicted_onset(problem, batches, rule, bound)
-    )
-    rates["by_curvature"] = prediction.rate
+    prediction, seconds["predicted"] = timed(lambda: predicted_onset(problem, batches, rule, bound))
+    rates["predicted"] = prediction.rate
     found, seconds["verified"] = timed(lambda: verified_onset(bench, prediction.rate))
     rates["verified"] = found.onset
-    rates["safe"] = found.safe_below(rates["bound"])
+    rates["curvature_bound"] = found.lowered_bound(rates["bound"])
     reasons = {}
     for closure in CLOSURES:
-        theory = by_theory(problem, one_batch(case), rule, closure)
+        theory = mean_field_bound(problem, one_batch(case), rule, closure)
         rates[f"theory {closure}"] = theory.rate
         reasons[closure] = theory.reason
     seconds["range test"] = math.nan
@@ -120,14 +126,14 @@ def factor(row: Row, method: str) -> float:
 
 
 def badness(row: Row) -> float:
-    """The worst promise: of the prediction, of the verified limit, or of a safe rate too large."""
-    safe = ratio(row, "safe") or 0.0
-    return max(factor(row, "by_curvature") / 4, factor(row, "verified") / 2, safe)
+    """The worst of three: prediction, verified limit, and a curvature bound that is too large."""
+    bound = ratio(row, "curvature_bound") or 0.0
+    return max(factor(row, "predicted") / 4, factor(row, "verified") / 2, bound)
 
 
 def show(rows: dict[str, Row]) -> None:
     table = Table(title="predicted / true onset, bad ones first; seconds in the last columns")
-    timings = ("safe", "by_curvature", "verified", "range test")
+    timings = ("curvature_bound", "predicted", "verified", "range test")
     table.add_column("case")
     for name in ("onset", *METHODS, *PEERS, *(f"{name} s" for name in timings)):
         table.add_column(name, justify="right")
@@ -177,18 +183,18 @@ def curvature_of_theory(rows: dict[str, Row]) -> str:
 
 
 def costs(rows: dict[str, Row]) -> str:
-    """The time of by_curvature, where lambda_max takes under ten products and elsewhere."""
+    """The time of the prediction, where lambda_max takes under ten products and elsewhere."""
     shares: dict[bool, list[float]] = {True: [], False: []}
     for row in rows.values():
         seconds = row["seconds"]
-        shares[row["products"] < 10].append(seconds["by_curvature"] / seconds["range test"])
+        shares[row["products"] < 10].append(seconds["predicted"] / seconds["range test"])
     told = [
         f"{middle(sorted(each)):.2f} of a range test in the median, {max(each):.2f} at most, where "
         f"lambda_max takes {'under' if few else 'at least'} ten products ({len(each)} cases)"
         for few, each in shares.items()
         if each
     ]
-    return "\n".join(f"by_curvature takes {line}" for line in told)
+    return "\n".join(f"the prediction takes {line}" for line in told)
 
 
 def middle(values: list[float]) -> float:

@@ -34,7 +34,7 @@ class Case:
         loss: squared_error or cross_entropy.
         momentum: of SGD.
         make: builds the network for inputs of a shape; the same weights each time.
-        group: "dev": by_curvature was developed on it; "judged": not looked at before that was
+        group: "dev": the prediction was developed on it; "judged": not looked at before that was
             settled; "new": added later; "last": added when the walk off a plateau and the late
             failures were settled, run once, and nothing changed after.
     """

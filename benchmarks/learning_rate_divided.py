@@ -1,4 +1,4 @@
-"""The prediction `.by_curvature` for Adam, AdamW and RMSprop, over the limit that runs verify.
+"""`Advice.predicted` for Adam, AdamW and RMSprop, over the limit that runs verify.
 
     python benchmarks/learning_rate_divided.py
 
@@ -52,9 +52,9 @@ def main() -> None:
         advice = ns.max_learning_rate(
             make(), loss, digits.train, optimizer=optimizer, batch_size=64
         )
-        ratio = advice.by_curvature / math.sqrt(math.prod(advice.verified))
+        ratio = advice.predicted / math.sqrt(math.prod(advice.verified))
         offs.append(max(ratio, 1 / ratio))
-        print(f"{name:8} {loss:14} {net:27} {advice.by_curvature:8.3g} {ratio:6.2f}", flush=True)
+        print(f"{name:8} {loss:14} {net:27} {advice.predicted:8.3g} {ratio:6.2f}", flush=True)
     print(f"{len(offs)} cases: off by {statistics.median(offs):.2f} median, {max(offs):.2f} worst")
 
 

@@ -1,6 +1,6 @@
 """Plain nets as torch initializes them, without normalization: more cases for the benchmark.
 
-The rehearsal of by_curvature was chosen on the 120 that ``python
+The rehearsal of the prediction was chosen on the 120 that ``python
 benchmarks/learning_rate_accuracy.py --plain`` runs. Those of ``--fresh`` were added when it was
 settled but for where a plateau ends, which was chosen on another net while some had been seen.
 """

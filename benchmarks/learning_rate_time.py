@@ -1,4 +1,4 @@
-"""What the prediction `.by_curvature` costs, beside torch-lr-finder's range test of 100 steps.
+"""What `Advice.predicted` costs, beside torch-lr-finder's range test of 100 steps.
 
     python benchmarks/learning_rate_time.py [--cases NAME ...] [--rounds N]
 
@@ -7,7 +7,7 @@ prediction needs, from the model on: the features of four batches twice, one gra
 simulated last layer; or where that does not settle it, the whole net rehearsed on a few samples
 (marked "rehearsed"). The goal, a fifth, is for nets whose lambda_max takes fewer than ten products:
 those of `top_eigenvalue` with its defaults, for the Gauss-Newton matrix of one batch. "advice" is
-`max_learning_rate(..., verify=False)`, which also measures the curvature, for `.safe`.
+`max_learning_rate(..., verify=False)`, which also measures the curvature, for `.curvature_bound`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from learning_rate_finder import seconds_of_range_test
 
 from normscope.curvature import top_eigenvalue
 from normscope.learning_rate import max_learning_rate
-from normscope.learning_rate.by_curvature import Prediction, predicted_onset
 from normscope.learning_rate.copies import Workbench
+from normscope.learning_rate.prediction import Prediction, predicted_onset
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import steepest_curvature
 from normscope.problem.problem import Problem

@@ -28,7 +28,7 @@ def test_json_is_the_advice_of_the_library(capsys):
     data = load_data("digits")
     model = load_model("fully_connected", data, options=["width=6"])
     expected = max_learning_rate(model, "cross_entropy", data, 0.9, batch_size=32).to_dict()
-    for name in ("safe", "limit", "recommended", "by_curvature", "verified", "interval"):
+    for name in ("curvature_bound", "limit", "recommended", "predicted", "verified", "interval"):
         assert found[name] == pytest.approx(expected[name])
     assert (found["model"], found["data"], found["momentum"]) == ("fully_connected", "digits", 0.9)
     assert found["verification_steps"] <= 600
@@ -73,7 +73,7 @@ def test_theory_is_set_against_the_loss_that_was_asked_for(loss, last, capsys):
 def test_theory_is_said_to_be_of_another_matrix(capsys):
     assert main(["lr", *SMALL, "--no-verify"]) == 0
     table = " ".join(capsys.readouterr().out.split())  # remarks are wrapped
-    row = table[table.index("by theory ") :]
+    row = table[table.index("theory ") :]
     numbers = (
         r"([\d.]+) +lambda_max predicted ([\d.]+): ([\d.]+) of the Fisher matrix times ([\d.]+)"
     )

@@ -130,7 +130,7 @@ def test_text_says_what_the_numbers_are_for(capsys):
         " ".join(out.split())
     )
     assert main(["lr", *model, "--no-verify", "--json"]) == 0  # other batches of the same data
-    assert json.loads(capsys.readouterr().out)["by_theory"] == pytest.approx(float(limit), rel=0.05)
+    assert json.loads(capsys.readouterr().out)["theory"] == pytest.approx(float(limit), rel=0.05)
 
 
 def test_unknown_size_of_the_input_asks_for_the_option(capsys, tmp_path):

@@ -109,7 +109,7 @@ def test_advice_is_that_of_the_optimizer_on_the_data():
     module = Digits()
     module.train()
     expected = ns.max_learning_rate(module, "cross_entropy", loader(), momentum=0.9, verify=False)
-    assert callback.advice.safe == pytest.approx(expected.safe, rel=1e-6)
+    assert callback.advice.curvature_bound == pytest.approx(expected.curvature_bound, rel=1e-6)
     assert callback.advice.rule.momentum == 0.9
 
 
@@ -129,7 +129,7 @@ def test_advice_is_logged_with_the_training(tmp_path):
     )
     first = table[0]
     assert first["learning_rate/recommended"] == callback.advice.recommended
-    assert first["learning_rate/safe"] == callback.advice.safe
+    assert first["learning_rate/curvature_bound"] == callback.advice.curvature_bound
 
 
 def test_own_data_is_asked_in_place_of_the_trainers():

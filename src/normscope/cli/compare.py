@@ -56,16 +56,16 @@ Steps = Annotated[
 ]
 
 _VERIFIED = """\
-safe: the curvature met allows it, and no run failed below.
+curvature bound: 2 (1 + momentum) / lambda_max, lowered if a run failed below it.
 limit: where training became unstable in short runs."""
 _PREDICTED = """\
-safe: the largest learning rate that the measured curvature allows.
+curvature bound: 2 (1 + momentum) / lambda_max, the largest rate that the curvature allows.
 limit: where training is expected to become unstable; no run has verified it."""
 _LEGEND = """\
-by curvature: the limit predicted, before any run.
+predicted: the limit predicted, before any run.
 λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch \
-statistics as constants (frozen) and with the running ones (eval), at the start; safe follows \
-the first steps too, which may be steeper.
+statistics as constants (frozen) and with the running ones (eval), at the start; the curvature \
+bound follows the first steps too, which may be steeper.
 growth: of the squared gradient per layer, backwards."""
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LearningRateCallback", "only_optimizer"]
 
-_LOGGED = ("safe", "limit", "recommended")
+_LOGGED = ("curvature_bound", "limit", "recommended")
 
 
 class LearningRateCallback(Callback):

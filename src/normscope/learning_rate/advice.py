@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normscope.learning_rate.advice_table import heading_of, rows_of
-from normscope.learning_rate.by_curvature import Prediction
 from normscope.learning_rate.explanation import explained
+from normscope.learning_rate.prediction import Prediction
 from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
@@ -38,7 +38,7 @@ class Advice:
         rule: of the optimizer.
         curvature: measured at the present weights.
         prediction: of the onset, before any run.
-        theory: from the architecture alone.
+        mean_field: the theory's bound, from the architecture alone.
         verification: short runs; None if they were not asked for.
         invariant: names of the scale-invariant weights.
         batch_size: samples per step.
@@ -51,7 +51,7 @@ class Advice:
     rule: UpdateRule
     curvature: Curvature
     prediction: Prediction
-    theory: Theory
+    mean_field: Theory
     verification: Verification | None
     invariant: tuple[str, ...]
     batch_size: int
@@ -65,20 +65,20 @@ class Advice:
         return self.curvature.bound(self.rule)
 
     @property
-    def safe(self) -> float:
+    def curvature_bound(self) -> float:
         """The bound; or below all rates at which a run failed, if one did below the bound."""
         found = self.verification
-        return self.bound if found is None else found.safe_below(self.bound)
+        return self.bound if found is None else found.lowered_bound(self.bound)
 
     @property
-    def by_curvature(self) -> float:
+    def predicted(self) -> float:
         """The onset predicted, from the last layer or by a rehearsal on a few samples."""
         return self.prediction.rate
 
     @property
-    def by_theory(self) -> float | None:
-        """The theory's bound; None if it has none: ``theory.reason`` says why."""
-        return self.theory.rate
+    def theory(self) -> float | None:
+        """The theory's bound; None if it has none: ``mean_field.reason`` says why."""
+        return self.mean_field.rate
 
     @property
     def verified(self) -> tuple[float, float] | None:
@@ -92,14 +92,14 @@ class Advice:
 
     @property
     def limit(self) -> float:
-        """The best estimate of the onset: verified, or else by curvature; not below the safe rate.
+        """The best estimate of the onset: verified, or else predicted; not below the bound.
 
         Below that no quadratic as steep as any met breaks: a lower prediction contradicts it. Where
         short runs died at rates below the onset, it is where they did.
         """
         if self.verification is not None:
             return self.verification.limit
-        return max(self.by_curvature, self.safe)
+        return max(self.predicted, self.curvature_bound)
 
     @property
     def recommended(self) -> float:
@@ -151,16 +151,16 @@ class Advice:
             "weight_decay": self.rule.weight_decay,
             "exact": self.rule.is_exact,
             "batch_size": self.batch_size,
-            "safe": self.safe,
+            "curvature_bound": self.curvature_bound,
             "bound": self.bound,
             "limit": self.limit,
             "recommended": self.recommended,
             "interval": list(self.interval),
-            "by_curvature": self.by_curvature,
-            "by_curvature_reason": self.prediction.reason,
-            "by_theory": self.by_theory,
-            "by_theory_reason": self.theory.reason,
-            "by_theory_frozen": list(self.theory.frozen),
+            "predicted": self.predicted,
+            "predicted_reason": self.prediction.reason,
+            "theory": self.theory,
+            "theory_reason": self.mean_field.reason,
+            "theory_frozen": list(self.mean_field.frozen),
             "verified": None if self.verified is None else list(self.verified),
             "died_at": _finite(self.verification.fatal) if self.verification else None,
             "growth_limit": self.growth_limit,
@@ -203,8 +203,12 @@ class Advice:
             for name in ("rate", "unstable", "died", "steps", "worst", "order")
         }
         columns["is_ramp"] = ("run", [place < ramps for place in range(len(runs))])
-        rates = {"safe": self.safe, "limit": self.limit, "recommended": self.recommended}
-        rates |= {"by_curvature": self.by_curvature, "by_theory": self.by_theory or math.nan}
+        rates = {
+            "curvature_bound": self.curvature_bound,
+            "limit": self.limit,
+            "recommended": self.recommended,
+        }
+        rates |= {"predicted": self.predicted, "theory": self.theory or math.nan}
         low, high = self.interval
         limits = {"low": low, "high": high, "growth_limit": self.growth_limit or math.nan}
         return xr.Dataset(columns, attrs={**rates, **limits})

@@ -75,9 +75,9 @@ def rows_of(advice: Advice) -> list[dict[str, str | None]]:
     rows: list[tuple[str, str | None, str]] = [
         ("recommended", f"{advice.recommended:.3g}", "half the limit"),
         ("limit", f"{advice.limit:.3g}", _limit_remark(advice)),
-        ("safe", f"{advice.safe:.3g}", _safe_remark(advice)),
-        ("by curvature", f"{advice.by_curvature:.3g}", _curvature_words(advice)),
-        ("by theory", _rate(advice.by_theory), _theory_remark(advice)),
+        ("curvature bound", f"{advice.curvature_bound:.3g}", _bound_remark(advice)),
+        ("predicted", f"{advice.predicted:.3g}", _prediction_remark(advice)),
+        ("theory", _rate(advice.theory), _theory_remark(advice)),
         ("verified", _rate(found.low or None if found else None), _verified_remark(advice)),
         ("lambda_max", f"{max(advice.curvature.values):.4g}", _curvature_remark(advice)),
         *_steepest_met(advice),
@@ -100,12 +100,12 @@ def _limit_remark(advice: Advice) -> str:
     return f"{remark}; one order of the data failed at {found.lowest_failure:.3g}"
 
 
-def _safe_remark(advice: Advice) -> str:
+def _bound_remark(advice: Advice) -> str:
     found = advice.verification
     if found is not None and found.lowest_failure < advice.bound:
         failure = f"{found.lowest_failure:.3g}"
         return f"lowered: a run failed at {failure}, below what the curvature allows"
-    if advice.safe < advice.bound:
+    if advice.curvature_bound < advice.bound:
         return (
             f"the limit; the steepest curvature met is trained stably below {advice.bound:.3g}, "
             "which no run has tried"
@@ -115,15 +115,15 @@ def _safe_remark(advice: Advice) -> str:
     return "the steepest curvature met is trained stably below it"
 
 
-def _curvature_words(advice: Advice) -> str:
-    off = advice.limit / advice.by_curvature
-    who = "the safe rate is" if advice.verification is None else "the runs say"
+def _prediction_remark(advice: Advice) -> str:
+    off = advice.limit / advice.predicted
+    who = "the curvature bound is" if advice.verification is None else "the runs say"
     far = f"; {who} {off:.2g} times that" if not 1 / _FAR <= off <= _FAR else ""
     return f"{advice.prediction.reason}{far}"
 
 
 def _theory_remark(advice: Advice) -> str:
-    found = advice.theory
+    found = advice.mean_field
     if found.rate is None:
         return f"none: {found.reason}"
     words = []
@@ -161,7 +161,7 @@ def _steepest_met(advice: Advice) -> list[tuple[str, str | None, str]]:
     if met <= _STEEPER * max(start, 0.0):
         return []
     times = f", {met / start:.3g} times lambda_max at the start" if start > 0 else ""
-    remark = f"after the first steps{times}; it bounds the safe rate"
+    remark = f"after the first steps{times}; it sets the curvature bound"
     return [("steepest met", f"{met:.4g}", remark)]
 
 

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from normscope.errors import InputError, StateError
 from normscope.layers.detect import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.by_curvature import predicted_onset
 from normscope.learning_rate.copies import Workbench, checked_optimizer
 from normscope.learning_rate.invariance import scale_invariant_weights
 from normscope.learning_rate.onset import growth_limit
 from normscope.learning_rate.preconditioner import Preconditioner, preconditioner_of
+from normscope.learning_rate.prediction import predicted_onset
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import Tell, steepest_curvature
-from normscope.learning_rate.theory import by_theory
+from normscope.learning_rate.theory import mean_field_bound
 from normscope.learning_rate.verification import verified_onset
 from normscope.learning_rate.walk import Walks, gradient_on
 from normscope.problem.batch import Batch, sample_count
@@ -59,7 +59,7 @@ def max_learning_rate(
 ) -> Advice:
     r"""How large a learning rate training can take from the present weights on.
 
-    .. math:: \eta_{\mathrm{safe}} = 2 (1 + \mu) / \lambda_{\max}
+    .. math:: \eta_{\mathrm{bound}} = 2 (1 + \mu) / \lambda_{\max}
 
     with the Gauss-Newton matrix of the loss in train mode, batch by batch. The model, its
     gradients and running statistics, the optimizer and all random numbers stay as they are.
@@ -138,7 +138,7 @@ def _answered(
         "curvature": curvature,
         "prediction": prediction,
         "verification": verified_onset(bench, prediction.rate, tell) if verify else None,
-        "theory": by_theory(problem, batches[0], rule),
+        "mean_field": mean_field_bound(problem, batches[0], rule),
         "invariant": scale_invariant_weights(problem, batches[0], seed),
         "batch_size": max(map(sample_count, batches)),
         "growth_limit": growth_limit(problem.loss),

@@ -26,7 +26,7 @@ MODES = ("train", "frozen", "eval")
 LAST = 10  # losses at the end that are averaged
 _NOTHING = 0.95  # of the loss of guessing: a net that stays above has learnt nothing
 _TITLE = "The same net under several normalizations"
-_COLUMNS = ("norm", "safe", "limit", "by curvature", *(f"λ {mode}" for mode in MODES))
+_COLUMNS = ("norm", "curvature bound", "limit", "predicted", *(f"λ {mode}" for mode in MODES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ class Comparison:
             line[: len(row.losses)] = row.losses
         rates = {
             name: ("norm", [float(getattr(row.advice, name)) for row in self.rows])
-            for name in ("safe", "limit", "recommended", "by_curvature")
+            for name in ("curvature_bound", "limit", "recommended", "predicted")
         }
         low, high = zip(*(row.advice.interval for row in self.rows), strict=True)
         values = [[row.lambda_max[mode] or math.nan for mode in MODES] for row in self.rows]
@@ -217,9 +217,9 @@ class Comparison:
     @staticmethod
     def _cells(row: Compared) -> tuple[str, ...]:
         numbers = (
-            row.advice.safe,
+            row.advice.curvature_bound,
             row.advice.limit,
-            row.advice.by_curvature,
+            row.advice.predicted,
             *(row.lambda_max[mode] for mode in MODES),
             row.growth,
             None if row.diverged else row.final_loss,

@@ -58,8 +58,8 @@ def _matrix_note(comparison: Comparison) -> str:
     if name is None:
         return ""
     return (
-        f"λ is that of the loss alone; safe follows from the curvature over {name}'s scale, the "
-        "lambda_max of each advice, and not from λ."
+        f"λ is that of the loss alone; the curvature bound follows from the curvature over "
+        f"{name}'s scale, the lambda_max of each advice, and not from λ."
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explained"]
 
-_LOOSE = 1.5  # a limit this far above the safe rate needs a reason
+_LOOSE = 1.5  # a limit this far above the curvature bound needs a reason
 _STEEPER = 1.1
 _RISEN = 1.05  # of the first loss: less is the difference between batches
 _OVER_THE_BATCH = {"batch", "noisy", "l1", "l2", "linf"}
@@ -32,9 +32,9 @@ def explained(advice: Advice) -> str:
     sentences = [
         _limit(advice),
         _criterion(advice),
-        _safe(advice),
+        _bound(advice),
         _gap(advice),
-        _above_safe(advice),
+        _above_bound(advice),
         _sharpening(advice),
         _estimate(advice),
         _changes(advice),
@@ -87,7 +87,7 @@ def _criterion(advice: Advice) -> str:
     )
 
 
-def _safe(advice: Advice) -> str:
+def _bound(advice: Advice) -> str:
     curvature = advice.curvature
     name, share = next(iter(advice.shares.items()))
     bound, curved = advice.bound, advice.rule.largest_stable_rate(curvature.binding)
@@ -112,19 +112,21 @@ def _safe(advice: Advice) -> str:
         died = found.lowest_failure == found.fatal
         why = "the net died" if died else "the net grows steeper later"
         return (
-            f"{text}. A run failed at {found.lowest_failure:.3g} all the same: {why}, and the safe "
-            f"rate is lowered to {advice.safe:.3g}."
+            f"{text}. A run failed at {found.lowest_failure:.3g} all the same: {why}, and the "
+            f"curvature bound is lowered to {advice.curvature_bound:.3g}."
         )
-    if advice.safe < bound:
-        return f"{text}. The limit is below that, and the safe rate no more than the limit."
-    if advice.recommended < advice.safe:
-        return f"{text}, the safe rate; it has no margin, unlike half the limit, which is lower."
-    return f"{text}, the safe rate."
+    if advice.curvature_bound < bound:
+        return f"{text}. The limit is below that, and the curvature bound no more than the limit."
+    if advice.recommended < advice.curvature_bound:
+        return (
+            f"{text}, the curvature bound; it has no margin, unlike half the limit, which is lower."
+        )
+    return f"{text}, the curvature bound."
 
 
 def _gap(advice: Advice) -> str:
-    factor = advice.limit / advice.safe
-    if factor < _LOOSE or advice.safe < advice.bound:
+    factor = advice.limit / advice.curvature_bound
+    if factor < _LOOSE or advice.curvature_bound < advice.bound:
         return ""
     modules = {name.rpartition(".")[0] for name in advice.invariant}
     share = sum(part for name, part in advice.shares.items() if name in modules)
@@ -134,42 +136,45 @@ def _gap(advice: Advice) -> str:
             "start lies in weights that feed a norm layer, whose length does not matter; a step "
             "too large lengthens them and thereby shrinks the next."
         )
-    return f"The limit is {factor:.1f} times that: {_beyond_safe(advice)}"
+    return f"The limit is {factor:.1f} times that: {_beyond_bound(advice)}"
 
 
-def _beyond_safe(advice: Advice) -> str:
-    """What the runs between the safe rate and the limit saw."""
+def _beyond_bound(advice: Advice) -> str:
+    """What the runs between the curvature bound and the limit saw."""
     found = advice.verification
     if found is None:
-        return "beyond the safe rate the loss may jump at first."
+        return "beyond the curvature bound the loss may jump at first."
     runs = found.trials[found.ramps :]
-    beyond = [run.worst for run in runs if not run.failed and run.rate > advice.safe]
+    beyond = [run.worst for run in runs if not run.failed and run.rate > advice.curvature_bound]
     if not beyond:
-        return "no run beyond the safe rate held; the limit is the middle of what they enclose."
+        return (
+            "no run beyond the curvature bound held; the limit is the middle of what they enclose."
+        )
     worst = max(beyond)
     if worst <= _RISEN:
-        return "the runs beyond the safe rate that held saw no rise of the loss."
+        return "the runs beyond the curvature bound that held saw no rise of the loss."
     return (
-        f"in the runs beyond the safe rate that held, the loss rose to at most {worst:.2g} times "
-        "its first value."
+        f"in the runs beyond the curvature bound that held, the loss rose to at most {worst:.2g} "
+        "times its first value."
     )
 
 
-def _above_safe(advice: Advice) -> str:
-    """Why the recommended rate may be above the safe one, and when to take which."""
-    if advice.recommended <= advice.safe:
+def _above_bound(advice: Advice) -> str:
+    """Why the recommended rate may be above the curvature bound, and when to take which."""
+    if advice.recommended <= advice.curvature_bound:
         return ""
     if advice.verification is None:
         return (
-            "The recommended rate is above the safe one, which is no contradiction: below the safe "
-            "rate the curvature of the first steps is enough to expect stability, up to the limit "
-            "it takes the prediction; prefer the safe rate until a run has verified the limit."
+            "The recommended rate is above the curvature bound. That is no contradiction: below "
+            "the bound the curvature of the first steps is enough to expect stability; up to the "
+            "limit it takes the prediction. Prefer the curvature bound until a run has verified "
+            "the limit."
         )
     return (
-        "The recommended rate is above the safe one, which is no contradiction: the safe rate is "
-        "where the curvature of the first steps is enough to expect stability, and the short runs "
-        "were stable beyond it; prefer the safe rate where the loss must not jump at first, or "
-        "where a run that breaks after more than 100 steps would cost much."
+        "The recommended rate is above the curvature bound. That is no contradiction: up to the "
+        "bound the curvature of the first steps is enough to expect stability, and the short runs "
+        "were stable beyond it. Prefer the curvature bound where the loss must not jump at first, "
+        "or where a run that breaks after more than 100 steps would cost much."
     )
 
 
@@ -197,8 +202,8 @@ def _estimate(advice: Advice) -> str:
         " A centered divisor also shrinks as gradients come to agree, which lowers the onset."
     )
     return (
-        f"For {advice.rule.name} the safe rate is an estimate: its divisor changes with every "
-        "gradient, which the curvature at one moment does not know."
+        f"For {advice.rule.name} the curvature bound is an estimate: its divisor changes with "
+        "every gradient, which the curvature at one moment does not know."
         f"{centered if advice.rule.centered else ''}"
     )
 
@@ -212,10 +217,12 @@ def _changes(advice: Advice) -> str:
             "shows by how much); smaller weights; fewer layers, since depth usually makes a net "
             f"steeper. {batches}"
         )
-    depth = "Depth usually makes a net steeper and the safe rate lower"
+    depth = "Depth usually makes a net steeper and the curvature bound lower"
     if _OVER_THE_BATCH & set(advice.norms):
         depth += ", but hardly moved the limit of the BatchNorm nets measured"
-        batches = "Small batches lower the limit and, by their noisy statistics, the safe rate."
+        batches = (
+            "Small batches lower the limit and, by their noisy statistics, the curvature bound."
+        )
     return (
         "What would change it: a smaller gamma of the last norm layer, since the curvature of the "
         "last layer goes as its square; another normalization (compare shows which). "

@@ -14,7 +14,7 @@ from normscope.problem.batch import Batch
 from normscope.problem.loss import KnownLoss, is_cross_entropy, known_loss
 from normscope.problem.problem import Problem
 
-__all__ = ["Theory", "by_theory"]
+__all__ = ["Theory", "mean_field_bound"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Theory:
         return pairs_html(vars(self), "What the theory says")
 
 
-def by_theory(problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "train") -> Theory:
+def mean_field_bound(
+    problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "train"
+) -> Theory:
     """The theory's bound on the learning rate.
 
     The theory is about the squared error, whose Hessian in the outputs is the identity. For the

@@ -74,7 +74,7 @@ class Verification:
         held = max((each.rate for each in self._runs if not each.failed), default=0.0)
         return max(1.0, held / self.lowest_failure)
 
-    def safe_below(self, bound: float) -> float:
+    def lowered_bound(self, bound: float) -> float:
         """What is left of a bound from the curvature once the runs are known.
 
         Args:

@@ -12,7 +12,7 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.step_axis import whole_steps
 from normscope.plots.style import colour_of, new_figure
 
-_RATES = {"recommended": "D", "limit": "o", "safe": "|"}  # by marker
+_RATES = {"recommended": "D", "limit": "o", "curvature_bound": "|"}  # by marker
 _MODES = {"train": "o", "frozen": "s", "eval": "^"}
 _GREY = "#555555"
 
@@ -93,7 +93,9 @@ def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:
 def _explain_markers(axes: Axes, markers: dict[str, str], hollow: set[str], *more: Line2D) -> None:
     """What each marker means, in a colour that stands for no normalization, above the panel."""
     handles = [
-        Line2D([], [], ls="", marker=marker, color=_GREY, label=name, mew=1.6, ms=7)
+        Line2D(
+            [], [], ls="", marker=marker, color=_GREY, label=name.replace("_", " "), mew=1.6, ms=7
+        )
         for name, marker in markers.items()
     ]
     for handle in handles:

@@ -1,4 +1,4 @@
-"""Learning rates on one axis: what is safe, predicted, verified, and the runs that decided."""
+"""Learning rates on one axis: curvature bound, predicted, verified, and the runs that decided."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
 _MARKS = {
-    "safe": ("safe", "#009E73", "-"),
+    "curvature_bound": ("curvature bound", "#009E73", "-"),
     "recommended": ("recommended", "#0072B2", "-"),
     "limit": ("limit", "#D55E00", "-"),
     # dashed and drawn last: the limit may be one of them, and shows between the dashes
-    "by_curvature": ("by curvature", "#E69F00", "--"),
-    "by_theory": ("by theory", "#CC79A7", "--"),
+    "predicted": ("predicted", "#E69F00", "--"),
+    "theory": ("theory", "#CC79A7", "--"),
 }
 _HIGHEST = 1e3  # of the losses drawn: those that are not finite stand here
 

@@ -1,4 +1,4 @@
-"""Learning-rate limits of several normalizations on one axis: verified, by curvature, by theory."""
+"""Learning-rate limits of several normalizations on one axis: verified, predicted, theory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rate_limits(results: xr.Dataset, axes: Axes | None = None) -> Axes:
     """Draw a row for each normalization: the enclosed limit of every seed, and the predictions.
 
     Args:
-        results: ``limit``, ``stable``, ``unstable``, ``by_curvature`` and ``by_theory`` over
+        results: ``limit``, ``stable``, ``unstable``, ``predicted`` and ``theory`` over
             (norm, seed); not a number where there is no prediction.
         axes: where to draw; None for a new figure.
 
@@ -67,12 +67,12 @@ def _draw_row(axes: Axes, row: xr.Dataset, place: int, colour: str) -> None:
                 [low, high], [height] * 2, color=colour, lw=5, alpha=0.3, solid_capstyle="butt"
             )
         axes.plot(limit, height, "o" if np.isfinite(high) else ">", color=colour, ms=5)
-        axes.plot(float(one["by_curvature"]), height, "D", color=colour, mfc="none", ms=5)
-        axes.plot(float(one["by_theory"]), height, "^", color=colour, mfc="none", ms=6)
+        axes.plot(float(one["predicted"]), height, "D", color=colour, mfc="none", ms=5)
+        axes.plot(float(one["theory"]), height, "^", color=colour, mfc="none", ms=6)
 
 
 def _keys() -> list[Line2D]:
-    marks = (("o", "verified"), ("D", "by curvature"), ("^", "by theory, an estimate"))
+    marks = (("o", "verified"), ("D", "predicted"), ("^", "theory, an estimate"))
     return [
         Line2D(
             [],

@@ -135,7 +135,7 @@ def test_limit_is_the_advisors_on_the_same_net(results):
     own = results.sel(norm="layer", seed=0)
     assert float(own["limit"]) == advice.limit
     assert (float(own["stable"]), float(own["unstable"])) == advice.verified
-    assert math.isnan(own["by_theory"]) == (advice.by_theory is None)
+    assert math.isnan(own["theory"]) == (advice.theory is None)
 
 
 def test_landscape_is_looked_at_with_one_rate_for_all(results):

@@ -32,9 +32,9 @@ def results():
     return xr.Dataset(
         {
             "limit": (CELL, [[0.1, 0.2], [2.0, 4.0]]),
-            "safe": (CELL, [[0.05, 0.06], [1.0, 1.0]]),
-            "by_curvature": (CELL, [[0.2, 0.2], [1.5, 1.5]]),
-            "by_theory": (CELL, [[0.04, 0.04], [np.nan, np.nan]]),
+            "curvature_bound": (CELL, [[0.05, 0.06], [1.0, 1.0]]),
+            "predicted": (CELL, [[0.2, 0.2], [1.5, 1.5]]),
+            "theory": (CELL, [[0.04, 0.04], [np.nan, np.nan]]),
             "theory_says": (CELL, [["head", "head"], ["no such layer.", "no such layer."]]),
             "unstable": (CELL, [[0.2, 0.3], [3.0, np.inf]]),
             "test_accuracy": (CELL, [[0.8, 0.9], [0.95, np.nan]]),
@@ -101,7 +101,7 @@ def test_layers_without_a_formula_are_told_in_words(results):
         "does to the signal."
     )
     neither = without.assign(
-        by_theory=results["by_theory"] * np.nan, theory_says=(CELL, [[says] * 2] * 2)
+        theory=results["theory"] * np.nan, theory_says=(CELL, [[says] * 2] * 2)
     )
     *_, last = about_limits(neither)
     assert last.startswith(
@@ -282,8 +282,8 @@ def test_first_screen_follows_the_numbers(results):
 
 
 def test_note_on_rates_says_that_short_runs_may_lower_what_is_stable_at_first(results):
-    """`Advice.safe` is the curvature's bound only where no run failed below it."""
-    missing = {"limit", "stable", "by_curvature", "recommended"} - {*map(str, results)}
-    found = tables_of("limits", results.assign(dict.fromkeys(missing, results["safe"])))
+    """`Advice.curvature_bound` is the curvature's bound only where no run failed below it."""
+    missing = {"limit", "stable", "predicted", "recommended"} - {*map(str, results)}
+    found = tables_of("limits", results.assign(dict.fromkeys(missing, results["curvature_bound"])))
     note = next(each.note for each in found if "stable at first" in each.columns)
     assert "where a short run broke below that, at most half of the lowest rate that broke" in note

@@ -10,8 +10,8 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advice_table import heading_of, rows_of
-from normscope.learning_rate.by_curvature import Prediction
 from normscope.learning_rate.onset import Trial
+from normscope.learning_rate.prediction import Prediction
 from normscope.learning_rate.rules import UpdateRule, rule_of
 from normscope.learning_rate.steepest import Curvature
 from normscope.learning_rate.theory import Theory
@@ -29,7 +29,7 @@ def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
         rule=UpdateRule(**{"name": "SGD", **rule}),
         curvature=Curvature(tuple(values), tuple(later), shares, "ggn", True, 9.0, 0.1),
         prediction=Prediction(rate, "3", rate, "the last layer"),
-        theory=Theory(None, "no theory"),
+        mean_field=Theory(None, "no theory"),
         verification=verification,
         invariant=(),
         batch_size=64,
@@ -54,8 +54,8 @@ def test_text_is_as_wide_as_asked_for(width):
 def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     found = advice(verification=verified(0.0, 0.3))
     assert found.bound == 0.5
-    assert found.safe == 0.15
-    assert row(found, "safe")["remark"].startswith("lowered: a run failed at 0.3, below")
+    assert found.curvature_bound == 0.15
+    assert row(found, "curvature bound")["remark"].startswith("lowered: a run failed at 0.3, below")
     assert row(found, "verified") == {
         "quantity": "verified",
         "value": None,
@@ -66,7 +66,7 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "safe", "remark"),
+    ("low", "high", "curvature_bound", "remark"),
     [
         (0.2, 0.45, 0.15, "lowered: a run failed at 0.45"),  # half the limit
         (0.2, 0.5, 0.1**0.5, "the limit; the steepest curvature met is trained stably below 0.5"),
@@ -74,15 +74,15 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     ],
 )
 def test_safe_rate_is_lowered_by_runs_that_failed_and_never_above_the_limit(
-    low, high, safe, remark
+    low, high, curvature_bound, remark
 ):
     found = advice(verification=verified(low, high))
     assert found.bound == 0.5
-    assert found.safe == pytest.approx(safe)
-    assert found.safe <= found.limit
-    assert row(found, "safe")["remark"].startswith(remark)
+    assert found.curvature_bound == pytest.approx(curvature_bound)
+    assert found.curvature_bound <= found.limit
+    assert row(found, "curvature bound")["remark"].startswith(remark)
     assert ("A run failed at 0.45 all the same" in found.explanation) == (high == 0.45)
-    assert ("The limit is below that, and the safe rate no more" in found.explanation) == (
+    assert ("The limit is below that, and the curvature bound no more" in found.explanation) == (
         high == 0.5
     )
 
@@ -90,7 +90,7 @@ def test_safe_rate_is_lowered_by_runs_that_failed_and_never_above_the_limit(
 def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_differ():
     runs = (Trial(0.2, 0, True, 60, 3.0), Trial(0.8, 1, False, 100, 1.0))
     found = advice(verification=Verification(0.8, 1.0, runs, 0))
-    assert found.safe == pytest.approx(0.2 / 4)
+    assert found.curvature_bound == pytest.approx(0.2 / 4)
     assert "A run failed at 0.2 all the same" in found.explanation
 
 
@@ -105,17 +105,17 @@ def test_plateau_is_told():
 def test_rate_that_broke_the_loss_at_once_is_told():
     curvature = Curvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, unbroken=0.125)
     found = replace(advice(), curvature=curvature)
-    assert found.bound == found.safe == 0.125
+    assert found.bound == found.curvature_bound == 0.125
     told = "trained stably below 0.5. A few steps at 0.25 broke the loss, and the bound is 0.125"
     assert told in found.explanation
-    assert row(found, "safe")["remark"] == "lowered: a few steps at 0.25 broke the loss"
+    assert row(found, "curvature bound")["remark"] == "lowered: a few steps at 0.25 broke the loss"
 
 
 def test_lowered_safe_rate_is_told():
     found = advice(verification=verified(0.2, 0.3))
-    assert row(found, "safe")["remark"].startswith("lowered: a run failed at 0.3, below")
+    assert row(found, "curvature bound")["remark"].startswith("lowered: a run failed at 0.3, below")
     assert "A run failed at 0.3 all the same" in found.explanation
-    assert "the safe rate is lowered to 0.122." in found.explanation
+    assert "the curvature bound is lowered to 0.122." in found.explanation
     assert "stable at 0.2, but not at 0.3" in found.explanation
 
 
@@ -160,7 +160,7 @@ def test_batch_that_curves_downwards_bounds_nothing():
 @pytest.mark.parametrize("values", [(0.0, 0.0), (-1.0, -2.0)])
 def test_loss_that_is_flat_but_for_weight_decay_is_told(values):
     found = advice(values, weight_decay=0.01, rate=200.0)
-    assert found.safe == 200.0
+    assert found.curvature_bound == 200.0
     assert found.interval == (100.0, 400.0)
     assert "after the first steps" not in str(found)
     assert "curves upwards in no direction; its weight decay alone" in found.explanation
@@ -184,7 +184,7 @@ def test_curvature_that_the_safe_rate_follows_from_has_a_row():
     found = row(steeper, "steepest met")
     assert found["value"] == "8"
     assert "after the first steps, 2 times lambda_max" in found["remark"]
-    assert steeper.safe == pytest.approx(2 * 1.9 / float(found["value"]))
+    assert steeper.curvature_bound == pytest.approx(2 * 1.9 / float(found["value"]))
     assert row(steeper, "lambda_max")["value"] == "4"
     flat = row(advice((0.0,), later=(4.0,)), "steepest met")
     assert flat["value"] == "4"
@@ -237,7 +237,7 @@ def test_centered_divisor_is_told():
 @pytest.mark.parametrize(("rate", "limit"), [(0.3, 0.5), (0.8, 0.8)])
 def test_unverified_limit_is_not_below_the_safe_rate(rate, limit):
     found = advice(rate=rate)
-    assert (found.safe, found.by_curvature, found.limit) == (0.5, rate, limit)
+    assert (found.curvature_bound, found.predicted, found.limit) == (0.5, rate, limit)
     assert found.recommended == limit / 2
 
 
@@ -281,13 +281,13 @@ def test_limit_and_interval_end_below_where_the_net_dies():
 
 @pytest.mark.parametrize(
     ("rate", "margin", "above"),
-    [(0.9, True, False), (1.0, False, False), (1.1, False, True)],  # the safe rate is 0.5
+    [(0.9, True, False), (1.0, False, False), (1.1, False, True)],  # the curvature bound is 0.5
 )
 def test_recommended_rate_is_set_against_the_safe_one(rate, margin, above):
     told = advice(rate=rate).explanation
     assert ("it has no margin, unlike half the limit, which is lower" in told) is margin
-    assert ("The recommended rate is above the safe one" in told) is above
-    assert "trained stably below 0.5, the safe rate" in told
+    assert ("The recommended rate is above the curvature bound" in told) is above
+    assert "trained stably below 0.5, the curvature bound" in told
     assert "broke the loss" not in told
 
 
@@ -320,24 +320,24 @@ def test_limit_far_above_the_safe_rate_has_a_reason(rate, invariant, reason):
 def test_what_the_runs_beyond_the_safe_rate_saw_is_told(worst, told):
     runs = (
         Trial(9.0, 0, True, 40, 8.0),  # the ramp
-        Trial(0.4, 0, False, 100, 2.0),  # below the safe rate
+        Trial(0.4, 0, False, 100, 2.0),  # below the curvature bound
         Trial(0.9, 0, False, 100, worst),
         Trial(1.0, 0, True, 10, 3.0),
     )
     found = advice(verification=Verification(0.9, 1.0, runs, 1))
-    assert found.safe == 0.5
+    assert found.curvature_bound == 0.5
     assert told in found.explanation
 
 
 def test_runs_of_which_none_held_beyond_the_safe_rate_are_told():
     found = advice(verification=verified(0.45, 2.0))
-    assert found.limit > 1.5 * found.safe
-    assert "no run beyond the safe rate held" in found.explanation
+    assert found.limit > 1.5 * found.curvature_bound
+    assert "no run beyond the curvature bound held" in found.explanation
 
 
 def test_lowered_safe_rate_needs_no_other_reason():
     found = advice(verification=verified(0.2, 0.3))
-    assert found.limit / found.safe == pytest.approx(2.0)
+    assert found.limit / found.curvature_bound == pytest.approx(2.0)
     assert "times that" not in found.explanation
 
 
@@ -365,7 +365,7 @@ def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
     told = replace(advice(), norms=norms).explanation
     assert f"What would change it: {gamma}" in told
     assert ("hardly moved the limit of the BatchNorm nets" in told) is batch
-    assert ("by their noisy statistics, the safe rate" in told) is batch
+    assert ("by their noisy statistics, the curvature bound" in told) is batch
     assert ("large ones hardly raise it" in told) is not batch
 
 
@@ -379,9 +379,9 @@ def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
     ],
 )
 def test_theory_far_off_the_limit_is_said_to_be(rate, words):
-    found = replace(advice(), theory=Theory(rate, "head"))
+    found = replace(advice(), mean_field=Theory(rate, "head"))
     assert found.limit == 1.0
-    assert row(found, "by theory")["remark"] == words
+    assert row(found, "theory")["remark"] == words
 
 
 @pytest.mark.parametrize(
@@ -393,14 +393,14 @@ def test_theory_far_off_the_limit_is_said_to_be(rate, words):
     ],
 )
 def test_theory_is_said_to_count_frozen_weights(frozen, words):
-    found = replace(advice(), theory=Theory(0.5, "head", 2.0, 2.0, frozen))
-    assert row(found, "by theory")["remark"].endswith(f"for this loss, weights alone{words}")
-    assert found.to_dict()["by_theory_frozen"] == list(frozen)
+    found = replace(advice(), mean_field=Theory(0.5, "head", 2.0, 2.0, frozen))
+    assert row(found, "theory")["remark"].endswith(f"for this loss, weights alone{words}")
+    assert found.to_dict()["theory_frozen"] == list(frozen)
 
 
 def test_plain_data_tell_the_bound_from_the_lowered_safe_rate():
     plain = advice(later=(3.0, 2.0), verification=verified(0.2, 0.3)).to_dict()
-    assert (plain["bound"], plain["safe"]) == (0.5, pytest.approx(math.sqrt(0.06) / 2))
+    assert (plain["bound"], plain["curvature_bound"]) == (0.5, pytest.approx(math.sqrt(0.06) / 2))
     assert plain["verified"] == [0.2, 0.3]
     assert plain["lambda_max_later"] == [3.0, 2.0]
     assert plain["exact"] is True
@@ -409,10 +409,12 @@ def test_plain_data_tell_the_bound_from_the_lowered_safe_rate():
 
 def test_dataset_tells_ramps_from_runs_and_holds_the_theory():
     runs = (Trial(0.9, 0, True, 30, 3.0), *verified(0.2, 0.3).trials)
-    found = replace(advice(verification=Verification(0.2, 0.3, runs, 1)), theory=Theory(0.4, ""))
+    found = replace(
+        advice(verification=Verification(0.2, 0.3, runs, 1)), mean_field=Theory(0.4, "")
+    )
     data = found.to_xarray()
     assert data["is_ramp"].values.tolist() == [True, False, False]
     assert data["rate"].values.tolist() == [0.9, 0.3, 0.2]
-    assert data.attrs["by_theory"] == 0.4
-    assert math.isnan(advice().to_xarray().attrs["by_theory"])
+    assert data.attrs["theory"] == 0.4
+    assert math.isnan(advice().to_xarray().attrs["theory"])
     assert (data.attrs["low"], data.attrs["high"]) == found.interval

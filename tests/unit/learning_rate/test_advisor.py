@@ -23,7 +23,7 @@ def advised(problem, *arguments, **options):
     return max_learning_rate(problem.model, problem.loss, problem.data, *arguments, **options)
 
 
-ABOVE_SAFE = "The recommended rate is above the safe one, which is no contradiction"
+ABOVE_BOUND = "The recommended rate is above the curvature bound. That is no contradiction"
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_quadratic_is_answered_exactly_and_verified(options, bound):
     assert found.limit == pytest.approx(bound, rel=0.1)
     assert found.bound == pytest.approx(bound, rel=1e-3)
     expected = min(found.bound, found.limit) if high >= found.bound else found.recommended
-    assert found.safe == expected
-    assert found.by_curvature == pytest.approx(bound, rel=0.15)
+    assert found.curvature_bound == expected
+    assert found.predicted == pytest.approx(bound, rel=0.15)
     assert found.recommended == found.limit / 2
-    assert ABOVE_SAFE not in found.explanation
+    assert ABOVE_BOUND not in found.explanation
     assert found.interval[0] <= found.limit <= found.interval[1]
 
 
@@ -55,7 +55,7 @@ def test_walk_that_breaks_below_the_bound_lowers_the_safe_rate():
     assert found.curvature.binding == pytest.approx(4.0)
     assert found.bound == pytest.approx(2 * 1.9 / 4 / 2)  # a few steps at the bound showed it
     assert found.limit == pytest.approx((1 + 3**0.5) / 4, rel=0.05)
-    assert found.safe == found.bound < found.limit
+    assert found.curvature_bound == found.bound < found.limit
     assert (
         "trained stably below 0.95. A few steps at 0.95 broke the loss, and the bound is 0.475"
         in found.explanation
@@ -69,25 +69,25 @@ def test_safe_is_the_bound_of_the_dense_matrix():
     exact = float(torch.linalg.eigvalsh(matrix).amax())
     assert found.curvature.values == pytest.approx([exact], rel=0.02)
     assert "the steepest curvature met is trained stably below it" in str(found)
-    assert found.safe == pytest.approx(3 / found.curvature.binding)
+    assert found.curvature_bound == pytest.approx(3 / found.curvature.binding)
     assert found.verified is None
-    assert found.limit == found.by_curvature
+    assert found.limit == found.predicted
     assert "no run has verified it" in found.explanation
     assert "Half of that is recommended" in found.explanation
     lower = "it has no margin, unlike half the limit, which is lower" in found.explanation
-    assert lower == (found.recommended < found.safe)
+    assert lower == (found.recommended < found.curvature_bound)
 
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_recommended_rate_above_the_safe_one_is_explained(verify):
     found = max_learning_rate(small_network(), "cross_entropy", labelled(), verify=verify)
-    assert (ABOVE_SAFE in found.explanation) == (found.recommended > found.safe)
+    assert (ABOVE_BOUND in found.explanation) == (found.recommended > found.curvature_bound)
     steep = replace(found.curvature, values=(9 * found.curvature.binding,))
-    found = replace(found, curvature=steep)  # the same runs, and a safe rate far below them
-    assert found.recommended > found.safe
-    assert ABOVE_SAFE in found.explanation
+    found = replace(found, curvature=steep)  # the same runs, and a curvature bound far below them
+    assert found.recommended > found.curvature_bound
+    assert ABOVE_BOUND in found.explanation
     advice = "where the loss must not jump" if verify else "until a run has verified the limit"
-    assert f"prefer the safe rate {advice}" in found.explanation
+    assert f"Prefer the curvature bound {advice}" in found.explanation
 
 
 def test_scale_of_the_weights_before_a_norm_layer_hardly_moves_the_prediction():
@@ -205,11 +205,11 @@ def test_adaptive_optimizers_get_an_estimate_and_the_same_verification(kind):
         model, "cross_entropy", data, optimizer=lambda parameters: kind(parameters, lr=1e-3)
     )
     assert not found.rule.is_exact
-    assert f"For {kind.__name__} the safe rate is an estimate" in found.explanation
+    assert f"For {kind.__name__} the curvature bound is an estimate" in found.explanation
     assert "an estimate" in str(found)
     assert 0 < found.verified[0] < found.verified[1]
-    assert found.safe > 0
-    assert found.theory.rate is None
+    assert found.curvature_bound > 0
+    assert found.mean_field.rate is None
 
 
 @pytest.fixture(scope="module")
@@ -224,11 +224,11 @@ def test_same_seed_gives_the_same_answer(answer):
 
 def test_answer_is_plain_data_and_a_table(answer):
     plain = json.loads(json.dumps(answer.to_dict()))
-    assert plain["safe"] == answer.safe
+    assert plain["curvature_bound"] == answer.curvature_bound
     assert plain["verification_steps"] == answer.verification.steps <= 600
     assert sum(plain["shares"].values()) == pytest.approx(1.0)
     text = str(answer)
-    for name in ("recommended", "limit", "safe", "by curvature", "by theory", "verified"):
+    for name in ("recommended", "limit", "curvature bound", "predicted", "theory", "verified"):
         assert f"\n{name}" in text
     assert answer.explanation in " ".join(text.split())
     for word in ("gamma", "batch", "normalization", "Depth"):
@@ -242,14 +242,14 @@ def test_theory_of_a_net_with_a_frozen_layer_is_that_of_the_whole(answer):
     model[0].requires_grad_(False)
     options = {"batch_size": 16, "seed": 3, "verify": False}
     found = max_learning_rate(model, "cross_entropy", labelled(), **options)
-    assert found.by_theory == answer.by_theory
-    assert (found.theory.frozen, answer.theory.frozen) == (("0.weight",), ())
+    assert found.theory == answer.theory
+    assert (found.mean_field.frozen, answer.mean_field.frozen) == (("0.weight",), ())
 
 
 def test_plot_draws_every_run(answer, tmp_path):
     axes = answer.plot()
     labels = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert {"safe", "limit", "stable run", "unstable run"} <= labels
+    assert {"curvature bound", "limit", "stable run", "unstable run"} <= labels
     assert f"unstable beyond {answer.growth_limit:g}" in labels
     drawn = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x"))
     assert drawn == len(answer.verification.trials) - answer.verification.ramps

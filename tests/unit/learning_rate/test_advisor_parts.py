@@ -8,7 +8,7 @@ from tests.unit.learning_rate.problems import labelled, plateau, small_network
 from torch import nn
 from torch.optim import Adam
 
-from normscope.learning_rate import advisor, by_curvature, max_learning_rate
+from normscope.learning_rate import advisor, max_learning_rate, prediction
 from normscope.learning_rate.rehearsal import Rehearsal
 from normscope.learning_rate.rules import rule_of
 from normscope.problem.problem import Problem
@@ -69,11 +69,9 @@ def test_prediction_knows_the_divisor(monkeypatch):
 
 
 def test_prediction_knows_the_bound_that_the_curvature_allows(monkeypatch):
-    monkeypatch.setattr(
-        by_curvature, "rehearsed", lambda *_: Rehearsal(0.0, math.inf, 32, 0, False)
-    )
+    monkeypatch.setattr(prediction, "rehearsed", lambda *_: Rehearsal(0.0, math.inf, 32, 0, False))
     found = asked(small_network(norm=False))
-    assert found.by_curvature == found.bound
+    assert found.predicted == found.bound
 
 
 def test_prediction_leads_the_net_off_its_plateau():
@@ -81,4 +79,4 @@ def test_prediction_leads_the_net_off_its_plateau():
     found = max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
     assert found.curvature.begins_flat
     assert "once its loss falls" in found.prediction.reason
-    assert 0.14 / 1.3 < found.by_curvature < 0.16 * 1.3  # held in 100 steps; broke after 41
+    assert 0.14 / 1.3 < found.predicted < 0.16 * 1.3  # held in 100 steps; broke after 41

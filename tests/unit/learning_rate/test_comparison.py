@@ -39,7 +39,7 @@ def compared():
 def test_row_holds_the_advice_of_the_converted_net(compared):
     model = ns.layers.convert(small_network(), to="none")
     alone = ns.max_learning_rate(model, "cross_entropy", labelled(), batch_size=16)
-    assert compared["none"].advice.safe == alone.safe
+    assert compared["none"].advice.curvature_bound == alone.curvature_bound
     assert compared["none"].advice.verified == alone.verified
 
 
@@ -64,7 +64,7 @@ def test_training_at_half_the_limit_learns(compared):
 def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     lines = str(compared).splitlines()
     assert lines[0] == "The same net under several normalizations"
-    assert lines[2].split()[:3] == ["norm", "safe", "limit"]
+    assert lines[2].split()[:3] == ["norm", "bound", "limit"]
     assert [line.split()[0] for line in lines[4:]] == ["none", "batch"]
     assert max(map(len, lines)) <= 80
     assert [row["norm"] for row in json.loads(json.dumps(compared.to_dict()))["norms"]] == [
@@ -110,7 +110,7 @@ def with_options():
 
 
 def test_curvature_that_no_rate_follows_from_is_told(with_options):
-    told = "λ is that of the loss alone; safe follows from the curvature over Adam's scale"
+    told = "λ is that of the loss alone; the curvature bound follows from the curvature over Adam's"
     assert not any(note.startswith("λ") for note in with_options[0].notes)
     adam = ns.compare(
         deep(),

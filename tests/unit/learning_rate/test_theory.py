@@ -7,7 +7,7 @@ from torch import nn
 
 from normscope.errors import InputError, NoClosureError
 from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.theory import by_theory
+from normscope.learning_rate.theory import mean_field_bound
 from normscope.meanfield.softmax import softmax_curvature
 from normscope.problem.loss import whole_loss
 from normscope.problem.problem import Problem
@@ -33,7 +33,7 @@ def engine(monkeypatch):
 
 
 def found(loss, rule=SGD, **options):
-    return by_theory(Problem(small_network(), loss, labelled()), labelled(), rule, **options)
+    return mean_field_bound(Problem(small_network(), loss, labelled()), labelled(), rule, **options)
 
 
 def test_rate_is_the_bound_of_the_predicted_eigenvalue(engine):
@@ -72,21 +72,21 @@ def test_reduction_of_the_cross_entropy_counts(engine, loss, factor):
 )
 def test_torch_squared_error_is_scaled_to_half_of_it(engine, loss, factor):
     batch = (labelled()[0], torch.zeros(64, 3))
-    theory = by_theory(Problem(small_network(), loss, batch), batch, SGD)
+    theory = mean_field_bound(Problem(small_network(), loss, batch), batch, SGD)
     assert theory.factor == pytest.approx(factor)
 
 
 def test_probabilities_have_the_theory_of_labels(engine):
     batch = (labelled()[0], torch.full((64, 3), 1 / 3))
-    theory = by_theory(Problem(small_network(), "cross_entropy", batch), batch, SGD)
+    theory = mean_field_bound(Problem(small_network(), "cross_entropy", batch), batch, SGD)
     assert theory.factor == pytest.approx(softmax_curvature(2.0, 0.5, 3))
 
 
 def test_classes_are_those_of_the_network_not_of_the_batch(engine):
     x, y = labelled()
     every = Problem(small_network(), "cross_entropy", (x, y))
-    part = by_theory(every, (x, torch.zeros_like(y)), SGD)
-    assert part.rate == by_theory(every, (x, y), SGD).rate
+    part = mean_field_bound(every, (x, torch.zeros_like(y)), SGD)
+    assert part.rate == mean_field_bound(every, (x, y), SGD).rate
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_weights_that_are_frozen_are_named_where_the_theory_counts_them(engine):
     model = small_network()
     problem = Problem(model, "squared_error", labelled())
     model[0].bias.requires_grad_(False)  # which the theory does not count
-    whole = by_theory(problem, labelled(), SGD)
+    whole = mean_field_bound(problem, labelled(), SGD)
     assert whole.frozen == ()
     model[0].weight.requires_grad_(False)
-    part = by_theory(problem, labelled(), SGD)
+    part = mean_field_bound(problem, labelled(), SGD)
     assert part.frozen == ("0.weight",)
     assert part.rate == whole.rate

@@ -53,7 +53,7 @@ def test_limit_is_below_the_onset_where_the_net_dies_first():
     assert (found.fatal, found.died_first, found.ends) == (0.5, True, (0.2, 0.5))
     assert found.limit == pytest.approx(math.sqrt(0.1))
     assert found.onset == pytest.approx(math.sqrt(0.72))
-    assert found.safe_below(1.0) == pytest.approx(found.limit / 2)
+    assert found.lowered_bound(1.0) == pytest.approx(found.limit / 2)
 
 
 @pytest.mark.parametrize("rate", [0.9, 1.5])
@@ -92,13 +92,13 @@ def test_table_tells_ramps_from_runs():
 )
 def test_safe_rate_is_below_every_failure_by_what_the_orders_differ(outcomes, bound):
     found = runs(*outcomes)
-    safe = found.safe_below(bound)
+    lowered = found.lowered_bound(bound)
     failures = [rate for rate, failed in outcomes if failed]
     held = [rate for rate, failed in outcomes if not failed]
     if not failures or min(failures) >= bound:
-        assert safe == min(bound, found.limit)
+        assert lowered == min(bound, found.limit)
         return
-    assert safe <= min(failures) / 2
-    assert safe <= found.onset / 2
+    assert lowered <= min(failures) / 2
+    assert lowered <= found.onset / 2
     if held:
-        assert safe * max(held) <= min(failures) ** 2 * (1 + 1e-12)
+        assert lowered * max(held) <= min(failures) ** 2 * (1 + 1e-12)

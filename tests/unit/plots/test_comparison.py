@@ -13,7 +13,7 @@ NOTHING = np.nan
 def results():
     return xr.Dataset(
         {
-            "safe": ("norm", [0.01, 0.1]),
+            "curvature_bound": ("norm", [0.01, 0.1]),
             "limit": ("norm", [0.02, 1.0]),
             "recommended": ("norm", [0.015, 0.5]),
             "low": ("norm", [0.018, 0.8]),
@@ -56,7 +56,7 @@ def test_rows_are_named_from_the_top_and_markers_explained(results):
     assert [label.get_text() for label in rates.get_yticklabels()] == NORMS
     assert rates.get_ylim()[0] > rates.get_ylim()[1]
     told = [text.get_text() for text in rates.get_legend().get_texts()]
-    assert told == ["recommended", "limit", "safe", "interval of the limit"]
+    assert told == ["recommended", "limit", "curvature bound", "interval of the limit"]
     told = [text.get_text() for text in curvature.get_legend().get_texts()]
     assert told == ["train", "frozen", "eval"]
     assert [line.get_color() for line in training.lines] == [colour_of(norm) for norm in NORMS]

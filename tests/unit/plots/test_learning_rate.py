@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from normscope.plots.learning_rate import learning_rates
 
-RATES = {"safe": 0.1, "recommended": 0.5, "limit": 1.0, "by_curvature": 1.0, "by_theory": 0.3}
+RATES = {"curvature_bound": 0.1, "recommended": 0.5, "limit": 1.0, "predicted": 1.0, "theory": 0.3}
 
 
 def advice(*runs, **rates):
@@ -52,7 +52,7 @@ def test_advice_without_runs_has_no_vertical_axis():
     assert axes.get_ylabel() == ""
     assert len(axes.get_yticks()) == len(axes.get_yticks(minor=True)) == 0
     assert axes.get_xscale() == "log"
-    assert legend(axes)[:3] == ["safe", "recommended", "limit"]
+    assert legend(axes)[:3] == ["curvature bound", "recommended", "limit"]
     assert not any("run" in label or "beyond" in label for label in legend(axes))
 
 
@@ -79,8 +79,8 @@ def test_legend_lies_within_axes_that_are_given():
 def test_prediction_that_is_the_limit_does_not_hide_it():
     lines = {line.get_label(): line for line in learning_rates(advice()).lines}
     order = list(lines)
-    assert order.index("by curvature") > order.index("limit")
-    assert lines["by curvature"].get_linestyle() == "--"
+    assert order.index("predicted") > order.index("limit")
+    assert lines["predicted"].get_linestyle() == "--"
     assert lines["limit"].get_linestyle() == "-"
 
 

@@ -26,8 +26,8 @@ def results():
             "limit": (CELL, [[0.1, 0.2], [2.0, 4.0]]),
             "stable": (CELL, [[0.09, 0.19], [1.9, 4.0]]),
             "unstable": (CELL, [[0.11, 0.21], [2.1, np.inf]]),
-            "by_curvature": (CELL, [[0.2, 0.2], [1.5, 1.5]]),
-            "by_theory": (CELL, [[0.04, 0.04], [np.nan, np.nan]]),
+            "predicted": (CELL, [[0.2, 0.2], [1.5, 1.5]]),
+            "theory": (CELL, [[0.04, 0.04], [np.nan, np.nan]]),
             "training_loss": ((*CELL, "training_step"), np.array([[[2, 1], [2, 1.5]]] * 2)),
             "outcome": (CELL, [["finished"] * 2] * 2),
             "shared_training_loss": (

@@ -110,7 +110,7 @@ RESULTS = {
     ),
     "trace estimate": (lambda _: ns.curvature.trace(*problem()).estimate, "captured"),
     "predicted onset": (lambda _: advice().prediction, "reason"),
-    "theory of the advice": (lambda _: advice().theory, "rate"),
+    "theory of the advice": (lambda _: advice().mean_field, "rate"),
     "curvature of the advice": (lambda _: advice().curvature, "shares"),
     "verification": (lambda _: VERIFICATION, "Stable up to 0.1, no longer at 0.2"),
     "trial": (lambda _: VERIFICATION.trials[1], "unstable"),

@@ -69,14 +69,14 @@ def worst_in_a_seed(results: xr.Dataset) -> str:
     return f" by the median over the seeds, at worst {worst:.2f} in one seed"
 
 
-_PREDICTED = ("by_curvature", "limit")
+_PREDICTED = ("predicted", "limit")
 _NO_FORMULA = "has no closure here for the module"  # as `meanfield.predict` says it
 
 
 def _theory(results: xr.Dataset) -> list[str]:
     """What the architecture alone said."""
     norms = norms_of(results)
-    covered = [norm for norm in norms if results["by_theory"].sel(norm=norm).notnull().all()]
+    covered = [norm for norm in norms if results["theory"].sel(norm=norm).notnull().all()]
     sentences = []
     if covered:
         rates = enumerated([_estimate(results.sel(norm=norm), norm) for norm in covered])
@@ -109,7 +109,7 @@ def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
 
 def _estimate(results: xr.Dataset, norm: str) -> str:
     """The theory's estimate of one net beside the measured one."""
-    theory, measured = (typical(results[name]) for name in ("by_theory", "safe"))
+    theory, measured = (typical(results[name]) for name in ("theory", "curvature_bound"))
     return f"{theory} {with_norm(norm)} (by measured curvature and short runs: {measured})"
 
 

@@ -54,7 +54,7 @@ def findings(results: xr.Dataset) -> list[str]:
 def _limits(results: xr.Dataset) -> str:
     limit = results["limit"].median("seed")
     offs = [
-        factor(float(results["by_curvature"].sel(norm=norm).median()), float(limit.sel(norm=norm)))
+        factor(float(results["predicted"].sel(norm=norm).median()), float(limit.sel(norm=norm)))
         for norm in norms_of(results)
     ]
     span = number(float(limit.max() / limit.min()))

@@ -14,7 +14,7 @@ from normscope.training import Outcome, evaluate, fit, sgd
 
 __all__ = ["limits", "training"]
 
-_RATES = ("limit", "safe", "recommended", "by_curvature")
+_RATES = ("limit", "curvature_bound", "recommended", "predicted")
 
 
 def limits(net: Net, norm: str, seed: int, tell: Callable[[str], None]) -> xr.Dataset:
@@ -27,7 +27,7 @@ def limits(net: Net, norm: str, seed: int, tell: Callable[[str], None]) -> xr.Da
         tell: called with a text as each run begins.
 
     Returns:
-        ``limit``, ``safe``, ``recommended``, ``by_curvature``, ``by_theory`` (not a number where
+        ``limit``, ``curvature_bound``, ``recommended``, ``predicted``, ``theory`` (NaN where
         the theory does not cover the net: ``theory_says`` has the reason), ``stable`` and
         ``unstable``, the rates between which the short runs enclosed the limit.
     """
@@ -44,8 +44,8 @@ def limits(net: Net, norm: str, seed: int, tell: Callable[[str], None]) -> xr.Da
     return xr.Dataset(
         {
             **{name: float(getattr(advice, name)) for name in _RATES},
-            "by_theory": math.nan if advice.by_theory is None else advice.by_theory,
-            "theory_says": advice.theory.reason,
+            "theory": math.nan if advice.theory is None else advice.theory,
+            "theory_says": advice.mean_field.reason,
             "stable": stable,
             "unstable": unstable,
         }

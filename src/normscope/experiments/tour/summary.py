@@ -52,8 +52,8 @@ STORIES = {
 HEADS = {
     "normalization": "normalization",
     "limit": "limit",
-    "by curvature": "limit by curvature",
-    "by theory": "estimate by theory",
+    "predicted": "limit by curvature",
+    "theory": "estimate by theory",
     "accuracy": "test accuracy",
     "loss varies by": "loss varies by",
     "smoothness": "effective smoothness",
@@ -87,8 +87,8 @@ def summary_rows(results: xr.Dataset) -> list[dict[str, object]]:
     columns = {
         "take": results["recommended"],
         "limit": results["limit"],
-        "by curvature": results["by_curvature"],
-        "by theory": results["by_theory"],
+        "predicted": results["predicted"],
+        "theory": results["theory"],
         "accuracy": results["test_accuracy"],
         "loss": late_loss(results),
         "loss varies by": over_steps(results["loss_high"] - results["loss_low"]),

@@ -39,9 +39,9 @@ _RATES = {
     "limit": "limit",
     "stable": "still trains",
     "unstable": "breaks",
-    "by_curvature": "limit by curvature",
-    "by_theory": "estimate by theory",
-    "safe": "stable at first",
+    "predicted": "limit by curvature",
+    "theory": "estimate by theory",
+    "curvature_bound": "stable at first",
     "recommended": "rate to take",
 }
 

@@ -215,6 +215,6 @@ def _by_cell(rates: xr.DataArray) -> dict[tuple[str, int], float]:
 def _joined(found: Sequence[xr.Dataset], net: Net, common: float) -> xr.Dataset:
     joined = xr.merge(found, compat="equals", join="outer", combine_attrs="drop_conflicts")
     joined = joined.assign(common_rate=common)
-    joined["by_theory"].attrs["missing"] = "the theory covers none of these nets"
+    joined["theory"].attrs["missing"] = "the theory covers none of these nets"
     joined["lambda_max"].attrs["missing"] = "no mode applies"
     return joined.assign_attrs(net.settings(linear_threshold=THRESHOLD))

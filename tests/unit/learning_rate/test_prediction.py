@@ -6,12 +6,12 @@ import torch
 from tests.unit.learning_rate.problems import labelled, quadratic, small_network
 from torch import nn
 
-from normscope.learning_rate import by_curvature
-from normscope.learning_rate.by_curvature import predicted_onset
+from normscope.learning_rate import prediction
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.one_step import OneStep
 from normscope.learning_rate.preconditioner import Preconditioner
+from normscope.learning_rate.prediction import predicted_onset
 from normscope.learning_rate.rehearsal import Rehearsal
 from normscope.learning_rate.rules import UpdateRule
 from normscope.problem import whole_loss
@@ -28,13 +28,13 @@ def unasked(*given):
 @pytest.fixture
 def settled(monkeypatch):
     """The last layer must decide."""
-    monkeypatch.setattr(by_curvature, "rehearsed", unasked)
+    monkeypatch.setattr(prediction, "rehearsed", unasked)
 
 
 @pytest.fixture
 def rehearsing(monkeypatch):
     """The whole net must be rehearsed; it is stable at 1 and unstable at 4."""
-    monkeypatch.setattr(by_curvature, "rehearsed", lambda *_: Rehearsal(1.0, 4.0, 32, 30, False))
+    monkeypatch.setattr(prediction, "rehearsed", lambda *_: Rehearsal(1.0, 4.0, 32, 30, False))
 
 
 def alike(problem):
@@ -138,7 +138,7 @@ def test_where_the_last_layer_does_not_decide_the_net_is_rehearsed(problem):
 
 @pytest.mark.usefixtures("rehearsing")
 def test_last_layer_that_is_always_stable_leaves_it_to_a_rehearsal(monkeypatch):
-    monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: None)
+    monkeypatch.setattr(prediction, "last_layer_onset", lambda *_: None)
     problem = Problem(small_network(), "cross_entropy", halves())
     assert predicted_onset(problem, halves(), SGD, unasked).rate == 2.0
 
@@ -146,7 +146,7 @@ def test_last_layer_that_is_always_stable_leaves_it_to_a_rehearsal(monkeypatch):
 @pytest.mark.usefixtures("rehearsing")
 @pytest.mark.parametrize(("after", "rate"), [(2.51, 2.51), (2.49, 2.0), (0.0, 2.0)])
 def test_net_is_rehearsed_if_one_step_upsets_the_last_layer(monkeypatch, after, rate):
-    monkeypatch.setattr(by_curvature, "last_layer_onset", lambda *_: 10.0)
+    monkeypatch.setattr(prediction, "last_layer_onset", lambda *_: 10.0)
     monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: after)
     problem = Problem(small_network(), "cross_entropy", halves())
     assert predicted_onset(problem, halves(), SGD, unasked).rate == rate
@@ -155,7 +155,7 @@ def test_net_is_rehearsed_if_one_step_upsets_the_last_layer(monkeypatch, after, 
 @pytest.mark.parametrize(("low", "rate"), [(0.0, 0.2), (0.1, 0.2), (0.5, 0.5)])
 def test_rehearsal_in_which_nothing_breaks_leaves_it_to_the_bound(monkeypatch, low, rate):
     quiet = Rehearsal(low, math.inf, 32, 40, False)
-    monkeypatch.setattr(by_curvature, "rehearsed", lambda *_: quiet)
+    monkeypatch.setattr(prediction, "rehearsed", lambda *_: quiet)
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
     found = predicted_onset(problem, halves(), SGD, lambda: 0.2)
     assert found.rate == rate
@@ -164,7 +164,7 @@ def test_rehearsal_in_which_nothing_breaks_leaves_it_to_the_bound(monkeypatch, l
 
 
 def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch):
-    monkeypatch.setattr(by_curvature, "rehearsed", lambda *_: Rehearsal(0.0, 4.0, 20, 40, True))
+    monkeypatch.setattr(prediction, "rehearsed", lambda *_: Rehearsal(0.0, 4.0, 20, 40, True))
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
     reason = predicted_onset(problem, halves(), SGD, unasked).reason
     assert reason == (
@@ -180,7 +180,7 @@ def test_rehearsal_is_told_of_a_state_but_not_of_an_estimate(monkeypatch, given)
         told.append(preconditioner)
         return Rehearsal(1.0, 4.0, 32, 30, False)
 
-    monkeypatch.setattr(by_curvature, "rehearsed", noting)
+    monkeypatch.setattr(prediction, "rehearsed", noting)
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
     divisor = Preconditioner(torch.ones(1), is_given=given)
     predicted_onset(problem, halves(), SGD, unasked, divisor)
