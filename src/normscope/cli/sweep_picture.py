@@ -87,7 +87,7 @@ def _figure_of(found: xr.Dataset) -> Any:
 def write_boundary(found: xr.Dataset, out: Path) -> dict[str, str]:
     """Numbers and figure of critical learning rates; their paths."""
     from normscope.cli.figures import save_figure
-    from normscope.plots.boundary import boundary
+    from normscope.plots.phase_diagram import boundary
 
     figure: Any = boundary(found).figure
     save_figure(figure, out.with_suffix(".svg"))

@@ -160,7 +160,7 @@ class Prediction:
         Returns:
             The axes drawn on.
         """
-        from normscope.plots.order_parameters import order_parameters
+        from normscope.plots.meanfield import order_parameters
 
         return order_parameters(self.to_xarray().assign_attrs(reason=_plain(self.reason)), ax)
 

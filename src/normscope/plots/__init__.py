@@ -1,1 +1,5 @@
-"""normscope.plots."""
+"""Charts: one kind per module, xarray in, matplotlib ``Axes`` or ``Figure`` out; no torch.
+
+Import a chart from its module: ``from normscope.plots.spectrum import spectrum``. The package
+itself imports nothing, so that `normscope.plots.names` loads without matplotlib.
+"""

@@ -1,4 +1,4 @@
-"""One net under several normalizations: learning rates, curvature, training."""
+"""Comparison of normalizations on one model: learning rates, curvature, training."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from normscope.plots.axes import logarithmic_axis
-from normscope.plots.step_axis import whole_steps
-from normscope.plots.style import colour_of, new_figure
+from normscope.plots.axes import logarithmic_axis, step_axis
+from normscope.plots.style import INK, colour_of, marker_key, new_figure
 
-_RATES = {"recommended": "D", "limit": "o", "curvature_bound": "|"}  # by marker
+__all__ = ["comparison"]
+
+_RATES = {"recommended": "D", "limit": "o", "curvature_bound": "|"}  # markers
 _MODES = {"train": "o", "frozen": "s", "eval": "^"}
-_GREY = "#555555"
 
 
 def comparison(results: xr.Dataset) -> Figure:
     """Draw three panels: rates with their interval, eigenvalues by mode, loss against step.
 
-    Rates and eigenvalues are points on a logarithmic axis, one row for each normalization, so that
-    ratios can be read off; a bar would have no foot to stand on there.
+    Rates and eigenvalues are points on a logarithmic axis, one row per normalization, so that
+    ratios can be read off.
 
     Args:
         results: as ``Comparison.to_xarray`` returns it.
@@ -38,33 +38,33 @@ def comparison(results: xr.Dataset) -> Figure:
 
 
 def _draw_rates(axes: Axes, results: xr.Dataset) -> None:
-    for place, norm in enumerate(results["norm"].values):
+    for height, norm in enumerate(results["norm"].values):
         row, colour = results.sel(norm=norm), colour_of(norm)
         low, high = float(row["low"]), float(row["high"])
         if np.isfinite(low) and np.isfinite(high):
-            axes.plot([low, high], [place, place], color=colour, lw=7, alpha=0.25, zorder=1)
+            axes.plot([low, high], [height, height], color=colour, lw=7, alpha=0.25, zorder=1)
         for name, marker in _RATES.items():
             value = float(row[name])
             if np.isfinite(value):
                 filled = "white" if name == "recommended" else colour
                 size = 13 if marker == "|" else 7
-                axes.plot(value, place, marker, ms=size, mfc=filled, mec=colour, mew=1.6)
-    interval = Line2D([], [], color=_GREY, lw=7, alpha=0.25, label="interval of the limit")
+                axes.plot(value, height, marker, ms=size, mfc=filled, mec=colour, mew=1.6)
+    interval = Line2D([], [], color=INK, lw=7, alpha=0.25, label="interval of the limit")
     _name_rows(axes, results, "learning rate")
     _explain_markers(axes, _RATES, {"recommended"}, interval)
 
 
 def _draw_curvature(axes: Axes, results: xr.Dataset) -> None:
-    for place, norm in enumerate(results["norm"].values):
+    for height, norm in enumerate(results["norm"].values):
         values = results["lambda_max"].sel(norm=norm)
         found = values.where(np.isfinite(values), drop=True)
         if found.size > 1:
             span = [float(found.min()), float(found.max())]
-            axes.plot(span, [place, place], color=colour_of(norm), lw=1.2, alpha=0.5, zorder=1)
+            axes.plot(span, [height, height], color=colour_of(norm), lw=1.2, alpha=0.5, zorder=1)
         for mode in found["mode"].values:
             filled = colour_of(norm) if mode == "train" else "white"
             value = float(found.sel(mode=mode))
-            axes.plot(value, place, _MODES[mode], ms=7, mfc=filled, mec=colour_of(norm), mew=1.6)
+            axes.plot(value, height, _MODES[mode], ms=7, mfc=filled, mec=colour_of(norm), mew=1.6)
     _name_rows(axes, results, "largest eigenvalue")
     _explain_markers(axes, _MODES, {"frozen", "eval"})
 
@@ -73,8 +73,7 @@ def _draw_training(axes: Axes, results: xr.Dataset) -> None:
     for norm in results["norm"].values:
         loss = results["loss"].sel(norm=norm)
         axes.plot(np.arange(loss.sizes["step"]), loss, color=colour_of(norm), label=norm)
-    axes.set_xlabel("step")
-    whole_steps(axes)
+    step_axis(axes)
     axes.set_ylabel("training loss")
     axes.set_title("trained at half the limit", fontsize="medium")
     logarithmic_axis(axes, "y")
@@ -82,7 +81,7 @@ def _draw_training(axes: Axes, results: xr.Dataset) -> None:
 
 
 def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:
-    """One row for each normalization, the first on top, against a logarithmic axis."""
+    """Label one row per normalization, the first on top, and make the axis logarithmic."""
     logarithmic_axis(axes, "x")
     axes.set_xlabel(label)
     axes.set_yticks(range(results.sizes["norm"]), [str(norm) for norm in results["norm"].values])
@@ -91,16 +90,13 @@ def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:
 
 
 def _explain_markers(axes: Axes, markers: dict[str, str], hollow: set[str], *more: Line2D) -> None:
-    """What each marker means, in a colour that stands for no normalization, above the panel."""
+    """Draw a legend of the markers above the panel, in a colour of no normalization."""
     handles = [
-        Line2D(
-            [], [], ls="", marker=marker, color=_GREY, label=name.replace("_", " "), mew=1.6, ms=7
+        marker_key(
+            marker, name.replace("_", " "), mew=1.6, ms=7, mfc="white" if name in hollow else INK
         )
         for name, marker in markers.items()
     ]
-    for handle in handles:
-        if handle.get_label() in hollow:
-            handle.set_markerfacecolor("white")
     axes.legend(
         handles=[*handles, *more],
         frameon=False,

@@ -1,4 +1,4 @@
-"""Paths of optimizers on a logarithmic axis, with the bounds they should keep to."""
+"""Convergence of optimizers on a logarithmic axis, with their bounds."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from normscope.plots.axes import logarithmic_axis
-from normscope.plots.style import new_figure
+from normscope.plots.style import new_axes, new_figure
+
+__all__ = ["draw_gap", "halfspace_figure", "least_squares_figure", "units_figure"]
 
 Array = NDArray[np.float64]
 
-_FLOOR = 1e-40  # below it there is nothing to be seen
+_FLOOR = 1e-40  # smaller values are not drawn
 
 
 def draw_gap(gap: Array, bound: Array | None, label: str, axes: Axes | None = None) -> Axes:
-    """Draw the gap of a path over its steps, and the bound in the same colour, dashed.
+    """Draw the gap of an optimizer over its steps, and the bound in the same colour, dashed.
 
     Args:
         gap: at every step.
         bound: at every step, or None.
-        label: of the path, for the legend.
-        axes: where to draw; None for a new figure.
+        label: for the legend.
+        axes: to draw on; None for a new figure.
 
     Returns:
         The axes drawn on.
     """
-    axes = new_figure().subplots() if axes is None else axes
+    axes = new_axes(axes)
     steps = np.arange(len(gap))
     (line,) = axes.plot(steps, np.where(gap > _FLOOR, gap, np.nan), label=label)
     if bound is not None:
@@ -42,10 +44,10 @@ def draw_gap(gap: Array, bound: Array | None, label: str, axes: Axes | None = No
 
 
 def least_squares_figure(results: xr.Dataset) -> Figure:
-    """Gap by method for each condition, with the bound; and the fall by learning rate.
+    """Draw the gap by method for each condition number, and the decrease by learning rate.
 
     Args:
-        results: as the experiment kohler2018/ols returns them.
+        results: as the experiment kohler2018/ols returns it.
 
     Returns:
         The figure.
@@ -73,10 +75,10 @@ def least_squares_figure(results: xr.Dataset) -> Figure:
 
 
 def halfspace_figure(results: xr.Dataset) -> Figure:
-    """The three inequalities of the halfspace problem for each loss.
+    """Draw the three inequalities of the halfspace problem for each loss.
 
     Args:
-        results: as the experiment kohler2018/halfspace returns them.
+        results: as the experiment kohler2018/halfspace returns it.
 
     Returns:
         The figure.
@@ -93,10 +95,10 @@ def halfspace_figure(results: xr.Dataset) -> Figure:
 
 
 def units_figure(results: xr.Dataset) -> Figure:
-    """Each hidden unit's squared gradient with its bound, and how far units are off the line.
+    """Draw each hidden unit's squared gradient with its bound, and the units' angle to the line.
 
     Args:
-        results: as the experiment kohler2018/mlp returns them.
+        results: as the experiment kohler2018/mlp returns it.
 
     Returns:
         The figure.

@@ -1,4 +1,4 @@
-"""Learning rates on one axis: curvature bound, predicted, verified, and the runs that decided."""
+"""Learning rates of an advice on one axis, with the trial runs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from matplotlib.axes import Axes
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
+__all__ = ["learning_rates"]
+
 _MARKS = {
     "curvature_bound": ("curvature bound", "#009E73", "-"),
     "recommended": ("recommended", "#0072B2", "-"),
     "limit": ("limit", "#D55E00", "-"),
-    # dashed and drawn last: the limit may be one of them, and shows between the dashes
+    # dashed and drawn last, so that the limit shows between the dashes if they coincide
     "predicted": ("predicted", "#E69F00", "--"),
     "theory": ("theory", "#CC79A7", "--"),
 }
-_HIGHEST = 1e3  # of the losses drawn: those that are not finite stand here
+_HIGHEST = 1e3  # losses beyond it, and those that are not finite, are drawn here
 
 
 def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     """Draw the runs, worst loss against learning rate, and the rates of the advice as lines.
 
     Args:
-        advice: as ``Advice.to_xarray`` returns it; without runs only the lines are drawn, and there
-            is no vertical axis.
-        axes: where to draw; None for a new figure.
+        advice: as ``Advice.to_xarray`` returns it; without runs there is no vertical axis.
+        axes: to draw on; None for a new figure.
 
     Returns:
-        The axes drawn on; what the lines are stands beside them, on given axes within them.
+        The axes drawn on; the legend is beside new axes, and inside given ones.
     """
     fixed = advice.isel(run=np.flatnonzero(~advice["is_ramp"].values.astype(bool)))
     has_runs = bool(fixed.sizes["run"])
-    own = axes is None
+    is_new = axes is None
     if axes is None:
         axes = new_figure(height=4.0 if has_runs else 2.0).subplots()
     for name, (label, colour, style) in _MARKS.items():
@@ -49,15 +50,15 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
         _draw_runs(axes, fixed, advice.attrs.get("growth_limit", np.nan))
     else:
         axes.set_yticks([])
-    if own:  # beside the axes: lines and runs may be anywhere on them
+    if is_new:  # beside the axes, which lines and runs may fill
         axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    else:  # whose figure may have no room there
+    else:  # the figure may have no room beside them
         axes.legend(fontsize="small")
     return axes
 
 
 def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
-    """The runs at fixed rates, and from where on they count as unstable."""
+    """Draw the runs at fixed rates, and the growth above which a run is unstable."""
     unstable, died = (runs[name].values.astype(bool) for name in ("unstable", "died"))
     kinds = {
         "stable run": ("o", ~unstable & ~died),

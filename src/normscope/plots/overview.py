@@ -1,4 +1,4 @@
-"""The tour at one glance: how large a learning rate, and what it is worth in training."""
+"""Overview of the demo: stability limits by normalization, and training at half of each."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from normscope.plots.axes import logarithmic_axis
+from normscope.plots.axes import logarithmic_axis, step_axis
 from normscope.plots.names import name_of
-from normscope.plots.rate_limits import rate_limits
-from normscope.plots.step_axis import whole_steps
-from normscope.plots.style import colour_of, new_figure
+from normscope.plots.style import INK, colour_of, hide_spines, marker_key, new_axes, new_figure
 
-__all__ = ["SIZE", "overview"]
+__all__ = ["SIZE", "overview", "rate_limits"]
 
-SIZE = (12.0, 3.4)  # inches: below its findings it fits the first screen of the demo's page
+SIZE = (12.0, 3.4)  # inches; fits the first screen of the demo's page, below its findings
+_SPREAD = 0.5  # share of a row's height that its seeds take
 
 
 def overview(results: xr.Dataset) -> Figure:
     """Draw three panels: learning-rate limits, training at half of each, and all at one rate.
 
     Args:
-        results: of the experiment "tour".
+        results: as the experiment "tour" returns it.
 
     Returns:
         The figure.
@@ -34,20 +33,20 @@ def overview(results: xr.Dataset) -> Figure:
     left, own, shared = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     rate_limits(results, left)
     left.set_title("Where training breaks", loc="left", fontsize=11)
-    draw_trainings(own, results, "")
+    _draw_training(own, results, "")
     own.set_title("Each at half its own limit", loc="left", fontsize=11)
     own.set_ylabel("training loss")
-    draw_trainings(shared, results, "shared_")
+    _draw_training(shared, results, "shared_")
     rate = float(results["shared_rate"])
     shared.set_title(f"All at {rate:.3g}, half the largest", loc="left", fontsize=11)
     return figure
 
 
-def draw_trainings(axes: Axes, results: xr.Dataset, prefix: str) -> None:
-    """Draw training losses: a thin line for each seed, the median thick, a cross at a divergence.
+def _draw_training(axes: Axes, results: xr.Dataset, prefix: str) -> None:
+    """Draw training losses: a thin line per seed, a thick median, a cross where a run diverged.
 
     Args:
-        axes: where to draw.
+        axes: to draw on.
         results: ``training_loss`` (norm, seed, training_step) and ``outcome`` (norm, seed).
         prefix: of the two names.
     """
@@ -64,17 +63,71 @@ def draw_trainings(axes: Axes, results: xr.Dataset, prefix: str) -> None:
         middle = known.median("seed", skipna=False).values
         axes.plot(steps, middle, lw=1.4, label=name_of(norm), **style)
     logarithmic_axis(axes, "y")
-    axes.set_xlabel("step")
-    whole_steps(axes)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    step_axis(axes)
+    hide_spines(axes)
 
 
 def _draw_ends(
     axes: Axes, steps: NDArray[np.int64], losses: NDArray[np.float64], style: dict[str, Any]
 ) -> None:
-    """The runs that diverged, each to the last loss that was a number."""
+    """Draw the runs that diverged, each up to its last finite loss."""
     for run in losses.T:
-        seen = np.flatnonzero(np.isfinite(run))
-        axes.plot(steps[seen], run[seen], lw=1.2, **style)
-        axes.plot(steps[seen[-1:]], run[seen[-1:]], "x", ms=8, mew=2, **style)
+        finite = np.flatnonzero(np.isfinite(run))
+        axes.plot(steps[finite], run[finite], lw=1.2, **style)
+        axes.plot(steps[finite[-1:]], run[finite[-1:]], "x", ms=8, mew=2, **style)
+
+
+def rate_limits(results: xr.Dataset, axes: Axes | None = None) -> Axes:
+    """Draw a row for each normalization: the verified limit of every seed, and the predictions.
+
+    Args:
+        results: ``limit``, ``stable``, ``unstable``, ``predicted`` and ``theory`` over
+            (norm, seed); NaN where there is no prediction.
+        axes: to draw on; None for a new figure.
+
+    Returns:
+        The axes drawn on.
+    """
+    axes = new_axes(axes)
+    norms = [str(norm) for norm in results["norm"].values]
+    for row, norm in enumerate(norms):
+        _draw_row(axes, results.sel(norm=norm), row, colour_of(norm))
+    logarithmic_axis(axes, "x")
+    axes.set_xlabel("learning rate")
+    axes.set_yticks(range(len(norms)), [name_of(norm) for norm in norms])
+    axes.set_ylim(len(norms) - 0.4, -0.6)
+    axes.grid(axis="x", alpha=0.25)
+    axes.set_axisbelow(True)
+    for label, norm in zip(axes.get_yticklabels(), norms, strict=True):
+        label.set_color(colour_of(norm))
+    axes.tick_params(axis="y", length=0)
+    hide_spines(axes, "top", "right", "left")
+    marks = (("o", "verified"), ("D", "predicted"), ("^", "theory, an estimate"))
+    axes.legend(
+        handles=[
+            marker_key(each, label, mfc=INK if each == "o" else "none") for each, label in marks
+        ],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.2),
+        ncols=3,
+        frameon=False,
+        fontsize="small",
+        handletextpad=0.3,
+        columnspacing=1.0,
+    )
+    return axes
+
+
+def _draw_row(axes: Axes, row: xr.Dataset, index: int, colour: str) -> None:
+    seeds = row.sizes["seed"]
+    offsets = np.linspace(-_SPREAD / 2, _SPREAD / 2, seeds) if seeds > 1 else np.zeros(1)
+    for number, offset in enumerate(offsets):
+        one, height = row.isel(seed=number), index + offset
+        limit, low, high = (float(one[name]) for name in ("limit", "stable", "unstable"))
+        if low > 0 and np.isfinite(high):
+            axes.plot(
+                [low, high], [height] * 2, color=colour, lw=5, alpha=0.3, solid_capstyle="butt"
+            )
+        axes.plot(limit, height, "o" if np.isfinite(high) else ">", color=colour, ms=5)
+        axes.plot(float(one["predicted"]), height, "D", color=colour, mfc="none", ms=5)
+        axes.plot(float(one["theory"]), height, "^", color=colour, mfc="none", ms=6)

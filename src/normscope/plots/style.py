@@ -1,12 +1,31 @@
-"""The look of every figure: sizes, and one colour per normalization wherever it appears."""
+"""The style of all figures: sizes, colours, line styles, legends."""
 
 from __future__ import annotations
 
 from collections.abc import Sized
+from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-# Okabe and Ito's palette, told apart with any kind of colour vision.
+__all__ = [
+    "CLOSURE_DASHES",
+    "INK",
+    "colour_of",
+    "hide_spines",
+    "legend_below",
+    "legend_entries",
+    "lone_marker",
+    "marker_key",
+    "new_axes",
+    "new_figure",
+]
+
+INK = "#555555"  # legend markers and notes that belong to no normalization
+CLOSURE_DASHES = {"train": "-", "frozen": "--", "printed": ":"}
+# Okabe and Ito's palette, which all kinds of colour vision tell apart.
 _COLOURS = {
     "none": "#000000",
     "batch": "#D55E00",
@@ -20,15 +39,53 @@ _COLOURS = {
 
 
 def colour_of(norm: str) -> str:
-    """The colour of a normalization; grey for one that the house does not know."""
+    """Return the colour of a normalization; grey if it has none."""
     return _COLOURS.get(norm, "#777777")
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
-    """An empty figure that no window and no global state of pyplot knows of."""
+    """Return an empty figure that is not registered with pyplot."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def lone_marker(places: Sized) -> str:
-    """The marker of a line: a dot for one place alone, where a line shows nothing."""
-    return "o" if len(places) == 1 else "None"
+def new_axes(axes: Axes | None, width: float = 6.4, height: float = 4.0) -> Axes:
+    """Return the given axes, or those of a new figure if there are none."""
+    return new_figure(width, height).subplots() if axes is None else axes
+
+
+def lone_marker(values: Sized) -> str:
+    """Return the marker of a line: a dot if it has one point, which would be invisible."""
+    return "o" if len(values) == 1 else "None"
+
+
+def hide_spines(axes: Axes, *sides: str) -> None:
+    """Hide the frame of axes at some sides, top and right if none are given."""
+    for side in sides or ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def marker_key(marker: str, label: str, **style: Any) -> Line2D:
+    """Return a legend handle that shows a marker without a line."""
+    return Line2D([], [], ls="", marker=marker, label=label, **{"color": INK, **style})
+
+
+def legend_entries(*panels: Axes) -> dict[str, Artist]:
+    """Return the legend handles of several axes by label, each label once."""
+    entries: dict[str, Artist] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    return entries
+
+
+def legend_below(figure: Any, axes: Axes, columns: int = 4, **options: Any) -> None:
+    """Draw the legend of one panel below all panels of a figure or subfigure."""
+    entries = legend_entries(axes)
+    figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        **options,
+    )

@@ -26,8 +26,7 @@ def curves_picture(trainings: Sequence[Record], varying: Sequence[str]) -> Pictu
     """
     if not trainings:
         return None
-    from normscope.plots.axes import logarithmic_axis
-    from normscope.plots.step_axis import whole_steps
+    from normscope.plots.axes import logarithmic_axis, step_axis
     from normscope.plots.style import new_figure
 
     figure = new_figure(5.6, 3.8)
@@ -42,8 +41,7 @@ def curves_picture(trainings: Sequence[Record], varying: Sequence[str]) -> Pictu
         positive &= bool((loss > 0).all())
     if positive:
         logarithmic_axis(axes, "y")
-    axes.set_xlabel("step")
-    whole_steps(axes)
+    step_axis(axes)
     axes.set_ylabel("loss")
     axes.legend(frameon=False, fontsize="x-small")
     more = len(trainings) - len(words)

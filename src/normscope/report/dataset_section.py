@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.plots.names import said_settings
+from normscope.plots.names import display_settings
 from normscope.report.diagram import dataset_diagrams
 from normscope.report.diagram_words import shown_diagrams
 from normscope.report.document import Picture, Section, Table
@@ -53,7 +53,7 @@ def dataset_section(
     paragraphs, pictures, tables = _shown(dataset)
     if settings is None:
         settings = _attributes(dataset)
-        settings = said_settings(settings) if "test_loss" in dataset else settings
+        settings = display_settings(settings) if "test_loss" in dataset else settings
     return Section(
         title,
         paragraphs,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import StateError
-from normscope.plots.quantities import BANDS, dimension_name, quantity_name
+from normscope.plots.names import BANDS, dimension_name, quantity_name
 from normscope.report.document import Name, Picture, Table
 from normscope.report.pictures import picture_of
 from normscope.report.words import counted, listed

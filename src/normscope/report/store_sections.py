@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.plots.names import said_settings
+from normscope.plots.names import display_settings
 from normscope.report.code_versions import CodeVersions
 from normscope.report.curves import curves_picture
 from normscope.report.diagram import SWEPT, Theory, diagrams
@@ -113,7 +113,7 @@ def _settings(name: str, records: Sequence[Record], varying: Sequence[str]) -> d
     """What all records have in common, and their seeds."""
     seeds = sorted({record.seed for record in records})
     common = {k: value for k, value in records[0].parameters.items() if k not in varying}
-    return {**(said_settings(common) if name == SWEPT else common), "seeds": seeds}
+    return {**(display_settings(common) if name == SWEPT else common), "seeds": seeds}
 
 
 def _cut(records: int, has_file: bool) -> list[str]:

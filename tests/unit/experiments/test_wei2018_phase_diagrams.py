@@ -11,7 +11,7 @@ from normscope.experiments.wei2018.phase_diagram import (
     grid_boundary,
     nearest_half,
 )
-from normscope.plots.gamma_curves import gamma_curves
+from normscope.plots.training_curves import gamma_curves
 from normscope.results import Store
 
 RATES = np.array([0.01, 0.1, 1.0, 10.0])

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import normscope
-from normscope.plots.axes import logarithmic_axis
-from normscope.plots.step_axis import whole_steps
+from normscope.plots.axes import logarithmic_axis, step_axis
 from normscope.plots.style import new_figure
 
 SIZES = {"page": (6.4, 4.0), "panel": (3.4, 2.6)}
@@ -145,14 +144,14 @@ def test_few_plain_numbers_go_before_many_powers():
 def test_steps_are_whole():
     axes = new_figure().subplots()
     axes.plot([0, 3], [1, 1])
-    whole_steps(axes)
+    step_axis(axes)
     assert all(place == int(place) for place in axes.get_xticks())
 
 
 def test_one_step_has_one_mark():
     axes = new_figure().subplots()
     axes.plot([3], [1], "o")
-    whole_steps(axes)
+    step_axis(axes)
     assert list(axes.get_xticks()) == [3]
 
 
@@ -168,7 +167,7 @@ def test_one_step_has_one_mark():
 def test_labels_of_steps_need_no_offset(limits, texts):
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
-    whole_steps(axes)
+    step_axis(axes)
     axes.set_xlim(*limits)
     figure.draw_without_rendering()
     assert [each.get_text() for each in labels_in_view(axes.xaxis)] == texts

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.plots.gradient_depth import gradient_depth
-from normscope.plots.norm_landscape import norm_landscape, norm_shift
-from normscope.plots.overview import overview
+from normscope.plots.depth import gradient_depth
+from normscope.plots.layer_shift import norm_shift
+from normscope.plots.loss_landscape import norm_landscape
+from normscope.plots.overview import overview, rate_limits
 from normscope.plots.phase_diagram import phase_diagram
-from normscope.plots.rate_limits import rate_limits
-from normscope.plots.scope import scope_figure
-from normscope.plots.spectra import spectra
+from normscope.plots.spectrum import spectra
 from normscope.plots.style import colour_of
 from normscope.plots.verdicts import verdicts
 
@@ -177,13 +176,6 @@ def test_colour_bar_has_an_arrow_where_losses_are_beyond_it(largest, extend):
     )
     axes = phase_diagram(diagram)
     assert axes.collections[-1].colorbar.extend == extend
-
-
-@pytest.mark.parametrize(("last", "scale"), [(0.008, "log"), (0.5, "linear"), (-1.0, "linear")])
-def test_loss_of_a_scope_that_spans_much_has_a_logarithmic_axis(last, scale):
-    results = xr.Dataset({"loss": ("step", [2.3, 1.0, last])}, coords={"step": [0, 1, 2]})
-    (axes,) = scope_figure(results).axes
-    assert axes.get_yscale() == scale
 
 
 def test_every_panel_of_the_landscape_names_its_steps(results):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from tests.references.html_outline import svg_tree
 
 from normscope.errors import DataError
-from normscope.plots.norm_landscape import norm_landscape
+from normscope.plots.loss_landscape import norm_landscape
 from normscope.report import picture_of
 from normscope.report.drawing import inline_svg
 

@@ -7,7 +7,7 @@ import xarray as xr
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.both import SCALES, linear_part, on_both
 from normscope.experiments.santurkar2018.statements import predicts_better
-from normscope.plots.santurkar_landscape import predictiveness
+from normscope.plots.loss_landscape import predictiveness
 from normscope.results import Claim
 
 __all__ = ["figure10"]

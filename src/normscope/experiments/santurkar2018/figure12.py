@@ -8,7 +8,7 @@ from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.deep_linear import SCALES, on_deep_linear
 from normscope.experiments.santurkar2018.shape import LANDSCAPE
 from normscope.experiments.santurkar2018.statements import L_P, is_better_throughout
-from normscope.plots.santurkar_landscape import training_and_landscape
+from normscope.plots.loss_landscape import training_and_landscape
 from normscope.results import Claim
 
 __all__ = ["figure12"]

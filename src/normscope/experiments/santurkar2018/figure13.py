@@ -7,7 +7,7 @@ import xarray as xr
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.both import SCALES, linear_part, on_both
 from normscope.experiments.santurkar2018.statements import L_P, trains_as_well
-from normscope.plots.santurkar_curves import training_of_both
+from normscope.plots.training_curves import training_of_both
 from normscope.results import Claim
 
 __all__ = ["figure13"]

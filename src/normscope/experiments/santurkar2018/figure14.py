@@ -13,7 +13,7 @@ from normscope.experiments.santurkar2018.shape import (
 )
 from normscope.experiments.santurkar2018.statements import L_P
 from normscope.experiments.santurkar2018.vgg import SCALES, on_vgg
-from normscope.plots.santurkar_distributions import distributions_over_training
+from normscope.plots.distributions import distributions_over_training
 from normscope.results import Claim
 
 __all__ = ["figure14"]

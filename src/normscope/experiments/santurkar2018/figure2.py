@@ -13,7 +13,7 @@ from normscope.experiments.santurkar2018.shape import (
 )
 from normscope.experiments.santurkar2018.statements import trains_better
 from normscope.experiments.santurkar2018.vgg import SCALES, on_vgg
-from normscope.plots.santurkar_curves import accuracy_and_distributions
+from normscope.plots.training_curves import accuracy_and_distributions
 from normscope.results import Claim
 
 __all__ = ["figure2"]

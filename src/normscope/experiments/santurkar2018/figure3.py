@@ -7,7 +7,7 @@ import xarray as xr
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.both import SCALES, linear_part, on_both
 from normscope.experiments.santurkar2018.statements import shifts_no_less, trains_better
-from normscope.plots.santurkar_layers import shift_with_training
+from normscope.plots.layer_shift import shift_with_training
 from normscope.results import Claim
 
 __all__ = ["figure3"]

@@ -9,7 +9,7 @@ from normscope.experiments.santurkar2018.activation_statements import changes_mo
 from normscope.experiments.santurkar2018.shape import normalized_layers
 from normscope.experiments.santurkar2018.statements import trains_better
 from normscope.experiments.santurkar2018.vgg import SCALES, on_vgg
-from normscope.plots.santurkar_layers import moment_changes
+from normscope.plots.layer_shift import moment_changes
 from normscope.results import Claim
 
 __all__ = ["figure7"]

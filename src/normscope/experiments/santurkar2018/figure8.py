@@ -7,7 +7,7 @@ import xarray as xr
 from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.deep_linear import SCALES, on_deep_linear
 from normscope.experiments.santurkar2018.shape import chosen_layers, distributions
-from normscope.plots.santurkar_distributions import distributions_over_training
+from normscope.plots.distributions import distributions_over_training
 from normscope.results import Claim
 
 __all__ = ["figure8"]

@@ -19,11 +19,12 @@ from normscope.experiments.tour.summary import (
     summary_table,
 )
 from normscope.experiments.tour.tables import tables_of
-from normscope.plots.gradient_depth import gradient_depth
-from normscope.plots.norm_landscape import norm_landscape, norm_shift
+from normscope.plots.depth import gradient_depth
+from normscope.plots.layer_shift import norm_shift
+from normscope.plots.loss_landscape import norm_landscape
 from normscope.plots.overview import overview
 from normscope.plots.phase_diagram import phase_diagram
-from normscope.plots.spectra import spectra
+from normscope.plots.spectrum import spectra
 from normscope.plots.verdicts import verdicts
 from normscope.report import Picture, Report, Section, Table, dataset_downloads, picture_of
 from normscope.report.document import Value

@@ -10,7 +10,7 @@ import xarray as xr
 from scipy.stats import spearmanr
 
 from normscope.experiments.recipe import Progress, experiment
-from normscope.plots.gamma_curves import gamma_curves
+from normscope.plots.training_curves import gamma_curves
 from normscope.results import Claim, Store, record_key
 from normscope.sweeps.cells import Cell, Unit, grid_cells
 from normscope.sweeps.diagram import TRAININGS, complete

@@ -21,7 +21,7 @@ from normscope.experiments.yang2019.growth import (
 )
 from normscope.experiments.yang2019.settings import known_names, whole_number, whole_numbers
 from normscope.experiments.yang2019.stack import ARCHITECTURES, Stack, squared_gradients
-from normscope.plots.gradient_growth import gradient_growth
+from normscope.plots.depth import gradient_growth
 from normscope.results import Store
 
 __all__ = ["explosion", "growth_per_layer"]

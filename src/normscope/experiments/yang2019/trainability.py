@@ -24,7 +24,7 @@ from normscope.experiments.yang2019.trainability_claims import (
     stuck_depths,
     trainability_claims,
 )
-from normscope.plots.trainability import trainability as draw
+from normscope.plots.depth import trainability as draw
 from normscope.problem.problem import Problem
 from normscope.results import Store
 from normscope.training import Outcome, fit, sgd

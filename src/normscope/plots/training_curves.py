@@ -1,26 +1,27 @@
-"""Training curves of santurkar2018: accuracy and loss over training, one line per network."""
+"""Training curves: accuracy and loss over training, one line per network or initial gamma."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from normscope.plots.axes import logarithmic_axis
-from normscope.plots.santurkar_distributions import draw_distributions
-from normscope.plots.style import colour_of, new_figure
+from normscope.plots.distributions import draw_distributions
+from normscope.plots.style import INK, colour_of, legend_below, new_figure
 
 __all__ = [
     "LABELS",
     "accuracy_and_distributions",
     "draw_curves",
     "draw_linear_loss",
+    "gamma_curves",
     "losses_by_rate",
-    "shared_legend",
     "training_of_both",
 ]
 
@@ -36,10 +37,10 @@ _DASHES = ("-", "--", ":")
 
 
 def draw_curves(axes: Axes, curves: xr.DataArray, dashes: str = "-", label: str = "") -> None:
-    """Draw a line for each normalization: the median over seeds, with each seed faintly behind it.
+    """Draw a line for each normalization: the median over seeds, with a thin line for each seed.
 
     Args:
-        axes: where to draw.
+        axes: to draw on.
         curves: over (norm, seed, step).
         dashes: line style.
         label: added to the name of the normalization.
@@ -49,24 +50,11 @@ def draw_curves(axes: Axes, curves: xr.DataArray, dashes: str = "-", label: str 
         finite = lines.where(np.isfinite(lines))
         style: dict[str, Any] = {"color": colour_of(str(norm)), "linestyle": dashes}
         if lines.sizes["step"] == 1:
-            style["marker"] = "o"  # a line of one point is invisible
+            style["marker"] = "o"  # a line of one point would be invisible
         axes.plot(lines["step"], finite, lw=0.6, alpha=0.35, **style)
         middle = finite.median("seed", skipna=False)
         axes.plot(lines["step"], middle, lw=1.6, label=f"{LABELS[str(norm)]}{label}", **style)
     axes.set_xlabel("steps")
-
-
-def shared_legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """One legend below all panels."""
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        list(unique.values()),
-        list(unique),
-        loc="outside lower center",
-        ncols=min(columns, len(unique)),
-        frameon=False,
-    )
 
 
 def accuracy_and_distributions(results: xr.Dataset) -> Figure:
@@ -90,8 +78,7 @@ def accuracy_and_distributions(results: xr.Dataset) -> Figure:
         _draw_accuracy(axes, results[f"{split}_accuracy"] * 100)
         axes.set_title(f"{split} accuracy", loc="left", fontsize=10)
     panels[0].set_ylabel("accuracy (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    left.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    legend_below(left, panels[0], columns=2, fontsize=8)
     layers = [str(layer) for layer in results["layer"].values]
     grid = right.subplots(len(norms), len(layers), squeeze=False)
     draw_distributions(grid, results, norms, layers)
@@ -125,26 +112,25 @@ def training_of_both(results: xr.Dataset) -> Figure:
     left.set_title("(a) VGG", loc="left", fontsize=10)
     draw_linear_loss(right, results["linear_training_loss"])
     right.set_title("(b) deep linear network", loc="left", fontsize=10)
-    shared_legend(figure, left, columns=3)
+    legend_below(figure, left, columns=3)
     return figure
 
 
-def draw_linear_loss(axes: Axes, losses: xr.DataArray, names: Sequence[str] = ()) -> None:
-    """Draw the deep linear network's loss on a logarithmic axis."""
-    chosen = losses if not names else losses.sel(norm=list(names))
-    draw_curves(axes, chosen.rename(linear_step="step"))
+def draw_linear_loss(axes: Axes, losses: xr.DataArray) -> None:
+    """Draw the deep linear network's loss, over (norm, seed, linear_step), logarithmically."""
+    draw_curves(axes, losses.rename(linear_step="step"))
     logarithmic_axis(axes, "y")
     axes.set_ylabel("training loss (summed)")
 
 
 def losses_by_rate(results: xr.Dataset) -> Figure:
-    """Draw what is left of the first loss, over training, in a panel for each learning rate.
+    """Draw the loss relative to the first, over training, in a panel for each learning rate.
 
     Args:
         results: ``training_loss`` over (norm, learning_rate, seed, step).
 
     Returns:
-        The figure; a line that ends has diverged.
+        The figure; a line ends where its run diverged.
     """
     rates = results["learning_rate"].values
     figure = new_figure(width=1.0 + 2.5 * len(rates), height=3.6)
@@ -157,5 +143,52 @@ def losses_by_rate(results: xr.Dataset) -> Figure:
         logarithmic_axis(axes, "y")
         axes.set_ylim(top=3.0)
     panels[0].set_ylabel("loss / first loss")
-    shared_legend(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
+
+
+def gamma_curves(results: xr.Dataset) -> Figure:
+    """Draw training loss over steps and test accuracy over epochs: mean and range of the seeds.
+
+    One column per model; a curve ends where one of its seeds diverged.
+
+    Reference: wei2018, Figure 4.
+
+    Args:
+        results: ``loss`` (model, gamma, seed, step), ``test_accuracy_by_epoch`` (model, gamma,
+            seed, epoch).
+
+    Returns:
+        The figure; a colour for each gamma.
+    """
+    models = [str(name) for name in results["model"].values]
+    figure = new_figure(width=4.8 * len(models), height=6.0)
+    panels = figure.subplots(2, len(models), squeeze=False)
+    for column, model in enumerate(models):
+        upper, lower = panels[0][column], panels[1][column]
+        _draw_gammas(upper, results["loss"].sel(model=model))
+        _draw_gammas(lower, results["test_accuracy_by_epoch"].sel(model=model), marker="o")
+        upper.set_title(f"({'abcd'[column]}) {model}", loc="left")
+        logarithmic_axis(upper, "y")
+        upper.set_xlabel("step")
+        lower.set_xlabel("epoch")
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0][0].set_ylabel("training loss")
+    panels[1][0].set_ylabel("test accuracy")
+    panels[0][0].legend(frameon=False)
+    figure.supxlabel(str(results.attrs.get("settings", "")), fontsize=7, color=INK)
+    return figure
+
+
+def _draw_gammas(axes: Axes, values: xr.DataArray, marker: str = "") -> None:
+    """Draw one curve for each gamma, with a band if there are several seeds."""
+    colours, gammas = matplotlib.colormaps["viridis"], values["gamma"].values
+    (time,) = set(values.dims) - {"gamma", "seed"}  # step or epoch
+    for number, gamma in enumerate(gammas):
+        each, colour = values.sel(gamma=gamma), colours(number / max(1, len(gammas) - 1) * 0.9)
+        mean = each.mean("seed", skipna=False)
+        label = rf"$\gamma$ = {gamma:g}"
+        axes.plot(each[time], mean, color=colour, label=label, marker=marker, markersize=3)
+        if each.sizes["seed"] > 1:
+            least, most = each.min("seed", skipna=False), each.max("seed", skipna=False)
+            axes.fill_between(each[time], least, most, color=colour, alpha=0.2, linewidth=0)

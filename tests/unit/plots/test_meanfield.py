@@ -1,4 +1,4 @@
-"""Figures of the theory: everything drawn lies inside the frame, and the axes say what they are."""
+"""Figures of the theory: everything lies inside the frame, axes are labelled, or say why not."""
 
 from collections import OrderedDict
 from itertools import pairwise
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from normscope.meanfield import fully_connected_specification, predict
+from normscope.models import build
 from normscope.plots.meanfield import closure_curves
 
 
@@ -109,3 +110,35 @@ def test_closures_are_named_with_what_is_drawn():
     assert axes.get_title() == "mean-field theory"
     assert axes.get_ylabel() == r"$\lambda_{\max}$ of the Fisher matrix"
     assert all(line.get_marker() == "o" for line in axes.get_lines())
+
+
+NO_ANSWER = "The theory has no answer: no layer has a mean gradient"
+
+
+def said(axes):
+    return " ".join(" ".join(text.get_text() for text in axes.texts).split())
+
+
+def test_sweep_without_an_answer_says_why():
+    network = build("fully_connected", width=20, activation="tanh")
+    axes = predict(network, gamma=[0.5, 1.0]).plot()
+    assert said(axes).startswith(NO_ANSWER)
+    assert not axes.lines
+    assert axes.get_legend() is None
+    plain = predict(build("fully_connected", width=20), gamma=[0.5, 1.0]).plot()
+    assert len(plain.lines) == len(plain.get_legend().get_texts()) == 2
+    assert not plain.texts
+
+
+def test_closures_without_an_answer_have_no_line():
+    curves = xr.DataArray(
+        [[np.nan, np.nan], [2.0, 3.0]],
+        {"closure": ["train", "frozen"], "gamma": [0.5, 1.0]},
+        ("closure", "gamma"),
+    )
+    axes = closure_curves(xr.Dataset({"lambda_max": curves}))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["frozen"]
+    reason = {"reason": ["it is odd. Measure it."] * 2}
+    empty = closure_curves(xr.Dataset({"lambda_max": curves * np.nan}, attrs=reason))
+    assert said(empty) == "The theory has no answer: it is odd."
+    assert empty.get_legend() is None

@@ -1,4 +1,4 @@
-"""Distributions of activations over training: densities of some steps, one above the other."""
+"""Distributions of activations over training, as ridges: densities of some steps, stacked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORT = {
     "linf": r"+ $\ell_\infty$",
 }
 _RIDGES = 8
-_OVERLAP = 1.6  # height of the highest density, in distances between two
+_OVERLAP = 1.6  # height of the highest density, in gaps between two ridges
 
 
 def distributions_over_training(results: xr.Dataset) -> Figure:
@@ -32,7 +32,7 @@ def distributions_over_training(results: xr.Dataset) -> Figure:
 
     Args:
         results: ``histogram`` over (norm, step, layer, bin) with ``histogram_low`` and
-            ``histogram_high``; layers without one are left out.
+            ``histogram_high``; layers without histograms are left out.
 
     Returns:
         The figure; training goes upwards in every panel.
@@ -49,10 +49,10 @@ def distributions_over_training(results: xr.Dataset) -> Figure:
 def draw_distributions(
     panels: Any, results: xr.Dataset, norms: list[str], layers: list[str]
 ) -> None:
-    """Draw into a grid of axes, a row per normalization and a column per layer.
+    """Draw distributions into a grid of axes, a row per normalization and a column per layer.
 
     Args:
-        panels: the axes.
+        panels: the grid of axes.
         results: histograms, as in `distributions_over_training`.
         norms: the rows.
         layers: the columns.
@@ -70,20 +70,20 @@ def draw_distributions(
 
 
 def _draw_ridges(axes: Axes, results: xr.Dataset, colour: str) -> None:
-    """Densities of evenly spaced steps, the first at the bottom; each scaled to its own height."""
+    """Draw densities of evenly spaced steps, the first at the bottom, each scaled to one height."""
     counts = results["histogram"].dropna("step", how="all")
     steps = counts["step"].values
     chosen = steps[np.unique(np.linspace(0, len(steps) - 1, _RIDGES).round().astype(int))]
-    for place, step in enumerate(chosen):
+    for base, step in enumerate(chosen):
         heights = counts.sel(step=step).values
         low, high = (float(results[f"histogram_{end}"].sel(step=step)) for end in ("low", "high"))
         edges = np.linspace(low, high, len(heights) + 1)
         centres = (edges[1:] + edges[:-1]) / 2
-        ridge = place + _OVERLAP * heights / max(heights.max(), 1.0)
-        order = len(chosen) - place
-        axes.fill_between(centres, place, ridge, color=colour, alpha=0.35, lw=0, zorder=order)
+        ridge = base + _OVERLAP * heights / max(heights.max(), 1.0)
+        order = len(chosen) - base
+        axes.fill_between(centres, base, ridge, color=colour, alpha=0.35, lw=0, zorder=order)
         axes.plot(centres, ridge, color=colour, lw=0.8, zorder=order)
-    places = [0, len(chosen) - 1]
-    axes.set_yticks(places, [str(chosen[place]) for place in places], fontsize=7)
+    ends = [0, len(chosen) - 1]
+    axes.set_yticks(ends, [str(chosen[end]) for end in ends], fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
     axes.locator_params(axis="x", nbins=4)

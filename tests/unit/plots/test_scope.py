@@ -4,8 +4,8 @@ import xarray as xr
 from matplotlib.colors import to_rgb
 
 from normscope.errors import StateError
-from normscope.plots.probe_layers import layer_lines
-from normscope.plots.scope import scope_figure
+from normscope.plots.scope import band, band_of, layer_lines, scope_figure
+from normscope.plots.style import new_figure
 
 
 def values(layers=3):
@@ -182,3 +182,51 @@ def _number(label):
     factor, times, power = plain.rpartition(r"\times ")
     exponent = power.removeprefix("10^{").removesuffix("}")
     return float(f"{factor}e{exponent}") if times else float(plain)
+
+
+@pytest.mark.parametrize(("last", "scale"), [(0.008, "log"), (0.5, "linear"), (-1.0, "linear")])
+def test_loss_of_a_scope_that_spans_much_has_a_logarithmic_axis(last, scale):
+    results = xr.Dataset({"loss": ("step", [2.3, 1.0, last])}, coords={"step": [0, 1, 2]})
+    (axes,) = scope_figure(results).axes
+    assert axes.get_yscale() == scale
+
+
+def rays():
+    return xr.DataArray(
+        [[1.0, 3.0, 2.0], [5.0, 4.0, 6.0], [2.0, np.nan, 1.0]],
+        dims=("step", "distance"),
+        coords={"step": [0, 10, 20], "distance": [0.5, 1.0, 2.0]},
+    )
+
+
+def test_band_is_from_the_least_to_the_largest():
+    ends = band_of(rays())
+    np.testing.assert_array_equal(ends["low"], [1.0, 4.0, np.nan])
+    np.testing.assert_array_equal(ends["high"], [3.0, 6.0, np.nan])
+
+
+def test_drawn_band_has_these_edges():
+    axes = band(rays()[:2], label="with", colour="#D55E00")
+    low, high = (line.get_ydata().tolist() for line in axes.lines)
+    assert (low, high) == ([1.0, 4.0], [3.0, 6.0])
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (1.0, 6.0)
+    assert axes.get_legend().get_texts()[0].get_text() == "with"
+    assert axes.get_xlabel() == "step"
+
+
+def test_two_bands_share_an_axis():
+    axes = new_figure().subplots()
+    assert band(rays(), axes, "one") is axes
+    band(rays() + 1, axes, "other", "#000000")
+    assert len(axes.collections) == 2
+
+
+def test_single_step_is_marked():
+    (low, _) = band(rays()[:1]).lines
+    assert low.get_marker() == "."
+
+
+@pytest.mark.parametrize("dimension", ["step", "distance"])
+def test_band_goes_over_the_dimension_asked_for(dimension):
+    assert dimension not in band_of(rays(), dimension).dims

@@ -1,6 +1,8 @@
-"""The loss landscape along the gradient: bands of loss and gradient, beta, predictiveness."""
+"""The loss landscape along the gradient: ranges of loss and gradient, smoothness."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
@@ -8,10 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.plots.axes import logarithmic_axis
-from normscope.plots.santurkar_curves import LABELS, draw_curves, shared_legend
-from normscope.plots.style import colour_of, new_figure
+from normscope.plots.layer_shift import draw_medians
+from normscope.plots.names import name_of
+from normscope.plots.style import colour_of, legend_below, legend_entries, new_figure
+from normscope.plots.training_curves import LABELS, draw_curves
 
-__all__ = ["landscape", "predictiveness", "training_and_landscape"]
+__all__ = ["landscape", "norm_landscape", "predictiveness", "training_and_landscape"]
+
+_BANDS = {"loss": "loss along the gradient", "gradient_distance": "change of the gradient"}
+_REFERENCE_COLOUR = "#777777"
 
 
 def landscape(results: xr.Dataset) -> Figure:
@@ -29,7 +36,7 @@ def landscape(results: xr.Dataset) -> Figure:
     figure = new_figure(width=11.0, height=3.9)
     panels = figure.subplots(1, 3)
     _draw_landscape(list(panels), results, "abc")
-    shared_legend(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -51,7 +58,7 @@ def training_and_landscape(results: xr.Dataset) -> Figure:
     panels[0].set_ylabel("training loss")
     panels[0].set_title("(a) training", loc="left", fontsize=10)
     _draw_landscape(list(panels[1:]), results, "bcd")
-    shared_legend(figure, panels[0], columns=5)
+    legend_below(figure, panels[0], columns=5)
     return figure
 
 
@@ -68,8 +75,8 @@ def _draw_landscape(panels: list[Axes], results: xr.Dataset, letters: str) -> No
 
 
 def _draw_bands(axes: Axes, results: xr.Dataset, variable: str) -> None:
-    """From the least to the largest value on the ray, as medians over seeds."""
-    low, high = (_finite(results[f"{variable}_{end}"]).median("seed") for end in ("low", "high"))
+    """Draw the range along the gradient, as medians over seeds."""
+    low, high = _band_ends(results, variable)
     for norm in results["norm"].values:
         colour, ends = colour_of(str(norm)), (low.sel(norm=norm), high.sel(norm=norm))
         label = LABELS[str(norm)]
@@ -80,7 +87,14 @@ def _draw_bands(axes: Axes, results: xr.Dataset, variable: str) -> None:
     axes.set_xlabel("steps")
 
 
-def _finite(values: xr.DataArray) -> xr.DataArray:
+def _band_ends(results: xr.Dataset, variable: str) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return the least and the largest value along the gradient, as medians over seeds."""
+    low, high = (_positive(results[f"{variable}_{end}"]).median("seed") for end in ("low", "high"))
+    return low, high
+
+
+def _positive(values: xr.DataArray) -> xr.DataArray:
+    """Mask values that are not finite and positive."""
     return values.where(np.isfinite(values) & (values > 0))
 
 
@@ -111,13 +125,13 @@ def predictiveness(results: xr.Dataset) -> Figure:
         _draw_predictiveness(axes, part)
         axes.set_title(title, loc="left", fontsize=10)
     logarithmic_axis(panels[1], "x")
-    shared_legend(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
 def _draw_predictiveness(axes: Axes, differences: xr.DataArray) -> None:
     for norm in differences["norm"].values:
-        values = _finite(differences.sel(norm=norm))
+        values = _positive(differences.sel(norm=norm))
         low, middle, high = (values.quantile(q, ("seed", "step")) for q in (0.25, 0.5, 0.75))
         colour, distance = colour_of(str(norm)), differences["distance"]
         axes.fill_between(distance, low, high, color=colour, alpha=0.2, lw=0)
@@ -125,3 +139,63 @@ def _draw_predictiveness(axes: Axes, differences: xr.DataArray) -> None:
     logarithmic_axis(axes, "y")
     axes.set_xlabel("distance along the gradient (learning rates)")
     axes.set_ylabel(r"$\ell_2$ change of the gradient")
+
+
+def norm_landscape(results: xr.Dataset) -> Figure:
+    """Draw the bands of each normalization over that of the first, and the smoothness of all.
+
+    Reference: santurkar2018, Figure 4.
+
+    Args:
+        results: ``loss_low``, ``loss_high``, ``gradient_distance_low``,
+            ``gradient_distance_high`` and ``effective_smoothness`` over (norm, seed, step).
+
+    Returns:
+        The figure: two rows of bands, a row with the effective smoothness.
+    """
+    norms = [str(norm) for norm in results["norm"].values]
+    figure = new_figure(width=max(2.1 * len(norms), 5.0), height=6.8)
+    grid = figure.add_gridspec(3, len(norms), height_ratios=(1, 1, 1.1))
+    for row, (variable, label) in enumerate(_BANDS.items()):
+        panels = [figure.add_subplot(grid[row, column]) for column in range(len(norms))]
+        _draw_norm_bands(panels, results, norms, variable)
+        for axes, norm in zip(panels, norms, strict=True):  # a phone shows each alone
+            axes.set_title(f"{name_of(norm)}\n{label}", color=colour_of(norm), fontsize=9)
+    columns = max(len(norms) // 2, min(len(norms), 2))
+    last = figure.add_subplot(grid[2, :columns])
+    draw_medians(last, results["effective_smoothness"], "effective smoothness")
+    if columns < len(norms):  # there is room beside it
+        entries = legend_entries(last)
+        figure.legend(
+            list(entries.values()),
+            list(entries),
+            loc="lower center",
+            bbox_to_anchor=(0.72, 0.08),
+            frameon=False,
+        )
+    else:
+        last.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _draw_norm_bands(
+    panels: Sequence[Axes], results: xr.Dataset, norms: Sequence[str], variable: str
+) -> None:
+    """Draw one band per panel, all on one scale, with the edges of the first behind the others."""
+    ends = _band_ends(results, variable)
+    steps = results["step"].values
+    for axes, norm in zip(panels, norms, strict=True):
+        if norm != norms[0]:
+            for end in ends:
+                axes.plot(steps, end.sel(norm=norms[0]), color=_REFERENCE_COLOUR, lw=1.0, ls=":")
+        low, high = (end.sel(norm=norm).values for end in ends)
+        axes.fill_between(steps, low, high, color=colour_of(norm), alpha=0.35, lw=0)
+        for edge in (low, high):
+            axes.plot(steps, edge, color=colour_of(norm), lw=0.9)
+        logarithmic_axis(axes, "y")
+        axes.set_xlabel("step", fontsize="x-small")
+        axes.tick_params(labelsize="x-small")
+        axes.minorticks_off()
+    bottoms, tops = zip(*(axes.get_ylim() for axes in panels), strict=True)
+    for axes in panels:
+        axes.set_ylim(min(bottoms), max(tops))
