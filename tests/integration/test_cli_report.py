@@ -131,7 +131,7 @@ def test_command_of_a_sweep_finds_every_cell_again(folder, capsys, monkeypatch):
     [
         (["report"], "Missing argument"),
         (["report", "phase.sqlit"], "did you mean 'phase.sqlite'?"),
-        (["report", "figure.png"], "no kind that report reads"),
+        (["report", "figure.png"], "report cannot read"),
         (["report", "empty.sqlite"], "holds no records yet"),
         (["report", "broken.sqlite"], "not a store of normscope"),
         (["report", "phase.sqlite", "-o", "."], "is a folder"),
@@ -187,7 +187,7 @@ def test_help_has_an_example(capsys):
 def test_report_is_read_beside_a_writer_and_survives_an_interrupt(
     folder, tmp_path, monkeypatch, capsys
 ):
-    from normscope.report import store_sections
+    from normscope.report import stores
 
     (tmp_path / "phase.sqlite").write_bytes((folder / "phase.sqlite").read_bytes())
     folder = tmp_path
@@ -209,10 +209,10 @@ def test_report_is_read_beside_a_writer_and_survives_an_interrupt(
                 key = keys.pop()
                 writer.start(key)
                 writer.append(key, xr.Dataset({"loss": ("step", [2.0])}, {"step": [0]}))
-            return look(store, record)
+            return read_entry(store, record)
 
-        look = store_sections.look
-        monkeypatch.setattr(store_sections, "look", looking)
+        read_entry = stores.read_entry
+        monkeypatch.setattr(stores, "read_entry", looking)
         with monkeypatch.context() as patch:
             patch.setattr("normscope.files.os.fsync", interrupted)
             assert main(arguments) == 130

@@ -48,7 +48,7 @@ def report(
     from normscope.cli.tables import print_note
     from normscope.errors import InputError
     from normscope.report import report_of, write_report
-    from normscope.report.words import printable
+    from normscope.report.narrative import printable
 
     check_file(out, "report", "report.html")
     if out.suffix.lower() not in _PAGES:  # before a slip replaces a store or a figure
@@ -98,7 +98,7 @@ def _page(numbers: xr.Dataset) -> Report | None:
 
 def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> xr.DataArray | None:
     """The critical learning rates beside a diagram; None where the training is not known whole."""
-    from normscope.report.sweep_command import TRAINED
+    from normscope.report.sweep_records import TRAINED
 
     if not {*settings, axis} >= TRAINED:  # it would be the theory of another training
         return None

@@ -21,8 +21,8 @@ def findings(results: xr.Dataset) -> list[str]:
     Returns:
         Sentences, those of a report and where training diverges.
     """
-    from normscope.report.diagram import dataset_diagrams
-    from normscope.report.diagram_words import diagram_findings
+    from normscope.report.diagrams import dataset_diagrams
+    from normscope.report.narrative import diagram_findings
 
     diagrams = dataset_diagrams(results)
     words = []

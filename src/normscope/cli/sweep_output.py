@@ -112,7 +112,7 @@ def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> N
     """
     from normscope.cli.output import print_json
     from normscope.cli.tables import print_note, print_table
-    from normscope.report.divergence_words import divergence_words, factor_of
+    from normscope.report.narrative import divergence_sentence, factor_of
 
     rows: list[dict[str, object]] = []
     for gamma in found["gamma"].values:
@@ -131,14 +131,14 @@ def print_boundary(found: xr.Dataset, files: dict[str, str], as_json: bool) -> N
     print_table(f"Critical learning rate, to {100 * found.attrs['tolerance']:g} %", rows)
     factor = factor_of([found])
     if factor is not None:
-        print_note(divergence_words(factor))
+        print_note(divergence_sentence(factor))
     print(_paths(files))
 
 
 def print_status(found: list[Status]) -> None:
     """Print a table of the states, and the failures."""
     from normscope.cli.tables import print_note, print_table
-    from normscope.report.divergence_words import divergence_words
+    from normscope.report.narrative import divergence_sentence
 
     if not found:
         print("The file holds no cells yet.")
@@ -165,7 +165,7 @@ def print_status(found: list[Status]) -> None:
         print_note(f"No process is at work on it{left}. Run the same command again to go on.")
     factors = {each.divergence_factor for each in found}
     for factor in sorted(each for each in factors if each is not None):
-        print_note(divergence_words(factor))
+        print_note(divergence_sentence(factor))
     for each in found:
         for parameters, seed, error in each.failures:
             print(f"failed: {error} {_words({'parameters': parameters, 'seed': seed})}")

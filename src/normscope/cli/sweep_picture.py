@@ -107,7 +107,7 @@ def draw_status(store: Path, figure: Path) -> None:
     from normscope.cli.figures import check_figure, save_figure
     from normscope.errors import InputError
     from normscope.plots.phase_diagram import phase_diagram
-    from normscope.report.diagram import SWEPT, diagrams
+    from normscope.report.diagrams import SWEPT, diagrams
     from normscope.results import Store
 
     check_figure(figure)

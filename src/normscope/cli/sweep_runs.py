@@ -162,14 +162,14 @@ def _trained(plan: Diagram) -> str:
 
     Where the loss is not that of the other commands, that too.
     """
-    from normscope.report.divergence_words import divergence_words
+    from normscope.report.narrative import divergence_sentence
 
     words = plan.words
     if plan.settings["loss"] == "squared_error" and "loss" not in plan.axes:
         words += " The loss is the theory's; --set loss=cross_entropy has normscope lr's."
     if "divergence_factor" in plan.axes:
         return words
-    return f"{words} {divergence_words(plan.settings['divergence_factor'])}"
+    return f"{words} {divergence_sentence(plan.settings['divergence_factor'])}"
 
 
 def estimate_cost(request: Request) -> None:

@@ -18,8 +18,8 @@ import xarray as xr
 from normscope import __version__
 from normscope.files import replacing
 from normscope.report import Report, Section, picture_of, result_section, write_report
-from normscope.report.findings import findings_of
-from normscope.report.result_files import QUICK
+from normscope.report.combine import findings_of
+from normscope.report.runs import QUICK
 from normscope.results import Claim, claims_table
 from normscope.results.notebook import table_html
 

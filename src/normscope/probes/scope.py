@@ -199,7 +199,7 @@ class Scope:
         Returns:
             The path.
         """
-        from normscope.report.scope_report import write_scope_report
+        from normscope.report.datasets import write_scope_report
 
         settings = {**scope_settings(self._subject, self._schedule), **self._labels}
         return write_scope_report(self.results, path, title, settings)
@@ -234,6 +234,6 @@ class Scope:
         return f"Scope({type(self._subject.model).__name__}: {names}; {rows} measured, {state})"
 
     def _repr_html_(self) -> str:
-        from normscope.report.scope_report import scope_html
+        from normscope.report.datasets import scope_html
 
         return scope_html(self.results, repr(self))

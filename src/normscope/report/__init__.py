@@ -1,12 +1,12 @@
-"""Reports: results as one HTML file that opens anywhere and needs nothing else."""
+"""Reports: results as one HTML file without outside references."""
 
-from normscope.report.dataset_section import dataset_section
+from normscope.report.datasets import dataset_section
 from normscope.report.document import Download, Picture, Report, Section, Table
 from normscope.report.downloads import dataset_downloads
-from normscope.report.inputs import report_of
 from normscope.report.page import render, write_report
 from normscope.report.pictures import picture_of
-from normscope.report.result_files import result_section
+from normscope.report.runs import result_section
+from normscope.report.sources import report_of
 
 __all__ = [
     "Download",

@@ -1,4 +1,4 @@
-"""What a report is made of: findings in words, then sections of pictures, tables and claims."""
+"""The parts of a report: findings, then sections of pictures, tables, claims and data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Download", "Name", "Panel", "Picture", "Report", "Section", "Table",
 
 @dataclass(frozen=True)
 class Name:
-    """A name in words beside that in the data, which a programmer looks for.
+    """A readable name with the key it has in the data.
 
     >>> str(Name("gradient norm", "gradient_norm")), str(Name("loss", "loss"))
     ('gradient norm (gradient_norm)', 'loss')
@@ -39,7 +39,7 @@ class Panel:
     """A part of a drawing that a narrow screen shows by itself.
 
     Args:
-        groups: the names of its elements in the drawing.
+        groups: the ids of its elements in the drawing.
         box: left, top, width and height, in the units of the drawing's view box.
     """
 
@@ -49,13 +49,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that can be told in words.
+    """A drawing with its text alternative.
 
     Args:
         svg: the drawing, as matplotlib writes it.
-        text: what it shows, for those who do not see it.
-        caption: the line below it.
-        panels: the parts of a wide drawing, which stand below each other on a narrow screen.
+        text: what it shows, for readers who do not see it.
+        caption: the line below it; "" for the text.
+        panels: the parts of a wide drawing, which a narrow screen shows below each other.
     """
 
     svg: str = field(repr=False)
@@ -66,14 +66,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values that can be sorted by every column.
+    """Rows of values that a reader can sort by every column.
 
     Args:
         caption: what the rows are.
-        columns: their heads.
-        rows: one value for each column; None: nothing is known there.
-        note: what the heads mean, below the table.
-        digits: of numbers that are not whole.
+        columns: the column names.
+        rows: one value for each column; None if it is unknown.
+        note: an explanation of the columns, below the table.
+        digits: significant digits of floats.
     """
 
     caption: str
@@ -85,10 +85,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Download:
-    """A file inside the file.
+    """A data file embedded in the page.
 
     Args:
-        name: that it is saved under.
+        name: of the saved file.
         media_type: such as "text/csv".
         content: its bytes.
         left_out: why it is not in the page, and how to get it; "" if it is.
@@ -102,23 +102,23 @@ class Download:
 
 @dataclass(frozen=True)
 class Section:
-    """One result: what was done, what was seen, and how to do it again.
+    """One result: what was measured, and how to reproduce it.
 
     Args:
-        title: its head.
-        paragraphs: what was found, in words.
+        title: its heading.
+        paragraphs: the findings.
         pictures: drawings of it.
         tables: its numbers.
-        claims: statements with their verdicts; the pictures and tables beside them are the
+        claims: statements with their verdicts; pictures and tables of the section are the
             evidence.
         settings: all settings, by name.
         versions: of the packages it ran on, by name.
-        command: that gives it again.
-        seconds: that it took.
+        command: that reproduces it.
+        seconds: its duration.
         downloads: its data.
-        command_note: what the command does besides, or why there is none.
-        asked: the question that it answers; a page of this section alone begins with it.
-        seconds_note: what part of the seconds is of another run.
+        command_note: what else the command does, or why there is none.
+        asked: the question it answers; shown first if it is the only section.
+        seconds_note: what the duration leaves out.
     """
 
     title: str
@@ -138,17 +138,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A page: what was asked and found, a picture of it, then one section for each result.
+    """A page: question, findings and a picture first, then one section for each result.
 
     Args:
-        title: its only head of the first rank.
-        findings: what was found, in a few sentences; the first screen.
+        title: its heading.
+        findings: a few sentences for the first screen.
         sections: the results.
         summary: a table, below the first picture.
-        sources: the files it was made of, which no page may replace.
-        asked: the question, in a sentence; "": that of its only section.
-        overview: the picture of the first screen; sections that hold it too refer to it. None: the
-            first picture of the sections.
+        sources: the files it was made of, which the page may not replace.
+        asked: the question; "" for that of its only section.
+        overview: the picture of the first screen; sections with the same picture link to it. None
+            for the first picture of the sections.
     """
 
     title: str
@@ -161,7 +161,7 @@ class Report:
 
     @property
     def question(self) -> str:
-        """What was asked."""
+        """The question of the report, or of its only section."""
         alone = self.sections[0].asked if len(self.sections) == 1 else ""
         return self.asked or alone
 

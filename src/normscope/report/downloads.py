@@ -1,9 +1,10 @@
-"""Labelled numbers as files inside the page, where they are small."""
+"""Data files embedded in the page: datasets as CSV and NetCDF, tables as CSV."""
 
 from __future__ import annotations
 
 import csv
 import tempfile
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGEST", "NETCDF", "dataset_downloads", "table_download"]
 
-LARGEST = 1_000_000  # bytes of a file inside the page
+LARGEST = 1_000_000  # bytes of an embedded file
 _CSV, NETCDF = "text/csv;charset=utf-8", "application/netcdf"
 
 
 def dataset_downloads(dataset: xr.Dataset, stem: str) -> tuple[Download, ...]:
-    """The dataset as CSV and NetCDF; what is larger than `LARGEST` is left out, and says so.
+    """Return a dataset as CSV and NetCDF; files larger than `LARGEST` are left out.
 
-    Variables over the same dimensions share one CSV file, a row for each combination of labels.
+    Variables over the same dimensions share one CSV file, with a row for each combination of
+    labels.
 
     Args:
         dataset: labelled numbers.
@@ -42,41 +44,43 @@ def dataset_downloads(dataset: xr.Dataset, stem: str) -> tuple[Download, ...]:
 
 
 def table_download(table: Table, name: str) -> Download:
-    """A table as CSV, in full precision.
+    """Return a table as CSV, in full precision; missing values are empty.
 
     Args:
-        table: its rows; what is missing stays empty.
+        table: to write.
         name: of the file.
     """
+    return _csv_download(name, table.columns, table.rows)
+
+
+def _csv_download(
+    name: str, columns: Iterable[object], rows: Iterable[Iterable[object]]
+) -> Download:
     written = StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(table.rows)
-    return _kept(Download(name, _CSV, written.getvalue().encode(errors="replace")))
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return _limited(Download(name, _CSV, written.getvalue().encode(errors="replace")))
 
 
 def _ending(dims: tuple[str, ...], groups: int) -> str:
-    """What tells the files of several groups apart."""
+    """Return what distinguishes the files of several groups."""
     if groups == 1:
         return ""
     return f"_by_{'_'.join(dims)}" if dims else "_values"
 
 
 def _csv(part: xr.Dataset, name: str) -> Download:
-    """Variables over the same dimensions, without the labels that say nothing of their rows."""
+    """Return variables over the same dimensions, without scalar coordinates."""
     if sum(values.size for values in part.data_vars.values()) > LARGEST:  # at least a byte each
         return _left_out(name, _CSV)
-    written = StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    if part.sizes:
-        frame = part.drop_vars([n for n, v in part.coords.items() if not v.dims]).to_dataframe()
-        frame = frame.reset_index()
-        writer.writerow(frame.columns)
-        writer.writerows(frame.itertuples(index=False))
-    else:
-        writer.writerow(part.data_vars)
-        writer.writerow([values.item() for values in part.data_vars.values()])
-    return _kept(Download(name, _CSV, written.getvalue().encode(errors="replace")))
+    if not part.sizes:
+        return _csv_download(
+            name, part.data_vars, [[values.item() for values in part.data_vars.values()]]
+        )
+    frame = part.drop_vars([n for n, v in part.coords.items() if not v.dims]).to_dataframe()
+    frame = frame.reset_index()
+    return _csv_download(name, frame.columns, frame.itertuples(index=False))
 
 
 def _netcdf(dataset: xr.Dataset, name: str) -> Download:
@@ -88,10 +92,10 @@ def _netcdf(dataset: xr.Dataset, name: str) -> Download:
             write_netcdf(dataset, path)
         except InputError as error:
             return Download(name, NETCDF, b"", f"not in this page: {error}")
-        return _kept(Download(name, NETCDF, path.read_bytes()))
+        return _limited(Download(name, NETCDF, path.read_bytes()))
 
 
-def _kept(download: Download) -> Download:
+def _limited(download: Download) -> Download:
     if len(download.content) <= LARGEST:
         return download
     return _left_out(download.name, download.media_type)

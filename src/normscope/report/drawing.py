@@ -1,4 +1,4 @@
-"""A drawing (SVG) made fit for a page: harmless, of its own names, in the page's two themes."""
+"""Sanitize an SVG drawing for a page: no scripts or links, unique ids, colours of both themes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,34 @@ from xml.etree import ElementTree
 from normscope.errors import DataError
 from normscope.report.colours import Palette
 from normscope.report.document import Panel
-from normscope.report.svg_parts import ELEMENTS, GEOMETRY, STYLES
-from normscope.report.svg_size import refuse_endless
 
 __all__ = ["inline_svg"]
 
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
 _HREFS = ("href", "{http://www.w3.org/1999/xlink}href")
 
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Allow lists: anything else is dropped, such as scripts, style sheets, links and animations.
+_ELEMENTS = _names("""
+    svg g defs symbol use path rect circle ellipse line polyline polygon text tspan image clipPath
+    mask pattern marker linearGradient radialGradient stop
+""")
+_GEOMETRY = _names("""
+    d x y x1 y1 x2 y2 dx dy cx cy r rx ry fx fy width height points transform viewBox
+    preserveAspectRatio gradientUnits gradientTransform patternUnits patternTransform
+    patternContentUnits clipPathUnits maskUnits markerWidth markerHeight markerUnits refX refY
+    orient offset textLength lengthAdjust
+""")
+_STYLES = _names("""
+    fill fill-opacity fill-rule stroke stroke-width stroke-opacity stroke-linecap stroke-linejoin
+    stroke-miterlimit stroke-dasharray stroke-dashoffset opacity clip-path clip-rule mask font
+    font-family font-size font-style font-weight font-stretch font-variant text-anchor stop-color
+    stop-opacity visibility image-rendering
+""")
 _COLOURS = ("fill", "stroke", "stop-color")
 _SAFE_VALUE = re.compile(r"[\w\s.,#%+'\"-]*\Z")
 _COLOUR_CALL = re.compile(r"rgba?\([\d\s.,%]*\)\Z")
@@ -26,29 +46,29 @@ _PICTURE_DATA = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]*\Z")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e[+-]?\d+)?")
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(pt|px)?\Z")
 _PIXELS = {"pt": 4 / 3, "px": 1.0, None: 1.0}
-_HALF = 165.0  # points of a panel that is read in half of a phone's width
-_NARROWEST = (
-    0.62  # of the natural width: letters are read, a phone cuts no three panels between two
-)
+_HALF = 165.0  # widest panel in points that is legible in half of a phone's width
+_NARROWEST = 0.62  # of the natural width, so that letters are legible
+_DEEPEST = 200  # nested elements; matplotlib nests about ten
+_MOST = 1_000_000  # elements drawn
 
 
 def inline_svg(svg: str, text: str, prefix: str, panels: Sequence[Panel] = ()) -> str:
-    """The drawing as an element for the middle of a page.
+    """Return a drawing as an element to embed in a page.
 
     Args:
-        svg: the file's text; it may come from anywhere.
-        text: what the drawing shows, for those who do not see it.
-        prefix: of the names inside it, other than that of any drawing on the page.
-        panels: its parts, to be shown one by one where the page is narrow.
+        svg: the file's text, which is not trusted.
+        text: what the drawing shows, for readers who do not see it.
+        prefix: of the ids inside it, unique on the page.
+        panels: its parts, shown one by one on a narrow page.
 
     Returns:
         Markup without scripts, links and outside references.
 
     Raises:
-        DataError: if the text is no SVG, declares entities, or is too much for a browser.
+        DataError: if the text is not SVG, declares entities, or has too many elements.
     """
-    root = _parsed(svg)
-    refuse_endless(root, _targets)
+    root = _parse(svg)
+    _check_size(root)
     names = {
         name: f"{prefix}-{number}"
         for number, name in enumerate(
@@ -60,7 +80,7 @@ def inline_svg(svg: str, text: str, prefix: str, panels: Sequence[Panel] = ()) -
     used |= {name for panel in panels for name in panel.groups}
     used &= set(names)
     copier = _Copier({name: names[name] for name in used})
-    found = copier.copied(root)
+    found = copier.copy(root)
     width, height = _size(root)
     found.attrib.setdefault("viewBox", f"0 0 {width:g} {height:g}")
     for name in ("width", "height", "x", "y"):
@@ -69,14 +89,14 @@ def inline_svg(svg: str, text: str, prefix: str, panels: Sequence[Panel] = ()) -
     colours = copier.palette.declarations
     found.set("style", ";".join(filter(None, (sizes, colours))))
     found.attrib |= {"class": "drawing", "role": "img", "aria-label": " ".join(text.split())}
-    drawn = [found, *_shown_panels(panels, names, colours)]
+    drawn = [found, *_panel_box(panels, names, colours)]
     return "".join(ElementTree.tostring(each, encoding="unicode") for each in drawn)
 
 
-def _shown_panels(
+def _panel_box(
     panels: Sequence[Panel], names: Mapping[str, str], colours: str
 ) -> list[ElementTree.Element]:
-    """A box of windows on the parts of a drawing, which uses them and draws nothing anew."""
+    """Return an element that shows each panel by reference to the drawing."""
     if not panels:
         return []
     box = ElementTree.Element("div", {"class": "panels", "aria-hidden": "true"})
@@ -93,46 +113,88 @@ def _shown_panels(
     return [box]
 
 
-def _parsed(svg: str) -> ElementTree.Element:
-    """The root; entities are refused, so that a small file cannot grow or read others."""
+def _parse(svg: str) -> ElementTree.Element:
+    """Return the root element; entities are rejected, as they can grow or read other files."""
     if "<!ENTITY" in svg:
-        raise DataError("the drawing declares XML entities, which none of normscope's does.")
+        raise DataError("the drawing declares XML entities; draw it by matplotlib.")
     try:
         root = ElementTree.fromstring(svg)
     except ElementTree.ParseError as error:
-        raise DataError(f"the drawing is no SVG that can be read ({error}).") from error
+        raise DataError(f"the drawing cannot be read as SVG ({error}).") from error
     if root.tag != f"{_NAMESPACE}svg":
-        raise DataError(f"the drawing is no SVG: it begins by {root.tag[:80]!r}.")
+        raise DataError(f"the drawing is not SVG: its root element is {root.tag[:80]!r}.")
     return root
 
 
+def _check_size(root: ElementTree.Element) -> None:
+    """Reject a drawing that would keep a browser busy for very long.
+
+    Raises:
+        DataError: if it is nested too deeply, or has too many elements once every reference is
+            replaced by its target.
+    """
+    depth, level = 0, [root]
+    while level and depth <= _DEEPEST:
+        depth, level = depth + 1, [child for each in level for child in each]
+    if depth > _DEEPEST:
+        raise DataError(f"the drawing is nested deeper than {_DEEPEST} elements; draw it flatter.")
+    if _count_drawn(root) > _MOST:
+        raise DataError(
+            f"the drawing shows more than {_MOST} elements, by using its own parts again and "
+            "again; draw fewer."
+        )
+
+
+def _count_drawn(root: ElementTree.Element) -> int:
+    """Count the elements with every reference replaced by its target; cycles count nothing."""
+    named = {each.get("id", ""): each for each in reversed(list(root.iter()))}
+
+    def parts(element: ElementTree.Element) -> Iterator[ElementTree.Element]:
+        yield from element
+        yield from (named[name] for name in _targets(element) if name in named)
+
+    counts = {root: 0}  # 0 until known, which ends cycles
+    stack = [(root, parts(root))]
+    while stack:
+        element, rest = stack[-1]
+        following = next((each for each in rest if each not in counts), None)
+        if following is not None:
+            counts[following] = 0
+            stack.append((following, parts(following)))
+        else:
+            stack.pop()
+            total = 1 + sum(counts[each] for each in parts(element))
+            counts[element] = min(total, _MOST + 1)
+    return counts[root]
+
+
 class _Copier:
-    """Copies what is known to be harmless.
+    """Copies allowed elements and attributes.
 
     Args:
-        names: the new name of every name that is referred to.
+        names: the new id of every id that is referred to.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self.palette = Palette()
         self._names = names
 
-    def copied(self, element: ElementTree.Element) -> ElementTree.Element:
-        """The element with its children."""
-        copy = ElementTree.Element(_tag(element), self._attributes(element))
-        copy.text = element.text if copy.tag in ("text", "tspan") else None
+    def copy(self, element: ElementTree.Element) -> ElementTree.Element:
+        """Return a copy of the element with its children."""
+        found = ElementTree.Element(_tag(element), self._attributes(element))
+        found.text = element.text if found.tag in ("text", "tspan") else None
         for child in element:
-            if _tag(child) in ELEMENTS:
-                inner = self.copied(child)
-                inner.tail = child.tail if copy.tag in ("text", "tspan") else None
-                copy.append(inner)
-        return copy
+            if _tag(child) in _ELEMENTS:
+                inner = self.copy(child)
+                inner.tail = child.tail if found.tag in ("text", "tspan") else None
+                found.append(inner)
+        return found
 
     def _attributes(self, element: ElementTree.Element) -> dict[str, str]:
-        kept = {name: value for name, value in element.items() if name in GEOMETRY}
+        kept = {name: value for name, value in element.items() if name in _GEOMETRY}
         for name in ("d", "points"):
             if name in kept:
-                kept[name] = " ".join(_LONG_NUMBER.sub(_shortened, kept[name]).split())
+                kept[name] = " ".join(_LONG_NUMBER.sub(_shorten, kept[name]).split())
         own = self._names.get(element.get("id", ""))
         if own is not None:
             kept["id"] = own
@@ -143,7 +205,7 @@ class _Copier:
         return {**kept, "style": style} if style else kept
 
     def _target(self, element: ElementTree.Element) -> str | None:
-        """What a use or an image shows: a part of this drawing, or pixels inside it."""
+        """Return what a use or an image shows: a part of this drawing, or embedded pixels."""
         given = next((element.get(name) for name in _HREFS if element.get(name)), None) or ""
         if _tag(element) == "image":
             return "".join(given.split()) if _PICTURE_DATA.match(given) else None
@@ -153,7 +215,7 @@ class _Copier:
     def _style(self, element: ElementTree.Element) -> str:
         given = dict(_declarations(element))
         is_line = given.get("stroke", "none") != "none"
-        # matplotlib fills a group for the letters in it, and a path for an area
+        # matplotlib fills a group to colour letters, and a path to colour an area
         is_letter = not is_line and _tag(element) in ("g", "text", "tspan")
         kept = {name: self._value(name, value, is_line, is_letter) for name, value in given.items()}
         return ";".join(f"{name}:{value}" for name, value in kept.items() if value is not None)
@@ -169,22 +231,22 @@ class _Copier:
 
 
 def _tag(element: ElementTree.Element) -> str:
-    """The name of an SVG element; nothing for comments and elements of other kinds."""
+    """Return the name of an SVG element; "" for comments and other namespaces."""
     tag = element.tag
     return tag.removeprefix(_NAMESPACE) if isinstance(tag, str) and _NAMESPACE in tag else ""
 
 
 def _declarations(element: ElementTree.Element) -> Iterator[tuple[str, str]]:
-    """Name and value of all that says how the element looks; the style goes last and wins."""
-    yield from ((name, value.strip()) for name, value in element.items() if name in STYLES)
+    """Yield the style properties of an element; those of its style attribute last."""
+    yield from ((name, value.strip()) for name, value in element.items() if name in _STYLES)
     for part in element.get("style", "").split(";"):
         name, _, value = part.partition(":")
-        if name.strip() in STYLES:
+        if name.strip() in _STYLES:
             yield name.strip(), value.strip()
 
 
 def _targets(element: ElementTree.Element) -> Iterator[str]:
-    """The names that an element refers to."""
+    """Yield the ids that an element refers to."""
     if _tag(element) != "image":
         hrefs = dict.fromkeys(element.get(name, "") for name in _HREFS)
         yield from (each[1:] for each in hrefs if each.startswith("#"))
@@ -195,7 +257,7 @@ def _targets(element: ElementTree.Element) -> Iterator[str]:
 
 
 def _size(root: ElementTree.Element) -> tuple[float, float]:
-    """Width and height in pixels: as given, else those of the view box."""
+    """Return width and height in pixels: as given, else those of the view box."""
     sizes = [_SIZE.match(root.get(name, "").strip()) for name in ("width", "height")]
     if sizes[0] and sizes[1]:
         width, height = (float(each[1]) * _PIXELS[each[2]] for each in sizes if each)
@@ -204,12 +266,12 @@ def _size(root: ElementTree.Element) -> tuple[float, float]:
         try:
             width, height = float(box[2]), float(box[3])
         except (IndexError, ValueError) as error:
-            raise DataError("the drawing says neither its size nor its view box.") from error
+            raise DataError("the drawing has neither a size nor a view box.") from error
     if not (math.isfinite(width) and math.isfinite(height)):
         raise DataError(f"the drawing's size must be finite, got {width:g} by {height:g}.")
     return width, height
 
 
-def _shortened(number: re.Match[str]) -> str:
-    """A coordinate to a hundredth of a point."""
+def _shorten(number: re.Match[str]) -> str:
+    """Round a coordinate to a hundredth of a point."""
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".") or "0"

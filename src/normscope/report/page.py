@@ -1,10 +1,13 @@
-"""The page: a report as one HTML file that needs nothing else."""
+"""Render a report as one HTML file without outside references."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,33 +16,37 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from normscope import __version__
-from normscope.errors import InputError
+from normscope.errors import DataError, InputError
 from normscope.files import replacing
-from normscope.report.cells import cell, numeric_columns, shown
 from normscope.report.colours import DARK, LIGHT
-from normscope.report.document import Download, Report
-from normscope.report.places import shown_first, shown_sections
-from normscope.report.words import printable, said_seconds
+from normscope.report.document import Download, Name, Picture, Report, Section, Table
+from normscope.report.drawing import inline_svg
+from normscope.report.narrative import format_seconds, printable
+from normscope.results import Claim
 
 __all__ = ["render", "write_report"]
 
+_OVERVIEW = "overview"  # anchor of the first picture
+_MISSING = "-"
+
 
 def render(report: Report) -> str:
-    """The report as HTML.
+    """Return the report as HTML.
 
-    One file without outside references: style, script, drawings and data are inside it, and its
-    content policy forbids the browser to load anything. All texts are escaped.
+    Style, script, drawings and data are embedded, and the content policy forbids the browser to
+    load anything. All strings are escaped.
 
     Args:
-        report: what to show.
+        report: to render.
     """
     style, script = _asset("page.css"), _asset("page.js")
+    first = report.first_picture
     template = _environment().get_template("page.html.j2")
     return printable(
         template.render(
             report=report,
-            first=shown_first(report),
-            sections=list(shown_sections(report)),
+            first=None if first is None else _placed_picture(first, _OVERVIEW, "p0", report.title),
+            sections=list(_placed_sections(report)),
             style=Markup(style),
             script=Markup(script),
             policy=_policy(style, script),
@@ -49,11 +56,11 @@ def render(report: Report) -> str:
 
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the report as one HTML file, all of it or nothing.
+    """Write the report as one HTML file, atomically.
 
     Args:
-        report: what to show.
-        path: of the file; one that is there is replaced, unless the report was made of it.
+        report: to write.
+        path: of the file; an existing one is replaced, unless the report was made of it.
 
     Returns:
         The path.
@@ -73,7 +80,7 @@ def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
 
 
 def _is_same(path: Path, source: Path) -> bool:
-    """Whether two paths are one file, by whichever links."""
+    """Return whether two paths resolve to the same file."""
     if path.resolve() == source.resolve():
         return True
     return path.exists() and source.exists() and path.samefile(source)
@@ -88,9 +95,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "shown": shown, "breakable": _breakable}
-    environment.filters |= {"href": _href, "size": _size, "said_seconds": said_seconds}
-    environment.globals |= {"numeric_columns": numeric_columns, "light": LIGHT, "dark": DARK}
+    environment.filters |= {
+        "breakable": _breakable,
+        "cell": _cell,
+        "format_value": _format_value,
+        "href": _href,
+        "seconds": format_seconds,
+        "size": _size,
+    }
+    environment.globals |= {"numeric_columns": _numeric_columns, "light": LIGHT, "dark": DARK}
     return environment
 
 
@@ -100,13 +113,13 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """What the browser may do: run this script, apply this style, show pictures inside the file."""
+    """Return the content policy: this script, this style, and embedded images only."""
     rules = (
         "default-src 'none'",
         "img-src data:",
         f"script-src '{_digest(script)}'",
         f"style-src-elem '{_digest(style)}'",
-        "style-src-attr 'unsafe-inline'",  # of the drawings, which were cleaned
+        "style-src-attr 'unsafe-inline'",  # of the drawings, which are sanitized
         "base-uri 'none'",
         "form-action 'none'",
     )
@@ -117,14 +130,159 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+@dataclass(frozen=True)
+class _PlacedPicture:
+    """A picture with its anchor on the page."""
+
+    anchor: str
+    svg: Markup
+    caption: str
+
+
+@dataclass(frozen=True)
+class _PlacedTable:
+    """A table with its anchor on the page."""
+
+    anchor: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class _PlacedClaim:
+    """A claim with its anchor and that of its evidence."""
+
+    anchor: str
+    claim: Claim
+    evidence: str
+    evidence_name: str
+
+
+@dataclass(frozen=True)
+class _PlacedSection:
+    """A section with the anchors of its parts, without what the first screen shows of it."""
+
+    anchor: str
+    section: Section
+    paragraphs: Sequence[str]
+    first: str  # anchor of its picture on the first screen; "" if it has none there
+    pictures: Sequence[_PlacedPicture]
+    tables: Sequence[_PlacedTable]
+    claims: Sequence[_PlacedClaim]
+
+
+def _placed_sections(report: Report) -> Iterator[_PlacedSection]:
+    claims, first = 0, report.first_picture
+    said = set(report.findings) if len(report.sections) == 1 else set()
+    for number, section in enumerate(report.sections, start=1):
+        anchor = f"section-{number}"
+        pictures = [
+            _placed_picture(each, f"{anchor}-figure-{index}", f"p{number}-{index}", section.title)
+            for index, each in enumerate(section.pictures, start=1)
+            if each is not first
+        ]
+        tables = [
+            _PlacedTable(f"{anchor}-table-{index}", each)
+            for index, each in enumerate(section.tables, start=1)
+        ]
+        above = _OVERVIEW if any(each is first for each in section.pictures) else ""
+        drawn, listed = ([each.anchor for each in part] for part in (pictures, tables))
+        evidence = next(filter(None, (above, *drawn, *listed, anchor)))
+        kind = "figure" if section.pictures else "table" if section.tables else "section"
+        placed = [
+            _PlacedClaim(f"claim-{claims + index}", each, evidence, f"{kind} of {section.title}")
+            for index, each in enumerate(section.claims, start=1)
+        ]
+        claims += len(placed)
+        paragraphs = [each for each in section.paragraphs if each not in said]
+        yield _PlacedSection(anchor, section, paragraphs, above, pictures, tables, placed)
+
+
+def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> _PlacedPicture:
+    try:
+        svg = inline_svg(picture.svg, picture.text, prefix, picture.panels)
+    except DataError as error:
+        raise DataError(f"{title}: {error}") from error
+    return _PlacedPicture(anchor, Markup(svg), picture.caption or picture.text)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A value of a table.
+
+    Args:
+        text: to show.
+        order: the number to sort by; None to sort by the text.
+        missing: whether the value is unknown; sorted last.
+        key: the name in the data, if it differs from the text.
+    """
+
+    text: str
+    order: str | None = None
+    missing: bool = False
+    key: str = ""
+
+
+def _cell(value: object, digits: int = 4) -> _Cell:
+    """Return how a value is shown and sorted.
+
+    >>> _cell(0.123456).text, _cell(0.123456, 2).text, _cell(0.123456).order
+    ('0.1235', '0.12', '0.123456')
+    >>> _cell(None)
+    _Cell(text='-', order=None, missing=True, key='')
+
+    Args:
+        value: of a table.
+        digits: significant digits of a float.
+    """
+    if isinstance(value, Name):
+        return _Cell(value.words, key=value.key if value.key != value.words else "")
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return _Cell(_MISSING, missing=True)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _Cell(_format_value(value))
+    text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and math.isinf(value):
+        return _Cell(text, "Infinity" if value > 0 else "-Infinity")
+    return _Cell(text, repr(value))
+
+
+def _numeric_columns(table: Table) -> list[bool]:
+    """Return for each column whether all known values are numbers."""
+    columns = [[_cell(row[index]) for row in table.rows] for index in range(len(table.columns))]
+    return [
+        any(each.order is not None for each in column)
+        and all(each.missing or each.order is not None for each in column)
+        for column in columns
+    ]
+
+
+def _format_value(value: object) -> str:
+    """Format a value; floats to 12 significant digits.
+
+    >>> _format_value(True), _format_value([1, 0.1 + 0.2]), _format_value(1e-7)
+    ('yes', '[1, 0.3]', '1e-07')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_format_value, value))}]"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_format_value(each)}" for name, each in value.items())
+    return str(value)
+
+
 def _href(download: Download) -> Markup:
-    """The file's bytes as an address."""
+    """Return the file's bytes as a data URL."""
     content = base64.b64encode(download.content).decode()
     return Markup("data:{};base64,{}").format(download.media_type, content)
 
 
 def _breakable(name: str) -> Markup:
-    """The name of a variable, which may be broken after an underscore so that columns are narrow.
+    """Return a name that may be broken after underscores, so that columns are narrow.
 
     >>> _breakable("a_<b>")
     Markup('a_<wbr>&lt;b&gt;')
@@ -133,6 +291,6 @@ def _breakable(name: str) -> Markup:
 
 
 def _size(download: Download) -> str:
-    """The size of a file in words."""
+    """Return the size of a file in bytes or kB."""
     size = len(download.content)
     return f"{size} bytes" if size < 1000 else f"{size / 1000:.3g} kB"

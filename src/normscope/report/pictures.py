@@ -1,36 +1,51 @@
-"""Figures of matplotlib as pictures of a report."""
+"""Pictures of a report: matplotlib figures as SVG, with captions and text alternatives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from normscope.errors import StateError
+from normscope.plots.names import BANDS
+from normscope.report.diagrams import has_result
 from normscope.report.document import Panel, Picture
+from normscope.report.narrative import (
+    counted,
+    describe_diagram,
+    describe_scope,
+    describe_theory,
+    diagram_findings,
+    divergence_sentence,
+    factor_of,
+)
 
 if TYPE_CHECKING:
+    import xarray as xr
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
-__all__ = ["picture_of"]
+__all__ = ["curves_picture", "draw_diagrams", "picture_of", "scope_picture"]
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "path",  # letters as shapes: the same on every machine
-    "svg.hashsalt": "normscope",  # the same figure gives the same bytes
+    "svg.fonttype": "path",  # letters as shapes, independent of installed fonts
+    "svg.hashsalt": "normscope",  # bit-identical output
 }
 
-_POINTS = 72  # in an inch, and the unit of the drawings
-_WIDEST = 5.4  # inches that a phone's width holds with letters that are read
+_POINTS = 72  # per inch; the unit of the drawings
+_WIDEST = 5.4  # inches that a phone shows with legible letters
 _MARGIN = 3  # points around a panel
 
 
 def picture_of(figure: Figure, text: str, caption: str = "") -> Picture:
-    """A figure as a picture; on the page its ink and paper follow the theme.
+    """Convert a figure to a picture, whose colours follow the theme of the page.
 
     Args:
-        figure: any figure of matplotlib.
-        text: what it shows, for those who do not see it.
-        caption: the line below it; "": the text.
+        figure: of matplotlib.
+        text: what it shows, for readers who do not see it.
+        caption: the line below it; "" for the text.
     """
     import matplotlib as mpl
 
@@ -42,11 +57,11 @@ def picture_of(figure: Figure, text: str, caption: str = "") -> Picture:
 
 
 def _named_parts(figure: Figure) -> list[list[Artist]]:
-    """The panels with their colour bars, then legends and texts of the figure; each has a name."""
+    """Give an id to every panel, colour bar, legend and text; return them, panels with bars."""
     found: dict[Artist, list[Artist]] = {}
     for axes in figure.axes:
-        bar = getattr(axes, "_colorbar", None)  # drawn beside the panel that it explains
-        found.setdefault(axes if bar is None else _explained(bar, axes), []).append(axes)
+        bar = getattr(axes, "_colorbar", None)
+        found.setdefault(axes if bar is None else _panel_of_bar(bar, axes), []).append(axes)
     parts = list(found.values())
     parts += [[artist] for artist in (*figure.legends, *figure.texts)]
     for number, artist in enumerate(artist for part in parts for artist in part):
@@ -55,15 +70,15 @@ def _named_parts(figure: Figure) -> list[list[Artist]]:
     return parts
 
 
-def _explained(bar: Any, axes: Artist) -> Artist:
-    """What a colour bar belongs to; a bar of bare colours, to the panel that made room for it."""
+def _panel_of_bar(bar: Any, axes: Artist) -> Artist:
+    """Return the panel of a colour bar; without a mappable of its own, the panel beside it."""
     beside = getattr(axes, "_colorbar_info", {}).get("parents") or [axes]
-    whose: Artist = getattr(bar.mappable, "axes", None) or beside[0]
-    return whose
+    panel: Artist = getattr(bar.mappable, "axes", None) or beside[0]
+    return panel
 
 
-def _borrows(figure: Figure) -> bool:
-    """Whether a panel is not read alone: a label of all stands at the side, or a neighbour's do."""
+def _shares_labels(figure: Figure) -> bool:
+    """Return whether a panel cannot stand alone: it shares tick labels or a common axis label."""
     sides = {"x": ("labelbottom", "labeltop"), "y": ("labelleft", "labelright")}
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis) if axes.axison and axes.get_visible() else ():
@@ -79,12 +94,12 @@ def _borrows(figure: Figure) -> bool:
 
 
 def _panels(figure: Figure, parts: Sequence[Sequence[Artist]]) -> list[Panel]:
-    """Where the parts lie; none if the figure is narrow, or a part too wide or not read alone."""
+    """Return the panels; none if the figure is narrow, a part too wide, or labels are shared."""
     from matplotlib.transforms import Bbox
 
     widest = _WIDEST * _POINTS
     width, height = (float(length) * _POINTS for length in figure.get_size_inches())
-    if len(figure.axes) < 2 or width <= widest or _borrows(figure):
+    if len(figure.axes) < 2 or width <= widest or _shares_labels(figure):
         return []
     scale, found, widths = _POINTS / figure.dpi, [], []
     for part in parts:
@@ -97,5 +112,90 @@ def _panels(figure: Figure, parts: Sequence[Sequence[Artist]]) -> list[Panel]:
         top, bottom = max(height - high, 0.0), min(height - low, height)
         names = tuple(str(artist.get_gid()) for artist in part)
         found.append(Panel(names, (left, top, right - left, bottom - top)))
-        widths.append(0.0 if part[0] in figure.texts else right - left)  # a line may shrink
+        widths.append(0.0 if part[0] in figure.texts else right - left)  # text may shrink
     return found if max(widths, default=0.0) <= widest else []
+
+
+def draw_diagrams(
+    diagrams: Mapping[str, xr.Dataset], most: int = 6
+) -> tuple[list[str], list[Picture]]:
+    """Describe and draw phase diagrams; those without any result are only described.
+
+    Args:
+        diagrams: by what distinguishes them.
+        most: largest number of diagrams to show.
+    """
+    chosen = list(diagrams.items())[:most]
+    words = [f"{f'{name}: ' if name else ''}{diagram_findings(each)}" for name, each in chosen]
+    factor = factor_of(each for _, each in chosen)
+    words += [] if factor is None else [divergence_sentence(factor)]
+    further = len(diagrams) - len(chosen)
+    words += [f"{counted(further, 'further diagram')} not drawn here."] if further else []
+    drawn = [(each, name) for name, each in chosen if bool(has_result(each).any())]
+    return words, [_diagram_picture(each, name) for each, name in drawn]
+
+
+def _diagram_picture(diagram: xr.Dataset, name: str) -> Picture:
+    from normscope.plots.phase_diagram import phase_diagram
+
+    # the page lists the settings below the figure
+    figure: Any = phase_diagram(diagram, with_settings=False).figure
+    caption = (
+        f"Mean test loss{f', {name}' if name else ''}: the page's own colour where a run "
+        "diverged, grey where nothing is known."
+    )
+    if "critical_learning_rate" in diagram:
+        caption = f"{caption} {describe_theory(diagram)}".rstrip()
+    return picture_of(figure, f"Heat map. {describe_diagram(diagram)}", caption)
+
+
+def scope_picture(dataset: xr.Dataset, name: str = "") -> Picture | None:
+    """Draw what a scope measured; None if no value is finite.
+
+    Args:
+        dataset: of the scope.
+        name: of the training run, for the caption.
+    """
+    from normscope.plots.scope import scope_figure
+
+    try:
+        figure = scope_figure(dataset)
+    except StateError:
+        return None
+    panels = [" ".join(axes.get_title().split()) for axes in figure.axes]
+    text = f"{counted(len(panels), 'panel')} over the training steps: {', '.join(panels)}. "
+    text += " ".join(describe_scope(dataset))
+    caption = f"What the scope measured{f', {name}' if name else ''}: each panel over the steps."
+    if any(each in dataset and bool(dataset[each].notnull().any()) for each in BANDS):
+        ends = dataset["distance"].values
+        caption += (
+            " A band reaches from the least to the largest value met along the gradient, at "
+            f"{ends.min():.3g} to {ends.max():.3g} times the learning rate."
+        )
+    return picture_of(figure, text, caption)
+
+
+def curves_picture(losses: Sequence[tuple[str, xr.DataArray]], omitted: int = 0) -> Picture:
+    """Draw the losses of training runs over their steps.
+
+    Args:
+        losses: name and losses of each run.
+        omitted: how many further runs are not drawn.
+    """
+    from normscope.plots.axes import logarithmic_axis, step_axis
+    from normscope.plots.style import new_figure
+
+    figure = new_figure(5.6, 3.8)
+    axes = figure.subplots()
+    for name, loss in losses:
+        steps = loss["step"].values if "step" in loss.coords else np.arange(loss.size)
+        axes.plot(steps, loss.values, lw=1.2, label=name)
+    if all(bool((loss > 0).all()) for _, loss in losses):
+        logarithmic_axis(axes, "y")
+    step_axis(axes)
+    axes.set_ylabel("loss")
+    axes.legend(frameon=False, fontsize="x-small")
+    ends = [f"{name}: {float(y[0]):.3g} to {float(y[-1]):.3g}" for name, y in losses]
+    more = f"; {counted(omitted, 'further training')} not drawn" if omitted else ""
+    caption = f"Loss over the steps{more}."
+    return picture_of(figure, f"Loss over the steps. {'; '.join(ends)}.", caption)

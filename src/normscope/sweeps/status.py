@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normscope.errors import NormscopeError, StateError
-from normscope.report.divergence_words import common_factor
+from normscope.report.narrative import common_factor
 from normscope.results import Record, State, Store
 from normscope.results.writer_lock import WriterLock
 from normscope.sweeps.cells import Cell

@@ -69,10 +69,10 @@ def test_hostile_drawing_is_harmless(inside):
     ("svg", "message"),
     [
         ('<!DOCTYPE svg [<!ENTITY a "ha">]><svg>&a;</svg>', "entities"),
-        ("<svg", "no SVG that can be read"),
-        ("<html xmlns='http://www.w3.org/1999/xhtml'/>", "begins by"),
-        (f"{HEAD}/>", "neither its size nor its view box"),
-        ("", "no SVG that can be read"),
+        ("<svg", "cannot be read as SVG"),
+        ("<html xmlns='http://www.w3.org/1999/xhtml'/>", "root element is"),
+        (f"{HEAD}/>", "neither a size nor a view box"),
+        ("", "cannot be read as SVG"),
     ],
 )
 def test_what_is_no_plain_svg_is_refused(svg, message):
@@ -171,7 +171,7 @@ def test_deep_drawing_is_refused_in_a_sentence():
 def test_size_that_is_no_number_leaves_the_view_box():
     found = cleaned("", 'width="1.2.3" height="4" viewBox="0 0 30 40"')
     assert "--natural:30px" in found
-    with pytest.raises(DataError, match="neither its size nor its view box"):
+    with pytest.raises(DataError, match="neither a size nor a view box"):
         cleaned("", 'width="1.2.3" height="4"')
     with pytest.raises(DataError, match="must be finite"):
         cleaned("", 'viewBox="0 0 nan inf"')

@@ -26,8 +26,8 @@ from normscope.learning_rate.onset import Trial
 from normscope.learning_rate.verified import Verification
 from normscope.probes.cost import ScopeCost
 from normscope.probes.probe import Cost
-from normscope.report.notebook import pairs_html, table_html
 from normscope.results import Claim, Store
+from normscope.results.notebook import pairs_html, table_html
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.status import status
 from normscope.sweeps.work import Failure, Report

@@ -1,7 +1,7 @@
 import pytest
 import xarray as xr
 
-from normscope.report.divergence_words import factor_of
+from normscope.report.narrative import factor_of
 from normscope.results.settings import settings_of
 
 

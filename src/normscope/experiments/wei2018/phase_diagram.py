@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import spearmanr
 
-from normscope.report.boundary_words import grid_boundary
+from normscope.report.diagrams import grid_boundary
 from normscope.results import Claim, Store
 from normscope.sweeps.diagram import diagram
 from normscope.sweeps.phase_diagram import seed_list

@@ -6,9 +6,14 @@ from normscope.plots import names
 from normscope.plots.names import dimension_name, quantity_name
 from normscope.probes import PROBES
 from normscope.report import Report, render
-from normscope.report.dataset_section import dataset_section
-from normscope.report.scope_report import scope_html, write_scope_report
-from normscope.report.scope_words import scope_picture, scope_table, scope_words
+from normscope.report.datasets import (
+    dataset_section,
+    scope_html,
+    scope_table,
+    write_scope_report,
+)
+from normscope.report.narrative import describe_scope
+from normscope.report.pictures import scope_picture
 
 
 def scope(loss, **variables):
@@ -31,7 +36,7 @@ def scope(loss, **variables):
     ],
 )
 def test_divergence_is_told(loss, words):
-    assert scope_words(scope(loss))[0].endswith(words)
+    assert describe_scope(scope(loss))[0].endswith(words)
 
 
 def test_table_has_the_last_value_and_counts_what_is_not_finite():
@@ -50,19 +55,19 @@ def test_table_has_the_last_value_and_counts_what_is_not_finite():
 
 def test_rays_that_are_not_finite_are_counted():
     rays = np.array([[1.0, 3.0], [1.0, np.inf], [2.0, np.nan], [np.nan, np.nan]])
-    found = scope_words(scope([1.0, 1.0, 1.0, 1.0], ray_loss=(("step", "distance"), rays)))
+    found = describe_scope(scope([1.0, 1.0, 1.0, 1.0], ray_loss=(("step", "distance"), rays)))
     assert found[1] == (
         "Along the gradient the loss varied by 2 in the median, 2 at most; at 2 of 3 steps it was "
         "not finite there."
     )
-    lost = scope_words(scope([1.0, np.nan], ray_loss=(("step", "distance"), rays[1:3])))
+    lost = describe_scope(scope([1.0, np.nan], ray_loss=(("step", "distance"), rays[1:3])))
     assert lost[1] == "Along the gradient, at 2 of 2 steps it was not finite there."
 
 
 def test_variables_are_shown_in_words_with_their_names_once():
     norms = (("step", "layer"), np.ones((2, 2)))
     dataset = scope([2.0, 1.0], gradient_norm=norms).assign_coords(layer=["0", "features.3"])
-    page = render(Report("t", scope_words(dataset), [dataset_section(dataset, "Measurements")]))
+    page = render(Report("t", describe_scope(dataset), [dataset_section(dataset, "Measurements")]))
     table = page.partition("<tbody>")[2].partition("</tbody>")[0]
     assert "gradient norm <small><code>gradient_norm</code></small>" in table
     assert page.replace("_by_step", "").count("gradient_norm") == 1

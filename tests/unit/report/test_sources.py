@@ -148,9 +148,9 @@ def record(**changes):
 @pytest.mark.parametrize(
     ("name", "content", "kind", "message"),
     [
-        ("x.png", b"x", InputError, "no kind that report reads"),
+        ("x.png", b"x", InputError, "report cannot read"),
         ("x.svg", b"<svg/>", InputError, "has no x.json beside it"),
-        ("x.json", b'{"a": 1}', InputError, "is no result of normscope run"),
+        ("x.json", b'{"a": 1}', InputError, "is not a result of normscope run"),
         ("x.json", b"{", DataError, "cannot be read as JSON"),
         ("x.json", b"[" * 100_000, DataError, "cannot be read as JSON"),
         ("x.json", b"\xff\xfe", DataError, "cannot be read as JSON"),
@@ -246,7 +246,7 @@ def test_half_characters_do_not_stop_a_page(tmp_path):
 
 def test_seconds_beyond_any_number_are_refused(tmp_path):
     path = write(tmp_path / "x.json", record(seconds=10**400))
-    with pytest.raises(DataError, match=r"x\.json: the seconds of the record are beyond"):
+    with pytest.raises(DataError, match=r"x\.json: the seconds of the record are too large"):
         report_of([path])
     (section,) = report_of([write(tmp_path / "y.json", record(seconds=float("nan")))]).sections
     assert section.seconds is None
@@ -387,9 +387,9 @@ def test_downloads_of_a_page_and_of_a_store_are_told_apart(tmp_path):
 
 def test_missing_file_suggests_the_closest(folder):
     (folder / "runs.sqlite").touch()
-    with pytest.raises(InputError, match=r"is not there; did you mean '.*runs\.sqlite'\?"):
+    with pytest.raises(InputError, match=r"does not exist; did you mean '.*runs\.sqlite'\?"):
         report_of([folder / "runs.sqlit"])
-    with pytest.raises(InputError, match="nor is the folder"):
+    with pytest.raises(InputError, match="nor does the folder"):
         report_of([folder / "nowhere" / "runs.sqlite"])
 
 

@@ -1,4 +1,4 @@
-"""A report of files: stores, results of experiments, labelled numbers, folders of them."""
+"""Reports of files: stores, results of experiments, NetCDF files, and folders of them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normscope.errors import DataError, InputError, NormscopeError
-from normscope.report.combined import Content
-from normscope.report.dataset_section import dataset_section
-from normscope.report.diagram import Theory
+from normscope.report.combine import Content
+from normscope.report.datasets import dataset_section
+from normscope.report.diagrams import Theory
 from normscope.report.document import Report, Section
 from normscope.report.drawing import inline_svg
-from normscope.report.result_files import is_result_record, read_numbers, section_of_files
-from normscope.report.store_sections import store_sections
+from normscope.report.runs import is_result_record, read_numbers, section_of_files
+from normscope.report.stores import store_sections
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["PageOf", "report_of"]
 
-PageOf = Callable[["xr.Dataset"], Report | None]  # numbers that have a page of their own kind
+PageOf = Callable[["xr.Dataset"], Report | None]  # a complete page of a dataset, if it has one
 
 _STORES = (".sqlite", ".sqlite3", ".db")
-_RESULT = (".json", ".svg", ".md", ".nc")  # of `Result.write`, side by side
+_RESULT = (".json", ".svg", ".md", ".nc")  # files of `Result.write`
 _SQLITE = b"SQLite format 3\x00"
 _NO_COMMAND = "There is no command: a NetCDF file does not say what wrote it."
 
@@ -39,54 +39,53 @@ def report_of(
     theory: Theory | None = None,
     page_of: PageOf = lambda numbers: None,
 ) -> Report:
-    """A report of stores, results and numbers.
+    """Return a report of stores, results and datasets.
 
     Args:
         inputs: paths of stores, of files that ``normscope run`` wrote, of NetCDF files, and of
-            folders that hold such.
-        title: of the page; None: that of its only result.
-        theory: gives the critical learning rates of a phase diagram.
-        page_of: gives the page of numbers that have one of their own kind, else None.
+            folders with such files.
+        title: of the page; None for that of its only result.
+        theory: returns the critical learning rates of a phase diagram.
+        page_of: returns the complete page of a dataset, or None if it has none.
 
     Raises:
         InputError: if there is nothing to report on.
     """
-    chosen, passed_over = _chosen(inputs)
+    chosen, skipped = _select(inputs)
     if not chosen:
         raise InputError("a report needs a store or a result; name at least one.")
     content = _read(chosen, theory, page_of)
-    left = [*passed_over, *content.unread]
+    left = [*skipped, *content.unread]
     unread = [f"Not in this report: {'; '.join(left)}."] * bool(left)
     found = content.report(unread)
     files = [path for source in chosen for path in source.files]
     return replace(found, title=found.title if title is None else title, sources=files)
 
 
-def _chosen(inputs: Iterable[str | os.PathLike[str]]) -> tuple[list[_Source], list[str]]:
-    """What to read, each file once, and in words what is passed over."""
+def _select(inputs: Iterable[str | os.PathLike[str]]) -> tuple[list[_Source], list[str]]:
+    """Return what to read, each file once, and a note for each file that is skipped."""
     chosen: dict[Path, _Source] = {}
-    passed_over: dict[Path, str] = {}
+    skipped: dict[Path, str] = {}
     for each in inputs:
-        found, passed = _sources_of(Path(each))
-        passed_over |= passed
+        found, notes = _sources_of(Path(each))
+        skipped |= notes
         for source in found:
             if not source.from_folder or source.path.resolve() not in chosen:
                 chosen[source.path.resolve()] = source
-    left = [words for path, words in passed_over.items() if path not in chosen]
-    return list(chosen.values()), left
+    return list(chosen.values()), [note for path, note in skipped.items() if path not in chosen]
 
 
 def _read(sources: Iterable[_Source], theory: Theory | None, page_of: PageOf) -> Content:
-    """What the sources hold.
+    """Read the sources.
 
     Raises:
-        NormscopeError: of a file that was named, or if there is nothing else.
+        NormscopeError: if a named file cannot be read, or nothing can.
     """
     content = Content()
     errors: dict[str, NormscopeError] = {}
     for source in sources:
         try:
-            found = _found(source, theory, page_of)
+            found = _read_source(source, theory, page_of)
         except NormscopeError as error:
             if not source.from_folder:
                 raise
@@ -104,11 +103,11 @@ def _read(sources: Iterable[_Source], theory: Theory | None, page_of: PageOf) ->
 
 @dataclass(frozen=True)
 class _Source:
-    """A store, a record of a result, or numbers.
+    """A file to read: a store, the .json of a result, or a NetCDF file.
 
     Args:
         path: of the file.
-        from_folder: found in a folder and not named, so that it may be passed over.
+        from_folder: found in a folder rather than named, so that it may be skipped.
     """
 
     path: Path
@@ -116,7 +115,7 @@ class _Source:
 
     @property
     def files(self) -> list[Path]:
-        """All files that may be read for it."""
+        """All files that may be read with it."""
         if self.path.suffix == ".json":
             return [self.path.with_suffix(suffix) for suffix in _RESULT]
         beside = [] if self.path.suffix == ".nc" else ["-wal", "-shm", "-lock"]
@@ -124,13 +123,13 @@ class _Source:
 
 
 def _sources_of(path: Path) -> tuple[list[_Source], dict[Path, str]]:
-    """What to read for one input: stores, records, numbers without a record; what is passed over.
+    """Return what to read for one input, and notes on files that are skipped.
 
     Raises:
-        InputError: if it is not there or of another kind.
+        InputError: if the path does not exist or is of another kind.
     """
     if not path.exists():
-        raise InputError(f"{path} is not there{_closest(path)}")
+        raise InputError(f"{path} does not exist{_closest(path)}")
     if path.is_dir():
         return _sources_in(path)
     if _is_store(path):
@@ -143,7 +142,7 @@ def _sources_of(path: Path) -> tuple[list[_Source], dict[Path, str]]:
             return [_Source(record)], {}
         raise InputError(f"{path} has no {record.name} beside it, which normscope run writes.")
     raise InputError(
-        f"{path} is of no kind that report reads: a store ({', '.join(_STORES)}), a file that "
+        f"report cannot read {path}; it reads a store ({', '.join(_STORES)}), a file that "
         f"normscope run wrote ({', '.join(_RESULT)}), or a folder of them."
     )
 
@@ -159,28 +158,28 @@ def _is_store(path: Path) -> bool:
 
 
 def _sources_in(folder: Path) -> tuple[list[_Source], dict[Path, str]]:
-    """Everything in a folder that can be reported on, figure 2 before figure 10."""
-    found = sorted((path for path in folder.rglob("*") if _is_open(path, folder)), key=_natural)
+    """Return everything readable in a folder, figure 2 before figure 10, and skipped files."""
+    found = sorted((path for path in folder.rglob("*") if _is_visible(path, folder)), key=_natural)
     records = [path for path in found if path.suffix == ".json" and _is_record(path)]
     stores = [path for path in found if path.suffix in _STORES and path.stat().st_size]
     results = {path.with_suffix("") for path in records}
     swept = {path.with_suffix(""): path.name for path in stores}
     alone = [p for p in found if p.suffix == ".nc" and p.with_suffix("") not in results]
     numbers = [path for path in alone if path.with_suffix("") not in swept]
-    left = {
+    skipped = {
         path.resolve(): f"{path.name} (a sweep writes it from {swept[path.with_suffix('')]})"
         for path in alone
         if path not in numbers
     }
     if not (records or stores or numbers):
         raise InputError(
-            f"{folder} holds no result and no store; normscope run and sweep write such."
+            f"{folder} holds no result and no store; normscope run and sweep write them."
         )
-    return [_Source(path, True) for path in (*records, *numbers, *stores)], left
+    return [_Source(path, True) for path in (*records, *numbers, *stores)], skipped
 
 
-def _is_open(path: Path, folder: Path) -> bool:
-    """Whether it is a file that is there and not hidden, as those are that are being written."""
+def _is_visible(path: Path, folder: Path) -> bool:
+    """Return whether a path is a file that is not hidden, as unfinished files are."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     return not hidden and path.is_file()
 
@@ -198,21 +197,23 @@ def _is_record(path: Path) -> bool:
 
 
 def _closest(path: Path) -> str:
-    """The name in the same folder that was probably meant."""
+    """Return a hint: the closest name in the same folder."""
     if not path.parent.is_dir():
-        return f", nor is the folder {path.parent}."
+        return f", nor does the folder {path.parent}."
     names = [each.name for each in path.parent.iterdir()]
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "."
 
 
-def _found(source: _Source, theory: Theory | None, page_of: PageOf) -> Report | list[Section]:
+def _read_source(source: _Source, theory: Theory | None, page_of: PageOf) -> Report | list[Section]:
     path = source.path
     try:
         if path.suffix == ".json":
             section = section_of_files(path)
             for picture in section.pictures if source.from_folder else ():
-                inline_svg(picture.svg, picture.text, "p")  # a broken one is found in time
+                inline_svg(
+                    picture.svg, picture.text, "p"
+                )  # raises now, while the file can be skipped
             return [section]
         if path.suffix == ".nc":
             numbers = read_numbers(path)

@@ -10,15 +10,15 @@ from normscope.errors import DataError
 from normscope.plots.phase_diagram import phase_diagram
 from normscope.report import (
     Picture,
-    diagram_words,
     downloads,
+    narrative,
+    pictures,
     render,
     report_of,
-    store_downloads,
-    store_sections,
+    stores,
 )
-from normscope.report.looked import look
-from normscope.results import Store, labels
+from normscope.report.stores import read_entry
+from normscope.results import Store, labels, times
 from normscope.results.versions import present_versions
 
 GAMMAS, RATES, SEEDS = (0.5, 1.0, 2.0), (0.01, 0.1, 1.0, 10.0), (0, 1)
@@ -119,7 +119,7 @@ def test_rows_stand_by_their_settings_in_whatever_order_they_were_computed(path)
 def test_settings_stand_below_the_figure_and_not_in_it(path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        diagram_words, "picture_of", lambda figure, *texts: drawn.append(figure) or Picture("", "")
+        pictures, "picture_of", lambda figure, *texts: drawn.append(figure) or Picture("", "")
     )
     settings = {"samples": None, "test_samples": None, "code": "sha256-abc", "width": None}
     with Store(path) as store:
@@ -209,7 +209,7 @@ def scope_results(shift=0.0):
 
 
 def test_scope_records_are_drawn_one_by_one(path, monkeypatch):
-    monkeypatch.setattr(store_sections, "MOST_PICTURES", 2)
+    monkeypatch.setattr(stores, "MOST_PICTURES", 2)
     with Store(path) as store:
         for number in range(4):
             labels = {"norm": f"{HOSTILE}{number}"}
@@ -338,7 +338,7 @@ def test_diagram_takes_the_revision_that_the_download_takes(path):
 
 
 def test_failures_are_told_in_time_and_up_to_a_number(path, monkeypatch):
-    monkeypatch.setattr(store_sections, "MOST_ROWS", 50)
+    monkeypatch.setattr(stores, "MOST_ROWS", 50)
     with Store(path) as store, store.transaction():
         for number in range(60):
             key = store.add("demo", {"number": number}, 0)
@@ -355,7 +355,7 @@ def test_failures_are_told_in_time_and_up_to_a_number(path, monkeypatch):
 
 
 def test_table_without_its_file_does_not_promise_it(path, monkeypatch):
-    monkeypatch.setattr(store_sections, "MOST_ROWS", 2)
+    monkeypatch.setattr(stores, "MOST_ROWS", 2)
     monkeypatch.setattr(downloads, "LARGEST", 20)
     with Store(path) as store:
         add_cells(store, SQUARE, state="finished")
@@ -365,7 +365,7 @@ def test_table_without_its_file_does_not_promise_it(path, monkeypatch):
 
 
 def test_large_results_are_left_out_before_they_are_combined(path, monkeypatch):
-    monkeypatch.setattr(store_downloads, "LARGEST", 20)
+    monkeypatch.setattr(stores, "LARGEST", 20)
     monkeypatch.setattr(Store, "to_xarray", lambda *_: pytest.fail("built"))
     with Store(path) as store:
         add_cells(store, SQUARE, state="finished")
@@ -391,7 +391,7 @@ def test_look_lets_the_result_go(path):
     with Store(path) as store:
         add_cells(store, SQUARE[:1], state="finished")
         (record,) = store.select()
-        assert look(store, record).single == {"test_loss": 1.0}
+        assert read_entry(store, record).single == {"test_loss": 1.0}
     assert "dataset" not in vars(record)
 
 
@@ -458,9 +458,9 @@ def test_caption_explains_the_lines_that_are_drawn_and_no_others():
         {"critical_learning_rate": (("closure", "gamma"), rates)},
         {"closure": ["train", "printed"], "gamma": [1.0, 2.0]},
     )
-    assert "train follows" in diagram_words.theory_words(lines)
-    assert "printed" not in diagram_words.theory_words(lines)
-    assert diagram_words.theory_words(lines.sel(closure=["printed"])) == ""
+    assert "train follows" in narrative.describe_theory(lines)
+    assert "printed" not in narrative.describe_theory(lines)
+    assert narrative.describe_theory(lines.sel(closure=["printed"])) == ""
 
 
 def test_trainings_and_scopes_without_a_step_are_told(path):
@@ -488,3 +488,60 @@ def test_thousands_of_records_are_read_without_a_dataset_for_each(path, monkeypa
     (section,) = report_of([path]).sections
     assert len(section.tables[0].rows) == 80
     assert len(made) < 40
+
+
+NOVEMBER = 1794886800.0  # 2026-11-17 03:40 UTC
+OLD, NEW = "sha256-aaa", "sha256-bbb"
+
+
+@pytest.fixture
+def fill_version(tmp_path, monkeypatch):
+    """Adds the trainings of one version of a model's file, an hour later than those before."""
+    path, hours = tmp_path / "mine.sqlite", iter(range(9))
+
+    def added(code, model="net.py:build"):
+        now = NOVEMBER + 3600 * next(hours)
+        monkeypatch.setattr(times.time, "time", lambda: now)
+        with Store(path) as store:
+            for gamma, rate in product((0.5, 1.0), (0.1, 1.0)):
+                parameters = {"model": model, "gamma": gamma, "learning_rate": rate, "code": code}
+                result = xr.Dataset({"test_loss": gamma, "outcome": "finished"})
+                store.compute("phase_diagram", parameters, 0, lambda made=result: made)
+        return path
+
+    return added
+
+
+def test_newest_version_stands_first_and_each_is_told_with_its_time(fill_version):
+    fill_version(OLD)
+    report = report_of([fill_version(NEW)])
+    (section,) = report.sections
+    first, second = section.paragraphs[1:3]
+    assert first.startswith(
+        f"newest version of the user's files, of 2026-11-17 04:40 UTC (code {NEW}): Of 4 cells"
+    )
+    assert second.startswith(
+        f"earlier version of the user's files, of 2026-11-17 03:40 UTC (code {OLD}): Of 4 cells"
+    )
+    assert [NEW in each.caption for each in section.pictures] == [True, False]
+    assert NEW in report.findings[1]
+    place = section.tables[0].columns.index("code")
+    assert [row[place] for row in section.tables[0].rows] == [NEW] * 4 + [OLD] * 4
+
+
+def test_without_times_the_version_added_last_is_the_newest(fill_version):
+    fill_version(OLD)
+    path = fill_version(NEW)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE started_at")
+    connection.close()
+    (section,) = report_of([path]).sections
+    assert section.paragraphs[1].startswith(f"newest version of the user's files (code {NEW}): ")
+    assert section.paragraphs[2].startswith(f"earlier version of the user's files (code {OLD}): ")
+
+
+def test_files_of_two_models_are_no_versions_of_each_other(fill_version):
+    fill_version(OLD, "other.py:build")
+    (section,) = report_of([fill_version(NEW)]).sections
+    assert section.paragraphs[1].startswith(f"code {OLD}, model other.py:build: ")
+    assert section.paragraphs[2].startswith(f"code {NEW}, model net.py:build: ")

@@ -1,28 +1,40 @@
-"""The grids of phase diagrams, from the records of a store or from the numbers of a sweep."""
+"""Phase diagrams as grids, from the records of a store or from the dataset of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from normscope.report.code_versions import CodeVersions
 from normscope.results import Record
 from normscope.results.identity import canonical_json
 from normscope.results.labels import varying_settings
 from normscope.results.own_parts import CODE
 
-__all__ = ["RATE", "SWEPT", "Theory", "dataset_diagrams", "diagrams"]
+if TYPE_CHECKING:
+    from normscope.report.sweep_records import CodeVersions
+
+__all__ = [
+    "RATE",
+    "SWEPT",
+    "Theory",
+    "dataset_diagrams",
+    "diagrams",
+    "grid_boundary",
+    "grid_bracket",
+    "has_result",
+    "setting_axis",
+]
 
 SWEPT = "phase_diagram"  # the name of the records
 RATE = "learning_rate"
 
-# From all settings of a training, the name of a setting and its values to the critical learning
-# rates (closure, setting); None where the theory says nothing.
+# From all settings of a training run, the name of a setting and its values to the critical learning
+# rates (closure, setting); None if the theory has no answer.
 Theory = Callable[[Mapping[str, Any], str, Sequence[float]], "xr.DataArray | None"]
 
 
@@ -32,17 +44,17 @@ def diagrams(
     losses: Mapping[str, float] | None = None,
     versions: CodeVersions | None = None,
 ) -> dict[str, xr.Dataset]:
-    """Every diagram in the records, by what tells it from the others.
+    """Return every phase diagram in the records, by what distinguishes it from the others.
 
     Args:
-        records: of trainings, of each cell the one that counts; those without a result are holes.
-        theory: gives the critical learning rates.
-        losses: the test loss by the key of a record; None: read from the records.
-        versions: of the user's own files, which are told in words then, the newest first.
+        records: of training runs, one for each cell; those without a result are holes.
+        theory: returns the critical learning rates.
+        losses: the test loss by the key of a record; None to read it from the records.
+        versions: of the user's files, to order and name the diagrams by.
 
     Returns:
         For each combination of the further settings the grid over one setting and the learning
-        rate; none where fewer than two of these vary.
+        rate; none if fewer than two of these vary.
     """
     varying = varying_settings([record.parameters for record in records])
     axis = _vertical(records, varying)
@@ -51,21 +63,22 @@ def diagrams(
         return {}
     others = [name for name in varying if name not in (axis, RATE)]
     groups: dict[str, list[Record]] = {}
-    versions = CodeVersions({}, {}) if versions is None else versions
-    for record in sorted(records, key=lambda each: versions.age(each.parameters)):
-        words = ", ".join(_told(record.parameters, name, versions) for name in others)
+    if versions is not None:
+        records = versions.newest_first(records)
+    for record in records:
+        words = ", ".join(_setting_words(record.parameters, name, versions) for name in others)
         groups.setdefault(words, []).append(record)
     return {words: _grid(group, axis, theory, losses) for words, group in groups.items()}
 
 
 def dataset_diagrams(dataset: xr.Dataset) -> dict[str, xr.Dataset]:
-    """Every diagram in the numbers of a sweep, as `Store.to_xarray` or `phase_diagram` give them.
+    """Return every phase diagram in a dataset of `Store.to_xarray` or `phase_diagram`.
 
     Args:
-        dataset: any labelled numbers.
+        dataset: any dataset.
 
     Returns:
-        By what tells each from the others; none if the numbers are no diagram.
+        Diagrams by what distinguishes them; none if the dataset is not of a phase diagram.
     """
     diverged = _diverged(dataset)
     if diverged is None:
@@ -84,15 +97,63 @@ def dataset_diagrams(dataset: xr.Dataset) -> dict[str, xr.Dataset]:
     settings = dataset.attrs.get("settings", dataset.attrs.get("parameters", "{}"))
     whole = xr.Dataset(kept, attrs={"settings": settings})
     found = {}
-    for places in product(*(range(whole.sizes[name]) for name in others)):
-        one = whole.isel(dict(zip(others, places, strict=True)))
+    for indices in product(*(range(whole.sizes[name]) for name in others)):
+        one = whole.isel(dict(zip(others, indices, strict=True)))
         words = ", ".join(f"{name} {_text(one[name].values.item())}" for name in others)
         found[words] = one.drop_vars(others)
     return found
 
 
+def setting_axis(diagram: xr.Dataset) -> str:
+    """Return the setting on the vertical axis of a diagram."""
+    return next(str(d) for d in diagram["test_loss"].dims if d not in (RATE, "seed"))
+
+
+def has_result(diagram: xr.Dataset) -> xr.DataArray:
+    """Return which training runs have a result: a test loss, or a divergence."""
+    return diagram["test_loss"].notnull() | (diagram["diverged"] == 1)
+
+
+def grid_bracket(diagram: xr.Dataset) -> xr.Dataset:
+    """Return the last stable and the first unstable rate of each row of a diagram.
+
+    A cell is stable if all its seeds have a result and none diverged. Cells that failed or have
+    not been computed count as neither.
+
+    Args:
+        diagram: one phase diagram.
+
+    Returns:
+        ``low`` and ``high``; NaN for rows without both.
+    """
+    diagram = diagram.sortby(RATE)
+    unstable = (diagram["diverged"] == 1).any("seed").transpose(..., RATE)
+    stable = diagram["test_loss"].notnull().all("seed").transpose(..., RATE) & ~unstable
+    rates = diagram[RATE].values
+    found = np.full((2, unstable.shape[0]), np.nan)
+    for row, (bad, good) in enumerate(zip(unstable.values, stable.values, strict=True)):
+        below = rates[good & (rates < rates[bad].min(initial=np.inf))]
+        if bad.any() and len(below):
+            found[:, row] = below[-1], rates[bad][0]
+    axis = unstable.dims[0]
+    return xr.Dataset({"low": (axis, found[0]), "high": (axis, found[1])}, {axis: unstable[axis]})
+
+
+def grid_boundary(diagram: xr.Dataset) -> xr.DataArray:
+    """Return the measured critical rate of each row: the geometric mean of its bracket.
+
+    Args:
+        diagram: one phase diagram.
+
+    Returns:
+        The rates; NaN for rows without a bracket.
+    """
+    bracket = grid_bracket(diagram)
+    return (bracket["low"] * bracket["high"]) ** 0.5
+
+
 def _diverged(dataset: xr.Dataset) -> xr.DataArray | None:
-    """1 where a training diverged, 0 where not, not-a-number where unknown; None: no diagram."""
+    """Return 1 where a run diverged, 0 if not, NaN if unknown; None if it is not a diagram."""
     names = set(map(str, dataset.data_vars))
     if "test_loss" not in names or not {RATE, "seed"} < set(dataset["test_loss"].dims):
         return None
@@ -104,13 +165,13 @@ def _diverged(dataset: xr.Dataset) -> xr.DataArray | None:
         return None
     if mark.name == "diverged":
         return mark if mark.dtype.kind in "biuf" else None
-    words: NDArray[np.str_] = mark.values.astype(str)  # "" where there is no result
-    values = np.where(words == "diverged", 1.0, np.where(words == "finished", 0.0, np.nan))
+    outcomes: NDArray[np.str_] = mark.values.astype(str)  # "" where there is no result
+    values = np.where(outcomes == "diverged", 1.0, np.where(outcomes == "finished", 0.0, np.nan))
     return mark.copy(data=values)
 
 
 def _vertical(records: Sequence[Record], varying: Sequence[str]) -> str | None:
-    """The setting on the vertical axis: gamma, or the first one that is numbers."""
+    """Return the setting on the vertical axis: gamma, or the first numeric one."""
     for name in ("gamma", *varying):
         values = [record.parameters.get(name) for record in records]
         if name in varying and name != RATE and all(map(_is_number, values)):
@@ -129,14 +190,14 @@ def _grid(
         RATE: sorted({record.parameters[RATE] for record in records}),
         "seed": sorted({record.seed for record in records}),
     }
-    places = [{value: place for place, value in enumerate(each)} for each in labels.values()]
+    indices = [{value: index for index, value in enumerate(each)} for each in labels.values()]
     shape = tuple(map(len, labels.values()))
     loss, diverged = np.full(shape, np.nan), np.full(shape, np.nan)
     for record in (each for each in records if each.state.has_result):
         here = (record.parameters[axis], record.parameters[RATE], record.seed)
-        where = tuple(place[value] for place, value in zip(places, here, strict=True))
-        loss[where] = _loss(record) if losses is None else losses.get(record.key, np.nan)
-        diverged[where] = record.state == "diverged"
+        cell = tuple(index[value] for index, value in zip(indices, here, strict=True))
+        loss[cell] = _loss(record) if losses is None else losses.get(record.key, np.nan)
+        diverged[cell] = record.state == "diverged"
     found = xr.Dataset(
         {"test_loss": (tuple(labels), loss), "diverged": (tuple(labels), diverged)}, labels
     )
@@ -159,10 +220,13 @@ def _is_positive(value: Any) -> bool:
     return _is_number(value) and value > 0
 
 
-def _told(parameters: Mapping[str, Any], name: str, versions: CodeVersions) -> str:
-    """A setting that tells a diagram from others, in words."""
-    version = versions.words(parameters) if name == CODE else None
-    return f"{name} {_text(parameters.get(name))}" if version is None else version
+def _setting_words(parameters: Mapping[str, Any], name: str, versions: CodeVersions | None) -> str:
+    """Return a setting that distinguishes a diagram from others, with its value."""
+    if versions is not None and name == CODE:
+        version = versions.describe(parameters)
+        if version is not None:
+            return version
+    return f"{name} {_text(parameters.get(name))}"
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What ``normscope run`` gave, as a section: from the run itself or from its files."""
+"""Results of ``normscope run`` as sections, from the run itself or from its files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import DataError, InputError
-from normscope.report.dataset_section import variables_table
+from normscope.report.datasets import variables_table
 from normscope.report.document import Download, Panel, Picture, Section
 from normscope.report.downloads import dataset_downloads
-from normscope.report.words import claims_sentence
+from normscope.report.narrative import claims_sentence
 from normscope.results import Claim
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["is_result_record", "read_numbers", "result_section", "section_of_files"]
 
 _OF_THIS_RUN = "without what a store had from earlier runs"
-_KEYS = ("name", "scale", "command", "settings", "seconds", "versions", "claims")
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
     "scale": str,
     "command": str,
@@ -40,19 +39,19 @@ def result_section(
     dataset: xr.Dataset | None = None,
     panels: Sequence[Panel] = (),
 ) -> Section:
-    """A run of an experiment as a section.
+    """Return the result of an experiment as a section.
 
     Args:
-        record: as ``Result.to_dict`` gives it.
+        record: as ``Result.to_dict`` returns it.
         svg: the figure.
         dataset: the numbers.
         panels: the parts of a wide figure.
 
     Raises:
-        DataError: if the record is not such.
+        DataError: if the record is not a result.
     """
     if not is_result_record(record):
-        raise DataError("the record is not one of normscope run; run the experiment anew.")
+        raise DataError("the record is not one of normscope run; run the experiment again.")
     claims = tuple(_claim(each) for each in record["claims"])
     name, scale = record["name"], record["scale"]
     label = record.get("label")
@@ -75,40 +74,42 @@ def result_section(
 
 
 def section_of_files(path: Path) -> Section:
-    """The files of a run, side by side, as a section.
+    """Return the files of a run, in one folder, as a section.
 
     Args:
         path: of the .json among them.
 
     Raises:
-        InputError: if it is no result.
+        InputError: if it is not a result.
         DataError: if it cannot be read.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON ({error}); write it anew.") from error
+        raise DataError(
+            f"{path} cannot be read as JSON ({error}); run the experiment again."
+        ) from error
     if not is_result_record(record):
         raise InputError(
-            f"{path} is no result of normscope run, which has {', '.join(_KEYS)}; name another."
+            f"{path} is not a result of normscope run, which has {', '.join(_TYPES)}; name another."
         )
     svg, numbers = path.with_suffix(".svg"), path.with_suffix(".nc")
     try:
         drawn = svg.read_text(encoding="utf-8") if svg.is_file() else None
     except (OSError, ValueError) as error:
-        raise DataError(f"{svg} cannot be read ({error}); run the experiment anew.") from error
+        raise DataError(f"{svg} cannot be read ({error}); run the experiment again.") from error
     return result_section(record, drawn, read_numbers(numbers) if numbers.is_file() else None)
 
 
 def is_result_record(record: object) -> bool:
-    """Whether a value is what ``Result.to_dict`` gives."""
+    """Return whether a value is what ``Result.to_dict`` returns."""
     return isinstance(record, Mapping) and all(
-        isinstance(record.get(key), kind) for key, kind in _KINDS.items()
+        isinstance(record.get(key), kind) for key, kind in _TYPES.items()
     )
 
 
 def read_numbers(path: Path) -> xr.Dataset:
-    """The dataset of a NetCDF file, all of it in memory.
+    """Return the dataset of a NetCDF file, loaded into memory.
 
     Args:
         path: of the file.
@@ -121,19 +122,19 @@ def read_numbers(path: Path) -> xr.Dataset:
     try:
         with xr.open_dataset(path, engine="scipy") as opened:
             return opened.load()
-    except Exception as error:  # whatever the reader stumbles over in a broken file
+    except Exception as error:  # the reader may raise anything on a broken file
         raise DataError(
             f"{path} cannot be read as NetCDF 3 ({' '.join(str(error).split())[:160]}); write it "
-            "anew by normscope, or by xarray with engine='scipy'."
+            "again by normscope, or by xarray with engine='scipy'."
         ) from error
 
 
 def _seconds(value: float) -> float | None:
-    """The time it took; None if that is no finite number."""
+    """Return the duration; None if it is not finite."""
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError as error:  # JSON's whole numbers have no end
-        raise DataError("the seconds of the record are beyond any clock; run it anew.") from error
+    except OverflowError as error:  # JSON integers are unbounded
+        raise DataError("the seconds of the record are too large; run it again.") from error
 
 
 def _claim(values: object) -> Claim:
