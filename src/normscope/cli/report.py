@@ -48,7 +48,7 @@ def report(
     from normscope.cli.tables import print_note
     from normscope.errors import InputError
     from normscope.report import report_of, write_report
-    from normscope.report.narrative import printable
+    from normscope.text import printable
 
     check_file(out, "report", "report.html")
     if out.suffix.lower() not in _PAGES:  # before a slip replaces a store or a figure

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["DARK", "LIGHT", "Palette", "Theme", "contrast"]
-
 Colour = tuple[int, int, int]
 
 _HEX = re.compile(r"#([0-9a-f]{6}|[0-9a-f]{3})\Z", re.IGNORECASE)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from normscope.report.document import Report, Section, Table
-from normscope.report.narrative import claims_sentence, counted, format_seconds
+from normscope.report.narrative import claims_sentence, format_seconds
 from normscope.report.runs import QUICK
-
-__all__ = ["Content", "findings_of"]
+from normscope.text import plural
 
 _MOST_FINDINGS = 5
 _MOST_FAILED = 3  # claims named on the first screen
@@ -39,7 +38,7 @@ def findings_of(sections: Sequence[Section], names: Sequence[str] | None = None)
     if len(failed) > _MOST_FAILED:
         more = len(failed) - _MOST_FAILED
         verb = "is" if more == 1 else "are"
-        found.append(f"{counted(more, 'further claim')} {verb} not reproduced; see below.")
+        found.append(f"{plural(more, 'further claim')} {verb} not reproduced; see below.")
     others = [each for each in zip(sections, names, strict=True) if not each[0].claims]
     shown = others[: max(_MOST_FINDINGS - len(found), 1)]
     each = max((_MOST_FINDINGS - len(found)) // max(len(shown), 1), 1)
@@ -51,7 +50,7 @@ def findings_of(sections: Sequence[Section], names: Sequence[str] | None = None)
     if len(others) > len(shown):
         more = len(others) - len(shown)
         verb = "follows" if more == 1 else "follow"
-        found.append(f"{counted(more, 'further section')} {verb} below.")
+        found.append(f"{plural(more, 'further section')} {verb} below.")
     return found
 
 

@@ -16,16 +16,15 @@ from normscope.plots.names import dimension_name, display_settings, quantity_nam
 from normscope.report.diagrams import dataset_diagrams
 from normscope.report.document import Name, Picture, Report, Section, Table
 from normscope.report.downloads import dataset_downloads
-from normscope.report.narrative import counted, describe_scope, listed, not_finite
+from normscope.report.narrative import describe_scope, not_finite
 from normscope.report.page import write_report
 from normscope.report.pictures import draw_diagrams, scope_picture
-from normscope.results.notebook import table_html
 from normscope.results.versions import present_versions
+from normscope.text import Table as TextTable
+from normscope.text import join_words, plural
 
 if TYPE_CHECKING:
     import xarray as xr
-
-__all__ = ["dataset_section", "scope_html", "scope_table", "variables_table", "write_scope_report"]
 
 
 def dataset_section(
@@ -81,7 +80,7 @@ def _content(dataset: xr.Dataset) -> tuple[list[str], list[Picture], list[Table]
         words, pictures = draw_diagrams(found)
         return words, pictures, [table], ""
     sizes = ", ".join(f"{name}: {size}" for name, size in dataset.sizes.items())
-    words = [f"{counted(len(dataset.data_vars), 'variable')} over {sizes or 'no dimension'}."]
+    words = [f"{plural(len(dataset.data_vars), 'variable')} over {sizes or 'no dimension'}."]
     return words, [], [table], ""
 
 
@@ -136,7 +135,7 @@ def scope_table(dataset: xr.Dataset) -> Table:
         ends = (measured[0], measured[-1]) if measured.size else (None, None)
         limits = (known.min(), known.max()) if known.size else (None, None)
         numbers = (*map(_table_value, (*ends, *limits)), int(broken.sum()))
-        over = listed([dimension_name(str(dim)) for dim in others]) if others else ""
+        over = join_words([dimension_name(str(dim)) for dim in others]) if others else ""
         rows.append((Name(quantity_name(str(name)), str(name)), over, *numbers))
     columns = ("quantity", "median over", "first", "last", "least", "largest", "not finite")
     return Table("What was measured, over the steps, with its name in the data", columns, rows)
@@ -192,6 +191,7 @@ def scope_html(dataset: xr.Dataset, caption: str) -> str:
         caption: above the table.
     """
     if not dataset.sizes.get("step"):
-        return table_html([], caption, "No step was measured yet.")
+        return TextTable([], caption, ["No step was measured yet."]).html()
     table = scope_table(dataset)
-    return table_html([dict(zip(table.columns, row, strict=True)) for row in table.rows], caption)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return TextTable(rows, caption).html()

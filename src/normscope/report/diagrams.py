@@ -18,18 +18,6 @@ from normscope.results.own_parts import CODE
 if TYPE_CHECKING:
     from normscope.report.sweep_records import CodeVersions
 
-__all__ = [
-    "RATE",
-    "SWEPT",
-    "Theory",
-    "dataset_diagrams",
-    "diagrams",
-    "grid_boundary",
-    "grid_bracket",
-    "has_result",
-    "setting_axis",
-]
-
 SWEPT = "phase_diagram"  # the name of the records
 RATE = "learning_rate"
 

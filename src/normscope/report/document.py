@@ -9,8 +9,6 @@ from typing import Any
 
 from normscope.results import Claim
 
-__all__ = ["Download", "Name", "Panel", "Picture", "Report", "Section", "Table", "Value"]
-
 
 @dataclass(frozen=True)
 class Name:

@@ -16,8 +16,6 @@ from normscope.results.export import write_netcdf
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["LARGEST", "NETCDF", "dataset_downloads", "table_download"]
-
 LARGEST = 1_000_000  # bytes of an embedded file
 _CSV, NETCDF = "text/csv;charset=utf-8", "application/netcdf"
 

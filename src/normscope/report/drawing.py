@@ -11,8 +11,6 @@ from normscope.errors import DataError
 from normscope.report.colours import Palette
 from normscope.report.document import Panel
 
-__all__ = ["inline_svg"]
-
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
 _HREFS = ("href", "{http://www.w3.org/1999/xlink}href")
 

@@ -12,27 +12,10 @@ from normscope.plots.names import quantity_name
 from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_axis
 from normscope.results import Claim
 from normscope.results.settings import settings_of
+from normscope.text import join_words, plural
 
 if TYPE_CHECKING:
     import xarray as xr
-
-__all__ = [
-    "claims_sentence",
-    "common_factor",
-    "counted",
-    "describe_diagram",
-    "describe_scope",
-    "describe_theory",
-    "diagram_findings",
-    "divergence_sentence",
-    "factor_of",
-    "format_seconds",
-    "listed",
-    "not_finite",
-    "package_versions",
-    "printable",
-    "states_sentence",
-]
 
 _FACTOR = "divergence_factor"
 _AGREES = "agrees within the grid"
@@ -44,33 +27,6 @@ _CLOSURES = {
 _UNKNOWN = "not recorded"
 _PACKAGES = ("torch", "numpy", "python")
 _DESCRIBED = ("effective_smoothness", "top_eigenvalue")  # of a scope, besides the losses
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things.
-
-    >>> counted(1, "record"), counted(3, "seed")
-    ('1 record', '3 seeds')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Join the parts of a sentence.
-
-    >>> listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else "none"
-
-
-def printable(text: str) -> str:
-    r"""Replace characters that cannot be encoded, such as lone surrogates of a file name.
-
-    >>> printable("caf\u00e9 \ud800")
-    'café ?'
-    """
-    return text.encode(errors="replace").decode()
 
 
 def format_seconds(seconds: float) -> str:
@@ -94,7 +50,7 @@ def claims_sentence(claims: Sequence[Claim]) -> str:
         for verdict in ("reproduced", "not reproduced", "undecided")
         if verdict in verdicts
     ]
-    return f"Of {counted(len(claims), 'claim')}, {listed(parts)}."
+    return f"Of {plural(len(claims), 'claim')}, {join_words(parts)}."
 
 
 def states_sentence(counts: Mapping[str, int]) -> str:
@@ -104,7 +60,7 @@ def states_sentence(counts: Mapping[str, int]) -> str:
     '4 records: 3 finished and 1 diverged'
     """
     parts = [f"{number} {state}" for state, number in counts.items() if number]
-    return f"{counted(sum(counts.values()), 'record')}: {listed(parts)}"
+    return f"{plural(sum(counts.values()), 'record')}: {join_words(parts)}"
 
 
 def package_versions(recorded: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -175,7 +131,7 @@ def describe_diagram(diagram: xr.Dataset) -> str:
     axis = setting_axis(diagram)
     done, diverged = has_result(diagram), (diagram["diverged"] == 1).any("seed")
     missing = int((~done.any("seed")).sum())
-    cells = f"Of {counted(diverged.size, 'cell')}"
+    cells = f"Of {plural(diverged.size, 'cell')}"
     over = f" over {_range(diagram, axis)} and {_range(diagram, RATE)}"
     holes = [f"{missing} {'has' if missing == 1 else 'have'} no result yet"] if missing else []
     if missing == diverged.size:
@@ -183,7 +139,7 @@ def describe_diagram(diagram: xr.Dataset) -> str:
     limit = "" if bool((done.any("seed") == done.all("seed")).all()) else "up to "
     seeds = diagram.sizes["seed"]
     count = f"{int(diverged.sum())} diverged{' in at least one seed' if seeds > 1 else ''}"
-    words = f"{cells} x {limit}{counted(seeds, 'seed')}{over}, {listed([*holes, count])}"
+    words = f"{cells} x {limit}{plural(seeds, 'seed')}{over}, {join_words([*holes, count])}"
     loss = diagram["test_loss"].mean("seed").where(~diverged)
     if not bool(loss.notnull().any()):
         return f"{words}."
@@ -307,7 +263,7 @@ def describe_scope(dataset: xr.Dataset) -> list[str]:
     if not steps.size:
         return [f"{whose} no step."]
     found = [
-        f"{whose} {counted(len(steps), 'step')}, from {steps[0]} to {steps[-1]}; "
+        f"{whose} {plural(len(steps), 'step')}, from {steps[0]} to {steps[-1]}; "
         f"{_course(dataset, 'loss', 'the loss')}.",
         *_describe_rays(dataset),
     ]
@@ -340,7 +296,7 @@ def _describe_rays(dataset: xr.Dataset) -> list[str]:
     measured = rays[~np.isnan(rays).all(1) | ~np.isfinite(dataset["loss"].values)]
     finite = measured[np.isfinite(measured).all(1)]
     unknown = len(measured) - len(finite)
-    lost = f"at {unknown} of {counted(len(measured), 'step')} it was not finite there"
+    lost = f"at {unknown} of {plural(len(measured), 'step')} it was not finite there"
     if not len(finite):
         return [f"Along the gradient, {lost}."] if unknown else []
     width = np.ptp(finite, axis=1)
@@ -363,5 +319,5 @@ def _course(dataset: xr.Dataset, name: str, words: str) -> str:
     if broken[after:].any():
         text += f", then not finite from step {steps[after:][broken[after:]][0]}"
     if broken[:after].any():
-        text += f", with {counted(int(broken[:after].sum()), 'step')} in between not finite"
+        text += f", with {plural(int(broken[:after].sum()), 'step')} in between not finite"
     return text

@@ -21,10 +21,9 @@ from normscope.files import replacing
 from normscope.report.colours import DARK, LIGHT
 from normscope.report.document import Download, Name, Picture, Report, Section, Table
 from normscope.report.drawing import inline_svg
-from normscope.report.narrative import format_seconds, printable
+from normscope.report.narrative import format_seconds
 from normscope.results import Claim
-
-__all__ = ["render", "write_report"]
+from normscope.text import printable
 
 _OVERVIEW = "overview"  # anchor of the first picture
 _MISSING = "-"

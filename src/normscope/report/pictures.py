@@ -13,7 +13,6 @@ from normscope.plots.names import BANDS
 from normscope.report.diagrams import has_result
 from normscope.report.document import Panel, Picture
 from normscope.report.narrative import (
-    counted,
     describe_diagram,
     describe_scope,
     describe_theory,
@@ -21,13 +20,12 @@ from normscope.report.narrative import (
     divergence_sentence,
     factor_of,
 )
+from normscope.text import plural
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
-
-__all__ = ["curves_picture", "draw_diagrams", "picture_of", "scope_picture"]
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # letters as shapes, independent of installed fonts
@@ -130,7 +128,7 @@ def draw_diagrams(
     factor = factor_of(each for _, each in chosen)
     words += [] if factor is None else [divergence_sentence(factor)]
     further = len(diagrams) - len(chosen)
-    words += [f"{counted(further, 'further diagram')} not drawn here."] if further else []
+    words += [f"{plural(further, 'further diagram')} not drawn here."] if further else []
     drawn = [(each, name) for name, each in chosen if bool(has_result(each).any())]
     return words, [_diagram_picture(each, name) for each, name in drawn]
 
@@ -163,7 +161,7 @@ def scope_picture(dataset: xr.Dataset, name: str = "") -> Picture | None:
     except StateError:
         return None
     panels = [" ".join(axes.get_title().split()) for axes in figure.axes]
-    text = f"{counted(len(panels), 'panel')} over the training steps: {', '.join(panels)}. "
+    text = f"{plural(len(panels), 'panel')} over the training steps: {', '.join(panels)}. "
     text += " ".join(describe_scope(dataset))
     caption = f"What the scope measured{f', {name}' if name else ''}: each panel over the steps."
     if any(each in dataset and bool(dataset[each].notnull().any()) for each in BANDS):
@@ -196,6 +194,6 @@ def curves_picture(losses: Sequence[tuple[str, xr.DataArray]], omitted: int = 0)
     axes.set_ylabel("loss")
     axes.legend(frameon=False, fontsize="x-small")
     ends = [f"{name}: {float(y[0]):.3g} to {float(y[-1]):.3g}" for name, y in losses]
-    more = f"; {counted(omitted, 'further training')} not drawn" if omitted else ""
+    more = f"; {plural(omitted, 'further training')} not drawn" if omitted else ""
     caption = f"Loss over the steps{more}."
     return picture_of(figure, f"Loss over the steps. {'; '.join(ends)}.", caption)

@@ -18,8 +18,6 @@ from normscope.results import Claim
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["is_result_record", "read_numbers", "result_section", "section_of_files"]
-
 _OF_THIS_RUN = "without what a store had from earlier runs"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name": str,

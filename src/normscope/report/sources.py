@@ -23,8 +23,6 @@ from normscope.report.stores import store_sections
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["PageOf", "report_of"]
-
 PageOf = Callable[["xr.Dataset"], Report | None]  # a complete page of a dataset, if it has one
 
 _STORES = (".sqlite", ".sqlite3", ".db")

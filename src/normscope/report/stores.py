@@ -15,7 +15,7 @@ from normscope.plots.names import display_settings
 from normscope.report.diagrams import SWEPT, Theory, diagrams
 from normscope.report.document import Download, Picture, Section, Table, Value
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
-from normscope.report.narrative import counted, describe_scope, package_versions, states_sentence
+from normscope.report.narrative import describe_scope, package_versions, states_sentence
 from normscope.report.pictures import curves_picture, draw_diagrams, scope_picture
 from normscope.report.sweep_records import CodeVersions, sweep_command
 from normscope.results import Record, State, Store
@@ -23,8 +23,7 @@ from normscope.results.content import Pieces
 from normscope.results.export import latest_results
 from normscope.results.identity import canonical_json
 from normscope.results.labels import setting_labels, varying_settings
-
-__all__ = ["MOST_PICTURES", "MOST_ROWS", "Entry", "read_entry", "store_sections"]
+from normscope.text import plural
 
 MOST_PICTURES = 6
 MOST_ROWS = 1000
@@ -189,7 +188,7 @@ def _draw(
     old = len(entries) - len(current)
     if old:
         verb = "is" if old == 1 else "are"
-        superseded = f"{counted(old, 'result')} {verb} superseded by a later revision or version"
+        superseded = f"{plural(old, 'result')} {verb} superseded by a later revision or version"
         words.append(f"{superseded}: in the table, not in the figures and data.")
     return words, pictures
 
@@ -216,7 +215,7 @@ def _draw_scopes(
         picture = scope_picture(dataset, name)
         pictures += [] if picture is None else [picture]
     further = len(records) - len(chosen)
-    words += [f"{counted(further, 'further training')} not drawn here."] if further else []
+    words += [f"{plural(further, 'further training')} not drawn here."] if further else []
     return words, pictures
 
 

@@ -11,11 +11,9 @@ from math import prod
 from typing import Any
 
 from normscope.ranges import range_text
-from normscope.report.narrative import counted, listed
 from normscope.results import Record
 from normscope.results.own_parts import CODE, record_places
-
-__all__ = ["TRAINED", "CodeVersions", "sweep_command"]
+from normscope.text import join_words, plural
 
 # Every cell of a sweep has these settings; a record without one of them is not of a sweep.
 TRAINED = frozenset(["model", "data", "loss", "norm", "batch_size", "momentum"])
@@ -106,7 +104,7 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
         name for name in TRAINED if any(name not in each.parameters for each in records)
     )
     if missing:
-        return "", f"There is no command: the records do not name their {listed(missing)}."
+        return "", f"There is no command: the records do not name their {join_words(missing)}."
     codes = (each.parameters.get(CODE) for each in records)
     digests = list(dict.fromkeys(code for code in codes if isinstance(code, str)))
     records = [_without_digest(each) for each in records]
@@ -135,7 +133,7 @@ def _grid_note(records: Sequence[Record], cells: int, whole: int) -> str:
     """Return what the command computes besides the records."""
     resumes = "It resumes: results that are there are not computed again."
     if whole > cells:
-        others = counted(whole - cells, "training")
+        others = plural(whole - cells, "training")
         return (
             f"The store holds {cells} trainings of a grid of {whole}; the command computes the "
             f"other {others} too. {resumes}"
@@ -150,8 +148,8 @@ def _code_note(digests: Sequence[str]) -> str:
     were = "digest was" if len(digests) == 1 else "digests were"
     return (
         "A model, data or loss of your own is in these trainings: run the command where its file "
-        f"lies. The {were} {listed(digests)}; a file that has changed since makes trainings of its "
-        "own."
+        f"lies. The {were} {join_words(digests)}; a file that has changed since makes trainings "
+        "of its own."
     )
 
 
