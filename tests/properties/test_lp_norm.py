@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.references.lp_norm import lp_norm
 
-from normscope.layers.lp_formulas import scale
-from normscope.layers.lp_function import lp_normalize
+from normscope.layers.lp_function import lp_normalize, scale
 
 orders = st.sampled_from([1.0, 1.3, 2.0, 2.7, 4.0, math.inf])
 shapes = st.sampled_from([(2, 1), (5, 3), (3, 2, 4), (2, 3, 2, 2)])

@@ -11,7 +11,7 @@ from normscope.meanfield import (
     predict,
 )
 from normscope.meanfield.activations import ACTIVATIONS
-from normscope.meanfield.gaussian_integrals import both_below
+from normscope.meanfield.integrals import both_below
 
 NAMES = st.sampled_from(sorted(ACTIVATIONS))
 SMALL = settings(max_examples=40, deadline=None)

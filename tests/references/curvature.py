@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import is_batch_norm, is_lp_norm
 
 
 class RecordedStatistics(nn.Module):

@@ -112,7 +112,7 @@ def nothing_to_check(model: str, network: Any, fitting: Sequence[str]) -> InputE
         fitting: the kinds of normalization that it can have, of none, batch and layer.
     """
     from normscope.errors import InputError
-    from normscope.layers.detect import norm_layers
+    from normscope.layers.kinds import norm_layers
 
     others = sorted({type(each).__name__ for each in norm_layers(network).values()})
     has = f", but {' and '.join(others)}, which the theorems are not about" if others else ""

@@ -42,7 +42,7 @@ KINDS = {
     ),
     "probes": Kind("probe", "normscope.probes", "PROBES", "probes/*.py", "PROBES.register"),
     "models": Kind("model", "normscope.models", "MODELS", "models/*.py", "architecture"),
-    "norms": Kind("normalization", "normscope.layers", "NORMS", "layers/*.py", "NORMS.register"),
+    "norms": Kind("normalization", "normscope.layers", "NORMS", "layers/*.py", "norm_kind"),
     "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", "theorems/*.py", "statement"),
     "data": Kind("dataset", "normscope.data", "DATASETS", "data/*.py", "DATASETS.register"),
     "losses": Kind(

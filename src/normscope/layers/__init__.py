@@ -1,14 +1,21 @@
-"""Normalization layers, drop-in for PyTorch's, and what can be done with those of a model."""
+"""Normalization layers, drop-in for PyTorch's, and tools that convert, fold and measure them."""
 
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.convert import Change, convert, plan_conversion
-from normscope.layers.detect import is_batch_norm, is_norm, kind_of, norm_layers
-from normscope.layers.fold import fold
-from normscope.layers.kinds import NORMS, NoNorm, normalization
+from normscope.layers.kinds import (
+    NORMS,
+    NoNorm,
+    is_batch_norm,
+    is_norm,
+    kind_of,
+    norm_kind,
+    norm_layers,
+    normalization,
+)
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
-from normscope.layers.noise import Noise
-from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
+from normscope.layers.noisy import Noise, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.layers.population import population_statistics
+from normscope.layers.surgery.convert import Change, convert, plan_conversion
+from normscope.layers.surgery.fold import fold
 
 __all__ = [
     "NORMS",
@@ -29,6 +36,7 @@ __all__ = [
     "is_batch_norm",
     "is_norm",
     "kind_of",
+    "norm_kind",
     "norm_layers",
     "normalization",
     "plan_conversion",

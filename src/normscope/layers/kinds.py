@@ -1,42 +1,111 @@
-"""The kinds of normalization by name, made for vectors or for 1, 2 or 3 spatial dimensions."""
+"""Kinds of normalization by name: how to make a layer of a kind, and how to recognize one.
+
+To add a kind, decorate a factory with :func:`norm_kind`.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
+from normscope.problem.modes import is_batch_norm as is_batch_norm
+from normscope.problem.modes import refuse_lazy as refuse_lazy
 from normscope.registry import Registry
 
 NormFactory = Callable[..., nn.Module]
-
-NORMS: Registry[NormFactory] = Registry("normalization")
-"""The kinds of normalization by name; a factory makes a layer of its kind."""
+Matches = Callable[[nn.Module], bool]
 
 # By the number of spatial dimensions; the layers for sequences also take vectors.
 _BATCH_NORMS = (BatchNorm1d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
 _NOISY_NORMS = (NoisyBatchNorm1d, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d)
 _LP_NORMS = (LpNorm1d, LpNorm1d, LpNorm2d, LpNorm3d)
 
-_FEWEST_UNITS = 4  # in a group of a vector
+_RUNNING = ("momentum", "track_running_stats")
+_BATCH_OPTIONS = ("eps", "affine", "bias", "process_group", *_RUNNING)
+_LP_OPTIONS = ("eps", "affine", "centred", *_RUNNING)
+_SAMPLE_OPTIONS = ("eps", "affine", "bias")
+
+_UNNAMED_NORMS = (nn.RMSNorm, _InstanceNorm)
+_FEWEST_UNITS = 4  # per group of a vector
+
+
+@dataclass(frozen=True)
+class NormKind:
+    """A kind of normalization.
+
+    Attributes:
+        make: makes a layer from (num_features, dimensions, **options).
+        matches: whether a module is of this kind.
+        options: names of the options that ``make`` takes, besides device and dtype.
+        summary: one line of description.
+    """
+
+    make: NormFactory
+    matches: Matches
+    options: tuple[str, ...]
+    summary: str
+
+    def __call__(self, num_features: int, dimensions: int, **options: Any) -> nn.Module:
+        """Make a layer."""
+        return self.make(num_features, dimensions, **options)
+
+
+NORMS: Registry[NormKind] = Registry("normalization")
+"""The kinds of normalization by name."""
+
+
+def norm_kind(
+    name: str,
+    layer: type[nn.Module] | tuple[type[nn.Module], ...] | None = None,
+    *,
+    matches: Matches | None = None,
+    options: Sequence[str] | None = None,
+) -> Callable[[NormFactory], NormFactory]:
+    """Decorator that registers a factory as a kind of normalization.
+
+    Args:
+        name: of the kind.
+        layer: the class or classes of its layers; or give ``matches``.
+        matches: whether a module is of this kind; by default, whether it is of class ``layer``.
+        options: options that the factory takes; by default its keyword parameters.
+
+    Returns:
+        The decorator, which returns the factory unchanged.
+
+    Raises:
+        DuplicateNameError: when decorating, if there is a kind of that name.
+    """
+
+    def register(factory: NormFactory) -> NormFactory:
+        named = [*inspect.signature(factory).parameters][2:] if options is None else options
+        test = matches or (lambda module: layer is not None and isinstance(module, layer))
+        summary = (factory.__doc__ or "").strip().partition("\n")[0]
+        NORMS.register(name=name)(NormKind(factory, test, tuple(named), summary))
+        return factory
+
+    return register
 
 
 class NoNorm(nn.Identity):
-    """The place of a norm layer where there is none: passes its input on.
+    """Placeholder for a norm layer: returns its input.
 
-    It remembers what a norm layer at this place must fit, so that
-    :func:`normscope.layers.convert` can put one there.
+    It remembers what a norm layer at its position must fit, so that
+    :func:`normscope.layers.convert` can replace it by one.
 
     Args:
         num_features: channels of the input.
         dimensions: spatial dimensions of the input, 0 for vectors.
-        **options: options of the norm layer that may stand here, e.g. ``eps``.
+        **options: options of a norm layer at this position, e.g. ``eps``.
     """
 
     def __init__(self, num_features: int, dimensions: int, **options: Any) -> None:
@@ -46,20 +115,20 @@ class NoNorm(nn.Identity):
         self.options = options
 
     def extra_repr(self) -> str:
-        """What the printed module says between its brackets."""
+        """The arguments, for the printed module."""
         return f"{self.num_features}, dimensions={self.dimensions}"
 
 
 def normalization(
     kind: str, num_features: int, dimensions: int, gamma: float = 1.0, **options: Any
 ) -> nn.Module:
-    """A norm layer of the given kind, with scale ``gamma`` and shift 0.
+    """Make a norm layer of the given kind, with scale ``gamma`` and shift 0.
 
     Args:
         kind: a name in ``NORMS``: none, batch, noisy, l1, l2, linf, layer or group.
         num_features: channels of the input, which is (batch, channels, *positions).
         dimensions: spatial dimensions of the input: 0 for vectors, else 1, 2 or 3.
-        gamma: initial value of the scale (``weight``); without effect for kind none.
+        gamma: initial value of the scale (``weight``); no effect for kind none.
         **options: passed to the layer. All kinds take ``eps``, ``affine``, ``device``, ``dtype``;
             batch, noisy, l1, l2 and linf also ``momentum`` and ``track_running_stats``.
 
@@ -68,8 +137,8 @@ def normalization(
 
     Raises:
         UnknownNameError: if there is no such kind.
-        InputError: if ``dimensions`` is not 0, 1, 2 or 3, or a gamma is given to a layer that has
-            no scale.
+        InputError: if ``dimensions`` is not 0, 1, 2 or 3, or gamma is given for a layer without
+            a scale.
         ArgumentTypeError: if the kind does not take one of the options.
 
     >>> normalization("group", 48, 2, gamma=0.5).num_groups
@@ -88,29 +157,109 @@ def normalization(
         raise ArgumentTypeError(
             f"a {kind!r} layer cannot be made with {options}: {error}."
         ) from error
-    if not isinstance(layer, NoNorm):
-        _set_scale(layer, kind, gamma)
-    return layer
-
-
-def _set_scale(layer: nn.Module, kind: str, gamma: float) -> None:
     weight = getattr(layer, "weight", None)
     if weight is not None:
         nn.init.constant_(weight, gamma)
-    elif gamma != 1.0:
+    elif gamma != 1.0 and not isinstance(layer, NoNorm):
         raise InputError(
             f"a {kind!r} layer with affine=False has no scale, so gamma={gamma} cannot be set; "
             "leave gamma at 1 or make the layer affine."
         )
+    return layer
 
 
-@NORMS.register(name="none")
+def is_lp_norm(module: nn.Module) -> bool:
+    """Whether the module is l_p normalization over the batch (:class:`normscope.layers.LpNorm1d`).
+
+    Args:
+        module: any module.
+
+    Returns:
+        True if it divides by the p-norm of the batch.
+    """
+    return isinstance(module, _LP_NORMS)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether the module normalizes: over the batch, or over each sample (layer, group, ...).
+
+    Args:
+        module: any module.
+
+    Returns:
+        True for batch, l_p, layer, group, instance and RMS normalization and for registered kinds;
+        False for a :class:`NoNorm`.
+
+    Raises:
+        StateError: if it is a lazy layer that does not know its channels yet.
+
+    >>> is_norm(nn.LayerNorm(3)), is_norm(nn.Linear(3, 3)), is_norm(NoNorm(3, 0))
+    (True, False, False)
+    """
+    if isinstance(module, _UNNAMED_NORMS):
+        refuse_lazy(module)
+        return True
+    return is_lp_norm(module) or kind_of(module) not in (None, "none")
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """The kind of normalization of a module, as its name in ``NORMS``.
+
+    Args:
+        module: any module.
+
+    Returns:
+        The name; None if the module does not normalize or its kind has no name here (instance and
+        RMS normalization, l_p for other p). GroupNorm with one group is layer normalization.
+
+    Raises:
+        StateError: if it is a lazy layer that does not know its channels yet.
+
+    >>> kind_of(nn.BatchNorm2d(3)), kind_of(nn.GroupNorm(1, 4)), kind_of(nn.GroupNorm(2, 4))
+    ('batch', 'layer', 'group')
+    """
+    return next((name for name in NORMS if NORMS[name].matches(module)), None)
+
+
+def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The norm layers of a model by qualified name, in order of registration.
+
+    Args:
+        model: any module; it may be a norm layer itself, whose name is then "".
+
+    Returns:
+        Name to layer; a shared layer is listed once, under its first name.
+
+    Raises:
+        StateError: if a lazy norm layer does not know its channels yet.
+
+    >>> list(norm_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU())))
+    ['1']
+    """
+    return {name: module for name, module in model.named_modules() if is_norm(module)}
+
+
+def _is_lp(order: float) -> Matches:
+    return lambda module: isinstance(module, _LP_NORMS) and module.p == order
+
+
+def _is_layer_norm(module: nn.Module) -> bool:
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups == 1
+    return isinstance(module, nn.LayerNorm)
+
+
+@norm_kind("none", NoNorm, options=(*_BATCH_OPTIONS, "centred"))
 def no_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """No normalization: the input passes through."""
     return NoNorm(num_features, dimensions, **options)
 
 
-@NORMS.register(name="batch")
+@norm_kind(
+    "batch",
+    matches=lambda module: is_batch_norm(module) and not isinstance(module, _NOISY_NORMS),
+    options=_BATCH_OPTIONS,
+)
 def batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Batch normalization.
 
@@ -119,7 +268,7 @@ def batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _BATCH_NORMS[dimensions](num_features, **options)
 
 
-@NORMS.register(name="noisy")
+@norm_kind("noisy", _NOISY_NORMS, options=_BATCH_OPTIONS)
 def noisy_batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Batch normalization followed by noise that changes at every step.
 
@@ -128,7 +277,7 @@ def noisy_batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.M
     return _NOISY_NORMS[dimensions](num_features, **options)
 
 
-@NORMS.register(name="l1")
+@norm_kind("l1", matches=_is_lp(1), options=_LP_OPTIONS)
 def l1_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Division by the batch average of the absolute value.
 
@@ -137,7 +286,7 @@ def l1_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=1, **options)
 
 
-@NORMS.register(name="l2")
+@norm_kind("l2", matches=_is_lp(2), options=_LP_OPTIONS)
 def l2_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Division by the root of the batch average of the square.
 
@@ -146,7 +295,7 @@ def l2_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=2, **options)
 
 
-@NORMS.register(name="linf")
+@norm_kind("linf", matches=_is_lp(math.inf), options=_LP_OPTIONS)
 def linf_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Division by the largest absolute value in the batch.
 
@@ -155,7 +304,7 @@ def linf_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=math.inf, **options)
 
 
-@NORMS.register(name="layer")
+@norm_kind("layer", matches=_is_layer_norm, options=_SAMPLE_OPTIONS)
 def layer_norm(
     num_features: int, dimensions: int, affine: bool = True, **options: Any
 ) -> nn.Module:
@@ -168,7 +317,11 @@ def layer_norm(
     return nn.GroupNorm(1, num_features, affine=affine, **options)
 
 
-@NORMS.register(name="group")
+@norm_kind(
+    "group",
+    matches=lambda module: isinstance(module, nn.GroupNorm) and module.num_groups > 1,
+    options=_SAMPLE_OPTIONS,
+)
 def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Group normalization in gcd(32, channels) groups; of vectors in fewer, see `group_count`.
 
@@ -178,9 +331,9 @@ def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
 
 
 def group_count(num_features: int, dimensions: int) -> int:
-    """Groups of the kind "group": gcd(32, channels); of vectors fewer, at least 4 units in each.
+    """Groups of the kind "group": gcd(32, channels); for vectors fewer, with at least 4 units each.
 
-    A group of one or two units that have no positions would normalize away all but their signs.
+    Normalizing a group of one or two units without positions would leave only their signs.
 
     Args:
         num_features: channels.

@@ -1,4 +1,4 @@
-"""Layers that divide by the average size of order p of a batch instead of its deviation."""
+"""Layers that divide by the l_p size of a batch instead of its standard deviation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.layers.lp_formulas import affine
-from normscope.layers.lp_function import lp_normalize
+from normscope.layers.lp_function import affine, lp_normalize
 from normscope.layers.standardize import along_channels
 from normscope.layers.transforms import transform_active, writable
 
 
 class _LpNorm(nn.Module):
-    """What the three layers share; they differ in the input's number of dimensions."""
+    """Base of the three layers, which differ in the number of dimensions of the input."""
 
     accepted_dims: ClassVar[tuple[int, ...]]
     weight: Tensor | None
@@ -58,21 +57,21 @@ class _LpNorm(nn.Module):
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
-        """Running mean 0, running scale 1, no batch seen."""
+        """Set the running mean to 0, the running scale to 1 and the batch count to 0."""
         for name, start in (("running_mean", 0), ("running_scale", 1), ("num_batches_tracked", 0)):
             buffer = getattr(self, name)
             if buffer is not None:
                 buffer.fill_(start)
 
     def reset_parameters(self) -> None:
-        """Weight 1 and bias 0, and the running statistics as at the start."""
+        """Set the weight to 1 and the bias to 0, and reset the running statistics."""
         self.reset_running_stats()
         if self.weight is not None and self.bias is not None:
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize by the batch's statistics in training, else by the running ones.
+        """Normalize by the statistics of the batch in training, else by the running ones.
 
         Raises:
             ArgumentTypeError: if the input is not of a floating-point type.
@@ -83,7 +82,7 @@ class _LpNorm(nn.Module):
         weight, bias = self.weight, self.bias
         exact = input
         if input.dtype in (torch.bfloat16, torch.float16):
-            exact = input.to(torch.float32)  # sums and powers of 8 or 11 digits would mean little
+            exact = input.to(torch.float32)  # sums and powers need more than 8 or 11 bits
         if weight is not None and bias is not None and weight.dtype != exact.dtype:
             weight, bias = weight.to(exact.dtype), bias.to(exact.dtype)
         if self.training or self.running_mean is None or self.running_scale is None:
@@ -143,7 +142,7 @@ class _LpNorm(nn.Module):
         self._buffers.update(running_mean=mean, running_scale=scale)
 
     def _track(self, mean: Tensor, scale: Tensor) -> None:
-        """Move the running statistics towards this batch's."""
+        """Move the running statistics towards those of this batch."""
         counter, running_mean, running_scale = (
             self.num_batches_tracked,
             self.running_mean,
@@ -168,13 +167,13 @@ class _LpNorm(nn.Module):
 
 
 def _move(running: Tensor, value: Tensor, share: float | Tensor) -> None:
-    """Move a running statistic in place by a share of the way to a value."""
+    """Move a running statistic in place towards a value, by a share of the distance."""
     if value.dtype != running.dtype:
         value = value.to(running.dtype)
     if not transform_active():
         running.lerp_(value, share)
     elif writable(running):
-        running.add_((value - running) * share)  # vmap knows no lerp_
+        running.add_((value - running) * share)  # vmap has no rule for lerp_
 
 
 def _is_number(value: object) -> bool:
@@ -205,30 +204,30 @@ class LpNorm1d(_LpNorm):
         s = \left(\overline{|t|^p} + \epsilon\right)^{1/p}, \quad
         s = \max |t| + \epsilon \text{ for } p = \infty
 
-    The bar is the average over the batch and the positions. The size is taken of t = x, before
-    the mean is subtracted, as in the paper; with ``centred=True`` of t = x - mean, and then p = 2
-    is batch normalization. In eval mode running averages of the mean and of s (eps included)
-    take the batch's place.
+    The bar is the average over the batch and the positions. As in the paper, the size is that of
+    t = x, before the mean is subtracted. With ``centred=True`` it is that of t = x - mean; then
+    p = 2 is batch normalization. In eval mode the layer uses running averages of the mean and of s
+    (eps included).
 
-    No power overflows or vanishes as long as the input's sum over a channel is finite: for p
-    other than 1 and infinity the values are divided by their largest size first. Gradients are in
-    closed form and can be differentiated again; they have kinks where a t is 0 (p = 1; the second
-    derivative for every p < 2) and where two values share the maximum (p = inf), at which the sign
-    of zero counts as zero and ties share evenly. Where a mean is large against the deviations from
-    it (250 times in float32), slower operations keep the digits of these. Low-precision input is
-    counted in float32. Inside a ``torch.func`` transform, running statistics that belong to the
-    transform are updated; those captured from outside stay as they are.
+    No power overflows or underflows as long as the sum over a channel is finite: for p other than
+    1 and infinity the values are divided by their largest size first. Gradients are in closed form
+    and can be differentiated again. They have kinks where a t is 0 (p = 1; the second derivative
+    for every p < 2) and where two values share the maximum (p = inf): the sign of zero counts as
+    zero, and ties share evenly. Where a mean is large relative to the deviations (250 times in
+    float32), slower operations keep full accuracy. Low-precision input is computed in float32.
+    Inside a ``torch.func`` transform, running statistics that the innermost transform received as
+    arguments are updated; captured ones are not.
 
     Reference: santurkar2018, Section 3.3. Notation: gamma = weight, beta = bias.
 
     Args:
         num_features: number of channels.
         p: order of the size, a number of at least 1 or ``math.inf``.
-        centred: take the size after the mean is subtracted.
+        centred: compute the size after the mean is subtracted.
         eps: added to the average power (to the maximum for p = inf); at least 0.
         momentum: weight of a new batch in the running statistics; None averages all batches.
         affine: learn a weight and a bias per channel.
-        track_running_stats: keep running statistics; without them eval uses the batch's own.
+        track_running_stats: keep running statistics; without them eval mode uses the batch.
         device: of parameters and buffers.
         dtype: of parameters and buffers.
 

@@ -1,4 +1,4 @@
-"""Running statistics measured on data, in place of the moving average of training."""
+"""Running statistics measured on data instead of the moving average of training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import InputError, NormscopeWarning, StateError
-from normscope.layers.batch_statistics import BatchStatistics, batch_statistics, spread_name
+from normscope.errors import InputError, NormscopeWarning, ShapeError, StateError
 from normscope.layers.batches import follow_model, inputs_of, same_randomness
-from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.lp_function import scale
 from normscope.problem.diagnose import Fitting, require_module
 
 
@@ -41,22 +41,21 @@ def population_statistics(
 
     The statistics of a layer depend on those used in the layers before it. By default there is one
     pass over the data, in which every layer normalizes by the batch, as in training. With
-    ``sequential`` the layers are fixed one after the other in their order of execution, each seeing
-    what the layers before it give *with their population statistics*, as they will at inference:
-    as many passes as layers. Measured on the scikit-learn digits with three convolutions
-    (30, 60, 90 channels, stride 2), each with batch norm, after 200 training steps: with batches
-    of 32 the two ways differ by at most 1.9 % in ``running_var`` and by 0.6 % of the largest
-    output in the outputs; with batches of 8 by 5.9 % and 1.3 %; with one batch of 1437 by 0.02 %
-    and 0.01 %.
+    ``sequential`` the layers are fixed one by one in their order of execution, and each sees the
+    outputs of the layers before it *with their population statistics*, as at inference. That takes
+    one pass per layer. Measured on the scikit-learn digits with three convolutions (30, 60, 90
+    channels, stride 2), each with batch norm, after 200 training steps: with batches of 32 the two
+    ways differ by at most 1.9 % in ``running_var`` and by 0.6 % of the largest output in the
+    outputs; with batches of 8 by 5.9 % and 1.3 %; with one batch of 1437 by 0.02 % and 0.01 %.
 
-    Noise layers and dropout are off. A layer used several times in one forward pass has its inputs
-    pooled, each use counting as a batch. A process measures its own data: statistics synchronised
-    between processes are not gathered.
+    Noise layers and dropout are off. If a layer is used several times in one forward pass, its
+    inputs are pooled and each use counts as a batch. Statistics are of this process's data only:
+    they are not gathered from a process group.
 
     Nothing else changes: training flags, ``momentum``, ``num_batches_tracked`` (the count of
-    *training* batches), gradients, hooks, and the state of the random generators of torch, of
-    Python, and of a DataLoader and its samplers are as before (NumPy's is not looked after). After
-    an exception the running statistics are, too.
+    *training* batches), gradients, hooks, and the state of the random generators of torch, Python,
+    the DataLoader and its samplers (but not NumPy) are restored. After an exception the running
+    statistics are restored too.
 
     Reference: ioffe2015, Algorithm 2.
 
@@ -74,11 +73,11 @@ def population_statistics(
         MisfitError: if the model cannot take a batch.
         StateError: if a layer's statistics are not finite, or not in the dtype of its buffers;
             nothing is written then.
-        ArgumentTypeError: if the data is none of the above, or the model no module.
+        ArgumentTypeError: if the data or the model has another type.
 
     Warns:
-        NormscopeWarning: names the layers that keep no running statistics, or that no batch
-            reached; they stay as they are.
+        NormscopeWarning: names the layers that keep no running statistics or that no batch
+            reached; they are left unchanged.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> written = population_statistics(norm, [torch.tensor([[0.0], [2.0]]), torch.ones(2, 1)])
@@ -165,7 +164,7 @@ class _Average:
 
 
 def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dict[str, _Average]:
-    """Averages for the free layers, which normalize by the batch; the others are left alone."""
+    """Averages for the free layers, which normalize by the batch; the others are not changed."""
     averages: dict[str, _Average] = {}
     empty = True
     with contextlib.ExitStack() as stack:
@@ -184,7 +183,7 @@ def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dic
 
 
 def _measure_and_use(name: str, averages: dict[str, _Average]) -> Callable[..., None]:
-    """A hook that hands a layer in eval mode its own batch's statistics: training without noise."""
+    """A hook that makes a layer in eval mode use the statistics of the batch, without noise."""
 
     def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else next(iter(kwargs.values()))
@@ -196,14 +195,14 @@ def _measure_and_use(name: str, averages: dict[str, _Average]) -> Callable[..., 
 
 
 def _use(layer: nn.Module, mean: Tensor, spread: Tensor) -> None:
-    """Let the layer normalize by these; its own buffers are set aside, not written."""
+    """Make the layer normalize by these; its buffers are replaced, not written."""
     for name, value in (("running_mean", mean), (spread_name(layer), spread)):
         setattr(layer, name, value.to(getattr(layer, name)))
 
 
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[None]:
-    """Eval mode without gradients; flags and the layers' own buffers come back whatever happens."""
+    """Eval mode without gradients; restores the training flags and the buffers of the layers."""
     flags = [(module, module.training) for module in model.modules()]
     buffers = [
         (layer, name, getattr(layer, name))
@@ -212,7 +211,7 @@ def _undisturbed(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[Non
     ]
     try:
         for module, _ in flags:
-            module.training = False  # not eval(): a model may override it with effects of its own
+            module.training = False  # not eval(), which a model may override
         with torch.no_grad():
             yield
     finally:
@@ -223,7 +222,7 @@ def _undisturbed(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[Non
 
 
 def _write(layers: dict[str, nn.Module], results: dict[str, Population]) -> None:
-    """All layers or, when interrupted, none."""
+    """Write the statistics into all layers or, if interrupted, into none."""
     pairs = [
         (getattr(layers[name], buffer), value)
         for name, population in results.items()
@@ -239,3 +238,73 @@ def _write(layers: dict[str, nn.Module], results: dict[str, Population]) -> None
         for (buffer, _), old in zip(pairs, before, strict=True):
             buffer.copy_(old)
         raise
+
+
+class BatchStatistics(NamedTuple):
+    """Statistics of one batch, per channel.
+
+    Attributes:
+        mean: the mean.
+        spread: what the layer divides by in training: the 1/m variance, or the l_p scale.
+        unbiased_spread: what enters the running statistics: m/(m-1) times the variance, or the
+            scale.
+        samples: number of samples in the batch.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    unbiased_spread: Tensor
+    samples: int
+
+
+def spread_name(layer: nn.Module) -> str:
+    """Name of the second running buffer: ``running_var`` or ``running_scale``.
+
+    Args:
+        layer: a batch norm or l_p layer.
+
+    Returns:
+        The buffer's name.
+    """
+    return "running_scale" if is_lp_norm(layer) else "running_var"
+
+
+def batch_statistics(layer: Any, x: Tensor, name: str) -> BatchStatistics:
+    """Statistics of a layer's input in double precision, as the layer computes them in training.
+
+    Args:
+        layer: a batch norm or l_p layer.
+        x: its input, (batch, channels, *positions).
+        name: the layer's name, for messages.
+
+    Returns:
+        The statistics in float64 (float32 on a device without float64).
+
+    Raises:
+        ShapeError: if the input does not have the layer's channels.
+        InputError: if there is at most one value per channel.
+
+    >>> batch_statistics(nn.BatchNorm1d(1), torch.tensor([[1.0], [3.0]]), "norm").unbiased_spread
+    tensor([2.], dtype=torch.float64)
+    """
+    if x.dim() < 2 or x.shape[1] != layer.num_features:
+        raise ShapeError(
+            f"layer {name!r} expects (batch, {layer.num_features} channels, ...), "
+            f"got {tuple(x.shape)}."
+        )
+    count = x.numel() // max(x.shape[1], 1)
+    if count < 2:
+        raise InputError(
+            f"layer {name!r} needs more than one value per channel to have a variance, got input "
+            f"of shape {tuple(x.shape)}; use larger batches or drop the last one."
+        )
+    wide = x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    mean = wide.mean(axes)
+    centred = wide - mean.reshape(-1, *[1] * (x.dim() - 2))
+    if is_lp_norm(layer):
+        size = scale(centred if layer.centred else wide, layer.p, layer.eps).flatten()
+        return BatchStatistics(mean, size, size, x.shape[0])
+    # Centred before squaring: no cancellation, whatever the mean.
+    variance = centred.square().mean(axes)
+    return BatchStatistics(mean, variance, variance * (count / (count - 1)), x.shape[0])

@@ -1,8 +1,8 @@
 """Whether a ``torch.func`` transform, forward-mode AD or a dispatch mode is running.
 
-The one place that asks PyTorch's private modules: there is no public way to learn that a
-function is being transformed, and the native batch normalization kernels are silently wrong under
-some compositions (see :mod:`normscope.layers.batch_norm_function`), so the layers must know.
+Only this module uses PyTorch's private modules for that: there is no public way to find out whether
+a function is being transformed. The layers need to know, because the native batch normalization
+kernels are silently wrong under some compositions (:mod:`normscope.layers.batch_norm_function`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def transform_active() -> bool:
     return _functorch.peek_interpreter_stack() is not None
 
 
-# While it traces, torch.compile really enters the transforms it meets, but cannot trace the
-# question. Marked so, the function is called at trace time and its answer kept as a constant.
-# (The public torch.compiler.assume_constant_result does only this, after a second of imports.)
+# torch.compile enters transforms while it traces, but cannot trace this function. The mark makes
+# it call the function at trace time and keep the result as a constant. (The public
+# torch.compiler.assume_constant_result does the same, after a second of imports.)
 transform_active._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function's flag
 
 
@@ -50,7 +50,7 @@ def forward_mode_active() -> bool:
 
 
 def tracing_active() -> bool:
-    """Whether operations are being recorded or intercepted, so that values must not be looked at.
+    """Whether operations are being recorded or intercepted, so that values must not be read.
 
     True under ``torch.jit.trace`` and under any dispatch mode (fake tensors, ``make_fx``, ...).
 
@@ -62,9 +62,9 @@ def tracing_active() -> bool:
 
 
 def eager() -> bool:
-    """Whether operations simply run here: none of the above, and nothing is compiled.
+    """Whether operations run directly: none of the above is active and nothing is compiled.
 
-    One question in place of four: small layers ask it at every call.
+    One function instead of four, because small layers call it in every forward pass.
 
     >>> eager()
     True
@@ -73,7 +73,7 @@ def eager() -> bool:
     False
     """
     return not (
-        torch.compiler.is_compiling()  # first: what follows cannot be compiled
+        torch.compiler.is_compiling()  # first: the others cannot be compiled
         or _functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack()
@@ -84,20 +84,20 @@ def eager() -> bool:
 def stands_for_several(gradient: Tensor) -> bool:
     """Whether a gradient is a batch of gradients, by a transform or by ``is_grads_batched``.
 
-    Of a function of one's own that is called on such a gradient, no graph is recorded: what is to
+    No graph is recorded of a custom autograd function that is called on such a gradient. What is to
     be differentiated again must be written in PyTorch's operations.
 
     >>> stands_for_several(torch.ones(2))
     False
     """
-    # torch.autograd.grad has an older kind of batch, which no transform is behind
+    # torch.autograd.grad uses an older kind of batched tensor, without a transform
     return transform_active() or bool(_functorch.is_legacy_batchedtensor(gradient))
 
 
 def belongs_to_innermost_transform(tensor: Tensor) -> bool:
-    """Whether the innermost running transform handed this tensor to the function it transforms.
+    """Whether the innermost running transform passed this tensor to the function it transforms.
 
-    Only such a tensor may be written in place there: one captured from outside must not be.
+    Only such a tensor may be written in place; one captured from outside must not be.
 
     >>> captured = torch.zeros(2)
     >>> def both(x):
@@ -111,7 +111,7 @@ def belongs_to_innermost_transform(tensor: Tensor) -> bool:
 
 
 def writable(buffer: Tensor) -> bool:
-    """Whether a buffer may be written in place here: a transform forbids it for what it captured.
+    """Whether a buffer may be written in place here: a transform forbids it for captured tensors.
 
     >>> writable(torch.zeros(2))
     True

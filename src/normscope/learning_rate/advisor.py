@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.errors import InputError, StateError
-from normscope.layers.detect import kind_of, norm_layers
+from normscope.layers.kinds import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.copies import Workbench, checked_optimizer
 from normscope.learning_rate.invariance import scale_invariant_weights

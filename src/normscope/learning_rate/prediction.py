@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from normscope.layers.detect import norm_layers
+from normscope.layers.kinds import norm_layers
 from normscope.learning_rate.last_layer import LastLayer, belongs_to, last_layer
 from normscope.learning_rate.last_layer_onset import last_layer_onset
 from normscope.learning_rate.one_step import OneStep

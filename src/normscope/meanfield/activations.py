@@ -1,32 +1,38 @@
-"""Pointwise functions as mean-field theory needs them: their means over normal variables."""
+"""Activations, dropout and residual addition.
+
+An activation is given by its means over normal variables; :class:`Nonlinearity` applies one to the
+order parameters of a layer.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import erf, ndtr
 
-from normscope.meanfield.gaussian_integrals import (
+from normscope.errors import ShapeError
+from normscope.meanfield.field import SAME, Field, Operation, Setting, Signal
+from normscope.meanfield.integrals import (
     Array,
     both_below,
+    expectation,
+    hermite_coefficients,
     normal_density,
     rectified_mean,
     rectified_product,
     safe_ratio,
+    series,
 )
-from normscope.meanfield.quadrature import expectation, hermite_coefficients, series
 from normscope.registry import unknown_name
-
-__all__ = ["ACTIVATIONS", "Activation", "Rectifier", "Smooth", "activation"]
 
 Pair = tuple[Array, Array]
 
 
 class Activation(ABC):
-    """Means of a function and of its slope; variables are given by mean and standard deviation."""
+    """Means of a function and of its slope over normal variables."""
 
     name: str
 
@@ -94,7 +100,7 @@ class Rectifier(Activation):
 
 @dataclass(frozen=True)
 class Smooth(Activation):
-    """Any smooth function, by quadrature; a kink needs :class:`Rectifier` instead.
+    """A smooth function, by quadrature; use :class:`Rectifier` for one with a kink.
 
     Args:
         function: works on arrays, element by element.
@@ -137,7 +143,7 @@ class Smooth(Activation):
 
 @dataclass(frozen=True)
 class ErrorFunction(Smooth):
-    """erf, in closed form around zero and by quadrature elsewhere."""
+    """erf, in closed form for means of zero and by quadrature otherwise."""
 
     def product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
         """Mean of the product of the function at two variables."""
@@ -179,7 +185,7 @@ ACTIVATIONS = {each.name: each for each in _MEMBERS}
 
 
 def activation(choice: str | Activation | Callable[[Array], Array]) -> Activation:
-    """An activation by name, from a function, or as it is.
+    """Return an activation given by name, by a function, or as an Activation.
 
     Args:
         choice: relu, leaky_relu, linear, erf, tanh, gelu, silu, sigmoid; an Activation; or a
@@ -201,3 +207,120 @@ def activation(choice: str | Activation | Callable[[Array], Array]) -> Activatio
     if choice not in ACTIVATIONS:
         raise unknown_name("activation", choice, ACTIVATIONS)
     return ACTIVATIONS[choice]
+
+
+@dataclass(frozen=True)
+class Nonlinearity(Operation):
+    """An activation, applied to each unit.
+
+    Args:
+        function: the activation.
+    """
+
+    function: Activation
+
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output."""
+        (field,) = fields
+        std = np.sqrt(field.variance)
+        kernel = self.function.product(*_pairs(field.mean, std), _correlation(field, std))
+        mean = self.function.mean(field.mean, std)
+        return replace(field, mean=mean, kernel=kernel, gathered=None, gaussian=False)
+
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its input."""
+        (field,) = fields
+        std = np.sqrt(field.variance)
+        slopes = self.function.slope_product(*_pairs(field.mean, std), _correlation(field, std))
+        square, fourth = (self.function.slope_moment(field.mean, std, power) for power in (2, 4))
+        units = field.channels * field.count
+        kurtosis = (fourth / np.maximum(np.square(square), 1e-300)).mean(-1)
+        step = np.zeros_like(signal.path)
+        step[:, 2], step[:, 3] = kurtosis / units, (kurtosis - 1) / units
+        tilt = _tilt(self.function, field.mean, std)
+        return [Signal(signal.kernel * slopes, signal.path + step, centred=False, tilt=tilt)]
+
+
+@dataclass(frozen=True)
+class Dropout(Operation):
+    """Units, or whole channels, set to zero at random and the others scaled up.
+
+    Args:
+        probability: of a unit to be dropped.
+        whole_channels: whether all positions of a channel are dropped together.
+    """
+
+    probability: float
+    whole_channels: bool = False
+
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output."""
+        (field,) = fields
+        return replace(field, kernel=self._dropped(field.kernel), gathered=None, gaussian=False)
+
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its input."""
+        return [replace(signal, kernel=self._dropped(signal.kernel), centred=False)]
+
+    def _dropped(self, kernel: Array) -> Array:
+        """Only the product of a unit with itself for one input grows; others keep their mean."""
+        raised = kernel[:, SAME] / (1 - self.probability)
+        if not self.whole_channels:
+            own = np.eye(kernel.shape[-1], dtype=bool)
+            raised = np.where(own, raised, kernel[:, SAME])
+        return np.stack([raised, kernel[:, 1 - SAME]], 1)
+
+
+@dataclass(frozen=True)
+class Addition(Operation):
+    """The sum of branches whose units are independent, because weights separate them."""
+
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output."""
+        first, second = fields
+        if (first.channels, first.positions) != (second.channels, second.positions):
+            shapes = [(each.channels, *each.positions) for each in fields]
+            raise ShapeError(f"branches to be added must have one shape, got {shapes}.")
+        if first.resolved != second.resolved:
+            first, second = first.expanded(), second.expanded()
+        crossed = first.mean[:, :, None] * second.mean[:, None, :]
+        kernel = first.kernel + second.kernel + (crossed + crossed.swapaxes(-1, -2))[:, None]
+        gaussian = first.gaussian and second.gaussian
+        mean = first.mean + second.mean
+        return replace(first, mean=mean, kernel=kernel, gathered=None, gaussian=gaussian)
+
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its inputs."""
+        return [
+            signal if each.resolved == output.resolved else signal.collapsed() for each in fields
+        ]
+
+
+def _tilt(function: Activation, mean: Array, std: Array) -> float:
+    """(E[z phi'] / E[phi'])^2 with z standard normal, by differences of the mean."""
+    step = 1e-4 * np.maximum(std, 1e-12)
+    slope, lean = (
+        function.mean(mean + shift, std + spread) - function.mean(mean - shift, std - spread)
+        for shift, spread in ((step, 0.0), (0.0, step))
+    )
+    return float(np.mean(np.square(lean)) / max(float(np.mean(np.square(slope))), 1e-300))
+
+
+def _pairs(mean: Array, std: Array) -> tuple[Pair, Pair]:
+    """Means and standard deviations at two positions, which broadcast to a kernel."""
+    return (
+        (mean[:, None, :, None], mean[:, None, None, :]),
+        (std[:, None, :, None], std[:, None, None, :]),
+    )
+
+
+def _correlation(field: Field, std: Array) -> Array:
+    (first, second), (std_first, std_second) = _pairs(field.mean, std)
+    size = np.maximum(std_first * std_second, 1e-300)
+    return np.asarray(np.clip((field.kernel - first * second) / size, -1.0, 1.0))

@@ -1,24 +1,24 @@
-"""What flows through a network in mean-field theory: order parameters forward, signals backward.
+"""Order parameters that flow forward, gradients that flow backward, and the layers they pass.
 
 Arrays have one leading axis for the settings of a sweep (values of gamma) and one or two trailing
-axes for positions. A vector has one position. A map whose positions are all alike is held by two
-representative ones, so that the entry (0, 0) stands for one position and (0, 1) for two different
-ones; a map that is resolved has them all. Kernels hold two planes: the same input at two positions
-(:data:`SAME`), and two different inputs (:data:`PAIR`).
+axes for positions. A vector has one position. A map whose positions are all alike is represented by
+two positions: the entry (0, 0) stands for one position and (0, 1) for two different ones. A map
+that is resolved has an entry for every position. Kernels hold two planes: the same input at two
+positions (:data:`SAME`), and two different inputs (:data:`PAIR`).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from normscope.meanfield.gaussian_integrals import Array
-
-__all__ = ["PAIR", "SAME", "Field", "Signal", "combined"]
+from normscope.meanfield.integrals import Array
 
 SAME, PAIR = 0, 1
+LARGEST_RESOLVED_MAP = 600  # positions; a kernel holds the square of it
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Field:
     Args:
         channels: units at one position.
         positions: spatial sizes, () for a vector.
-        resolved: whether every position is held by itself.
-        mean: over units and inputs, (settings, held).
+        resolved: whether every position has its own entries.
+        mean: over units and inputs, (settings, held), with held positions.
         kernel: second moments over units, (settings, 2, held, held).
-        gathered: of a weighted layer, the mean product of what it takes in, of the kernel's shape.
+        gathered: of a weighted layer, the mean product of its inputs, of the kernel's shape.
         gaussian: whether the units are normal, as after a wide weighted layer.
     """
 
@@ -56,7 +56,7 @@ class Field:
 
     @property
     def shares(self) -> Array:
-        """How much each position held counts in a mean over all, as another sees it."""
+        """Weights, row by row, of the held positions in a mean over all positions."""
         return position_shares(self.count, self.kernel.shape[-1])
 
     def row_means(self, kernel: Array) -> Array:
@@ -64,7 +64,7 @@ class Field:
         return np.asarray((kernel * self.shares).sum(-1))
 
     def expanded(self) -> Field:
-        """The same field with every position held by itself."""
+        """The same field, resolved."""
         if self.resolved:
             return self
         if self.count == 1:
@@ -84,12 +84,12 @@ class Signal:
     Args:
         kernel: sum over channels of the products of two gradients, (settings, 2, held, held); it
             adds up to D, its diagonal to S.
-        path: what the gradients have passed, (settings, 4): the sum of 1 / channels over weighted
-            layers but the last one, the number of all of them, and over activations the sum of
-            the slope's kurtosis, and of that less one, over the number of units.
+        path: sums over the layers that the gradients have passed, (settings, 4): 1 / channels over
+            weighted layers except the last one, the number of all of these, and over activations
+            the kurtosis of the slope, and that minus one, divided by the number of units.
         centred: whether their sum over the batch vanishes, unit by unit.
-        tilt: how much, squared and relative, they lean on the value of the unit that they come
-            through: (E[z phi'] / E[phi'])^2 of an activation just passed; 0 elsewhere.
+        tilt: squared relative dependence on the value of the unit that they come through:
+            (E[z phi'] / E[phi'])^2 directly after an activation; 0 elsewhere.
     """
 
     kernel: Array
@@ -113,7 +113,7 @@ class Signal:
         return np.asarray(self.kernel[:, PAIR].sum((-2, -1)))
 
     def collapsed(self) -> Signal:
-        """The same sums, held for positions that are all alike."""
+        """The same sums, for positions that are all alike."""
         same = np.trace(self.kernel, axis1=-2, axis2=-1) / 2
         different = self.kernel.sum((-2, -1)) / 2 - same
         rows = [np.stack([same, different], -1), np.stack([different, same], -1)]
@@ -121,7 +121,7 @@ class Signal:
 
 
 def position_shares(count: int, held: int) -> Array:
-    """Weights, row by row, of the positions held in a mean over all positions.
+    """Weights, row by row, of the held positions in a mean over all positions.
 
     >>> position_shares(4, 2)
     array([[0.25, 0.75],
@@ -133,13 +133,13 @@ def position_shares(count: int, held: int) -> Array:
 
 
 def _spread_out(kernel: Array, count: int) -> Array:
-    """A kernel of two representative positions, for all positions."""
+    """Expand a kernel of two representative positions to all positions."""
     own = np.eye(count, dtype=bool)
     return np.where(own, kernel[..., :1, :1], kernel[..., :1, 1:])
 
 
 def combined(signals: list[Signal]) -> Signal:
-    """The sum of gradients that reach one field on several ways, whose products vanish."""
+    """The sum of gradients that reach one field on several paths and are uncorrelated."""
     if len(signals) == 1:
         return signals[0]
     sizes = np.stack([each.own for each in signals])
@@ -150,3 +150,75 @@ def combined(signals: list[Signal]) -> Signal:
     tilt = float(sum(w.mean() * each.tilt for w, each in zip(weights, signals, strict=True)))
     centred = all(each.centred for each in signals)
     return Signal(np.asarray(kernel), np.asarray(path), centred, tilt)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings of a closure.
+
+    Args:
+        through_statistics: whether gradients flow through the batch statistics (closure train) or
+            treat them as constants (frozen).
+        batch_size: samples in a batch.
+        resolve: whether to resolve small maps.
+    """
+
+    through_statistics: bool = True
+    batch_size: float = float("inf")
+    resolve: bool = False
+
+    def resolves(self, count: int) -> bool:
+        """Whether a map of so many positions is resolved."""
+        return count == 1 or (self.resolve and count <= LARGEST_RESOLVED_MAP)
+
+
+class Operation(ABC):
+    """One layer or function of a network."""
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether it makes the positions of a map differ, or weights them differently."""
+        return False
+
+    @abstractmethod
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output.
+
+        Args:
+            fields: those of its inputs.
+            setting: of the closure.
+
+        Returns:
+            The field.
+        """
+
+    @abstractmethod
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its inputs.
+
+        Args:
+            signal: the gradients at its output.
+            fields: the order parameters of its inputs.
+            output: those of its output.
+            setting: of the closure.
+
+        Returns:
+            One signal for each input.
+        """
+
+
+class Weighted(Operation):
+    """An operation with random weights: linear or convolution.
+
+    Attributes:
+        fan_in: inputs of one unit.
+        weight_variance: variance of a weight times fan_in.
+        bias_variance: variance of a bias.
+    """
+
+    fan_in: int
+    weight_variance: float
+    bias_variance: float
+    has_bias: bool

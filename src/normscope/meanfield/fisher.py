@@ -5,6 +5,19 @@ r"""From order parameters to the top of the spectrum of the Fisher matrix.
     \, \hat q_{ab,xy}^{l-1}
 
 Reference: wei2018, Claim 3.1, with sums over positions instead of means.
+
+Two random-matrix effects raise the largest eigenvalue above this bound on the mean gradient. Both
+are checked by simulation (docs/meanfield.md):
+
+*Several outputs.* Layers below the head are shared by all outputs. The mean gradients of C outputs
+are random vectors that have passed k layers of n channels; the top eigenvalue of their Gram matrix
+exceeds their mean square by the upper edge of a product of k Wishart matrices.
+
+*Exploding gradients.* In a deep net with BatchNorm the gradients of different samples become
+orthogonal while they grow, so each sample contributes eigenvalues of size
+:math:`|\nabla f|^2 / m`. The largest is that of an extreme sample: the edge of a product of k
+Wishart matrices, in which the slopes of each layer leave only n / kurtosis units, times the largest
+of m log-normal variables, because the number of active units varies from sample to sample.
 """
 
 from __future__ import annotations
@@ -12,23 +25,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 from normscope.errors import InputError
-from normscope.meanfield.bulk import finite_outputs, product_edge, sample_factor
-from normscope.meanfield.field import PAIR, SAME, Field, Signal
-from normscope.meanfield.gaussian_integrals import Array
+from normscope.meanfield.activations import Nonlinearity
+from normscope.meanfield.field import PAIR, SAME, Field, Setting, Signal, Weighted
 from normscope.meanfield.graph import INPUT, Graph, Input
-from normscope.meanfield.layer_row import LayerRow, row_of
+from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import Norm
-from normscope.meanfield.operations import Setting, Weighted
-from normscope.meanfield.pointwise import Nonlinearity
+from normscope.meanfield.prediction import LayerRow, row_of
 
-__all__ = ["Estimate", "estimate"]
+_TRACY_WIDOM_MEAN = 1.2065  # of the orthogonal ensemble, below the edge
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a closure says about one network, for each setting of a sweep.
+    """The results of a closure for one network, for each setting of a sweep.
 
     Args:
         layers: the table.
@@ -37,7 +49,7 @@ class Estimate:
         mean_direction: largest eigenvalue along mean gradients, over all outputs.
         bulk: largest eigenvalue of a single sample.
         upper_bound: mean squared gradient of one output.
-        notes: approximations made on the way.
+        notes: approximations that were made.
     """
 
     layers: tuple[LayerRow, ...]
@@ -51,7 +63,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Flow:
-    """A graph with everything that has flowed through it."""
+    """A graph with its fields and signals."""
 
     graph: Graph
     start: Field
@@ -68,12 +80,12 @@ class _Flow:
 def estimate(
     graph: Graph, data: Input, setting: Setting, every_parameter: bool = False
 ) -> Estimate:
-    """Flow order parameters through a graph and sum up what they say of the Fisher matrix.
+    """Estimate the top of the Fisher spectrum from the order parameters of a graph.
 
     Args:
         graph: the network.
         data: moments of its inputs.
-        setting: how to flow.
+        setting: of the closure.
         every_parameter: whether biases and the norm layers' parameters count beside weights.
 
     Returns:
@@ -110,7 +122,7 @@ def _over_outputs(flow: _Flow, index: int, signal: Signal) -> Array:
 
 
 def _row(flow: _Flow, index: int, signal: Signal, every: bool) -> tuple[LayerRow, Array]:
-    """One weighted layer's line, and its part of the mean squared gradient."""
+    """The row of one weighted layer, and its part of the mean squared gradient."""
     node, output = flow.graph.nodes[index], flow.fields[index]
     operation = node.operation
     assert isinstance(operation, Weighted)
@@ -118,7 +130,7 @@ def _row(flow: _Flow, index: int, signal: Signal, every: bool) -> tuple[LayerRow
     source = flow.start if node.inputs[0] == INPUT else flow.fields[node.inputs[0]]
     term = operation.fan_in * (signal.kernel[:, PAIR] * output.gathered[:, PAIR]).sum((-2, -1))
     taken = output.gathered[:, SAME]
-    if signal.centred:  # the statistics above take the mean of what goes in away
+    if signal.centred:  # the statistics above remove the mean of the inputs
         taken = taken - output.gathered[:, PAIR]
     own = operation.fan_in * (signal.kernel[:, SAME] * taken).sum((-2, -1))
     size = flow.setting.batch_size
@@ -142,7 +154,7 @@ def _norm_terms(flow: _Flow, index: int) -> Array:
 
 
 def _scale_term(flow: _Flow, index: int) -> Array:
-    """Mean product of two samples' derivatives by the scale, where an activation follows."""
+    """Mean product of the derivatives of two samples by the scale, if an activation follows."""
     gamma = np.asarray(getattr(flow.graph.nodes[index].operation, "gamma", 1.0))
     field = flow.fields[index]
     std, total = np.sqrt(field.variance), np.zeros(1)
@@ -192,3 +204,67 @@ def _approximations(flow: _Flow) -> tuple[str, ...]:
     if flow.setting.resolve and not flow.fields[0].resolved:
         notes.append("large maps are taken to be alike at all positions")
     return tuple(notes)
+
+
+def product_edge(ratio: Array, layers: Array) -> Array:
+    r"""Upper edge of the spectrum of a product of Wishart matrices of mean one.
+
+    .. math:: \min_{w > 0} (1 + 1/w) (1 + c w / k)^k
+
+    For k = 1 it is Marchenko and Pastur's :math:`(1 + \sqrt{c})^2`.
+
+    Notation: c = ratio, k = layers.
+
+    Args:
+        ratio: size of the matrix over the width, summed over the layers.
+        layers: number of factors.
+
+    Returns:
+        The edge, 1 where there are no factors.
+
+    >>> float(product_edge(np.array(0.25), np.array(1.0)).round(9))
+    2.25
+    """
+    ratio, layers = (np.asarray(v, dtype=float) for v in np.broadcast_arrays(ratio, layers))
+    c, k = np.maximum(ratio, 1e-12), np.maximum(layers, 1.0)
+    # the logarithm is stationary where c w (1 + w) = 1 + c w / k, a quadratic in w
+    linear = c * (1 - 1 / k)
+    w = (-linear + np.sqrt(linear**2 + 4 * c)) / (2 * c)
+    edge = (1 + 1 / w) * np.exp(k * np.log1p(c * w / k))
+    return np.where((ratio <= 0) | (layers <= 0), 1.0, edge)
+
+
+def finite_outputs(outputs: int) -> float:
+    """The number of outputs whose edge is the mean top eigenvalue of a few outputs.
+
+    >>> round(finite_outputs(10), 2)
+    7.57
+    """
+    shrunk = 1 - 0.5 * _TRACY_WIDOM_MEAN * outputs ** (-2 / 3)
+    return float(outputs * shrunk**2)
+
+
+def extreme_normal(count: float) -> float:
+    """Expected maximum of so many standard normal variables.
+
+    >>> round(extreme_normal(300), 2)
+    2.86
+    """
+    return float(ndtri(0.5264 ** (1 / count))) if count > 1 else 0.0
+
+
+def sample_factor(path: Array, outputs: int, batch_size: float) -> Array:
+    """Largest eigenvalue of an extreme sample over its mean squared gradient, (settings,).
+
+    Args:
+        path: of the gradients (:class:`normscope.meanfield.field.Signal`).
+        outputs: of the network.
+        batch_size: number of samples.
+
+    Returns:
+        The factor, at least about one.
+    """
+    edge = product_edge(path[:, 2] * outputs, path[:, 1])
+    variance = path[:, 3]
+    largest = np.exp(extreme_normal(batch_size) * np.sqrt(variance) - variance / 2)
+    return np.asarray(edge * np.maximum(largest, 1.0))

@@ -1,23 +1,39 @@
-"""A network as a graph of operations, and the flow of order parameters through it."""
+"""A network as a graph of operations, and how order parameters flow through it.
+
+A graph is read off a module (:mod:`normscope.meanfield.reading`) or specified by its sizes, without
+torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from normscope.errors import NoClosureError, ShapeError
-from normscope.meanfield.field import Field, Signal, combined
-from normscope.meanfield.gaussian_integrals import Array
-from normscope.meanfield.norms import Norm
-from normscope.meanfield.operations import LARGEST_RESOLVED_MAP, Operation, Setting, Weighted
-from normscope.meanfield.pointwise import Addition
+from normscope.errors import InputError, NoClosureError, ShapeError
+from normscope.meanfield.activations import Activation, Addition, Nonlinearity
+from normscope.meanfield.activations import activation as activation_of
+from normscope.meanfield.field import (
+    LARGEST_RESOLVED_MAP,
+    Field,
+    Operation,
+    Setting,
+    Signal,
+    Weighted,
+    combined,
+)
+from normscope.meanfield.integrals import Array
+from normscope.meanfield.norms import BatchNorm, Norm, SampleNorm
+from normscope.meanfield.pooling import AveragePool, Flatten
+from normscope.meanfield.weighted import Convolution, Linear
+from normscope.meanfield.windows import Window
+from normscope.registry import unknown_name
 
-__all__ = ["Graph", "Input", "Node"]
-
-INPUT = -1  # the index that stands for the network's input
-MEASURE = "normscope.max_learning_rate measures instead."  # the way out of what has no closure
+INPUT = -1  # index of the network's input
+MEASURE = "normscope.max_learning_rate measures instead."  # advice if there is no closure
 
 
 @dataclass(frozen=True)
@@ -27,7 +43,7 @@ class Node:
     Args:
         name: qualified name of the module, or of the function that is called.
         operation: what it does.
-        inputs: indices of the nodes that it takes; -1 for the network's input.
+        inputs: indices of the nodes whose outputs it takes; -1 for the network's input.
     """
 
     name: str
@@ -56,20 +72,20 @@ class Input:
         return int(np.prod(self.shape[1:]))
 
     def field(self, resolve: bool) -> Field:
-        """Its order parameters, position by position or for positions that are all alike."""
+        """Its order parameters, resolved or for positions that are all alike."""
         resolved = self.count == 1 or (resolve and self.count <= LARGEST_RESOLVED_MAP)
         held = self.count if resolved else 2
         planes = [
             np.eye(held) if self.same is None else _held(self.same, held),
             np.zeros((held, held)) if self.pair is None else _held(self.pair, held),
         ]
-        mean = np.zeros((1, held))  # over channels, whose signs mean nothing to random weights
+        mean = np.zeros((1, held))  # over channels, whose signs do not matter to random weights
         return Field(self.shape[0], self.shape[1:], resolved, mean, np.stack(planes)[None])
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Operations in an order in which they can be done; the last gives the output.
+    """Operations in topological order; the last one gives the output.
 
     Args:
         nodes: the operations.
@@ -81,14 +97,14 @@ class Graph:
 
     @property
     def needs_positions(self) -> bool:
-        """Whether positions of a map differ or are weighed differently."""
+        """Whether positions of a map differ or are weighted differently."""
         return any(node.operation.needs_positions for node in self.nodes)
 
     def with_gamma(self, gamma: Array | float | None) -> Graph:
         """The same graph with this scale in every normalization.
 
         Args:
-            gamma: a number, or one for each setting of a sweep; None to leave them.
+            gamma: a number, or one for each setting of a sweep; None for no change.
 
         Returns:
             A new graph.
@@ -115,17 +131,17 @@ class Graph:
         return replace(self, nodes=tuple(nodes))
 
     def forward(self, start: Field, setting: Setting) -> list[Field]:
-        """The order parameters of every node's output.
+        """The order parameters of the output of every node.
 
         Args:
             start: those of the input.
-            setting: how to flow.
+            setting: of the closure.
 
         Returns:
             One field for each node.
 
         Raises:
-            ShapeError: if an operation does not fit what it gets; the message names the node.
+            ShapeError: if an operation does not fit its input; the message names the node.
         """
         fields: list[Field] = []
         for node in self.nodes:
@@ -139,12 +155,12 @@ class Graph:
         return fields
 
     def backward(self, start: Field, fields: list[Field], setting: Setting) -> list[Signal | None]:
-        """The gradients of one output at every node's output.
+        """The gradients of one output with respect to the output of every node.
 
         Args:
             start: the order parameters of the input.
-            fields: those of every node's output.
-            setting: how to flow.
+            fields: those of the outputs of all nodes.
+            setting: of the closure.
 
         Returns:
             One signal for each node, None where no gradient arrives.
@@ -177,7 +193,7 @@ class Graph:
         return [signals[0] if signals else None for signals in arriving]
 
     def _refuse_dependent(self, node: Node) -> None:
-        """Branches that no weights separate are not independent, and have no closure here."""
+        """Raise for branches that no weights separate: they are dependent and have no closure."""
         first, second = (self._without_weights(index) for index in node.inputs)
         if first & second:
             raise NoClosureError(
@@ -187,7 +203,7 @@ class Graph:
             )
 
     def _without_weights(self, index: int) -> set[int]:
-        """A node and all before it up to the last weights."""
+        """A node and all nodes before it up to the closest weights."""
         found, open_ = set(), [index]
         while open_:
             at = open_.pop()
@@ -205,3 +221,157 @@ def _held(matrix: Array, held: int) -> Array:
     own = float(np.trace(matrix)) / count
     other = (float(matrix.sum()) - own * count) / max(count * (count - 1), 1)
     return np.array([[own, other], [other, own]]) if held == 2 else matrix
+
+
+Choice = str | Activation | Callable[[Array], Array]
+
+NORMS: dict[str, Callable[..., Operation] | None] = {
+    "none": None,
+    "batch": BatchNorm,
+    "layer": SampleNorm,
+    "group": SampleNorm,
+}
+HEADS = ("flatten", "average")
+
+
+def chain(operations: Sequence[tuple[str, Operation]], shape: Sequence[int]) -> Graph:
+    """A graph in which each operation takes the output of the one before.
+
+    Args:
+        operations: name and operation, in order.
+        shape: of one input, without the batch.
+
+    Returns:
+        The graph.
+    """
+    nodes = (
+        Node(name, operation, (INPUT if index == 0 else index - 1,))
+        for index, (name, operation) in enumerate(operations)
+    )
+    return Graph(tuple(nodes), tuple(shape))
+
+
+def fully_connected_specification(
+    widths: Sequence[int] = (784, 1000, 1000, 1000, 10),
+    norm: str = "batch",
+    activation: Choice = "relu",
+    weight_variance: float = 2.0,
+    bias_variance: float = 0.5,
+    gamma: float | Sequence[float] = 1.0,
+    beta: float | Sequence[float] = 0.0,
+) -> Graph:
+    """A fully connected network: linear, normalization, activation; the last layer linear.
+
+    Reference: wei2018, Section 4.
+
+    Args:
+        widths: inputs, hidden layers, outputs.
+        norm: none, batch or layer.
+        activation: by name, or a smooth function of arrays.
+        weight_variance: variance of a weight times the inputs of a unit.
+        bias_variance: variance of a bias.
+        gamma: scale of the normalization, one number or one for each hidden layer.
+        beta: its shift, likewise.
+
+    Returns:
+        The graph.
+
+    >>> len(fully_connected_specification((784, 1000, 10)).nodes)
+    4
+    """
+    hidden = len(widths) - 2
+    scales, shifts = _per_layer("gamma", gamma, hidden), _per_layer("beta", beta, hidden)
+    parts: list[tuple[str, Operation]] = []
+    for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+        linear = Linear(inputs, outputs, weight_variance, bias_variance)
+        parts.append((f"linear{layer + 1}", linear))
+        if layer < hidden:
+            parts += _norm_and_activation(layer + 1, norm, scales[layer], shifts[layer], activation)
+    return chain(parts, widths[:1])
+
+
+def convolutional_specification(
+    input_shape: Sequence[int] = (3, 32, 32),
+    channels: Sequence[int] = (30, 60, 90),
+    outputs: int = 10,
+    kernel: int = 3,
+    stride: int = 2,
+    padding: int = 0,
+    head: str = "flatten",
+    norm: str = "batch",
+    activation: Choice = "relu",
+    weight_variance: float = 2.0,
+    bias_variance: float = 0.5,
+    gamma: float | Sequence[float] = 1.0,
+    beta: float | Sequence[float] = 0.0,
+) -> Graph:
+    """A convolutional network: strided convolutions, then one linear layer.
+
+    Reference: wei2018, Section 4.
+
+    Args:
+        input_shape: (channels, *positions), with one, two or three dimensions of positions.
+        channels: of each convolution.
+        outputs: size of the last layer.
+        kernel: size of the filters in every dimension.
+        stride: step of the filters.
+        padding: zeros on each side.
+        head: flatten (all positions), or average (their mean).
+        norm: none, batch, layer or group.
+        activation: by name, or a smooth function of arrays.
+        weight_variance: variance of a weight times the inputs of a unit.
+        bias_variance: variance of a bias.
+        gamma: scale of the normalization, one number or one for each convolution.
+        beta: its shift, likewise.
+
+    Returns:
+        The graph.
+
+    Raises:
+        UnknownNameError: if there is no such norm, head or activation.
+    """
+    if head not in HEADS:
+        raise unknown_name("head", head, HEADS)
+    scales = _per_layer("gamma", gamma, len(channels))
+    shifts = _per_layer("beta", beta, len(channels))
+    dimensions = len(input_shape) - 1
+    sides = ((padding, padding),) * dimensions
+    window = Window((kernel,) * dimensions, (stride,) * dimensions, sides, (1,) * dimensions)
+    parts: list[tuple[str, Operation]] = []
+    positions = tuple(input_shape[1:])
+    for layer, (inputs, maps) in enumerate(pairwise((input_shape[0], *channels))):
+        convolution = Convolution(inputs, maps, window, 1, weight_variance, bias_variance)
+        parts.append((f"conv{layer + 1}", convolution))
+        parts += _norm_and_activation(layer + 1, norm, scales[layer], shifts[layer], activation)
+        positions = window.outputs(positions)
+    features = channels[-1]
+    if head == "average":
+        parts.append(("pool", AveragePool(outputs=(1,) * len(positions))))
+    else:
+        features *= math.prod(positions)
+    linear = Linear(features, outputs, weight_variance, bias_variance)
+    parts += [("flatten", Flatten()), ("head", linear)]
+    return chain(parts, input_shape)
+
+
+def _per_layer(name: str, value: float | Sequence[float], layers: int) -> list[float]:
+    """One number for each layer, from one number for all or from a list."""
+    values = [float(value)] * layers if isinstance(value, (int, float)) else [*map(float, value)]
+    if len(values) != layers:
+        raise InputError(
+            f"{name} must be one number or {layers}, one for each normalization, got {len(values)}."
+        )
+    return values
+
+
+def _norm_and_activation(
+    number: int, norm: str, gamma: float, beta: float, activation: Choice
+) -> list[tuple[str, Operation]]:
+    if norm not in NORMS:
+        raise unknown_name("normalization", norm, NORMS)
+    make = NORMS[norm]
+    function = activation_of(activation)
+    parts: list[tuple[str, Operation]] = []
+    if make is not None:
+        parts.append((f"norm{number}", make(gamma=gamma, beta=beta)))
+    return [*parts, (f"{function.name}{number}", Nonlinearity(function))]

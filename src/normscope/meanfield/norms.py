@@ -15,11 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normscope.errors import ShapeError
-from normscope.meanfield.field import PAIR, SAME, Field, Signal
-from normscope.meanfield.gaussian_integrals import Array
-from normscope.meanfield.operations import Operation, Setting
-
-__all__ = ["BatchNorm", "Norm", "SampleNorm"]
+from normscope.meanfield.field import PAIR, SAME, Field, Operation, Setting, Signal
+from normscope.meanfield.integrals import Array
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,22 @@
-"""Steps that join positions: average pooling and flattening."""
+r"""Operations that combine positions: average pooling, max pooling and flattening.
+
+Max pooling of normal maps: the covariance of the largest of several normal variables with another
+one is the mean of their covariances, weighted by the probability of each to be the largest. So
+max pooling acts on products of different positions like average pooling. Its mean and variance are
+those of the largest of k equally correlated variables. The largest is then treated as normal.
+"""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtr
 
-from normscope.meanfield.field import Field, Signal
-from normscope.meanfield.gaussian_integrals import Array
-from normscope.meanfield.operations import Operation, Setting
+from normscope.meanfield.field import PAIR, SAME, Field, Operation, Setting, Signal
+from normscope.meanfield.integrals import Array, expectation
 from normscope.meanfield.windows import Window, adaptive_matrix, average_matrix
-
-__all__ = ["AveragePool", "Flatten"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class AveragePool(Operation):
     Args:
         window: the windows; None for those that give a map of the sizes ``outputs``.
         outputs: sizes of the map, all ones for global pooling.
-        count_padding: whether zeros of the padding count in the mean.
-        drop_ones: whether positions vanish when they are pooled into one (a mean over dimensions).
+        count_padding: whether the zeros of the padding count in the mean.
+        drop_ones: whether pooled dimensions are removed (a mean over dimensions).
     """
 
     window: Window | None = None
@@ -32,7 +37,7 @@ class AveragePool(Operation):
 
     @property
     def needs_positions(self) -> bool:
-        """The mean of a map depends on how its positions go together."""
+        """The mean of a map depends on the correlation of its positions."""
         return True
 
     def apply(self, fields: list[Field], setting: Setting) -> Field:
@@ -60,7 +65,7 @@ class AveragePool(Operation):
         if field.resolved:
             matrix = self._matrix(field)
             return [replace(signal, kernel=matrix.T @ signal.kernel @ matrix)]
-        # each position has its part of a window's mean: of S a part is left, of D all
+        # each position has its share of the mean of a window: S shrinks, D stays
         held = signal.collapsed().kernel
         same = held[..., :1, :1] * output.count / field.count
         different = held.sum((-2, -1), keepdims=True) / 2 - same
@@ -83,7 +88,7 @@ class AveragePool(Operation):
 
 @dataclass(frozen=True)
 class Flatten(Operation):
-    """All positions of all channels as one vector; the next layer has its own weights for each."""
+    """All positions of all channels as one vector; the next layer has separate weights for each."""
 
     def apply(self, fields: list[Field], setting: Setting) -> Field:
         """The order parameters of its output."""
@@ -100,3 +105,102 @@ class Flatten(Operation):
         """The gradients at its input."""
         held = fields[0].kernel.shape[-1]
         return [replace(signal, kernel=signal.kernel * np.eye(held) / held)]
+
+
+@functools.lru_cache(maxsize=64)
+def largest_of(count: int) -> tuple[float, float]:
+    """Mean and variance of the largest of so many independent standard normal variables.
+
+    >>> tuple(round(value, 4) for value in largest_of(2))  # 1 / sqrt(pi), 1 - 1 / pi
+    (0.5642, 0.6817)
+    """
+
+    def density(z: Array) -> Array:
+        """Of the largest, over that of one variable."""
+        return np.asarray(count * ndtr(z) ** (count - 1))
+
+    zero, one = np.zeros(1), np.ones(1)
+    mean = float(expectation(lambda z: z * density(z), zero, one)[0])
+    return mean, float(expectation(lambda z: z * z * density(z), zero, one)[0]) - mean**2
+
+
+@dataclass(frozen=True)
+class MaxPool(Operation):
+    """The largest value in each window, of a map that is normal.
+
+    Args:
+        window: the geometry; padding is never the largest.
+    """
+
+    window: Window
+
+    @property
+    def needs_positions(self) -> bool:
+        """The largest value depends on the correlation of positions."""
+        return True
+
+    def apply(self, fields: list[Field], setting: Setting) -> Field:
+        """The order parameters of its output."""
+        (field,) = fields
+        positions = self.window.outputs(field.positions)
+        if not field.resolved:
+            return self._alike(field, positions, setting)
+        matrix = average_matrix(self.window, field.positions, count_padding=False)
+        sizes = (matrix > 0).sum(1)
+        centred = field.kernel - (field.mean[:, :, None] * field.mean[:, None, :])[:, None]
+        covariance = matrix @ centred @ matrix.T
+        mean = field.mean @ matrix.T
+        variance = field.variance @ matrix.T
+        inside = np.diagonal(covariance[:, SAME], axis1=-2, axis2=-1)  # mean over pairs in a window
+        return self._pooled(field, positions, (mean, variance, inside), covariance, sizes)
+
+    def pull_back(
+        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
+    ) -> list[Signal]:
+        """The gradients at its input: each goes to the one position that was the largest."""
+        (field,) = fields
+        if field.resolved:
+            matrix = average_matrix(self.window, field.positions, count_padding=False)
+            kernel = matrix.T @ signal.kernel @ matrix
+            own = np.diagonal(signal.kernel[:, SAME], axis1=-2, axis2=-1) @ matrix
+            held = np.arange(field.count)
+            kernel[:, SAME, held, held] = own
+            return [replace(signal, kernel=kernel, centred=False)]
+        whole = signal.collapsed().kernel
+        part = whole[:, PAIR, :1, :1] * output.count / field.count
+        rest = whole[:, PAIR].sum((-2, -1), keepdims=True) / 2 - part
+        pair = np.where(np.eye(2, dtype=bool), part, rest)
+        return [replace(signal, kernel=np.stack([whole[:, SAME], pair], 1), centred=False)]
+
+    def _alike(self, field: Field, positions: tuple[int, ...], setting: Setting) -> Field:
+        """Pooling of a map whose positions are all alike."""
+        k = self.window.size
+        centred = field.kernel - (field.mean[:, :, None] * field.mean[:, None, :])[:, None]
+        share = np.where(np.eye(2, dtype=bool), 1 / k, 0.0)
+        off = centred[..., :1, 1:]
+        covariance = share * centred + (1 - share) * off
+        inside = np.diagonal(covariance[:, SAME], axis1=-2, axis2=-1)
+        moments = (field.mean, field.variance, inside)
+        pooled = self._pooled(field, positions, moments, covariance, np.full(2, k))
+        return pooled.expanded() if setting.resolves(pooled.count) else pooled
+
+    def _pooled(
+        self,
+        field: Field,
+        positions: tuple[int, ...],
+        moments: tuple[Array, Array, Array],
+        covariance: Array,
+        sizes: Array,
+    ) -> Field:
+        """The field of the largest values, from means over windows and their covariance."""
+        mean, variance, inside = moments
+        k = np.maximum(sizes, 2)
+        common = np.where(sizes > 1, (inside - variance / k) / (1 - 1 / k), variance)
+        free = np.maximum(variance - common, 0.0)
+        shift, spread = (np.array(v) for v in zip(*(largest_of(int(n)) for n in k), strict=True))
+        mean = mean + shift * np.sqrt(free)
+        covariance = covariance.copy()
+        held = np.arange(covariance.shape[-1])
+        covariance[:, SAME, held, held] = common + spread * free
+        kernel = covariance + (mean[:, :, None] * mean[:, None, :])[:, None]
+        return replace(field, positions=positions, mean=mean, kernel=kernel, gathered=None)

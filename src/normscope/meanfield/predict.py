@@ -1,36 +1,41 @@
-"""The public verb: from a model or a specification to a prediction."""
+"""Predict the largest eigenvalue of the Fisher matrix of a model or a specification."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
+from normscope.meanfield.field import Setting
 from normscope.meanfield.fisher import Estimate, estimate
-from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.graph import Graph, Input
-from normscope.meanfield.layer_row import LayerRow
-from normscope.meanfield.operations import Setting
-from normscope.meanfield.pieces import in_pieces
-from normscope.meanfield.prediction import Prediction
+from normscope.meanfield.integrals import Array
+from normscope.meanfield.prediction import NOTHING, LayerRow, Prediction
 from normscope.meanfield.printed import printed_estimate
-from normscope.meanfield.verdict import verdicts
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["CLOSURES", "predict"]
-
 CLOSURES = ("train", "frozen", "printed")
-"""The forms of the theory: as training sees it, with constant statistics, as printed."""
+"""Forms of the theory: through batch statistics, with constant statistics, as printed."""
 PARAMETERS = ("weights", "all")
 DEFAULT_BATCH_SIZE = 256
 _PIECE = 8  # values of gamma at once where kernels of all positions are held
 _MOST_BATCHES = 20  # of a loader, to measure moments on
+_HEAD_SHARE = 0.9  # of the largest eigenvalue, above which the last layer alone explains it
+_NO_DIRECTION = (
+    "no layer has a mean gradient over the data (an odd activation without a shift, or nothing "
+    "that singles out a direction), so the bound is zero and says nothing; what remains falls "
+    "with the batch size. normscope.max_learning_rate measures it."
+)
+
+T = TypeVar("T", Estimate, LayerRow)
 
 
 def predict(
@@ -49,21 +54,21 @@ def predict(
     r"""Largest eigenvalue of the Fisher matrix at initialization, from the architecture alone.
 
     The Fisher matrix is that of half the squared error, J'J / m over all m samples and outputs.
-    Closures: "train" differentiates through batch statistics, as training does; "frozen" takes
-    them as constants; "printed" is the paper to the letter.
+    Closure "train" differentiates through batch statistics, as training does; "frozen" treats them
+    as constants; "printed" is the paper to the letter.
 
     Reference: wei2018, Claim 3.1, and docs/meanfield.md for what is corrected.
 
     Args:
         model: a network of supported layers, or a graph made by
             :func:`normscope.meanfield.fully_connected_specification` and the like.
-        input_shape: of one sample, without the batch; None to take it from the data or from a
-            first linear layer.
+        input_shape: of one sample, without the batch; None to infer it from the data or from the
+            first layer, if that is linear.
         closure: train, frozen or printed.
         data: inputs, a pair (inputs, targets), a list of such batches or a DataLoader (of which 20
-            are taken), whose second moments replace those of iid normal inputs.
-        gamma: scale of every norm layer instead of the model's own; an array for a sweep.
-        batch_size: samples in a batch, for the explosive branch; None for that of the data, or 256.
+            are used). Their second moments replace those of iid normal inputs.
+        gamma: scale of every norm layer instead of the model's; an array for a sweep.
+        batch_size: samples in a batch, for the explosive regime; None for that of the data, or 256.
         parameters: "weights" of linear layers and convolutions, as in the paper; or "all", with
             biases, scales and shifts.
         weight_variance: variance of every weight times its fan in, instead of the measured ones.
@@ -204,7 +209,7 @@ def _no_inputs(data: Any) -> ArgumentTypeError:
 
 
 def _moments(graph: Graph, samples: Array | None) -> Input:
-    """Second moments of the samples; products of two samples without bias by their own squares."""
+    """Second moments of the samples; products of two different samples without bias."""
     if samples is None:
         return Input(graph.shape)
     count, channels = samples.shape[:2]
@@ -218,3 +223,108 @@ def _moments(graph: Graph, samples: Array | None) -> Input:
         mean = centre.T @ centre / channels
     pair = (count * mean - own) / (count - 1)
     return Input(graph.shape, own, pair)
+
+
+def in_pieces(
+    run: Callable[[Array | None], Estimate], values: Array | None, size: int | None
+) -> Estimate:
+    """An estimate over a sweep, a few values at a time so that kernels of resolved maps fit.
+
+    Args:
+        run: makes the estimate of some values.
+        values: of the sweep; None without one.
+        size: number of values at a time; None for all at once.
+
+    Returns:
+        The estimate over all values.
+    """
+    if values is None or size is None or len(values) <= size:
+        return run(values)
+    pieces = [values[begin : begin + size] for begin in range(0, len(values), size)]
+    lengths = [len(piece) for piece in pieces]
+    parts = [run(piece) for piece in pieces]
+    rows = zip(*(part.layers for part in parts), strict=True)
+    layers = tuple(_joined(each, lengths) for each in rows)
+    return replace(_joined(parts, lengths), layers=layers)
+
+
+def _joined(parts: Sequence[T], lengths: Sequence[int]) -> T:
+    """Concatenate the arrays of all parts."""
+    arrays: dict[str, Any] = {}
+    for each in fields(parts[0]):
+        values = [getattr(part, each.name) for part in parts]
+        if isinstance(values[0], np.ndarray):
+            whole = [np.broadcast_to(v, (n,)) for v, n in zip(values, lengths, strict=True)]
+            arrays[each.name] = np.concatenate(whole)
+    return replace(parts[0], **arrays)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The largest eigenvalue, and which part of the theory gives it.
+
+    Args:
+        regime: head, bound, explosive or undetermined.
+        largest: the eigenvalue, None if undetermined.
+        reason: in words.
+    """
+
+    regime: str
+    largest: float | None
+    reason: str
+
+
+def verdicts(found: Estimate, closure: str, batch_size: float, count: int) -> list[Verdict]:
+    """The regime of every setting of a sweep.
+
+    Args:
+        found: the estimate of the closure.
+        closure: its name.
+        batch_size: samples in a batch.
+        count: number of settings.
+
+    Returns:
+        One verdict for each.
+    """
+    growths = [np.broadcast_to(row.growth, (count,)) for row in found.layers[:-1]]
+    growth = np.median(growths, axis=0) if growths else np.ones(count)
+    bounds = (found.lower_bound, found.head, found.mean_direction, found.bulk, found.upper_bound)
+    parts = (*bounds, growth)
+    columns = [np.broadcast_to(part, (count,)).tolist() for part in parts]
+    return [_verdict(closure, batch_size, *each) for each in zip(*columns, strict=True)]
+
+
+def _verdict(
+    closure: str,
+    batch_size: float,
+    bound: float,
+    head: float,
+    direction: float,
+    bulk: float,
+    upper: float,
+    growth: float,
+) -> Verdict:
+    if not math.isfinite(bound) or bound <= NOTHING * upper:
+        return Verdict("undetermined", None, _NO_DIRECTION)
+    if closure == "printed":
+        return Verdict("bound", bound, "the sum of all layers' terms, as printed.")
+    if bulk > direction:
+        reason = (
+            f"squared gradients grow by about {growth:.2f} per layer towards the input, and a "
+            f"single sample's {bulk:.4g} in a batch of {batch_size:g} exceeds the mean direction's "
+            f"{direction:.4g}; the lower bound is not tight."
+        )
+        return Verdict("explosive", bulk, reason)
+    share = head / direction
+    if share >= _HEAD_SHARE:
+        reason = (
+            f"the last layer's mean gradient alone makes up {share:.0%} of lambda_max (the shares "
+            "of the layers are of the lower bound per output); a single sample reaches "
+            f"{bulk:.3g} in a batch of {batch_size:g}."
+        )
+        return Verdict("head", direction, reason)
+    reason = (
+        f"mean gradients of all layers add up, {share:.0%} of lambda_max from the last one (the "
+        "shares of the layers are of the lower bound per output)."
+    )
+    return Verdict("bound", direction, reason)

@@ -1,15 +1,15 @@
-"""The answer of mean-field theory, as table, dict, data set and plot."""
+"""The result of mean-field theory, as table, dict, data set and plot."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from normscope.errors import InputError
-from normscope.meanfield.gaussian_integrals import Array
-from normscope.meanfield.layer_row import LayerRow
+from normscope.meanfield.field import PAIR, SAME, Field, Signal
+from normscope.meanfield.integrals import Array
 from normscope.text import WIDTH, text_table, wrap
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
-__all__ = ["Prediction"]
+Number = float | Array
+
+NOTHING = 1e-9  # of the mean squared gradient, below which a mean gradient is rounding
 
 _COLUMNS = (
     ("second_moment", "output²"),
@@ -46,11 +48,102 @@ _REGIMES = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class LayerRow:
+    """Order parameters of one linear layer or convolution, and its term of the bound.
+
+    Numbers, or arrays over the values of gamma in a sweep. In the paper ``second_moment`` is q,
+    ``second_moment_pair`` q_xy and ``second_moment_positions`` q_ab,xy; with ``input_`` they are
+    q^ of the layer below; ``gradient`` is q~ (summed over positions), ``gradient_pair`` S,
+    ``gradient_total`` D; ``term`` is f_l.
+
+    Args:
+        name: of the layer.
+        inputs: of one unit, N.
+        positions: of its output.
+        second_moment: mean square of its output.
+        second_moment_pair: mean product for two samples at one position.
+        second_moment_positions: mean product for two samples at two positions.
+        input_second_moment: mean square of its input.
+        input_pair: mean product of its inputs for two samples at one position.
+        input_positions: the same at two positions.
+        gradient: squared norm of one sample's gradient at the layer's output.
+        gradient_pair: product of two samples' gradients, summed over positions.
+        gradient_total: the same over all pairs of positions.
+        growth: gradient over that of the weighted layer above; 1 for the last layer.
+        term: the layer's part of the lower bound.
+        share: of the lower bound.
+        bulk: the layer's part of the largest eigenvalue of a single sample.
+    """
+
+    name: str
+    inputs: int
+    positions: int
+    second_moment: Number
+    second_moment_pair: Number
+    second_moment_positions: Number
+    input_second_moment: Number
+    input_pair: Number
+    input_positions: Number
+    gradient: Number
+    gradient_pair: Number
+    gradient_total: Number
+    growth: Number
+    term: Number
+    share: Number
+    bulk: Number
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the term of a single setting is zero up to rounding.
+
+        The scale is that of the term if all samples had the same input and gradient.
+        """
+        scale = self.inputs * float(self.input_second_moment) * float(self.gradient)
+        return abs(float(self.term)) <= NOTHING * scale
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, strings and lists."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def row_of(
+    name: str, fan_in: int, output: Field, source: Field, signal: Signal, term: Array, bulk: Array
+) -> LayerRow:
+    """The row of one weighted layer; growth and share are set once all rows exist."""
+    empty = np.zeros_like(term)
+    return LayerRow(
+        name,
+        fan_in,
+        output.count,
+        *_moments(output),
+        *_moments(source),
+        signal.own,
+        signal.diagonal,
+        signal.total,
+        growth=empty,
+        term=term,
+        share=empty,
+        bulk=bulk,
+    )
+
+
+def _moments(field: Field) -> tuple[Array, Array, Array]:
+    """Mean square; mean product of two samples at one and at two positions."""
+    second, pair = (
+        np.diagonal(field.kernel[:, plane], axis1=-2, axis2=-1).mean(-1) for plane in (SAME, PAIR)
+    )
+    over_all = field.row_means(field.kernel[:, PAIR]).mean(-1)
+    count = field.count
+    different = pair if count == 1 else (over_all - pair / count) / (1 - 1 / count)
+    return np.asarray(second), np.asarray(pair), np.asarray(different)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """Largest eigenvalue of the Fisher matrix at initialization, by theory alone.
+    """Largest eigenvalue of the Fisher matrix at initialization, by theory.
 
-    Over gamma, numbers are arrays (not-a-number where undetermined), regime and reason are tuples.
+    In a sweep over gamma, numbers are arrays (NaN where undetermined), regime and reason tuples.
 
     Args:
         lambda_max: best estimate of the largest eigenvalue over all outputs; None if undetermined.
@@ -58,10 +151,10 @@ class Prediction:
         regime: head (the last layer decides), bound (mean gradients of all layers), explosive
             (single samples, beyond the bound) or undetermined (the theory has no answer).
         reason: of the regime, in words.
-        layers: the table, one row per weighted layer from the input on.
+        layers: one row per weighted layer, from the input on.
         closure: train, frozen or printed.
-        batch_size: samples in a batch, which decides about the explosive branch.
-        gamma: the sweep's values; None without one.
+        batch_size: samples in a batch, which matters for the explosive regime.
+        gamma: values of the sweep; None without one.
         notes: approximations made for this network.
     """
 
@@ -104,7 +197,7 @@ class Prediction:
         return 2 * (1 + momentum) / (self.lambda_max * output_curvature)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, texts and lists."""
+        """Numbers, strings and lists."""
         from normscope.results.frame import as_count
 
         return {
@@ -121,7 +214,7 @@ class Prediction:
         }
 
     def to_xarray(self) -> xr.Dataset:
-        """The table with labels: ``layer``, and ``gamma`` for a sweep."""
+        """The table with coordinates ``layer``, and ``gamma`` for a sweep."""
         import xarray as xr
 
         sweep = () if self.gamma is None else ("gamma",)
@@ -147,7 +240,7 @@ class Prediction:
         return xr.Dataset(variables, coordinates, attributes)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer, and per gamma for a sweep, with the eigenvalue and regime of all."""
+        """One row per layer, and per gamma for a sweep, with the eigenvalue and regime."""
         counts = {"inputs": int, "positions": int}
         return self.to_xarray().to_dataframe().reset_index().astype(counts)
 
@@ -155,7 +248,7 @@ class Prediction:
         """Each layer's term and gradient; over a sweep, the eigenvalue against gamma.
 
         Args:
-            ax: where to draw; None for a new figure.
+            ax: axes to draw on; None for a new figure.
 
         Returns:
             The axes drawn on.
@@ -165,7 +258,7 @@ class Prediction:
         return order_parameters(self.to_xarray().assign_attrs(reason=_plain(self.reason)), ax)
 
     def text(self, width: int = WIDTH) -> str:
-        """The table and its words.
+        """The table and its explanation.
 
         Args:
             width: in characters.
@@ -205,7 +298,7 @@ class Prediction:
             for row in self.layers
         ]
         for shown, row in zip(rows, self.layers, strict=True):
-            if row.is_rounding:  # of a bound that is all rounding there are no shares
+            if row.is_rounding:  # a bound that is all rounding has no shares
                 shown |= {"term": 0.0, "share": None if self._is_rounding else 0.0}
         return rows
 

@@ -14,18 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normscope.errors import InputError
-from normscope.meanfield.activations import Rectifier
+from normscope.meanfield.activations import Nonlinearity, Rectifier
+from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.fisher import Estimate
-from normscope.meanfield.gaussian_integrals import Array
 from normscope.meanfield.graph import INPUT, Graph, Input
-from normscope.meanfield.layer_row import LayerRow
+from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import BatchNorm
-from normscope.meanfield.operations import Operation, Weighted
-from normscope.meanfield.pointwise import Nonlinearity
 from normscope.meanfield.pooling import Flatten
+from normscope.meanfield.prediction import LayerRow
 from normscope.meanfield.weighted import Convolution
-
-__all__ = ["printed_estimate"]
 
 Three = tuple[Array, Array, Array]  # for one sample; two samples; two samples at two positions
 

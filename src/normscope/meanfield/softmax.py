@@ -13,10 +13,8 @@ import numpy as np
 from scipy.stats import qmc
 
 from normscope.errors import InputError
-from normscope.meanfield.gaussian_integrals import Array
+from normscope.meanfield.integrals import Array
 from normscope.meanfield.prediction import Prediction
-
-__all__ = ["LOSSES", "output_curvature", "softmax_curvature"]
 
 LOSSES = ("squared_error", "cross_entropy")
 """The losses whose curvature in the outputs is known."""

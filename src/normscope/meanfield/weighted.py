@@ -16,12 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normscope.errors import ShapeError
-from normscope.meanfield.field import Field, Signal
-from normscope.meanfield.gaussian_integrals import Array
-from normscope.meanfield.operations import Setting, Weighted
+from normscope.meanfield.field import Field, Setting, Signal, Weighted
+from normscope.meanfield.integrals import Array
 from normscope.meanfield.windows import Window, gathered, scattered, shared_places
-
-__all__ = ["Convolution", "Linear"]
 
 
 @dataclass(frozen=True)

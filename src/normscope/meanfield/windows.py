@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import ShapeError
-from normscope.meanfield.gaussian_integrals import Array
-
-__all__ = ["Window", "adaptive_matrix", "average_matrix", "gathered", "scattered", "shared_places"]
+from normscope.meanfield.integrals import Array
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.layers.detect import is_norm
-from normscope.layers.kinds import NoNorm
+from normscope.layers.kinds import NoNorm, is_norm
 from normscope.probes.execution import weight_layers
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 

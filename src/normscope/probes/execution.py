@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normscope.layers.detect import is_norm
+from normscope.layers.kinds import is_norm
 
 __all__ = ["Layer", "Order", "Watch", "own_parameters", "weight_layers"]
 

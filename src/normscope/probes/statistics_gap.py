@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError, NormscopeWarning
-from normscope.layers.batch_statistics import batch_statistics, spread_name
-from normscope.layers.detect import is_batch_norm, is_lp_norm
-from normscope.layers.population import population_statistics
+from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.population import batch_statistics, population_statistics, spread_name
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:

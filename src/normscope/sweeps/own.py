@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.import_path import import_object, is_import_path, load_object, source_file
 from normscope.layers import convert
-from normscope.layers.detect import norm_layers
+from normscope.layers.kinds import norm_layers
 from normscope.registry import unknown_name
 from normscope.results.own_parts import CODE
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.errors import InputError
-from normscope.layers.detect import is_batch_norm
+from normscope.layers.kinds import is_batch_norm
 
 __all__ = ["Stack", "is_stackable"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError
-from normscope.layers.detect import is_batch_norm, is_norm, kind_of, norm_layers
+from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name

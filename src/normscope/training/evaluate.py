@@ -12,7 +12,7 @@ from torch import nn
 
 from normscope.errors import InputError
 from normscope.layers.batches import same_randomness
-from normscope.layers.detect import is_batch_norm, is_lp_norm
+from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
 from normscope.problem.batch import Batch, pieces, sample_count
 from normscope.problem.loss import Loss, WholeLoss, accuracy

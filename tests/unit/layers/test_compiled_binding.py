@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 
-from normscope.layers import lp_kernels, noise
+from normscope.layers import lp_function, noisy
 from normscope.layers.compiled import binding
 from normscope.layers.compiled.build import library
-from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm
-from normscope.layers.lp_function import lp_normalize
-from normscope.layers.noise import Noise, draw
+from normscope.layers.lp_function import closed_form_gradient, lp_normalize, plain_lp_norm
+from normscope.layers.noisy import Noise, draw
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels here")
 
@@ -120,8 +119,8 @@ def test_gradient_of_another_layout_is_left_to_torch():
     ready = binding.compiled_output(x, weight, bias, 1.0, False, 1e-5)
     turned = gradient.t().contiguous().t()
     assert binding.compiled_gradient(turned, x, weight, ready[1:], 1.0, False, True) is None
-    ours = lp_kernels.fused_gradient(turned, x, weight, ready[1:], 1.0, False)
-    theirs = lp_kernels.fused_gradient(gradient, x, weight, ready[1:], 1.0, False)
+    ours = lp_function.fused_gradient(turned, x, weight, ready[1:], 1.0, False)
+    theirs = lp_function.fused_gradient(gradient, x, weight, ready[1:], 1.0, False)
     for a, b in zip(ours, theirs, strict=True):
         close(a, b)
 
@@ -237,11 +236,11 @@ def test_noise_is_made_of_the_same_bits_as_without_kernels(shape, monkeypatch):
 
     called = []
     kernel = binding.compiled_noise
-    monkeypatch.setattr(noise, "compiled_noise", lambda *a: called.append(kernel(*a)) or called[-1])
+    monkeypatch.setattr(noisy, "compiled_noise", lambda *a: called.append(kernel(*a)) or called[-1])
     ours = drawn()
     assert all(called)
     assert called or 0 in shape
-    monkeypatch.setattr(noise, "compiled_noise", lambda *_: False)
+    monkeypatch.setattr(noisy, "compiled_noise", lambda *_: False)
     torch.testing.assert_close(ours, drawn(), rtol=0, atol=1e-6)
 
 

@@ -6,8 +6,16 @@ from torch import nn
 
 from normscope.errors import StateError
 from normscope.layers.batch_norm import BatchNorm2d
-from normscope.layers.detect import is_batch_norm, is_lp_norm, is_norm, kind_of, norm_layers
-from normscope.layers.kinds import NORMS, NoNorm, normalization
+from normscope.layers.kinds import (
+    NORMS,
+    NoNorm,
+    is_batch_norm,
+    is_lp_norm,
+    is_norm,
+    kind_of,
+    norm_layers,
+    normalization,
+)
 from normscope.layers.lp_norm import LpNorm1d
 from normscope.layers.noisy import NoisyBatchNorm2d
 

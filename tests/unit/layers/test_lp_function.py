@@ -9,9 +9,15 @@ from tests.references.lp_norm import lp_norm
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from normscope.layers import lp_function
-from normscope.layers.lp_formulas import closed_form_gradient, plain_lp_norm, scale, slope
-from normscope.layers.lp_function import LpNormalize, lp_normalize
-from normscope.layers.lp_kernels import fused_output
+from normscope.layers.lp_function import (
+    LpNormalize,
+    closed_form_gradient,
+    fused_output,
+    lp_normalize,
+    plain_lp_norm,
+    scale,
+    slope,
+)
 
 ORDERS = [1, 1.5, 2, 3, math.inf]
 SHAPES = [(7, 3), (4, 3, 5), (3, 2, 2, 3), (2, 2, 2, 2, 3)]

@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.layers import noise
-from normscope.layers.noise import CHUNK, Noise, draw
+from normscope.layers import noisy
+from normscope.layers.noisy import CHUNK, Noise, draw
 
 CPU = torch.device("cpu")
 LEVEL = 1e-4
@@ -25,7 +25,7 @@ def drawn(shape, seed, noise=STANDARD, dtype=torch.float32):
 
 def box_muller(radius_bits, angle_bits):
     normal = torch.empty(2 * len(radius_bits))
-    noise.box_muller(radius_bits, angle_bits, out=normal, scratch=torch.empty_like(normal))
+    noisy.box_muller(radius_bits, angle_bits, out=normal, scratch=torch.empty_like(normal))
     return normal
 
 

@@ -12,12 +12,13 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.noise import Noise, draw
 from normscope.layers.noisy import (
+    Noise,
     NoisyBatchNorm1d,
     NoisyBatchNorm2d,
     NoisyBatchNorm3d,
     add_noise,
+    draw,
 )
 
 CASES = [

@@ -6,8 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normscope.layers.batch_norm import BatchNorm1d
-from normscope.layers.noise import Noise, draw
-from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, add_noise
+from normscope.layers.noisy import Noise, NoisyBatchNorm1d, NoisyBatchNorm2d, add_noise, draw
 
 
 def noise_of(seed, x):

@@ -10,7 +10,7 @@ from tests.references import batch_norm_processes as processes
 from normscope.errors import ArgumentTypeError, StateError
 from normscope.layers.batch_norm import BatchNorm1d
 from normscope.layers.batch_norm_function import batch_norm
-from normscope.layers.synchronize import resolved_group
+from normscope.layers.standardize import resolved_group
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from normscope.meanfield.bulk import extreme_normal, finite_outputs, product_edge
+from normscope.meanfield.fisher import extreme_normal, finite_outputs, product_edge
 
 
 @pytest.mark.parametrize(("size", "width", "layers"), [(200, 400, 1), (100, 300, 3), (150, 600, 6)])

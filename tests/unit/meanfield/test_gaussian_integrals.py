@@ -5,7 +5,7 @@ import pytest
 from scipy import integrate
 from scipy.stats import multivariate_normal
 
-from normscope.meanfield.gaussian_integrals import both_below, rectified_mean, rectified_product
+from normscope.meanfield.integrals import both_below, rectified_mean, rectified_product
 
 
 def density(x, y, c):

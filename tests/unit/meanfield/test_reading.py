@@ -179,7 +179,7 @@ class Dependent(Branching):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Branching(), "cannot be followed"),
+        (Branching(), "cannot be traced"),
         (Twice(), "called twice"),
         (Dependent(), "no linear or convolution layer between"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)), "needs input_shape"),

@@ -184,7 +184,7 @@ def test_model_beyond_the_theory_is_refused_and_nothing_else(name, closure):
 
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
 def test_compiled_model_is_refused():
-    with pytest.raises(InputError, match="cannot be followed"):
+    with pytest.raises(InputError, match="cannot be traced"):
         predict(torch.jit.script(nn.Sequential(nn.Linear(20, 5))))
 
 
@@ -230,8 +230,8 @@ def test_unused_tensors_and_inputs_do_not_matter(model):
         ),
         (
             Net(lambda net, x: net.head(torch.stack([net.first(row) for row in x]))),
-            "the forward pass of Net cannot be followed by torch.fx (it may branch on values, or "
-            "take several inputs)",
+            "the forward pass of Net cannot be traced (it may branch on values, or take several "
+            "inputs)",
         ),
         (
             Net(lambda net, x: net.head((z := net.first(x)) + torch.relu(z))),

@@ -8,7 +8,7 @@ from normscope.curvature import top_eigenvalue
 from normscope.data import load
 from normscope.errors import InputError
 from normscope.meanfield import predict
-from normscope.meanfield.quadrature import expectation
+from normscope.meanfield.integrals import expectation
 from normscope.meanfield.softmax import output_curvature, softmax_curvature
 from normscope.models import build
 

@@ -20,7 +20,7 @@ from normscope.data.inventory import Status as DataStatus
 from normscope.decoupled.alternation import Trained
 from normscope.decoupled.inequalities import Inequalities
 from normscope.experiments.result import Result
-from normscope.layers.convert import Change
+from normscope.layers.surgery.convert import Change
 from normscope.learning_rate.comparison import MODES, Compared
 from normscope.learning_rate.onset import Trial
 from normscope.learning_rate.verified import Verification

@@ -9,7 +9,7 @@ import xarray as xr
 from torch import nn
 
 from normscope.experiments.tour.net import LOSS, Net
-from normscope.layers.detect import norm_layers
+from normscope.layers.kinds import norm_layers
 from normscope.theorems import check_layer
 from normscope.theorems.verdict import Verdict
 from normscope.training import fit, sgd

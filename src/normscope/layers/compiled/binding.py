@@ -53,7 +53,7 @@ def _kernel(name: str) -> Any:
 def compiled_output(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """The results of :func:`normscope.layers.lp_kernels.fused_output`, or None.
+    """The results of :func:`normscope.layers.lp_function.fused_output`, or None.
 
     None also where rounding may have cost the output much of its spread, as spread_is_lost asks.
     The caller makes sure that no transform, compiler or tracer is at work.
@@ -81,7 +81,7 @@ def compiled_gradient(
     centred: bool,
     input_needed: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor] | None:
-    """The results of :func:`normscope.layers.lp_kernels.fused_gradient`, or None."""
+    """The results of :func:`normscope.layers.lp_function.fused_gradient`, or None."""
     if transform_active() or tracing_active():  # gradients in batches: nothing to point at
         return None
     shape = _lp_shape(x, order, weight, *statistics)

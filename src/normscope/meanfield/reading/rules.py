@@ -1,4 +1,4 @@
-"""What torch's and normscope's modules mean to the theory."""
+"""What each module and function of a forward pass means to the theory."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from normscope.layers.detect import is_batch_norm, kind_of
-from normscope.layers.tracing import is_plain_layer
-from normscope.meanfield.activations import ACTIVATIONS, Rectifier, Smooth
-from normscope.meanfield.max_pooling import MaxPool
+from normscope.layers.kinds import is_batch_norm, kind_of
+from normscope.layers.surgery.trace import is_plain_layer
+from normscope.meanfield.activations import (
+    ACTIVATIONS,
+    Addition,
+    Dropout,
+    Nonlinearity,
+    Rectifier,
+    Smooth,
+)
+from normscope.meanfield.field import Operation
 from normscope.meanfield.norms import BatchNorm, SampleNorm
-from normscope.meanfield.operations import Operation
-from normscope.meanfield.pointwise import Dropout, Nonlinearity
-from normscope.meanfield.pooling import AveragePool, Flatten
+from normscope.meanfield.pooling import AveragePool, Flatten, MaxPool
 from normscope.meanfield.weighted import Convolution, Linear
 from normscope.meanfield.windows import Window
-
-__all__ = ["SUPPORTED", "Made", "Unsupported", "gelu_of", "operation_of", "tuples", "window_of"]
 
 SUPPORTED = (
     "Linear, Conv1d/2d/3d, BatchNorm, LayerNorm over whole samples, GroupNorm with several "
@@ -33,15 +36,15 @@ SUPPORTED = (
 
 
 class Unsupported(Enum):
-    """Says that the theory has no closure for something."""
+    """Marks what the theory has no closure for."""
 
     HERE = "no closure"
 
 
-Made = Operation | Unsupported | None  # None: hands its input on
+Made = Operation | Unsupported | None  # None: the identity
 
 
-def operation_of(module: nn.Module, activations: dict[type, Any]) -> Made:
+def operation_of_module(module: nn.Module, activations: dict[type, Any]) -> Made:
     """The operation of a module.
 
     Args:
@@ -49,7 +52,7 @@ def operation_of(module: nn.Module, activations: dict[type, Any]) -> Made:
         activations: further activation modules by type, with their functions on arrays.
 
     Returns:
-        The operation, None if it does nothing; Unsupported.HERE if there is no closure for it.
+        The operation, None for the identity; Unsupported.HERE if there is no closure.
     """
     for kind, function in activations.items():
         if isinstance(module, kind):
@@ -63,7 +66,7 @@ def operation_of(module: nn.Module, activations: dict[type, Any]) -> Made:
 
 
 def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any, dimensions: int) -> Window:
-    """The geometry of torch's arguments, each a number or one for each dimension."""
+    """The window of torch's arguments, each a number or one for each dimension."""
     sizes = tuples(kernel, dimensions)
     return Window(
         sizes,
@@ -98,7 +101,7 @@ def _convolution(module: _ConvNd) -> Made:
 
 
 def _padding(module: _ConvNd) -> tuple[tuple[int, int], ...]:
-    """Zeros before and after, also for padding given as a word."""
+    """Zeros before and after, also for padding given as a string."""
     if not isinstance(module.padding, str):
         return tuple((side, side) for side in module.padding)
     if module.padding == "valid":
@@ -117,7 +120,7 @@ def _layer_norm(module: nn.LayerNorm) -> Made:
 
 
 def _group_norm(module: nn.GroupNorm) -> Made:
-    # a group of one channel takes that channel's own mean away, as no wide layer does
+    # a group of one channel removes the mean of that channel; a group of many does not
     single = module.num_channels == module.num_groups > 1
     return Unsupported.HERE if single else SampleNorm(**_affine(module))
 
@@ -212,3 +215,115 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
     (nn.Flatten, _flatten),
     ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _dropout),
 )
+
+
+def operation_of_call(name: str, node: fx.Node) -> Made:
+    """The operation of a call.
+
+    Args:
+        name: of the function or method.
+        node: the call.
+
+    Returns:
+        The operation, None for the identity; Unsupported.HERE if there is no closure.
+    """
+    if name in _NAMED_CALLS:
+        return Nonlinearity(ACTIVATIONS[_NAMED_CALLS[name]])
+    rule = _CALL_RULES.get(name)
+    if rule is None or (rule not in _TAKE_VALUES and len(node.all_input_nodes) > 1):
+        return Unsupported.HERE  # a computed slope or dimension has no value
+    return rule(name, node)
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def _addition(name: str, node: fx.Node) -> Made:
+    return Addition() if len(node.args) == 2 and not node.kwargs else Unsupported.HERE
+
+
+def _call_flatten(name: str, node: fx.Node) -> Made:
+    start, end = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
+    return Flatten() if (start, end) == (1, -1) else Unsupported.HERE
+
+
+def _reshape(name: str, node: fx.Node) -> Made:
+    """``x.view(len(x), -1)`` and the like flatten."""
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    return Flatten() if len(sizes) == 2 and sizes[1] == -1 else Unsupported.HERE
+
+
+def _mean(name: str, node: fx.Node) -> Made:
+    """A mean over all positions is global pooling."""
+    dims = _argument(node, 1, "dim")
+    if dims is None:
+        return Unsupported.HERE
+    dims = sorted(dim if isinstance(dim, int) else -99 for dim in tuples(dims, 1))
+    count = len(dims)
+    if dims not in ([*range(2, 2 + count)], [*range(-count, 0)]):
+        return Unsupported.HERE
+    keep = bool(_argument(node, 2, "keepdim", False))
+    return AveragePool(outputs=(1,) * count, drop_ones=not keep)
+
+
+def _call_average(name: str, node: fx.Node) -> Made:
+    dimensions = int(name[-2])
+    if _argument(node, 4, "ceil_mode", False) or _argument(node, 6, "divisor_override"):
+        return Unsupported.HERE
+    kernel, stride = _argument(node, 1, "kernel_size"), _argument(node, 2, "stride")
+    window = window_of(kernel, stride, _argument(node, 3, "padding", 0), 1, dimensions)
+    return AveragePool(window, count_padding=bool(_argument(node, 5, "count_include_pad", True)))
+
+
+def _call_adaptive(name: str, node: fx.Node) -> Made:
+    sizes = tuples(_argument(node, 1, "output_size"), int(name[-2]))
+    return Unsupported.HERE if None in sizes else AveragePool(outputs=sizes)
+
+
+def _leaky(name: str, node: fx.Node) -> Made:
+    slope = _argument(node, 1, "negative_slope", 0.01)
+    return Nonlinearity(Rectifier(slope, "leaky_relu"))
+
+
+def _gelu(name: str, node: fx.Node) -> Made:
+    return gelu_of(_argument(node, 1, "approximate", "none"))
+
+
+def _nothing(name: str, node: fx.Node) -> Made:
+    return None
+
+
+def _call_dropout(name: str, node: fx.Node) -> Made:
+    """Traced in eval mode, the function is the identity if it depends on the mode."""
+    return Unsupported.HERE if _argument(node, 2, "training", True) else None
+
+
+_NAMED_CALLS = {
+    "relu": "relu",
+    "relu_": "relu",
+    "tanh": "tanh",
+    "erf": "erf",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+}
+_CALL_RULES: dict[str, Callable[[str, fx.Node], Made]] = {
+    "add": _addition,
+    "iadd": _addition,
+    "add_": _addition,
+    "flatten": _call_flatten,
+    "view": _reshape,
+    "reshape": _reshape,
+    "mean": _mean,
+    "leaky_relu": _leaky,
+    "gelu": _gelu,
+    "contiguous": _nothing,
+    "dropout": _call_dropout,
+    **{f"avg_pool{n}d": _call_average for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _call_adaptive for n in (1, 2, 3)},
+}
+_TAKE_VALUES = (_addition, _reshape)  # the other rules have one input, and numbers

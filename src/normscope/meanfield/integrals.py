@@ -1,18 +1,24 @@
-r"""Expectations of a rectifier and of its slope over one or two normal variables, in closed form.
+"""Expectations of functions of one or two normal variables.
 
+Of a rectifier and its slope in closed form; of smooth functions by sums over equally spaced nodes.
 All functions work element by element on arrays that broadcast. A normal variable is given by its
 mean and standard deviation, a pair also by its correlation.
+
+For a function that is analytic in a strip around the real axis, the trapezoidal sum against the
+normal density converges geometrically in the spacing. It needs fewer nodes than Gauss-Hermite
+quadrature once the standard deviation exceeds one, where the strip is narrow in units of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, owens_t
 
-__all__ = ["Array", "both_below", "rectified_mean", "rectified_product"]
-
 Array = NDArray[np.float64]
+Function = Callable[[Array], Array]
 
 _SQRT_TWO_PI = float(np.sqrt(2 * np.pi))
 _TINY = 1e-100
@@ -47,7 +53,7 @@ def both_below(h: Array, k: Array, correlation: Array) -> Array:
     0.333333333333
     """
     h, k, c = (np.asarray(v, dtype=np.float64) for v in np.broadcast_arrays(h, k, correlation))
-    h, k = (np.where(np.abs(v) < _TINY, 0.0, v) for v in (h, k))  # so that products tell signs
+    h, k = (np.where(np.abs(v) < _TINY, 0.0, v) for v in (h, k))  # so that products have signs
     at_origin = 0.25 + np.arcsin(np.clip(c, -1, 1)) / (2 * np.pi)
     if not (h.any() or k.any()):
         return np.asarray(at_origin)
@@ -117,6 +123,92 @@ def rectified_product(means: tuple[Array, Array], stds: tuple[Array, Array], c: 
 
 
 def safe_ratio(numerator: Array, denominator: Array) -> Array:
-    """Their ratio; where both vanish, zero, and elsewhere over nothing a very large number."""
+    """The ratio; where the denominator is 0, 0 or a very large number."""
     tiny = np.where(denominator == 0, 1e-150, denominator)
     return np.asarray(np.clip(numerator / tiny, -1e100, 1e100))
+
+
+_NODES = np.linspace(-11.0, 11.0, 441)  # the density is 1e-26 of its maximum there
+_WEIGHTS = normal_density(_NODES) * (_NODES[1] - _NODES[0])
+_TERMS = 400  # at most; the series ends once its terms are negligible
+_NEGLIGIBLE = 1e-15
+
+
+def expectation(function: Function, mean: Array, std: Array) -> Array:
+    """Mean of a smooth function of a normal variable.
+
+    Args:
+        function: works element by element.
+        mean: of the variable.
+        std: its standard deviation, of the same shape.
+
+    Returns:
+        An array of the same shape.
+
+    >>> float(expectation(np.square, np.array(1.0), np.array(2.0)).round(12))
+    5.0
+    """
+    return np.asarray(function(_nodes(mean, std)) @ _WEIGHTS)
+
+
+def hermite_coefficients(function: Function, mean: Array, std: Array) -> Array:
+    r"""Coefficients of a function of a normal variable in normalised Hermite polynomials.
+
+    .. math:: a_n = E[\phi(\mu + \sigma z) h_n(z)]
+
+    Args:
+        function: works element by element.
+        mean: of the variable.
+        std: its standard deviation, of the same shape.
+
+    Returns:
+        (terms, *shape), as many terms as are not negligible.
+
+    >>> hermite_coefficients(np.square, np.array(0.0), np.array(1.0)).round(12)[:3]
+    array([1.        , 0.        , 1.41421356])
+    """
+    values = function(_nodes(mean, std)) * _WEIGHTS
+    total = np.maximum(np.square(function(_nodes(mean, std))) @ _WEIGHTS, 1e-300)
+    found, covered = [], np.zeros_like(total)
+    previous, present = np.zeros_like(_NODES), np.ones_like(_NODES)
+    for order in range(_TERMS):
+        found.append(np.asarray(values @ present))
+        covered = covered + np.square(found[-1])
+        if np.all(total - covered <= _NEGLIGIBLE * total):
+            break
+        raised = (_NODES * present - np.sqrt(order) * previous) / np.sqrt(order + 1)
+        previous, present = present, raised
+    return np.stack(found)
+
+
+def series(first: Array, second: Array, correlation: Array, slope: bool = False) -> Array:
+    r"""Mean of a product of two functions of correlated normal variables (Mehler's formula).
+
+    .. math:: E[\phi(x)\psi(y)] = \sum_n a_n b_n c^n
+
+    Its derivative with respect to the correlation is the mean of the product of the slopes times
+    both standard deviations.
+
+    Args:
+        first: the coefficients a of one function, (terms, ...).
+        second: the coefficients b of the other.
+        correlation: c.
+        slope: whether to sum the derivative, n c^(n-1), instead.
+
+    Returns:
+        The sums, of the shape that coefficients and correlation broadcast to.
+
+    >>> a = hermite_coefficients(np.square, np.array(0.0), np.array(1.0))
+    >>> float(series(a, a, np.array(0.5)).round(12))  # 1 + 2 c^2
+    1.5
+    """
+    shape = np.broadcast_shapes(first.shape[1:], second.shape[1:], correlation.shape)
+    total, power = np.zeros(shape), np.ones(shape)
+    for order in range(1 if slope else 0, min(len(first), len(second))):
+        total += (order if slope else 1) * first[order] * second[order] * power
+        power *= correlation
+    return total
+
+
+def _nodes(mean: Array, std: Array) -> Array:
+    return np.asarray(mean)[..., None] + np.asarray(std)[..., None] * _NODES

@@ -1,4 +1,4 @@
-"""A norm layer at inference: its affine map, and what else it does after normalizing."""
+"""A norm layer at inference: its affine map, and the modules it applies after normalizing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.layers.detect import is_lp_norm
+from normscope.layers.kinds import is_lp_norm
 
 _OWN_FORWARDS = ("torch.nn.modules.", "normscope.layers.")
 
@@ -46,11 +46,10 @@ def affine_map(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def modules_after(layer: nn.Module) -> list[nn.Module] | None:
-    """The modules that a norm layer applies after it has normalized, e.g. a fused activation.
+    """The modules that a norm layer applies after normalizing, e.g. a fused activation.
 
-    torch's and our own layers apply none. A class with a ``forward`` of its own is tried out in
-    eval mode, on a copy: it may be plain normalization, or that followed by its child modules in
-    their order.
+    torch's and our layers apply none. A class with another ``forward`` is tested in eval mode, on a
+    copy: it may be plain normalization, or normalization followed by its child modules in order.
 
     Args:
         layer: a norm layer.
@@ -69,7 +68,7 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
             if _applies(layer, [], x):
                 return []
             return children if _applies(layer, children, x) else None
-        except Exception:  # a foreign forward may fail in any way
+        except Exception:  # a user's forward may fail in any way
             continue
     return None
 
@@ -84,10 +83,10 @@ def _applies(layer: nn.Module, after: Sequence[nn.Module], x: Tensor) -> bool:
 
 
 def _trial_copy(layer: nn.Module) -> nn.Module:
-    """A copy with scales of both signs, and shifts and statistics off their defaults.
+    """A copy with scales of both signs, and shifts and statistics different from their defaults.
 
-    So nothing that is done to them goes unseen; yet they are small, so that a function that follows
-    cannot hide in a far-off range.
+    So everything that is done to them is detected. They are small, so that the outputs cover the
+    range where activations differ from the identity.
     """
     trial = copy.deepcopy(layer).to("cpu", torch.float64).eval()
     for phase, name in enumerate(("weight", "bias", "running_mean", "running_var")):
@@ -97,7 +96,7 @@ def _trial_copy(layer: nn.Module) -> nn.Module:
 
 
 def _fill(tensor: object, phase: int, positive: bool) -> None:
-    """Sizes from 0.5 to 1.5, with signs that alternate from minus on unless all are positive."""
+    """Fill with absolute values from 0.5 to 1.5, and alternating signs unless ``positive``."""
     if isinstance(tensor, Tensor):
         steps = torch.arange(tensor.numel(), dtype=torch.float64)
         sizes = 1 + 0.5 * torch.sin(2.3 * steps + phase)

@@ -1,0 +1,1 @@
+"""Changes to the norm layers of a model: conversion, folding, and tracing the forward pass."""

@@ -1,0 +1,228 @@
+"""Convert a model to another kind of normalization."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from normscope.errors import InputError
+from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normscope.layers.kinds import (
+    NORMS,
+    NoNorm,
+    group_count,
+    is_batch_norm,
+    kind_of,
+    normalization,
+)
+from normscope.layers.surgery.inference import modules_after
+from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
+from normscope.problem.diagnose import require_module
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_logger = logging.getLogger("normscope.layers")
+
+_BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that :func:`convert` makes.
+
+    Attributes:
+        name: qualified name of the norm layer, or of the layer after which one is inserted.
+        before: kind (or class) of the norm layer; None for an insertion.
+        after: kind of the new layer.
+        kept: names of the tensors that the new layer copies from the old one.
+        added: names of the parameters that only the new layer has.
+    """
+
+    name: str
+    before: str | None
+    after: str
+    kept: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"after {self.name}: {self.after} inserted"
+        kept = f"keeps {', '.join(self.kept)}" if self.kept else "keeps nothing"
+        added = f", adds {', '.join(self.added)}" if self.added else ""
+        return f"{self.name or 'model'}: {self.before} -> {self.after}, {kept}{added}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Strings and lists."""
+        return {**vars(self), "kept": list(self.kept), "added": list(self.added)}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row."""
+        from normscope.results.frame import frame
+
+        return frame([self.to_dict()])
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        tensors = {"kept": ", ".join(self.kept) or None, "added": ", ".join(self.added) or None}
+        return pairs_html({"before": self.before, "after": self.after, **tensors}, self.name)
+
+
+def convert(model: nn.Module, to: str) -> nn.Module:
+    """Return a copy of the model whose norm layers are all of one kind.
+
+    Norm layers are torch's, ours, their subclasses, and look-alikes of batch norm
+    (:func:`normscope.layers.is_norm`). The new layer copies from the old one:
+
+    - scale and shift if the shapes agree; running statistics between batch and noisy;
+    - ``eps``, ``momentum``, ``affine``, ``bias``, ``track_running_stats``, ``centred`` and
+      ``process_group`` (of an ``nn.SyncBatchNorm`` if ``torch.distributed`` is initialized), if
+      its kind has them;
+    - device, dtype, training mode and ``requires_grad``, but not hooks.
+
+    Running statistics that are not copied are reset; set them by
+    :func:`normscope.layers.population_statistics`. An activation fused into a norm layer is kept
+    after the new one. Shared layers stay shared, and copied scales and shifts stay tied. A layer
+    that is already of the kind is kept, so converting twice has no further effect. For
+    ``to="batch"`` torch's batch norm becomes ours; ``nn.SyncBatchNorm`` is kept.
+
+    With "none", a :class:`normscope.layers.NoNorm` replaces each layer, which a later conversion
+    finds. A model without norm layers made of nested ``nn.Sequential``, also inside a module that
+    only calls such containers one after the other, gets a norm layer after every linear or
+    convolution layer but the last.
+
+    A layer does not say which dimension is the channel: ``nn.LayerNorm(n)`` is assumed to get
+    vectors (batch, n), so do not convert it to batch or group norm in a sequence model, whose
+    channels come last. Each change is logged at level INFO by the logger ``normscope.layers``;
+    :func:`plan_conversion` returns the changes without making them.
+
+    Args:
+        model: any model; it is not changed.
+        to: none, batch, noisy, l1, l2, linf, layer or group.
+
+    Returns:
+        The new model, of the same class.
+
+    Raises:
+        UnknownNameError: if there is no such kind.
+        InputError: if the model has no norm layers and is not made of ``nn.Sequential`` or its last
+            layer is also a hidden one, if a norm layer does more than normalize, or if its number
+            of dimensions is unknown.
+        StateError: if a lazy norm layer does not know its channels yet.
+        ArgumentTypeError: if the model is not a module.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
+        >>> [type(module).__name__ for module in convert(convert(net, "batch"), "layer")]
+        ['Conv2d', 'GroupNorm', 'ReLU', 'Conv2d']
+    """
+    new_for: dict[int, Any] = {}
+    steps = _steps(model, to, new_for)
+    # deepcopy puts the new objects wherever the model refers to those they replace.
+    result = copy.deepcopy(model, new_for)
+    for _, new, site in reversed(steps):  # from the end, so that earlier keys stay valid
+        if site.container is not None:
+            container = cast(nn.Sequential, result.get_submodule(site.container))
+            insert(container, site.key, new)
+    for change, _, _ in steps:
+        _logger.info("%s", change)
+    return result
+
+
+def plan_conversion(model: nn.Module, to: str) -> list[Change]:
+    """Return the changes that :func:`convert` would make.
+
+    Args:
+        model: any model; it is not changed.
+        to: a kind of normalization.
+
+    Returns:
+        One entry per norm layer that is replaced or inserted; empty if nothing changes.
+
+    Raises:
+        UnknownNameError: if there is no such kind.
+        InputError: as :func:`convert`.
+        StateError: as :func:`convert`.
+        ArgumentTypeError: as :func:`convert`.
+
+    >>> print(*plan_conversion(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "layer"))
+    1: batch -> layer, keeps weight, bias
+    """
+    return [change for change, _, _ in _steps(model, to, {})]
+
+
+_Step = tuple[Change, nn.Module, Site]  # with the new layer, and where it goes
+
+
+def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
+    """The steps; ``new_for`` gets the replacement of each layer and tensor by its id."""
+    require_module(model, "convert")
+    _ = NORMS[to]  # an unknown kind is an error even if there is nothing to do
+    sites = norm_sites(model)
+    if sites:
+        return [_replacement(site, to, new_for) for site in sites if not _is_already(site, to)]
+    return [] if to == "none" else [_insertion(site, to) for site in insertion_sites(model)]
+
+
+def _is_already(site: Site, to: str) -> bool:
+    module = site.module
+    if isinstance(module, nn.GroupNorm) and to == "group":
+        return module.num_groups > 1 or group_count(module.num_channels, site.dimensions) == 1
+    if to == "batch" and kind_of(module) == "batch":
+        return isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d | nn.SyncBatchNorm)
+    return kind_of(module) == to
+
+
+def _replacement(site: Site, to: str, new_for: dict[int, Any]) -> _Step:
+    old = site.module
+    after = modules_after(old)
+    if after is None:
+        raise InputError(
+            f"{type(old).__name__} {site.name!r} does more than normalize, or otherwise, so "
+            "convert cannot replace it without losing that; replace it by hand."
+        )
+    norm = _make(site, to)
+    kept = _copy_tensors(norm, old, new_for)
+    names = [] if isinstance(old, NoNorm) else [name for name, _ in norm.named_parameters()]
+    added = tuple(name for name in names if getattr(old, name, None) is None)
+    change = Change(site.name, kind_of(old) or type(old).__name__, to, kept, added)
+    new = nn.Sequential(norm, *copy.deepcopy(after)) if after else norm
+    new_for[id(old)] = new.train(old.training)
+    return change, new, site
+
+
+def _insertion(site: Site, to: str) -> _Step:
+    return Change(site.name, None, to), _make(site, to).train(site.module.training), site
+
+
+def _make(site: Site, to: str) -> nn.Module:
+    """A norm layer for a site, with the options that its kind takes."""
+    accepted = NORMS[to].options
+    options = {name: value for name, value in site.options.items() if name in accepted}
+    layer = normalization(to, site.num_features, site.dimensions, **options)
+    return layer.to(site.like.device, site.like.dtype)
+
+
+def _copy_tensors(new: nn.Module, old: nn.Module, new_for: dict[int, Any]) -> tuple[str, ...]:
+    """Copy the tensors that have the same meaning in both layers; return their names."""
+    names = ["weight", "bias"]
+    if is_batch_norm(new) and is_batch_norm(old):
+        names += _BATCH_STATISTICS
+    kept = []
+    for name in names:
+        source, target = getattr(old, name, None), getattr(new, name, None)
+        if isinstance(source, Tensor) and isinstance(target, Tensor):
+            if source.shape != target.shape:
+                continue
+            with torch.no_grad():
+                target.copy_(source)
+            target.requires_grad_(source.requires_grad)
+            setattr(new, name, new_for.setdefault(id(source), target))  # tied tensors stay tied
+            kept.append(name)
+    return tuple(kept)

@@ -1,0 +1,234 @@
+"""Sites in a model where norm layers are or could be, and what a norm layer there must fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from normscope.errors import InputError
+from normscope.layers.kinds import NoNorm, is_lp_norm, is_norm
+from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
+from normscope.layers.surgery.trace import PLAIN_LAYERS, chain_of_calls
+
+_OPTIONS = (
+    "eps", "affine", "bias", "momentum", "track_running_stats", "centred", "process_group",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a norm layer is, was, or can be inserted.
+
+    Attributes:
+        name: qualified name of the module.
+        module: the norm layer or the :class:`NoNorm` in its position; for an insertion, the layer
+            before it.
+        num_features: channels.
+        dimensions: spatial dimensions, 0 for vectors.
+        options: ``eps``, ``affine``, ``momentum``, ``track_running_stats``, ``centred`` and
+            ``process_group``, as far as the norm layer has them; ``bias`` if it is False.
+        like: a tensor with the device and dtype of a norm layer here.
+        container: for an insertion, qualified name of the ``nn.Sequential``; else None.
+    """
+
+    name: str
+    module: nn.Module
+    num_features: int
+    dimensions: int
+    options: dict[str, Any]
+    like: Tensor
+    container: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Key of the module in its container."""
+        return self.name.rpartition(".")[2]
+
+
+def norm_sites(model: nn.Module) -> list[Site]:
+    """The sites of all norm layers, present and removed, each module once.
+
+    Args:
+        model: any model.
+
+    Returns:
+        The sites in order of registration.
+
+    Raises:
+        InputError: if the number of spatial dimensions of a site is unknown.
+        StateError: if a lazy norm layer does not know its channels yet.
+
+    >>> [(s.num_features, s.dimensions) for s in norm_sites(nn.Sequential(nn.BatchNorm2d(5)))]
+    [(5, 2)]
+    """
+    return [
+        Site(name, module, *_size(model, name, module), _options(module), _like(module, model))
+        for name, module in model.named_modules()
+        if isinstance(module, NoNorm) or is_norm(module)
+    ]
+
+
+def _like(*modules: nn.Module) -> Tensor:
+    """The first floating-point tensor of the modules."""
+    for module in modules:
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if tensor.is_floating_point():
+                return tensor
+    return torch.empty(0)
+
+
+def _options(module: Any) -> dict[str, Any]:
+    if isinstance(module, NoNorm):
+        return {name: value for name, value in module.options.items() if name in _OPTIONS}
+    options = {"affine": getattr(module, "weight", None) is not None}
+    if getattr(module, "eps", None) is not None:  # None: RMSNorm's default for its dtype
+        options["eps"] = module.eps
+    if options["affine"] and getattr(module, "bias", module.weight) is None:
+        options["bias"] = False
+    if hasattr(module, "running_mean") and hasattr(module, "momentum"):
+        options["momentum"] = module.momentum
+        options["track_running_stats"] = module.running_mean is not None
+    if is_lp_norm(module):
+        options["centred"] = module.centred
+    group = getattr(module, "process_group", None)
+    if isinstance(module, nn.SyncBatchNorm) and distributed.is_available():
+        # By default it shares its statistics with the whole world, if there is one.
+        group = (group or "world") if distributed.is_initialized() else None
+    return options if group is None else options | {"process_group": group}
+
+
+def _size(model: nn.Module, name: str, module: Any) -> tuple[int, int]:
+    """Channels and spatial dimensions of a site."""
+    if isinstance(module, NoNorm):
+        return module.num_features, module.dimensions
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return module.normalized_shape[0], len(module.normalized_shape) - 1
+    features = _features(name, module)
+    named = spatial_dimensions(module)
+    if named in (2, 3):
+        return features, named
+    nearby = _dimensions_nearby(model, name, features)
+    if named == 1:  # vectors or sequences: a layer for sequences fits both
+        return features, next((d for d in nearby if d <= 1), 1)
+    for dimensions in nearby:
+        return features, dimensions
+    raise InputError(
+        f"{type(module).__name__} {name!r} does not say how many spatial dimensions its input has, "
+        "and no linear or convolution layer of the model does; replace it by hand."
+    )
+
+
+def _features(name: str, module: nn.Module) -> int:
+    for attribute in ("num_features", "num_channels"):
+        if isinstance(features := getattr(module, attribute, None), int):
+            return features
+    if isinstance(weight := getattr(module, "weight", None), Tensor):
+        return weight.numel()
+    raise InputError(
+        f"{type(module).__name__} {name!r} does not say how many channels it has; give it an "
+        "attribute num_features."
+    )
+
+
+def _dimensions_nearby(model: nn.Module, name: str, features: int) -> Iterator[int]:
+    """Dimensions of other layers, from the most likely: matching before, matching after, any."""
+    modules = list(model.named_modules())
+    position = [other for other, _ in modules].index(name)
+    before = [m for _, m in modules[:position] if isinstance(m, PLAIN_LAYERS)]
+    after = [m for _, m in modules[position:] if isinstance(m, PLAIN_LAYERS)]
+    yield from (_layer_dimensions(m) for m in reversed(before) if out_channels(m) == features)
+    yield from (_layer_dimensions(m) for m in after if in_channels(m) == features)
+    yield from (_layer_dimensions(m) for m in [*reversed(before), *after])
+
+
+def _layer_dimensions(layer: nn.Module) -> int:
+    """Spatial dimensions of a linear (0) or convolution layer."""
+    return 0 if isinstance(layer, nn.Linear) else spatial_dimensions(layer) or 0
+
+
+def insertion_sites(model: nn.Module) -> list[Site]:
+    """The sites after every linear or convolution layer except the last, the output layer.
+
+    Args:
+        model: nested ``nn.Sequential`` containers, and modules whose forward pass calls such
+            containers one after the other.
+
+    Returns:
+        The sites in order of execution.
+
+    Raises:
+        InputError: if a layer is inside another module, where its order of execution is unknown
+            or a norm layer cannot be inserted; if the output layer is also a hidden layer.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3)),
+    ...                     nn.Linear(3, 1))
+    >>> [site.name for site in insertion_sites(net)]
+    ['0', '2.0']
+    """
+    found = list(_layers_in("", model))
+    hidden = found[:-1]
+    if any(site.module is found[-1].module for site in hidden):
+        raise InputError(
+            f"layer {found[-1].name!r} gives the output and is used before it as well, so "
+            "convert cannot put a norm layer after the hidden use alone; give each its own layer."
+        )
+    unique: dict[tuple[int, str], Site] = {}  # a container may be shared
+    for site in hidden:
+        unique.setdefault((id(model.get_submodule(site.container or "")), site.key), site)
+    return list(unique.values())
+
+
+def _layers_in(prefix: str, module: nn.Module) -> Iterator[Site]:
+    sequential = type(module).forward is nn.Sequential.forward
+    names = list(module._modules) if sequential else chain_of_calls(module)
+    if names is None:
+        raise _no_site(prefix, module)
+    for name in names:
+        child = module._modules[name] if sequential else module.get_submodule(name)
+        qualified = f"{prefix}.{name}" if prefix else name
+        if isinstance(child, PLAIN_LAYERS):
+            if not sequential:
+                raise _no_site(prefix, module)
+            size = out_channels(child), _layer_dimensions(child)
+            yield Site(qualified, child, *size, {}, child.weight, prefix)
+        elif child is not None and any(isinstance(m, PLAIN_LAYERS) for m in child.modules()):
+            yield from _layers_in(qualified, child)
+
+
+def _no_site(prefix: str, module: nn.Module) -> InputError:
+    kind = type(module).__name__
+    what = f"{kind} {prefix!r}" if prefix else f"the model itself ({kind})"
+    return InputError(
+        f"{what} has layers but no norm layers, and is not an nn.Sequential and does not call such "
+        "containers one after the other, so convert cannot know where norm layers belong; build "
+        'the model with placeholders for them, e.g. normscope.layers.normalization("none", ...).'
+    )
+
+
+def insert(container: nn.Sequential, key: str, norm: nn.Module) -> None:
+    """Insert a norm layer after a layer, in place.
+
+    A container with numbers as keys is numbered anew; in one with names, the norm layer is named
+    after the layer.
+
+    Args:
+        container: contains the layer.
+        key: of the layer.
+        norm: the norm layer.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> insert(net, "0", nn.BatchNorm1d(3))
+    >>> [type(module).__name__ for module in net], list(net._modules)
+    (['Linear', 'BatchNorm1d', 'ReLU'], ['0', '1', '2'])
+    """
+    entries = [(name, module) for name, module in container._modules.items() if module is not None]
+    numbered = [name for name, _ in entries] == [str(index) for index in range(len(entries))]
+    position = [name for name, _ in entries].index(key) + 1
+    entries.insert(position, (f"{key}_norm", norm))
+    container._modules.clear()
+    for index, (name, module) in enumerate(entries):
+        container.add_module(str(index) if numbered else name, module)
