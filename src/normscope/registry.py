@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import pkgutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, overload
@@ -77,6 +78,8 @@ class Registry(Generic[T]):
         kind: what the items are, in the singular; used in messages.
         modules: modules whose import registers the items; imported at the first look-up, so that
             a registry can be named without loading what it holds.
+        package: a package all of whose modules are imported at the first look-up: a new file
+            there registers its items without being listed anywhere.
 
     Examples:
         >>> SHAPES = Registry("shape")
@@ -87,9 +90,10 @@ class Registry(Generic[T]):
         9.0
     """
 
-    def __init__(self, kind: str, modules: Iterable[str] = ()) -> None:
+    def __init__(self, kind: str, modules: Iterable[str] = (), package: str | None = None) -> None:
         self.kind = kind
         self._pending = list(modules)
+        self._package = package
         self._lock = threading.RLock()  # of the loading; the modules may look names up themselves
         self._items: dict[str, T] = {}
 
@@ -120,6 +124,10 @@ class Registry(Generic[T]):
 
     def _load(self) -> None:
         with self._lock:
+            if self._package is not None:
+                found = pkgutil.iter_modules(importlib.import_module(self._package).__path__)
+                self._pending += [f"{self._package}.{module.name}" for module in found]
+                self._package = None
             while self._pending:
                 module = self._pending.pop(0)
                 try:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from normscope.errors import StateError
+from normscope.integrations.logged_scope import scalars
 from normscope.integrations.mlflow import MLflowLogger
-from normscope.integrations.tags import scalars
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from normscope.integrations.tags import histograms, scalars
+from normscope.integrations.logged_scope import histograms, scalars
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

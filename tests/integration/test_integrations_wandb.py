@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normscope.errors import StateError
-from normscope.integrations.tags import scalars
+from normscope.integrations.logged_scope import scalars
 from normscope.integrations.wandb import WandbLogger
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

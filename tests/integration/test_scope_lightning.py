@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import normscope as ns
 from normscope.errors import InputError, StateError
 from normscope.integrations.lightning import ScopeCallback
-from normscope.integrations.tags import scalars
-from normscope.problem.loss import cross_entropy
+from normscope.integrations.logged_scope import scalars
+from normscope.losses import cross_entropy
 from normscope.results import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -174,7 +174,7 @@ def test_example_runs_and_is_short(name, tmp_path, monkeypatch):
         ({"probez": "economy"}, "unknown option of ScopeCallback 'probez'; did you mean 'probes'"),
         ({"optimizer": None}, "unknown option of ScopeCallback 'optimizer'"),
         ({"probes": "economi"}, "did you mean 'economy'"),
-        ({"every": 0}, "every must be a whole number of at least 1"),
+        ({"every": 0}, "every must be an integer of at least 1"),
         ({"distances": [2, 1]}, "distances must be positive, finite and increasing"),
     ],
 )

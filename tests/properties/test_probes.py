@@ -8,7 +8,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.probes import Scope
-from normscope.probes.comparison import difference_and_cosine
+from normscope.probes.gradients import difference_and_cosine
 
 SETTINGS = {"deadline": None, "max_examples": 15, "derandomize": True}
 

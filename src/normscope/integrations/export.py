@@ -1,36 +1,33 @@
-"""Results as files that other programs read: CSV, one number in a row, and NetCDF."""
+"""Export of results to CSV (one number per row) and NetCDF."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import xarray as xr
 
 from normscope.errors import InputError, StateError
 from normscope.files import replacing
 from normscope.results.export import write_netcdf
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = ["long_table", "write_csv", "write_netcdf"]
 
-_OWN = ("variable", "value")
+_COLUMNS = ("variable", "value")
 
 
 def long_table(results: xr.Dataset) -> pd.DataFrame:
-    """All numbers of a dataset in one table, a number in each row.
+    """Return all numbers of a dataset in one table, one number per row.
 
-    Variables with different dimensions do not fit into the columns of one table: here each row
-    says which variable it is of, and where. A label that a variable does not have is left empty.
+    Variables may have different dimensions, so each row names its variable and its coordinates.
+    A coordinate that a variable does not have is an empty string.
 
     Args:
         results: of a scope, of an experiment, or of a store.
 
     Returns:
-        A table with the column ``variable``, one column for each dimension and other label, and
-        the column ``value``; without the numbers that are missing (NaN).
+        A table with the column ``variable``, one column for each dimension and other coordinate,
+        and the column ``value``; missing numbers (NaN) are left out.
 
     Raises:
         InputError: if a dimension is called ``variable`` or ``value``.
@@ -45,26 +42,28 @@ def long_table(results: xr.Dataset) -> pd.DataFrame:
     3     norm     0     b   2.00
     4     norm     1     a   3.00
     """
-    import pandas as pd
-
-    taken = [name for name in _OWN if name in results.dims or name in results.coords]
+    taken = [name for name in _COLUMNS if name in results.dims or name in results.coords]
     if taken:
         raise InputError(f"the dimension {taken[0]!r} has the name of a column; rename it.")
     labels = [str(name) for name in dict.fromkeys((*results.dims, *results.coords))]
     parts = [
         _rows(variable).assign(variable=str(name)) for name, variable in results.data_vars.items()
     ]
-    whole = [part for part in parts if len(part)]
+    filled = [  # an empty string for each coordinate that the variable does not have
+        part.assign(**{label: "" for label in labels if label not in part})
+        for part in parts
+        if len(part)
+    ]
     columns = ["variable", *labels, "value"]
-    if not whole:
+    if not filled:
         return pd.DataFrame(columns=columns)
-    return pd.concat(_filled(part, labels) for part in whole)[columns].reset_index(drop=True)
+    return pd.concat(filled)[columns].reset_index(drop=True)
 
 
 def write_csv(results: xr.Dataset, path: str | os.PathLike[str]) -> None:
-    """Write all numbers of a dataset as a CSV file, all of it or nothing: see `long_table`.
+    """Write all numbers of a dataset as a CSV file, atomically: see `long_table`.
 
-    Numbers are written so that they are read back to the bit.
+    Numbers are written with all digits, so that they are read back bit for bit.
 
     Args:
         results: of a scope, of an experiment, or of a store.
@@ -83,15 +82,7 @@ def write_csv(results: xr.Dataset, path: str | os.PathLike[str]) -> None:
 
 def _rows(variable: xr.DataArray) -> pd.DataFrame:
     if variable.ndim == 0:
-        import pandas as pd
-
         labels = {str(name): [label.item()] for name, label in variable.coords.items()}
         return pd.DataFrame({**labels, "value": [variable.item()]}).dropna(subset="value")
     named = variable.rename("value")
     return named.to_dataframe().reset_index().dropna(subset="value")
-
-
-def _filled(part: pd.DataFrame, labels: list[str]) -> pd.DataFrame:
-    """The part with a column for every label; empty texts where it has none."""
-    missing = {label: "" for label in labels if label not in part}
-    return part.assign(**missing)

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
-from normscope.errors import StateError
+from torch.utils.data import DataLoader
+
+from normscope.errors import InputError, StateError
+from normscope.integrations.logged_scope import ScopeCallbackBase
 from normscope.integrations.logger import RowLogger
-from normscope.integrations.scope_holder import ScopeHolder
+from normscope.learning_rate import Advice, max_learning_rate
 
 try:
     from lightning.pytorch import Callback
+    from lightning.pytorch.utilities import rank_zero_info
 except ImportError as error:
     raise StateError(
         "normscope.integrations.lightning needs the package lightning; install it by "
         "pip install 'normscope[lightning]'."
     ) from error
 
-from normscope.integrations.lightning_advice import LearningRateCallback, only_optimizer
-
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch.optim import Optimizer
 
-    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.curvature.problem import Data, WholeLoss
+    from normscope.losses import Loss
 
 __all__ = ["LearningRateCallback", "ScopeCallback"]
 
+_LOGGED = ("curvature_bound", "limit", "recommended")  # fields of the advice
 
-class ScopeCallback(ScopeHolder, Callback):
-    """Measures a training by Lightning; the training ends in the same bits as without it.
+
+class ScopeCallback(ScopeCallbackBase, Callback):
+    """Measures a Lightning training, which is bit-identical to one without the callback.
 
     A step of the scope is an update of the optimizer: with gradient accumulation the last of its
-    batches is looked at. The passes run in the trainer's precision. The scope is opened when the
-    training starts and closed when it ends; after an exception its record in a store says so.
+    batches is measured. The passes run in the trainer's precision. The scope is opened when the
+    training starts and closed when it ends; after an exception its record in a store is failed.
 
     Args:
-        loss: what the training descends, as `Scope` takes it: ``loss(output, target)`` for
-            batches (x, y), where the module is called as ``module(x)``, or a `whole_loss`. The
-            module's ``training_step`` is not called: it logs.
+        loss: the training loss, as `Scope` takes it: ``loss(output, target)`` for batches (x, y),
+            where the module is called as ``module(x)``, or a `whole_loss`. The module's
+            ``training_step`` is not called, because it logs.
         log: whether every measured number also goes to the trainer's loggers, as it is known.
         **options: all other arguments of `Scope`, such as ``probes`` and ``every``. The optimizer
             is the trainer's.
@@ -58,32 +64,32 @@ class ScopeCallback(ScopeHolder, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the probes to the module and its optimizer."""
         logger = _TrainerLogger(trainer) if self._logs else None
-        self._open(pl_module, only_optimizer(trainer), logger, trainer.global_step)
+        self._open_scope(pl_module, _only_optimizer(trainer), logger, trainer.global_step)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the batch."""
+        """Keep the batch."""
         self._batch = batch
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Look at the step, between its gradient and its update."""
+        """Measure the step, between its gradient and its update."""
         with trainer.precision_plugin.forward_context():
-            self._look(self._batch)
+            self._measure(self._batch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the scope; its results stay."""
         self._batch = None
-        self._end()
+        self._close_scope()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Close the scope after an exception, its record in a store failed."""
+        """Close the scope after an exception and mark its record in a store as failed."""
         self._batch = None
-        self._end(exception)
+        self._close_scope(exception)
 
 
 class _TrainerLogger(RowLogger):
@@ -94,6 +100,102 @@ class _TrainerLogger(RowLogger):
         self._trainer = trainer
 
     def log_row(self, step: int, values: dict[str, Any]) -> None:
-        """Pass on the numbers of one step."""
+        """Log the numbers of one step."""
         for logger in self._trainer.loggers:
             logger.log_metrics(values, step)
+
+
+class LearningRateCallback(Callback):
+    """Calls `max_learning_rate` before a training starts, prints the advice and logs it.
+
+    The training is bit-identical to one without the callback, unless the callback sets the rate.
+    The advice is for the trainer's optimizer, with its state if the training resumes from a
+    checkpoint, in the parameters' own precision. The trainer's data is read in this process,
+    without workers.
+
+    Args:
+        loss: the training loss, as `ScopeCallback` takes it.
+        set_rate: whether to set the optimizer to the recommended rate.
+        data: batches to use; None: the trainer's own.
+        verify: whether to verify the limit by short runs on copies.
+        **options: other arguments of `max_learning_rate`, such as ``seed``.
+
+    Examples:
+        >>> callback = LearningRateCallback("cross_entropy", verify=False)
+        >>> # Trainer(callbacks=[callback]).fit(module, data); print(callback.advice)
+    """
+
+    def __init__(
+        self,
+        loss: Loss | WholeLoss | str,
+        set_rate: bool = False,
+        data: Data = None,
+        verify: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._loss = loss
+        self._sets_rate = set_rate
+        self._data = data
+        self._options = {"verify": verify, **options}
+        self._advice: Advice | None = None
+
+    @property
+    def advice(self) -> Advice:
+        """The advice, once a training has started."""
+        if self._advice is None:
+            raise StateError("there is no advice before the training starts; call Trainer.fit.")
+        return self._advice
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compute, print and log the advice, and set the rate if asked to."""
+        optimizer = _only_optimizer(trainer)
+        self._check_trainer(trainer)
+        data = _without_workers(trainer.train_dataloader) if self._data is None else self._data
+        self._advice = max_learning_rate(
+            pl_module, self._loss, data, optimizer=optimizer, **self._options
+        )
+        rank_zero_info(str(self._advice))
+        values = {f"learning_rate/{name}": getattr(self._advice, name) for name in _LOGGED}
+        for logger in trainer.loggers:
+            logger.log_metrics(values, trainer.global_step)
+        if self._sets_rate:
+            for group in optimizer.param_groups:  # max_learning_rate requires equal groups
+                group["lr"] = self._advice.recommended
+
+    def _check_trainer(self, trainer: Trainer) -> None:
+        if trainer.world_size > 1:
+            raise StateError(
+                f"the advice is asked for in one process, this training has {trainer.world_size}; "
+                "call normscope.max_learning_rate before it."
+            )
+        if self._sets_rate and trainer.lr_scheduler_configs:
+            raise StateError(
+                "set_rate needs a training without a scheduler, which has fixed its rates "
+                "already; make the optimizer with the advice's rate, or leave set_rate out."
+            )
+
+
+def _only_optimizer(trainer: Trainer) -> Optimizer:
+    """Return the optimizer of a trainer; raise if there is not exactly one."""
+    optimizers = trainer.optimizers
+    if len(optimizers) != 1:
+        raise StateError(
+            f"the callback watches a training with one optimizer, this one has "
+            f"{len(optimizers)}; call Scope.step in the module itself."
+        )
+    return optimizers[0]
+
+
+def _without_workers(loader: Any) -> DataLoader[Any]:
+    """Return a copy of the loader without workers; reading it does not change the loader."""
+    if not isinstance(loader, DataLoader):
+        raise InputError(
+            f"the trainer's data is a {type(loader).__name__}, not one DataLoader; give the "
+            "callback its own by data=."
+        )
+    twin = copy.copy(loader)
+    # Bypass __setattr__, which rejects changes to an initialized loader.
+    alone = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
+    twin.__dict__.update(alone, persistent_workers=False, _iterator=None)
+    return twin

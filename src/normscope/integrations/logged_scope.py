@@ -1,39 +1,55 @@
-"""A scope whose measurements appear in a logger while the training runs."""
+"""A scope that logs its measurements while the training runs, and the base of trainer callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import xarray as xr
 
-from normscope.errors import ArgumentTypeError, InputError
-from normscope.integrations.logger import FlushingLogger, Logger
-from normscope.integrations.tags import Histogram, Scalar, histograms, scalars
+from normscope.curvature.problem import WholeLoss
+from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.integrations.logger import Logger
+from normscope.probes import Scope
+from normscope.probes.probe import choose_probes
+from normscope.probes.ray import check_distances
+from normscope.probes.schedule import Schedule
+from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
-    from normscope.probes import Scope
+    from matplotlib.figure import Figure
+    from torch import nn
+    from torch.optim import Optimizer
 
-__all__ = ["LoggedScope", "log_results"]
+    from normscope.losses import Loss
+
+__all__ = ["LoggedScope", "ScopeCallbackBase", "histograms", "log_results", "scalars"]
+
+_LOGGED_IF_NAN = ("loss",)  # NaN is a value there; elsewhere it means not measured
+_HISTOGRAM_VARIABLES = ("histogram", "histogram_low", "histogram_high")
+_SCHEDULE_OPTIONS = ("every", "steps", "budget")
+_SET_BY_CALLBACK = ("model", "loss", "optimizer")
 
 
 class LoggedScope:
-    """A scope that passes on every measured number as soon as it is known.
+    """A scope that logs every measured number as soon as it is known.
 
-    Used in place of the scope: ``step``, ``close`` and ``with`` are the scope's own; all else is
-    read from ``scope``. What only the next step shows is passed on then, under the step it
-    belongs to.
+    Use it in place of the scope: ``step``, ``close`` and ``with`` are the scope's own; everything
+    else is read from ``scope``. Values that only the next step completes are logged then, under
+    the step they belong to.
 
     Args:
-        scope: open, in the hands of this object from now on.
+        scope: an open scope, driven by this object from now on.
         logger: a ``SummaryWriter`` or any other object with
-            ``add_scalar(tag, value, step)``; one with ``add_histogram_raw`` is given the
-            histograms of activations, one with ``flush`` is flushed after each measured step.
-        prefix: of all names.
-        details: whether values along the gradient's ray and of single units are passed on too.
-        first_step: what the scope's step 0 is called, for a training that goes on from a
-            checkpoint.
+            ``add_scalar(tag, value, step)``. If it has ``add_histogram_raw``, it receives the
+            histograms of activations; if it has ``flush``, it is flushed after each measured step.
+        prefix: of all tags.
+        details: whether values along the gradient's ray and of single units are logged too.
+        first_step: logged step of the scope's step 0, for a training resumed from a checkpoint.
 
     Examples:
         >>> import torch
@@ -58,15 +74,15 @@ class LoggedScope:
         details: bool = False,
         first_step: int = 0,
     ) -> None:
-        _refuse_other(logger)
+        _check_logger(logger)
         self.scope = scope
         self._logger = logger
         self._prefix = prefix
         self._details = details
         self._first_step = first_step
         self._row = 0  # the last step of which something was sent
-        self._sent: set[str] = set()  # the names sent of that step
-        self._awaited = False  # the next step may complete what was measured at the last
+        self._sent: set[str] = set()  # the tags sent of that step
+        self._awaits_next = False  # the next step may complete the last measured one
 
     @property
     def results(self) -> xr.Dataset:
@@ -74,7 +90,7 @@ class LoggedScope:
         return self.scope.results
 
     def step(self, x: Any, y: Any = None) -> bool:
-        """Look at this step of the training, and pass on what is new.
+        """Measure this training step if it is due, and log new values.
 
         Args:
             x: as `Scope.step` takes it.
@@ -84,16 +100,16 @@ class LoggedScope:
             Whether the step was measured.
         """
         measured = self.scope.step(x, y)
-        if measured or self._awaited:
+        if measured or self._awaits_next:
             self.send()
-        self._awaited = measured
+        self._awaits_next = measured
         return measured
 
     def send(self) -> None:
-        """Pass on what was measured since the last time."""
+        """Log what was measured since the last call."""
         rows = self.scope.results_since(self._row)
-        for place in range(rows.sizes.get("step", 0)):
-            for entry in _entries(rows.isel(step=[place]), self._prefix, self._details):
+        for index in range(rows.sizes.get("step", 0)):
+            for entry in _entries(rows.isel(step=[index]), self._prefix, self._details):
                 if entry.step != self._row:
                     self._row, self._sent = entry.step, set()
                 if entry.tag not in self._sent:
@@ -102,7 +118,7 @@ class LoggedScope:
         _flush(self._logger)
 
     def close(self) -> None:
-        """End the measuring; the results stay. The logger is left open: it is its owner's."""
+        """Stop measuring; the results stay. The logger stays open: its owner closes it."""
         self.scope.close()
         self.send()
 
@@ -125,18 +141,18 @@ class LoggedScope:
 def log_results(
     results: xr.Dataset, logger: Logger, prefix: str = "scope", details: bool = False
 ) -> None:
-    """Give a logger what a scope has measured, such as a record of a store.
+    """Log the results of a scope afterwards, for example a record of a store.
 
     Args:
         results: of a scope.
         logger: as `LoggedScope` takes it.
-        prefix: of all names.
-        details: whether values along the gradient's ray and of single units are passed on too.
+        prefix: of all tags.
+        details: whether values along the gradient's ray and of single units are logged too.
 
     Raises:
         InputError: if the results have no dimension ``step``.
     """
-    _refuse_other(logger)
+    _check_logger(logger)
     if "step" not in results.dims and results.data_vars:
         raise InputError(
             "results of a scope have the dimension step, got "
@@ -148,19 +164,221 @@ def log_results(
     _flush(logger)
 
 
-def _entries(rows: xr.Dataset, prefix: str, details: bool) -> Iterator[Scalar | Histogram]:
-    yield from scalars(rows, prefix, details)
-    yield from histograms(rows, prefix)
-
-
-def _flush(logger: Logger) -> None:
-    if isinstance(logger, FlushingLogger):
-        logger.flush()
-
-
-def _refuse_other(logger: object) -> None:
+def _check_logger(logger: object) -> None:
     if not isinstance(logger, Logger):
         raise ArgumentTypeError(
             "a logger has a method add_scalar(tag, value, step), such as a SummaryWriter of "
             f"TensorBoard, got {type(logger).__name__}."
         )
+
+
+def _flush(logger: Any) -> None:
+    if hasattr(logger, "flush"):
+        logger.flush()
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One number with its tag and training step."""
+
+    tag: str
+    value: float
+    step: int
+
+    def send(self, logger: Logger, step: int) -> None:
+        """Log it under a step."""
+        logger.add_scalar(self.tag, self.value, step)
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """The binned activations of one unit; ``edges`` has one entry more than ``counts``."""
+
+    tag: str
+    edges: np.ndarray
+    counts: np.ndarray
+    step: int
+
+    def send(self, logger: Any, step: int) -> None:
+        """Log it under a step, if the logger takes histograms.
+
+        Sum and sum of squares count each value at the middle of its bin.
+        """
+        if not hasattr(logger, "add_histogram_raw"):
+            return
+        middles = (self.edges[1:] + self.edges[:-1]) / 2
+        logger.add_histogram_raw(
+            self.tag,
+            min=float(self.edges[0]),
+            max=float(self.edges[-1]),
+            num=int(self.counts.sum()),
+            sum=float(self.counts @ middles),
+            sum_squares=float(self.counts @ middles**2),
+            bucket_limits=self.edges[1:].tolist(),
+            bucket_counts=self.counts.tolist(),
+            global_step=step,
+        )
+
+
+def _entries(rows: xr.Dataset, prefix: str, details: bool) -> Iterator[Scalar | Histogram]:
+    yield from scalars(rows, prefix, details)
+    yield from histograms(rows, prefix)
+
+
+def scalars(results: xr.Dataset, prefix: str = "scope", details: bool = False) -> Iterator[Scalar]:
+    """Yield the numbers of a scope's results, step by step.
+
+    A tag is ``scope/loss``, or ``scope_gradient_norm/net.0`` if there is a number for each layer:
+    TensorBoard and others group tags by their beginning. What was not measured is left out.
+
+    Args:
+        results: of a scope, or some of its steps.
+        prefix: of every tag.
+        details: whether to yield values along the gradient's ray and of single units; if not, the
+            ray is represented by its ``_low`` and ``_high``, and units are averaged.
+
+    Yields:
+        The numbers.
+
+    >>> norms = (("step", "layer"), [[2.0, np.nan]])
+    >>> results = xr.Dataset({"gradient_norm": norms}, {"step": [7], "layer": ["a", "b"]})
+    >>> list(scalars(results))
+    [Scalar(tag='scope_gradient_norm/a', value=2.0, step=7)]
+    """
+    columns = [
+        (tags, values, name in _LOGGED_IF_NAN)
+        for name, variable in results.data_vars.items()
+        if name not in _HISTOGRAM_VARIABLES
+        for tags, values in _columns(str(name), variable, prefix, details)
+    ]
+    for index, step in enumerate(results["step"].values.tolist() if columns else ()):
+        for tags, values, with_nan in columns:
+            for tag, value in zip(tags, values[index].tolist(), strict=True):
+                if with_nan or not np.isnan(value):
+                    yield Scalar(tag, value, step)
+
+
+def histograms(results: xr.Dataset, prefix: str = "scope") -> Iterator[Histogram]:
+    """Yield the histograms of activations in a scope's results, if there are any.
+
+    Args:
+        results: of a scope, or some of its steps.
+        prefix: of every tag.
+
+    Yields:
+        One histogram for each step and unit.
+    """
+    if "histogram" not in results:
+        return
+    counts = results["histogram"].values
+    ends = results["histogram_low"].values, results["histogram_high"].values
+    tags = _tags(results["histogram"].isel(step=0, bin=0), f"{prefix}_activation")
+    for index, step in enumerate(results["step"].values.tolist()):
+        flat = counts[index].reshape(len(tags), -1)
+        rows = zip(tags, flat, *(end[index].ravel() for end in ends), strict=True)
+        for tag, row, low, high in rows:
+            if np.isfinite(row).all():
+                yield Histogram(tag, np.linspace(low, high, len(row) + 1), row, step)
+
+
+def _columns(
+    name: str, variable: xr.DataArray, prefix: str, details: bool
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yield tags, and values of shape (step, tag)."""
+    if not details:
+        if "distance" in variable.dims:
+            return
+        if "unit" in variable.dims:  # xarray's mean would warn where a layer has no unit
+            count = variable.notnull().sum("unit")
+            variable = variable.fillna(0).sum("unit").where(count > 0) / count.where(count > 0)
+    if variable.ndim == 1:
+        yield [f"{prefix}/{name}"], variable.values[:, None]
+    elif variable.size:
+        tags = _tags(variable.isel(step=0), f"{prefix}_{name}")
+        yield tags, variable.transpose("step", ...).values.reshape(-1, len(tags))
+
+
+def _tags(values: xr.DataArray, stem: str) -> list[str]:
+    """Return one tag for each value: the stem, then a part for each dimension."""
+    tags = [stem]
+    for dimension in values.dims:
+        parts = [
+            # The module that owns weights itself has no name.
+            (label or "model") if isinstance(label, str) else f"{dimension}_{label:g}"
+            for label in values[dimension].values.tolist()
+        ]
+        tags = [f"{tag}/{part}" for tag in tags for part in parts]
+    return tags
+
+
+class ScopeCallbackBase:
+    """Base of trainer callbacks: opens a scope when training starts and closes it at the end.
+
+    Args:
+        loss: as `Scope` takes it.
+        options: the other arguments of `Scope`, except the model and the optimizer.
+        start: what starts a training, for an error.
+    """
+
+    def __init__(
+        self, loss: Loss | WholeLoss | str, options: Mapping[str, Any], start: str
+    ) -> None:
+        _check_options(options)
+        self._loss = loss
+        self._options = options
+        self._start = start
+        self._scope: Scope | None = None
+        self._active: Scope | LoggedScope | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The scope, once a training has started."""
+        if self._scope is None:
+            raise StateError(f"there is no scope before the training starts; call {self._start}.")
+        return self._scope
+
+    @property
+    def results(self) -> xr.Dataset:
+        """All that was measured."""
+        return self.scope.results
+
+    def plot(self) -> Figure:
+        """Draw what was measured.
+
+        Returns:
+            The figure, as `normscope.Scope.plot` returns it.
+        """
+        return self.scope.plot()
+
+    def _open_scope(
+        self, model: nn.Module, optimizer: Optimizer, logger: Logger | None, first_step: int
+    ) -> None:
+        self._scope = self._active = Scope(model, self._loss, optimizer, **self._options)
+        if logger is not None:
+            self._active = LoggedScope(self._scope, logger, first_step=first_step)
+
+    def _measure(self, batch: Any) -> None:
+        """Measure a step on a batch as the trainer has it."""
+        assert self._active is not None
+        is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+        if is_pair and not isinstance(self._loss, WholeLoss):
+            self._active.step(*batch)
+        else:
+            self._active.step(batch)
+
+    def _close_scope(self, error: BaseException | None = None) -> None:
+        if self._active is not None:
+            self._active.__exit__(None if error is None else type(error), error, None)
+            self._active = None
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise now what the scope would raise when the training starts."""
+    known = [name for name in inspect.signature(Scope).parameters if name not in _SET_BY_CALLBACK]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option of ScopeCallback", name, known)
+    choose_probes(options.get("probes", "all"))
+    Schedule(**{name: options[name] for name in _SCHEDULE_OPTIONS if name in options})
+    if options.get("distances") is not None:
+        check_distances(options["distances"])

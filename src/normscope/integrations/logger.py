@@ -1,20 +1,22 @@
-"""What normscope asks of a logger: the part of TensorBoard's SummaryWriter that all can give."""
+"""The logger interface: the part of TensorBoard's SummaryWriter that every service can provide."""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["FlushingLogger", "HistogramLogger", "Logger", "RowLogger"]
+from normscope.errors import StateError
+
+__all__ = ["Logger", "RowLogger", "require_package"]
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Anything that takes one number at a time; a ``SummaryWriter`` does."""
+    """Anything that takes one number at a time, such as a ``SummaryWriter``."""
 
     def add_scalar(self, tag: str, value: float, step: int, /) -> object:
-        """Take a number.
+        """Log a number.
 
         Args:
             tag: its name, such as "scope_gradient_norm/net.0".
@@ -24,49 +26,8 @@ class Logger(Protocol):
         ...
 
 
-@runtime_checkable
-class HistogramLogger(Protocol):
-    """A logger that takes counted histograms too; a ``SummaryWriter`` does."""
-
-    def add_histogram_raw(
-        self,
-        tag: str,
-        min: float,
-        max: float,
-        num: int,
-        sum: float,
-        sum_squares: float,
-        bucket_limits: Sequence[float],
-        bucket_counts: Sequence[float],
-        global_step: int,
-    ) -> object:
-        """Take a histogram.
-
-        Args:
-            tag: its name.
-            min: the least value.
-            max: the largest value.
-            num: how many values there are.
-            sum: of the values.
-            sum_squares: of the values.
-            bucket_limits: upper end of each bin.
-            bucket_counts: values in each bin.
-            global_step: of the training.
-        """
-        ...
-
-
-@runtime_checkable
-class FlushingLogger(Protocol):
-    """A logger that may keep numbers back; a ``SummaryWriter`` does."""
-
-    def flush(self) -> object:
-        """Pass on what was kept back."""
-        ...
-
-
 class RowLogger(ABC):
-    """For services that take all numbers of a step at once: collects them, step by step.
+    """Base of loggers for services that take all numbers of a step at once.
 
     Examples:
         >>> class Printed(RowLogger):
@@ -87,7 +48,7 @@ class RowLogger(ABC):
 
     @abstractmethod
     def log_row(self, step: int, values: dict[str, Any]) -> None:
-        """Pass on what was logged at one step.
+        """Send the values of one step to the service.
 
         Args:
             step: of the training.
@@ -95,7 +56,7 @@ class RowLogger(ABC):
         """
 
     def add_scalar(self, tag: str, value: float, step: int, /) -> None:
-        """Take a number; those of the step before are passed on.
+        """Collect a number; those of the step before are sent.
 
         Args:
             tag: its name.
@@ -105,11 +66,11 @@ class RowLogger(ABC):
         self.collect(tag, float(value), step)
 
     def collect(self, tag: str, value: Any, step: int) -> None:
-        """Take a number or whatever else the service knows.
+        """Collect a number or any other value that the service accepts.
 
         Args:
             tag: its name.
-            value: the number.
+            value: the value.
             step: of the training.
         """
         if step != self._step:
@@ -118,7 +79,31 @@ class RowLogger(ABC):
         self._values[tag] = value
 
     def flush(self) -> None:
-        """Pass on what was collected so far."""
+        """Send what was collected so far."""
         values, self._values = self._values, {}
         if values:
             self.log_row(self._step, values)
+
+
+def require_package(name: str, user: str) -> Any:
+    """Import an optional package, whose extra of normscope has the same name.
+
+    Args:
+        name: of the package.
+        user: the module that needs it, for the error.
+
+    Returns:
+        The imported package.
+
+    Raises:
+        StateError: if the package is not installed.
+
+    >>> require_package("math", "this example").pi > 3
+    True
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise StateError(
+            f"{user} needs the package {name}; install it by pip install 'normscope[{name}]'."
+        ) from error

@@ -1,4 +1,4 @@
-"""MLflow as a logger, to a tracking server or to a file on this machine."""
+"""MLflow as a logger, to a tracking server or a local file."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import time
 from typing import Any
 
 from normscope.errors import StateError
-from normscope.integrations.logger import RowLogger
-from normscope.integrations.needed import needed
+from normscope.integrations.logger import RowLogger, require_package
 
 __all__ = ["MLflowLogger"]
 
-_AT_ONCE = 1000  # metrics that MLflow takes in one call
+_MAX_METRICS = 1000  # that MLflow takes in one call
 _FORBIDDEN = re.compile(r"[^\w\-. /]")
 
 
 class MLflowLogger(RowLogger):
-    """Numbers of a scope as metrics of a run of MLflow.
+    """Logs the numbers of a scope as metrics of an MLflow run.
 
-    Characters of a layer's name that MLflow does not allow become underscores. It has no
+    Characters of a layer's name that MLflow does not allow become underscores. MLflow has no
     histograms.
 
     Args:
-        run_id: of the run; None: the one that is open.
-        tracking_uri: such as "sqlite:///mlflow.db"; None: as MLflow is set up.
+        run_id: of the run; None: the active one.
+        tracking_uri: such as "sqlite:///mlflow.db"; None: as MLflow is configured.
 
     Raises:
         StateError: if there is no run.
@@ -32,7 +31,7 @@ class MLflowLogger(RowLogger):
 
     def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
         super().__init__()
-        self._library = needed("mlflow", "mlflow", "normscope.integrations.mlflow")
+        self._library = require_package("mlflow", "normscope.integrations.mlflow")
         if run_id is None:
             run = self._library.active_run()
             if run is None:
@@ -44,7 +43,7 @@ class MLflowLogger(RowLogger):
         self._client = self._library.MlflowClient(tracking_uri)
 
     def log_row(self, step: int, values: dict[str, Any]) -> None:
-        """Pass on the numbers of one step.
+        """Log the numbers of one step.
 
         Args:
             step: of the training.
@@ -53,5 +52,5 @@ class MLflowLogger(RowLogger):
         now = time.time_ns() // 1_000_000
         metric = self._library.entities.Metric
         row = [metric(_FORBIDDEN.sub("_", tag), value, now, step) for tag, value in values.items()]
-        for start in range(0, len(row), _AT_ONCE):
-            self._client.log_batch(self.run_id, metrics=row[start : start + _AT_ONCE])
+        for start in range(0, len(row), _MAX_METRICS):
+            self._client.log_batch(self.run_id, metrics=row[start : start + _MAX_METRICS])

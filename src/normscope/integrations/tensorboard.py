@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from normscope.integrations.needed import needed
+from normscope.integrations.logger import require_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -14,17 +14,17 @@ __all__ = ["summary_writer"]
 
 
 def summary_writer(folder: str | os.PathLike[str], **options: Any) -> SummaryWriter:
-    """TensorBoard's own writer, for `LoggedScope` or anything else.
+    """Return TensorBoard's own writer, for `LoggedScope` or anything else.
 
     Args:
-        folder: the run; ``tensorboard --logdir`` is given the folder around it.
+        folder: the run; ``tensorboard --logdir`` takes the folder around it.
         **options: of ``torch.utils.tensorboard.SummaryWriter``.
 
     Returns:
         The writer.
     """
-    library = needed("tensorboard", "tensorboard", "normscope.integrations.tensorboard")
-    del library  # torch's own message about its absence does not say how to get it
+    # torch's own error for the missing package does not say how to install it
+    require_package("tensorboard", "normscope.integrations.tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(os.fspath(folder), **options)

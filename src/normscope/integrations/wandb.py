@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 
 from normscope.errors import StateError
-from normscope.integrations.logger import RowLogger
-from normscope.integrations.needed import needed
+from normscope.integrations.logger import RowLogger, require_package
 
 __all__ = ["WandbLogger"]
 
 
 class WandbLogger(RowLogger):
-    """Numbers and histograms of a scope in a run of Weights & Biases.
+    """Logs the numbers and histograms of a scope to a Weights & Biases run.
 
-    The run's own counter is left to the training's own calls of ``run.log``: the numbers of a
-    measured step join the row that is open, and a row of their own is begun only where nothing
-    else was logged since. Their step is a metric, which their charts have as the horizontal axis.
+    The run's step counter is left to the training's own calls of ``run.log``: the numbers of a
+    measured step join the open row, and start a new row only if nothing else was logged since.
+    Their step is logged as a metric, the horizontal axis of their charts.
 
     Args:
-        run: as ``wandb.init`` gives it; None: the one that is open.
+        run: as ``wandb.init`` returns it; None: the active one.
         step_name: of the metric that holds the step.
 
     Raises:
@@ -31,7 +30,7 @@ class WandbLogger(RowLogger):
 
     def __init__(self, run: Any = None, step_name: str = "scope/step") -> None:
         super().__init__()
-        self._library = needed("wandb", "wandb", "normscope.integrations.wandb")
+        self._library = require_package("wandb", "normscope.integrations.wandb")
         self.run = self._library.run if run is None else run
         if self.run is None:
             raise StateError("there is no open run of Weights & Biases; call wandb.init first.")
@@ -41,7 +40,7 @@ class WandbLogger(RowLogger):
         self._open_row: int | None = None  # the run's own step, while our row is not committed
 
     def log_row(self, step: int, values: dict[str, Any]) -> None:
-        """Pass on what was logged at one step.
+        """Log the values of one step.
 
         Args:
             step: of the training.
@@ -50,7 +49,7 @@ class WandbLogger(RowLogger):
         for tag in values.keys() - self._defined:
             self.run.define_metric(tag, step_metric=self.step_name)
         self._defined |= values.keys()
-        if self._open_row == self.run.step:  # nobody has ended the row of our last step
+        if self._open_row == self.run.step:  # the row of our last step is still open
             self.run.log({}, commit=True)
         self._open_row = self.run.step
         self.run.log({**values, self.step_name: step}, commit=False)
@@ -67,15 +66,15 @@ class WandbLogger(RowLogger):
         bucket_counts: Sequence[float],
         global_step: int,
     ) -> None:
-        """Take a counted histogram.
+        """Collect a binned histogram.
 
         Args:
             tag: its name.
             min: lower end of the first bin.
-            max: not used: the bins say it.
-            num: not used: the bins say it.
-            sum: not used: the bins say it.
-            sum_squares: not used: the bins say it.
+            max: unused: follows from the bins.
+            num: unused: follows from the bins.
+            sum: unused: follows from the bins.
+            sum_squares: unused: follows from the bins.
             bucket_limits: upper end of each bin.
             bucket_counts: values in each bin.
             global_step: of the training.

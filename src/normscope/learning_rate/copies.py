@@ -21,7 +21,7 @@ from normscope.problem.isolation import (
 from normscope.problem.loss import modules_of_loss
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
-from normscope.training.optimizers import OptimizerFactory, bound_optimizer
+from normscope.training.optimizers import OptimizerFactory, bind_optimizer
 
 __all__ = ["Workbench", "checked_optimizer"]
 
@@ -116,7 +116,7 @@ class Workbench:
                 f"the model cannot be copied for a trial ({type(error).__name__}: {error}); make "
                 "it fit for copy.deepcopy, or ask with verify=False."
             ) from error
-        return _without_gradients(model, bound_optimizer(given, model))
+        return _without_gradients(model, bind_optimizer(given, model))
 
 
 def _without_gradients(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -138,7 +138,7 @@ def checked_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module)
     Raises:
         InputError: if it leaves a trainable parameter out.
     """
-    made = bound_optimizer(optimizer, model)
+    made = bind_optimizer(optimizer, model)
     held = {id(p) for group in made.param_groups for p in group["params"]}
     left_out = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if left_out:

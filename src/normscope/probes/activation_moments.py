@@ -1,4 +1,4 @@
-"""Mean and variance of sampled activations, and how they change from one step to the next."""
+"""Mean and variance of sampled activations, and their change from step to step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from normscope.probes.execution import weight_layers
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.probes.execution import Watch
-    from normscope.probes.moment import Moment
+    from normscope.probes.context import StepContext
+    from normscope.probes.execution import ForwardHooks
 
 __all__ = ["ActivationMoments"]
 
@@ -29,21 +29,21 @@ _MOMENTS = ("activation_mean", "activation_variance")
 class ActivationMoments(Probe):
     """Mean and variance over the batch of a few units of each layer, and their change in one step.
 
-    A layer's activations are its outputs or, where a norm layer reads these directly, that one's
-    outputs: what the network passes on, before the nonlinearity. For convolutions a unit is a
-    channel, and the moments are over batch and positions. The units are drawn once, by the scope's
-    seed. Measures ``activation_mean``, ``activation_variance`` (1/m), and the absolute change of
-    both between this step and the next, each on its own batch: ``activation_mean_change`` and
-    ``activation_variance_change``. The next step is looked at for this even if it is not measured:
-    one more forward pass.
+    A layer's activations are its outputs or, if a norm layer reads these directly, that layer's
+    outputs: the values before the nonlinearity. For convolutions a unit is a channel, and the
+    moments are over batch and positions. The units are drawn once, by the scope's seed. Measures
+    ``activation_mean``, ``activation_variance`` (1/m), and the absolute change of both between
+    this step and the next, each on its own batch: ``activation_mean_change`` and
+    ``activation_variance_change``. The next step takes a forward pass for this even if it is not
+    measured.
 
     Reference: santurkar2018, Figures 7, 8 and 14.
 
     Args:
-        units: how many units of each layer; of a layer that has fewer, all (then NaN).
-        bins: of a histogram of each unit's activations, ``histogram``, counted in equal bins from
-            ``histogram_low`` to ``histogram_high``, the least and the largest; 0 for none.
-        every: at least so many training steps from one measurement to the next.
+        units: number of units of each layer; NaN beyond those of a smaller layer.
+        bins: of a histogram of each unit's activations, ``histogram``, with equal bins from
+            ``histogram_low`` to ``histogram_high``, the minimum and the maximum; 0 for none.
+        every: minimum number of training steps between two measurements.
     """
 
     name = "activation_moments"
@@ -53,9 +53,7 @@ class ActivationMoments(Probe):
     def __init__(self, units: int = 8, bins: int = 0, every: int | None = None) -> None:
         super().__init__(every)
         if not (isinstance(units, int) and isinstance(bins, int)):
-            raise ArgumentTypeError(
-                f"units and bins must be whole numbers, got {units!r} and {bins!r}."
-            )
+            raise ArgumentTypeError(f"units and bins must be integers, got {units!r} and {bins!r}.")
         if units < 1 or bins < 0:
             raise InputError(f"units must be positive, bins not negative, got {units} and {bins}.")
         self.units = units
@@ -64,7 +62,7 @@ class ActivationMoments(Probe):
 
     @property
     def variables(self) -> Dimensions:
-        """What it measures, with the dimensions after ``step``."""
+        """Names of the values, with their dimensions after ``step``."""
         moments = (*_MOMENTS, *(f"{name}_change" for name in _MOMENTS))
         found: Dimensions = dict.fromkeys(moments, ("layer", "unit"))
         if self.bins:
@@ -73,38 +71,38 @@ class ActivationMoments(Probe):
         return found
 
     def reset(self, seed: int) -> None:
-        """Forget the chosen units and the last moments."""
+        """Clear the chosen units and the last moments."""
         self._seed = seed
         self._chosen: dict[str, np.ndarray] = {}
         self._seen: dict[str, Tensor] = {}
         self._last_output: tuple[str, int, Any] | None = None
         self._before: Values = {}
 
-    def watch(self, watch: Watch) -> None:
-        """See the outputs of the layers and of the norm layers behind them."""
+    def add_hooks(self, hooks: ForwardHooks) -> None:
+        """Sample the outputs of the layers and of the norm layers behind them."""
         self._seen = {}
         self._last_output = None
-        for name, layer in weight_layers(watch.model).items():
+        for name, layer in weight_layers(hooks.model).items():
             axis = 1 if isinstance(layer, _ConvNd) else -1
-            watch.after(layer, partial(self._layer_ran, name, axis))
-        for module in watch.model.modules():
+            hooks.after_call(layer, partial(self._layer_ran, name, axis))
+        for module in hooks.model.modules():
             if is_norm(module) or isinstance(module, NoNorm):
-                watch.after(module, self._norm_ran)
+                hooks.after_call(module, self._norm_ran)
 
     def _layer_ran(self, name: str, axis: int, _: Any, output: Any) -> None:
         output = output[0] if isinstance(output, tuple | list) and output else output
         if isinstance(output, Tensor) and output.dim() > 1 and name not in self._seen:
-            self._seen[name] = self._sampled(name, axis, output)
+            self._seen[name] = self._sample(name, axis, output)
             self._last_output = (name, axis, output)
 
     def _norm_ran(self, given: Any, output: Any) -> None:
         if self._last_output is not None and given is self._last_output[2]:
             name, axis, _ = self._last_output
-            self._seen[name] = self._sampled(name, axis, output)
+            self._seen[name] = self._sample(name, axis, output)
         self._last_output = None
 
-    def _sampled(self, name: str, axis: int, output: Tensor) -> Tensor:
-        """The values of the chosen units, (units, values), in double precision."""
+    def _sample(self, name: str, axis: int, output: Tensor) -> Tensor:
+        """Return the values of the chosen units, (units, values), in double precision."""
         count = output.shape[axis]
         if name not in self._chosen:
             generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
@@ -114,21 +112,21 @@ class ActivationMoments(Probe):
         values = output.detach().index_select(axis, index).movedim(axis, 0).flatten(1)
         return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
-    def measure(self, moment: Moment) -> Values:
-        """The moments of this step, with the histograms."""
-        values = self._moments(moment)
+    def measure(self, context: StepContext) -> Values:
+        """Return the moments of this step, with the histograms."""
+        values = self._moments(context)
         self._before = values
         self._last_output = None
-        return {**values, **(self._histograms(moment) if self.bins else {})}
+        return {**values, **(self._histograms(context) if self.bins else {})}
 
-    def complete(self, moment: Moment) -> Values:
-        """The change of the moments up to the step after the measured one."""
-        after = self._moments(moment)
+    def measure_next(self, context: StepContext) -> Values:
+        """Return the change of the moments from the measured step to this one."""
+        after = self._moments(context)
         return {f"{name}_change": np.abs(after[name] - self._before[name]) for name in _MOMENTS}
 
-    def _moments(self, moment: Moment) -> Values:
-        values = {name: np.full((len(moment.layers), self.units), np.nan) for name in _MOMENTS}
-        for row, layer in enumerate(moment.layers):
+    def _moments(self, context: StepContext) -> Values:
+        values = {name: np.full((len(context.layers), self.units), np.nan) for name in _MOMENTS}
+        for row, layer in enumerate(context.layers):
             if layer.name in self._seen:
                 seen = self._seen[layer.name]
                 variance, mean = torch.var_mean(seen, 1, correction=0)
@@ -136,11 +134,11 @@ class ActivationMoments(Probe):
                 values["activation_variance"][row, : len(seen)] = variance.cpu().numpy()
         return values
 
-    def _histograms(self, moment: Moment) -> Values:
-        shape = (len(moment.layers), self.units)
+    def _histograms(self, context: StepContext) -> Values:
+        shape = (len(context.layers), self.units)
         low, high = np.full(shape, np.nan), np.full(shape, np.nan)
         counts = np.full((*shape, self.bins), np.nan)
-        for row, layer in enumerate(moment.layers):
+        for row, layer in enumerate(context.layers):
             for unit, values in enumerate(self._seen.get(layer.name, ())):
                 numbers = values.cpu().numpy()
                 if np.isfinite(numbers).all():
@@ -148,15 +146,15 @@ class ActivationMoments(Probe):
                     counts[row, unit] = np.histogram(numbers, self.bins, ends)[0]
         return {"histogram": counts, "histogram_low": low, "histogram_high": high}
 
-    def coordinates(self, moment: Moment) -> dict[str, Any]:
-        """Which channel each unit is; -1 where a layer has fewer."""
-        channels = np.full((len(moment.layers), self.units), -1)
-        for row, layer in enumerate(moment.layers):
+    def coordinates(self, context: StepContext) -> dict[str, Any]:
+        """Return the channel of each unit; -1 where a layer has fewer."""
+        channels = np.full((len(context.layers), self.units), -1)
+        for row, layer in enumerate(context.layers):
             chosen = self._chosen.get(layer.name, np.empty(0, int))
             channels[row, : len(chosen)] = chosen
         labels = {"unit": np.arange(self.units), "channel": (("layer", "unit"), channels)}
         return {**labels, "bin": np.arange(self.bins)} if self.bins else labels
 
     def cost(self, layers: int, points: int) -> Cost:
-        """A forward pass at the next step."""
+        """Return a forward pass at the next step."""
         return Cost(1 / 3, "a forward pass at the next step, if that is not measured itself")

@@ -1,15 +1,34 @@
-"""What a scope's measuring costs, in passes and in words."""
+"""The cost of measuring, in forward and backward passes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from normscope.probes.probe import Cost, Probe
+from normscope.results.notebook import table_html
 
-__all__ = ["FORWARD", "ScopeCost", "scope_cost"]
+if TYPE_CHECKING:
+    from normscope.probes.probe import Probe
 
-FORWARD = 1 / 3  # of a forward and backward pass
+__all__ = ["FORWARD", "Cost", "ScopeCost", "scope_cost"]
+
+FORWARD = 1 / 3  # cost of a forward pass, in forward and backward passes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Passes of one measured step, beyond the gradient at the parameters and the ray's points.
+
+    Args:
+        passes: forward and backward passes; a forward pass alone counts as a third.
+        note: what they are for.
+        exact: whether the number is known in advance; else it is an estimate.
+    """
+
+    passes: float
+    note: str = ""
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -17,10 +36,10 @@ class ScopeCost:
     """Passes of one measured step.
 
     Args:
-        shared: the gradient at the parameters, or the look at them: one pass at most.
-        ray: the points on the gradient's ray, whichever probes use them.
+        shared: the gradient at the parameters, or a forward pass there: at most one pass.
+        ray: the points on the gradient's ray, shared by the probes that use them.
         probes: what each probe adds.
-        every: steps from one measurement to the next; None if that is not known.
+        every: steps from one measurement to the next; None if unknown.
     """
 
     shared: float
@@ -30,17 +49,17 @@ class ScopeCost:
 
     @property
     def passes(self) -> float:
-        """Forward and backward passes in all; a forward pass alone counts as a third."""
+        """Total forward and backward passes; a forward pass alone counts as a third."""
         return self.shared + self.ray + sum(cost.passes for cost in self.probes.values())
 
     @property
     def overhead(self) -> float | None:
-        """Estimated share of the training time, a training step taken as one pass."""
+        """Estimated share of the training time, with one pass per training step."""
         return None if self.every is None else self.passes / self.every
 
     def __str__(self) -> str:
         lines = [f"about {self.passes:.3g} forward+backward passes per measured step:"]
-        lines.append(f"  {self.shared:.3g}  the gradient at the parameters, or a look at them")
+        lines.append(f"  {self.shared:.3g}  the pass at the parameters, shared by all probes")
         if self.ray:
             lines.append(f"  {self.ray:.3g}  the points on the ray, shared by all that use them")
         for name, cost in self.probes.items():
@@ -51,9 +70,7 @@ class ScopeCost:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        shared = {"the gradient at the parameters": self.shared, "the points on the ray": self.ray}
+        shared = {"the pass at the parameters": self.shared, "the points on the ray": self.ray}
         rows: list[dict[str, object]] = [
             {"passes": passes, "of": part, "note": ""} for part, passes in shared.items() if passes
         ]
@@ -64,19 +81,19 @@ class ScopeCost:
 
 
 def scope_cost(probes: Sequence[Probe], layers: int, points: int, every: int | None) -> ScopeCost:
-    """The cost of measuring with these probes.
+    """Return the cost of measuring with these probes.
 
     Args:
         probes: what is measured.
         layers: number of layers of the model.
         points: number of points on the ray.
-        every: steps from one measurement to the next; None if that is not known.
+        every: steps from one measurement to the next; None if unknown.
 
     Returns:
-        The estimate; probes with a schedule of their own are counted as if always due.
+        The estimate; probes with their own ``every`` count as if always due.
     """
-    asked = {probe.ray for probe in probes}
-    ray = points * (1.0 if "gradients" in asked else FORWARD if "losses" in asked else 0.0)
+    needs = {probe.ray for probe in probes}
+    ray = points * (1.0 if "gradients" in needs else FORWARD if "losses" in needs else 0.0)
     shared = 1.0 if any(probe.needs_gradient for probe in probes) else FORWARD
     costs = {probe.name: probe.cost(layers, points) for probe in probes}
     added = {name: cost for name, cost in costs.items() if cost.passes}

@@ -1,4 +1,4 @@
-"""Internal covariate shift: what the update of the layers before does to a layer's gradient."""
+"""Internal covariate shift: how the update of earlier layers changes a layer's gradient."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 
 from normscope.errors import StateError
-from normscope.probes.comparison import difference_and_cosine
+from normscope.probes.gradients import difference_and_cosine
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
-from normscope.probes.update import updated_parameters
+from normscope.training.optimizers import step_on_copies
 
 if TYPE_CHECKING:
+    from normscope.probes.context import StepContext
     from normscope.probes.execution import Layer
-    from normscope.probes.moment import Moment
 
 __all__ = ["CovariateShift"]
 
 
 @PROBES.register(name="covariate_shift")
 class CovariateShift(Probe):
-    r"""Change of each layer's gradient when everything that runs before it takes its update.
+    r"""Change of each layer's gradient when everything that runs before it is updated.
 
     .. math:: G_i = \nabla_{W_i} L(W_1, \dots, W_k), \qquad
         G'_i = \nabla_{W_i} L(W'_1, \dots, W'_{i-1}, W_i, \dots, W_k)
 
-    on the same batch, W' being the parameters after the optimizer's own update by this batch's
+    on the same batch, where W' are the parameters after the optimizer's own update by this batch's
     gradient. Measures ``shift_distance``, the l2 norm of G_i - G'_i, and ``shift_cosine``, the
-    cosine of the angle between the two. Scales and shifts of norm layers count as what runs before
-    if they do. A layer's place is that of the first use of its parameters, and a weight used in
-    several places belongs to the first. A layer that is frozen or does not run has NaN, and so has
-    one whose use cannot be seen (with one warning).
+    cosine of the angle between the two. Scales and shifts of norm layers are updated too if they
+    run before. A layer runs at the first use of its parameters, and a tied weight belongs to its
+    first use. NaN for a layer that is frozen or does not run, or whose use cannot be observed
+    (with one warning).
 
     Reference: santurkar2018, Definition 2.1. Notation: W = parameters of a layer, G = gradient.
 
     Args:
-        every: at least so many training steps from one measurement to the next.
+        every: minimum number of training steps between two measurements.
     """
 
     name = "covariate_shift"
@@ -48,46 +48,64 @@ class CovariateShift(Probe):
 
     @property
     def variables(self) -> Dimensions:
-        """What it measures, with the dimensions after ``step``."""
+        """Names of the values, with their dimensions after ``step``."""
         return {"shift_distance": ("layer",), "shift_cosine": ("layer",)}
 
-    def measure(self, moment: Moment) -> Values:
-        """l2 difference and cosine for each layer: one pass for each that has any before it."""
+    def measure(self, context: StepContext) -> Values:
+        """Return l2 difference and cosine for each layer: at most one pass per layer."""
         try:
-            updated = updated_parameters(moment)
+            updated = _updated_parameters(context)
         except StateError as error:
-            return self.without(self.variables, str(error))
-        places = moment.order.parameter_places()
-        hidden = [layer.name for layer in moment.layers if _is_hidden(moment, layer)]
+            return self.missing(self.variables, str(error))
+        hidden = [layer.name for layer in context.layers if _is_hidden(context, layer)]
         if hidden:
             reason = f"where {', '.join(map(repr, hidden))} ran cannot be seen."
-            self.without(self.variables, reason)
-        shifts = [_shift(moment, layer, updated, places) for layer in moment.layers]
+            self.missing(self.variables, reason)
+        shifts = [_shift(context, layer, updated) for layer in context.layers]
         distances, cosines = zip(*shifts, strict=True) if shifts else ((), ())
         return {"shift_distance": np.array(distances), "shift_cosine": np.array(cosines)}
 
     def cost(self, layers: int, points: int) -> Cost:
-        """At most one pass for each layer after the first."""
+        """Return at most one pass for each layer after the first."""
         passes = max(layers - 1, 0)
         return Cost(passes, "at most one for each layer after the first", exact=False)
 
 
-def _is_hidden(moment: Moment, layer: Layer) -> bool:
-    return layer.place is None and any(name in moment.gradient for name in layer.parameters)
+def _updated_parameters(context: StepContext) -> dict[str, Tensor]:
+    """Return the trained parameters after the optimizer's update by this step's gradient.
+
+    Without an optimizer the update is a step of plain gradient descent.
+    """
+    observed = context.observed
+    if observed.optimizer is None:
+        rates = context.learning_rates
+        return {
+            name: torch.sub(context.parameters[name], gradient, alpha=rates[name])
+            for name, gradient in context.gradient.items()
+        }
+    own = dict(observed.model.named_parameters())
+    gradients: dict[Tensor, Tensor] = {own[n]: g for n, g in context.gradient.items()}
+    copies = step_on_copies(observed.optimizer, gradients, observed.learning_rate, context.seed)
+    return {name: copies[own[name]].detach() for name in context.gradient}
+
+
+def _is_hidden(context: StepContext, layer: Layer) -> bool:
+    return layer.first_use is None and any(name in context.gradient for name in layer.parameters)
 
 
 def _shift(
-    moment: Moment, layer: Layer, updated: Mapping[str, Tensor], places: Mapping[str, int]
+    context: StepContext, layer: Layer, updated: Mapping[str, Tensor]
 ) -> tuple[float, float]:
-    own = [name for name in layer.parameters if name in moment.gradient]
-    if not own or layer.place is None:
+    own = [name for name in layer.parameters if name in context.gradient]
+    if not own or layer.first_use is None:
         return math.nan, math.nan
-    before = {n: t for n, t in updated.items() if places.get(n, layer.place) < layer.place}
-    here = {name: moment.gradient[name] for name in own}
+    position, uses = layer.first_use, context.order.first_uses
+    before = {n: t for n, t in updated.items() if uses.get(n, position) < position}
+    here = {name: context.gradient[name] for name in own}
     if not before:
         return difference_and_cosine(here, here)
-    tensors = moment.at_parameters(before)
+    tensors = context.copy_parameters(before)
     leaves = {name: tensors[name].requires_grad_() for name in own}
     with torch.inference_mode(False):
-        _, there = moment.passes.gradients(tensors, leaves)
+        _, there = context.batch_loss.gradient(tensors, leaves)
     return difference_and_cosine(here, there)

@@ -1,4 +1,4 @@
-"""The size of each layer's gradient."""
+"""The gradient norm of each layer."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normscope.probes.comparison import squared_norms
+from normscope.probes.gradients import squared_norms
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.probes.moment import Moment
+    from normscope.probes.context import StepContext
 
 __all__ = ["GradientNorms"]
 
 
 @PROBES.register(name="gradient_norms")
 class GradientNorms(Probe):
-    """l2 norm of the gradient by each layer's own parameters, its weight and bias.
+    """l2 norm of the gradient of each layer's own parameters, its weight and bias.
 
     Measures ``gradient_norm``; NaN for a layer that is frozen or does not run.
 
     Args:
-        every: at least so many training steps from one measurement to the next.
+        every: minimum number of training steps between two measurements.
     """
 
     name = "gradient_norms"
 
     @property
     def variables(self) -> Dimensions:
-        """What it measures, with the dimensions after ``step``."""
+        """Names of the values, with their dimensions after ``step``."""
         return {"gradient_norm": ("layer",)}
 
-    def measure(self, moment: Moment) -> Values:
-        """One norm for each layer."""
-        sizes = squared_norms(moment.gradient)
+    def measure(self, context: StepContext) -> Values:
+        """Return one norm for each layer."""
+        sizes = squared_norms(context.gradient)
         norms = []
-        for layer in moment.layers:
+        for layer in context.layers:
             own = [sizes[name] for name in layer.parameters if name in sizes]
             norms.append(math.sqrt(sum(own)) if own else math.nan)
         return {"gradient_norm": np.array(norms)}

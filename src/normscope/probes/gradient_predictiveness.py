@@ -1,4 +1,4 @@
-"""How far the gradient predicts the gradients ahead of it."""
+"""How well the gradient predicts the gradients along its direction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.probes.moment import Moment
+    from normscope.probes.context import StepContext
 
 __all__ = ["GradientPredictiveness"]
 
@@ -20,14 +20,13 @@ class GradientPredictiveness(Probe):
 
     .. math:: \lVert \nabla L(\theta) - \nabla L(\theta - s \eta g) \rVert_2
 
-    for the multiples s of the learning rate. Measures ``gradient_distance`` and
-    ``gradient_cosine`` at each distance, and of both the least and largest value (``_low``,
-    ``_high``).
+    for multiples s of the learning rate. Measures ``gradient_distance`` and ``gradient_cosine`` at
+    each distance, and the minimum and maximum of both (``_low``, ``_high``).
 
     Reference: santurkar2018, Figures 4 (b) and 10. Notation: s = distance.
 
     Args:
-        every: at least so many training steps from one measurement to the next.
+        every: minimum number of training steps between two measurements.
     """
 
     name = "gradient_predictiveness"
@@ -37,16 +36,16 @@ class GradientPredictiveness(Probe):
 
     @property
     def variables(self) -> Dimensions:
-        """What it measures, with the dimensions after ``step``."""
+        """Names of the values, with their dimensions after ``step``."""
         curves = ("gradient_distance", "gradient_cosine")
         bands = (f"{curve}_{end}" for curve in curves for end in ("low", "high"))
         return dict.fromkeys(curves, ("distance",)) | dict.fromkeys(bands, ())
 
-    def measure(self, moment: Moment) -> Values:
-        """Distances and cosines along the ray and their bands."""
+    def measure(self, context: StepContext) -> Values:
+        """Return distances and cosines along the ray and their ranges."""
         curves = {
-            "gradient_distance": moment.ray.differences,
-            "gradient_cosine": moment.ray.cosines,
+            "gradient_distance": context.ray.differences,
+            "gradient_cosine": context.ray.cosines,
         }
         values: Values = dict(curves)
         for name, curve in curves.items():

@@ -1,4 +1,4 @@
-"""How the loss varies along the gradient."""
+"""The variation of the loss along the gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.probes.moment import Moment
+    from normscope.probes.context import StepContext
 
 __all__ = ["LossVariation"]
 
@@ -20,13 +20,13 @@ class LossVariation(Probe):
 
     .. math:: L(\theta - s \eta g)
 
-    for the multiples s of the learning rate. The model is evaluated there, not trained. Measures
-    ``ray_loss`` at each distance and its least and largest value, ``loss_low`` and ``loss_high``.
+    for multiples s of the learning rate. The model is evaluated there, not trained. Measures
+    ``ray_loss`` at each distance and its minimum and maximum, ``loss_low`` and ``loss_high``.
 
     Reference: santurkar2018, Figure 4 (a). Notation: s = distance.
 
     Args:
-        every: at least so many training steps from one measurement to the next.
+        every: minimum number of training steps between two measurements.
     """
 
     name = "loss_variation"
@@ -36,10 +36,10 @@ class LossVariation(Probe):
 
     @property
     def variables(self) -> Dimensions:
-        """What it measures, with the dimensions after ``step``."""
+        """Names of the values, with their dimensions after ``step``."""
         return {"ray_loss": ("distance",), "loss_low": (), "loss_high": ()}
 
-    def measure(self, moment: Moment) -> Values:
-        """The losses along the ray and their band."""
-        losses = moment.ray.losses
+    def measure(self, context: StepContext) -> Values:
+        """Return the losses along the ray and their range."""
+        losses = context.ray.losses
         return {"ray_loss": losses, "loss_low": np.min(losses), "loss_high": np.max(losses)}

@@ -1,78 +1,73 @@
-"""What a probe is: a measurement with a name, declared dimensions and a declared cost."""
+"""The base class of probes, the registry of probes, and the named sets of probes."""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from normscope.errors import NormscopeWarning
-from normscope.probes.schedule import checked_every
-from normscope.registry import Registry
+from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
+from normscope.probes.cost import Cost
+from normscope.probes.schedule import check_every
+from normscope.registry import Registry, unknown_name
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from normscope.probes.execution import Watch
-    from normscope.probes.moment import Moment
+    from normscope.probes.context import StepContext
+    from normscope.probes.execution import ForwardHooks
 
-__all__ = ["PROBES", "Cost", "Dimensions", "Probe", "Values"]
+__all__ = [
+    "PRESETS",
+    "PROBES",
+    "Cost",
+    "Dimensions",
+    "Probe",
+    "ProbeChoice",
+    "Values",
+    "choose_probes",
+]
 
 Values: TypeAlias = dict[str, Any]  # arrays by name
 Dimensions: TypeAlias = dict[str, tuple[str, ...]]
 
-_PARTS = (
-    *("loss_variation", "gradient_predictiveness", "effective_smoothness", "covariate_shift"),
-    *("activation_moments", "gradient_norms", "curvature", "statistics_gap"),
-)
-PROBES: Registry[type[Probe]] = Registry("probe", [f"normscope.probes.{part}" for part in _PARTS])
-"""The probes by name; a class is registered where it is defined."""
+PROBES: Registry[type[Probe]] = Registry("probe", package="normscope.probes")
+"""The probes by name: every class of this package with the decorator."""
 
+PRESETS: Registry[Callable[[], list[Probe]]] = Registry("preset")
+"""Sets of probes by name: economy, standard, full and all."""
 
-@dataclass(frozen=True)
-class Cost:
-    """Passes of one measured step, beyond the gradient at the parameters and the ray's points.
-
-    Args:
-        passes: forward and backward passes; a forward pass alone counts as a third.
-        note: how it comes about, in words.
-        exact: whether it is known in advance; else it is about so many.
-    """
-
-    passes: float
-    note: str = ""
-    exact: bool = True
+_HISTOGRAM_BINS = 40  # of the preset "full"
 
 
 class Probe(ABC):
-    """One measurement, taken at some steps of a training.
+    """A measurement that is taken at some steps of a training.
 
     Args:
-        every: at least so many training steps from one measurement to the next; None: at every
-            step that the scope measures.
+        every: minimum number of training steps between two measurements; None: at every step
+            that the scope measures.
     """
 
     name: ClassVar[str]
-    #: What it asks of the ray's points: nothing, their "losses" or their "gradients".
+    #: What it needs of the points on the ray: None, "losses" or "gradients".
     ray: ClassVar[str | None] = None
-    #: Whether it asks for the gradient at the parameters.
+    #: Whether it needs the gradient at the parameters.
     needs_gradient: ClassVar[bool] = True
-    #: Whether it asks for the pass at the parameters itself: its layers and activations.
+    #: Whether it needs the pass at the parameters itself: its layers and activations.
     needs_pass: ClassVar[bool] = True
-    #: Whether it asks for a learning rate.
+    #: Whether it needs a learning rate.
     needs_learning_rate: ClassVar[bool] = False
-    #: Whether it asks for the update that the optimizer would take.
+    #: Whether it needs the optimizer's update.
     needs_update: ClassVar[bool] = False
-    #: Whether its values are complete only after a look at the next step.
+    #: Whether the next step completes its values.
     needs_next: ClassVar[bool] = False
 
     def __init__(self, every: int | None = None) -> None:
-        self.every = None if every is None else checked_every(every, f"every of {self.name}")
+        self.every = None if every is None else check_every(every, f"every of {self.name}")
         self._last: int | None = None
         self._has_warned = False
 
@@ -81,8 +76,8 @@ class Probe(ABC):
     def variables(self) -> Dimensions:
         """Names of what it measures, each with its dimensions after ``step``."""
 
-    def begin(self, seed: int) -> Self:
-        """A probe with the same settings and no past, for one scope.
+    def fresh(self, seed: int) -> Self:
+        """Return a probe with the same settings and no history, for one scope.
 
         Args:
             seed: the scope's.
@@ -97,45 +92,45 @@ class Probe(ABC):
         return fresh
 
     def reset(self, seed: int) -> None:
-        """Forget what earlier steps left; called once, at the beginning."""
+        """Clear the state of earlier steps; called once, at the beginning."""
         return
 
     def due(self, step: int) -> bool:
-        """Whether to measure at a step that the scope measures."""
+        """Return whether to measure at a step that the scope measures."""
         return self.every is None or self._last is None or step - self._last >= self.every
 
-    def measured(self, step: int) -> None:
-        """Note that a measurement was taken."""
+    def mark_measured(self, step: int) -> None:
+        """Record the step of the last measurement."""
         self._last = step
 
-    def watch(self, watch: Watch) -> None:
-        """Prepare to see the forward pass at the parameters: hooks may be set by ``watch``."""
+    def add_hooks(self, hooks: ForwardHooks) -> None:
+        """Add hooks to the forward pass at the parameters."""
         return
 
     @abstractmethod
-    def measure(self, moment: Moment) -> Values:
-        """The values of this step.
+    def measure(self, context: StepContext) -> Values:
+        """Return the values of this step.
 
         Args:
-            moment: the model, the batch and all that the probes share.
+            context: the model, the batch and everything that the probes share.
 
         Returns:
             An array for each of ``variables``.
         """
 
-    def complete(self, moment: Moment) -> Values:
-        """What only the step after the measured one shows; with ``needs_next``."""
+    def measure_next(self, context: StepContext) -> Values:
+        """Return the values that need the step after the measured one; with ``needs_next``."""
         return {}
 
-    def without(self, names: Iterable[str], reason: str) -> Values:
-        """NaN in place of values that cannot be had; says why, once, and lets the training go on.
+    def missing(self, names: Iterable[str], reason: str) -> Values:
+        """Return NaN for values that cannot be measured, and warn once.
 
         Args:
             names: of the values.
-            reason: in words.
+            reason: for the warning.
 
         Returns:
-            Nothing for each, which shows as NaN.
+            NaN by name.
         """
         if not self._has_warned:
             self._has_warned = True
@@ -143,12 +138,12 @@ class Probe(ABC):
             warnings.warn(message, NormscopeWarning, stacklevel=2)
         return dict.fromkeys(names, np.nan)
 
-    def coordinates(self, moment: Moment) -> dict[str, Any]:
-        """Labels of dimensions of its own, for xarray."""
+    def coordinates(self, context: StepContext) -> dict[str, Any]:
+        """Return the labels of the probe's own dimensions, for xarray."""
         return {}
 
     def cost(self, layers: int, points: int) -> Cost:
-        """Passes of a measurement beyond those that all probes share.
+        """Return the passes of a measurement beyond those that all probes share.
 
         Args:
             layers: number of layers of the model.
@@ -163,3 +158,88 @@ class Probe(ABC):
         settings = {k: v for k, v in vars(self).items() if not k.startswith("_") and v is not None}
         inside = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         return f"{type(self).__name__}({inside})"
+
+
+ProbeChoice: TypeAlias = str | Probe | Iterable[str | Probe]
+
+
+@PRESETS.register
+def economy() -> list[Probe]:
+    """The loss along the gradient, gradient norms and statistics: forward passes on the ray."""
+    return [PROBES[name]() for name in ("loss_variation", "gradient_norms", "statistics_gap")]
+
+
+@PRESETS.register
+def standard() -> list[Probe]:
+    """The landscape along the gradient, with norms, statistics and moments of each layer."""
+    landscape = ("loss_variation", "gradient_predictiveness", "effective_smoothness")
+    names = (*landscape, "gradient_norms", "activation_moments", "statistics_gap")
+    return [PROBES[name]() for name in names]
+
+
+@PRESETS.register
+def full() -> list[Probe]:
+    """Every probe, with the local smoothness and histograms of the activations."""
+    settings: dict[str, dict[str, int | bool]] = {
+        "effective_smoothness": {"local": True},
+        "activation_moments": {"bins": _HISTOGRAM_BINS},
+    }
+    return [PROBES[name](**settings.get(name, {})) for name in PROBES]
+
+
+@PRESETS.register(name="all")
+def every_probe() -> list[Probe]:
+    """Every probe with its defaults."""
+    return [PROBES[name]() for name in PROBES]
+
+
+def choose_probes(choice: ProbeChoice) -> list[Probe]:
+    """Return the probes that a user asks for.
+
+    Args:
+        choice: a preset, a probe's name, a configured probe, or several names and probes.
+
+    Returns:
+        The probes; each kind once.
+
+    Raises:
+        ArgumentTypeError: if an item is neither a name nor a probe.
+        InputError: if there is none, or one twice.
+
+    >>> [probe.name for probe in choose_probes("economy")]
+    ['loss_variation', 'gradient_norms', 'statistics_gap']
+    """
+    if isinstance(choice, str) and choice in PRESETS:
+        return PRESETS[choice]()
+    if not isinstance(choice, Iterable | Probe):
+        raise ArgumentTypeError(
+            "probes takes a preset, a name, a probe such as CovariateShift() or a list of them, "
+            f"got {_describe(choice)}."
+        )
+    items = [choice] if isinstance(choice, str | Probe) else list(choice)
+    probes = [_probe(item, alone=isinstance(choice, str)) for item in items]
+    names = [probe.name for probe in probes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"the probe {twice[0]!r} is asked for twice; give it once.")
+    if not probes:
+        raise InputError("no probe is asked for; give at least one, or a preset.")
+    return probes
+
+
+def _probe(item: str | Probe, alone: bool) -> Probe:
+    if isinstance(item, Probe):
+        return item
+    if not isinstance(item, str):
+        raise ArgumentTypeError(
+            f"probes takes names and probes such as CovariateShift(), got {_describe(item)}."
+        )
+    if item in PROBES:
+        return PROBES[item]()
+    if alone:
+        raise unknown_name("probe or preset", item, [*PROBES, *PRESETS])
+    raise unknown_name("probe", item, PROBES)
+
+
+def _describe(item: object) -> str:
+    return f"the class {item.__name__}; call it" if isinstance(item, type) else repr(item)

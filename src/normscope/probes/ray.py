@@ -1,49 +1,35 @@
-"""Points on the gradient's ray: where a step in the direction of the gradient would lead."""
+"""Points on the gradient's ray: where a step along the negative gradient leads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.probes.comparison import Comparison, Start, squared_norms
-from normscope.probes.factored import FactoredGradients
-from normscope.probes.passes import Passes
-from normscope.probes.shortcut import Shortcut
-from normscope.probes.straight import StraightLayers, weights_are_private
+from normscope.probes.batch_loss import BatchLoss
+from normscope.probes.gradients import GradientComparison, ReferenceGradient
+from normscope.probes.shortcuts import RayShortcuts
 
-__all__ = [
-    "DISTANCES",
-    "Ray",
-    "RayValues",
-    "checked_distances",
-]
+__all__ = ["DISTANCES", "Ray", "RayValues", "check_distances"]
 
-
-Met: TypeAlias = tuple[float, float, float]  # loss, l2 distance and cosine of the gradients
-
-_WORTH_A_LOOK = 3  # points, from which on it pays to prepare for all but the first
-
-#: Multiples of the learning rate at which the ray is looked at (santurkar2018: from 1/2 to 4).
+#: Multiples of the learning rate at which the ray is evaluated (santurkar2018: from 1/2 to 4).
 DISTANCES = tuple(np.linspace(0.5, 4.0, 8).tolist())
 
 
-def checked_distances(distances: Sequence[float]) -> tuple[float, ...]:
-    """The distances of a ray's points as plain numbers.
+def check_distances(distances: Sequence[float]) -> tuple[float, ...]:
+    """Return the distances of a ray's points as floats.
 
     Raises:
         ArgumentTypeError: if they are not a list of numbers.
         InputError: if they are not positive, finite and increasing.
 
-    >>> checked_distances([1, 2])
+    >>> check_distances([1, 2])
     (1.0, 2.0)
     """
     try:
@@ -63,11 +49,11 @@ def checked_distances(distances: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class RayValues:
-    """What was met at the points of a ray, one entry for each.
+    """Values at the points of a ray, one entry for each point.
 
     Args:
         losses: the loss.
-        lengths: how far the point is from the start, in the l2 norm of the parameters.
+        lengths: l2 distance of the point from the start.
         differences: l2 distance between the gradient there and that at the start; empty if only
             losses were asked for, as are the cosines.
         cosines: of the angle between these two gradients.
@@ -85,111 +71,95 @@ class Ray:
 
     .. math:: \theta(s) = \theta - s \eta \odot g
 
-    with the learning rate of each parameter's own group, so that with one rate for all this is
-    theta - s g, and s = 1 is a step of plain gradient descent.
+    with the learning rate of each parameter's own group: with one rate for all, s = 1 is a step of
+    plain gradient descent.
 
     Reference: santurkar2018, Section 4.2. Notation: s = distance, g = gradient.
 
     Args:
-        start: the model's parameters, all of them, by name.
-        gradient: at the start, by those that are trained and on which the loss depends.
+        start: all parameters of the model, by name.
+        gradient: at the start, of the trained parameters on which the loss depends.
         rates: the learning rate of each of those.
-        room: tensors like ``start`` that are overwritten by the points, one after the other.
-        factored: layers whose gradients are compared by their factors.
+        buffers: tensors like ``start``, overwritten by one point after the other.
+        shortcuts: compare the gradients of some layers without computing them.
     """
 
     start: Mapping[str, Tensor]
     gradient: Mapping[str, Tensor]
     rates: Mapping[str, float]
-    room: Mapping[str, Tensor]
-    factored: FactoredGradients
+    buffers: Mapping[str, Tensor]
+    shortcuts: RayShortcuts
 
-    def move(self, distance: float, but: Collection[str] = ()) -> None:
-        """Put the point at a distance into the room, but for some parameters."""
+    def move(self, distance: float, excluded: Collection[str] = ()) -> None:
+        """Write the point at a distance to the buffers, except for some parameters."""
         with torch.no_grad():
-            for name in self.start.keys() - set(but):
+            for name in self.start.keys() - set(excluded):
                 tensor, step = self.start[name], distance * self.rates.get(name, 0.0)
                 if step == 0.0 or name not in self.gradient:
-                    self.room[name].copy_(tensor)
+                    self.buffers[name].copy_(tensor)
                 else:
-                    torch.sub(tensor, self.gradient[name], alpha=step, out=self.room[name])
+                    torch.sub(tensor, self.gradient[name], alpha=step, out=self.buffers[name])
 
-    def values(self, passes: Passes, distances: Sequence[float], with_gradients: bool) -> RayValues:
-        """Losses and, if asked for, gradients at the points: one pass each, in the same room.
+    def evaluate(
+        self, batch_loss: BatchLoss, distances: Sequence[float], with_gradients: bool
+    ) -> RayValues:
+        """Return the losses and, if asked for, the gradients' changes: one pass for each point.
 
         Args:
-            passes: the model on the batch.
+            batch_loss: the loss as a function of the parameters.
             distances: of the points, in multiples of the learning rate.
             with_gradients: whether to run backward too.
 
         Returns:
-            The values; numbers that are not finite are left as they are.
+            The values; non-finite numbers stay as they are.
         """
-        sizes = squared_norms(self.gradient)
-        unit = math.sqrt(sum(size * self.rates[name] ** 2 for name, size in sizes.items()))
+        reference = ReferenceGradient(self.gradient)
+        squares = reference.squared_norms.items()
+        unit = math.sqrt(sum(square * self.rates[name] ** 2 for name, square in squares))
         lengths = unit * np.asarray(distances, dtype=float)
-        with passes.together():
+        with batch_loss.several_passes():
             if not with_gradients:
                 none = np.array([])
-                return RayValues(self._losses(passes, distances), lengths, none, none)
-            met = self._met(passes, Start(self.gradient, sizes), distances)
-        losses, differences, cosines = np.array(met, dtype=float).reshape(-1, 3).T
+                return RayValues(self._losses(batch_loss, distances), lengths, none, none)
+            points = self._compare(batch_loss, reference, distances)
+        losses, differences, cosines = np.array(points, dtype=float).reshape(-1, 3).T
         return RayValues(losses, lengths, differences, cosines)
 
-    def _losses(self, passes: Passes, distances: Sequence[float]) -> np.ndarray:
+    def _losses(self, batch_loss: BatchLoss, distances: Sequence[float]) -> np.ndarray:
         losses = []
         for distance in distances:
             self.move(distance)
-            losses.append(passes.loss(self.room))
+            losses.append(batch_loss.value(self.buffers))
         return np.array(losses)
 
-    def _met(self, passes: Passes, start: Start, distances: Sequence[float]) -> list[Met]:
-        """Loss, l2 distance and cosine at the points; the first one shows what is straight."""
-        private = weights_are_private(passes.problem.model, passes.problem.loss)
-        straight = StraightLayers(self.start, self.gradient, self.rates)
-        self.move(distances[0])
-        is_worth_it = private and len(distances) >= _WORTH_A_LOOK
-        watch = partial(self._look, straight) if is_worth_it else None
-        met = [self._meet(passes, start, distances[0], straight, watch)]
-        straight.settle()
-        self.factored.multiply_out(but=straight.names)
-        for distance in distances[1:]:
-            self.move(distance, but=straight.names)
-            met.append(self._meet(passes, start, distance, straight))
-        return met
+    def _compare(
+        self, batch_loss: BatchLoss, reference: ReferenceGradient, distances: Sequence[float]
+    ) -> list[tuple[float, float, float]]:
+        """Return loss, l2 distance and cosine of the gradients at each point."""
+        shortcuts, found = self.shortcuts, []
+        shortcuts.begin_ray(
+            batch_loss.problem, self.start, self.gradient, self.rates, len(distances)
+        )
+        for distance in distances:
+            shortcuts.begin_point(distance)
+            self.move(distance, excluded=shortcuts.unmoved)
+            point = self._compare_point(batch_loss, reference, shortcuts)
+            if not shortcuts.end_point():  # the pass did not run as at the start
+                self.move(distance)
+                point = self._compare_point(batch_loss, reference)
+            found.append(point)
+        return found
 
-    def _look(self, straight: StraightLayers, model: nn.Module) -> None:
-        """Let the first point show which layers the others can do without."""
-        straight.record(model)
-        self.factored.look(model, self.gradient)
-
-    def _meet(
+    def _compare_point(
         self,
-        passes: Passes,
-        start: Start,
-        distance: float,
-        straight: StraightLayers,
-        watch: Callable[[nn.Module], None] | None = None,
-    ) -> Met:
-        """What is met at the point in the room, by the shortcuts as far as they lead there."""
-        straight.go_to(distance)
-        shortcuts = [shortcut for shortcut in (straight, self.factored) if shortcut.names]
-        met = self._compared(passes, start, shortcuts, watch)
-        if all(shortcut.is_valid for shortcut in shortcuts):
-            return met
-        for shortcut in shortcuts:
-            shortcut.forget()  # another way was taken here than at the start
-        self.move(distance)
-        return self._compared(passes, start)
-
-    def _compared(
-        self,
-        passes: Passes,
-        start: Start,
-        shortcuts: Sequence[Shortcut] = (),
-        watch: Callable[[nn.Module], None] | None = None,
-    ) -> Met:
-        leaves = {n: t.detach().requires_grad_(n in self.gradient) for n, t in self.room.items()}
-        comparison = Comparison(start)
-        loss = passes.reduced_gradients(leaves, comparison, shortcuts, watch)
+        batch_loss: BatchLoss,
+        reference: ReferenceGradient,
+        shortcuts: RayShortcuts | None = None,
+    ) -> tuple[float, float, float]:
+        """Return loss, l2 distance and cosine at the point in the buffers."""
+        tensors = {
+            n: t.detach().requires_grad_(n in self.gradient) for n, t in self.buffers.items()
+        }
+        comparison = GradientComparison(reference)
+        loss = batch_loss.compare_gradient(tensors, comparison, shortcuts)
         return loss, *comparison.result()

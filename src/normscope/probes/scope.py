@@ -1,8 +1,10 @@
-"""The scope: probes attached to a training loop, which runs as if they were not there."""
+"""The scope: probes attached to a training loop, which they do not change."""
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,17 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import xarray as xr
 
-from normscope.errors import StateError
+from normscope.errors import NormscopeWarning, StateError
+from normscope.probes.context import Buffers, StepContext
 from normscope.probes.cost import ScopeCost, scope_cost
-from normscope.probes.described import scope_settings
 from normscope.probes.execution import weight_layers
-from normscope.probes.logbook import Logbook
-from normscope.probes.observer import Observer
-from normscope.probes.presets import ProbeChoice, chosen_probes
-from normscope.probes.ray import DISTANCES, checked_distances
+from normscope.probes.observed import ObservedModel, is_measuring_process, unwrap
+from normscope.probes.probe import Probe, ProbeChoice, choose_probes
+from normscope.probes.ray import DISTANCES, check_distances
+from normscope.probes.record import Record, Row
 from normscope.probes.schedule import Schedule
-from normscope.probes.subject import Subject, is_measuring_process, unwrapped
-from normscope.probes.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,36 +34,36 @@ __all__ = ["Scope"]
 
 
 class Scope:
-    """Probes on a training under way; the training ends in the same bits with and without it.
+    """Probes on a running training, which is bit-identical with and without them.
 
-    Call ``scope.step(x, y)`` once for each update, before ``optimizer.step()``. Nothing of the
-    model, its gradients, the optimizer or the random numbers is changed, also after an exception
-    or Ctrl-C inside a probe. The scope takes the gradient on (x, y) itself and does not read
-    ``.grad``, unless told what that holds: with gradient accumulation, loss scaling or clipping it
-    is something else.
+    Call ``scope.step(x, y)`` once for each update, before ``optimizer.step()``. The scope changes
+    neither the model, its gradients, the optimizer nor RNG states, also after an exception or
+    Ctrl-C inside a probe. It computes the gradient on (x, y) itself and does not read ``.grad``
+    unless ``loss=`` is given: with gradient accumulation, loss scaling or clipping ``.grad`` is
+    something else.
 
-    The modules keep the ``training`` flags they have. Inside autocast the passes are autocast too,
-    but not the products with curvature matrices.
-    Models are looked at inside torch.compile and DistributedDataParallel; of several processes
-    the one of rank 0 measures, on its own batch and without waiting for the others.
+    The modules keep their ``training`` flags. Inside autocast the passes are autocast too, except
+    the products with curvature matrices. Models inside torch.compile and DistributedDataParallel
+    are unwrapped. Of several processes the one of rank 0 measures, on its own batch and without
+    waiting for the others.
 
     Args:
         model: any module whose parameters are on one device.
         loss: as `normscope.Problem` takes it: ``loss(output, target)``, the mean over samples, a
             registered name, or a `whole_loss`.
-        optimizer: the one that trains the model: it gives the learning rate of each parameter
+        optimizer: the one that trains the model. It provides the learning rate of each parameter
             group and the update. It is read, never stepped.
         probes: "all", "economy", "standard", "full", or names and configured probes.
         every: steps from one measurement to the next; the first step is measured.
         steps: the steps to measure at, in place of ``every``.
         budget: the share of the training time that measuring may take, such as 0.1, in place of
-            ``every``: follows the clock, so that two runs may measure at different steps.
+            ``every``. It follows the clock, so two runs may measure at different steps.
         store: keeps every measured step as soon as it is complete.
-        learning_rate: in place of the optimizer's; needed without one by the probes that use it.
+        learning_rate: in place of the optimizer's; required by some probes without an optimizer.
         seed: of sampled units and of dropout and noise in the passes of the scope.
         distances: of the points on the gradient's ray, in multiples of the learning rate.
         name: the experiment's name in the store.
-        labels: parameters of the record in the store, which tell this training from others.
+        labels: parameters of the record in the store, which identify this training.
 
     Examples:
         >>> import torch
@@ -92,31 +92,34 @@ class Scope:
         name: str = "scope",
         labels: Mapping[str, Any] | None = None,
     ) -> None:
-        self._subject = Subject(unwrapped(model), loss, optimizer, learning_rate, seed)
-        points = checked_distances(DISTANCES if distances is None else distances)
-        self._probes = [probe.begin(seed) for probe in chosen_probes(probes)]
-        self._subject.refuse_unfit(self._probes)
+        self._observed = ObservedModel(unwrap(model), loss, optimizer, learning_rate, seed)
+        self._distances = check_distances(DISTANCES if distances is None else distances)
+        self._probes = [probe.fresh(seed) for probe in choose_probes(probes)]
+        self._observed.check_probes(self._probes)
         self._schedule = Schedule(every, steps, budget)
-        self._table = Table(self._probes, type(self._subject.model).__name__)
-        measures = is_measuring_process()
         self._labels = dict(labels or {})
-        self._log = Logbook(self._table, store if measures else None, name, self._labels, seed)
-        self._observer = Observer(self._subject, self._probes, points, self._table, self._log)
+        self._record = Record(self._probes, type(self._observed.model).__name__)
+        if store is not None and is_measuring_process():
+            self._record.open_store(store, name, self._labels, seed)
+        self._buffers = Buffers()
+        self._pending: tuple[Row, Sequence[Probe]] | None = None  # completed by the next step
+        self._trusts_loss = False  # .grad was compared with the gradient of the scope
+        self._has_warned = False
         self._step = 0
         self._closed = False
 
     def step(self, x: Any, y: Any = None, loss: float | Tensor | None = None) -> bool:
-        """Look at this step of the training, if it is one to be measured.
+        """Measure this training step if it is due.
 
-        To be called once for each update, when the gradient is there and before the optimizer
-        takes its step; with gradient accumulation on the last of the batches.
+        Call it once for each update, after the gradient and before the optimizer's step; with
+        gradient accumulation on the last of the batches.
 
         Args:
             x: the inputs of this step's batch; with a `whole_loss` the whole batch.
             y: its targets; left out with a `whole_loss`.
-            loss: what the training got on this very batch, if ``.grad`` holds the gradient of it
-                and nothing else: saves the scope a pass where only probes of the ray are due. The
-                first time it is checked against a gradient of the scope's own.
+            loss: the training loss on this batch, if ``.grad`` holds exactly its gradient: saves
+                a pass where only probes of the ray are due. The first time, it is compared with
+                the scope's own gradient.
 
         Returns:
             Whether the step was measured.
@@ -127,21 +130,91 @@ class Scope:
         if not is_measuring_process():
             return False
         due = self._schedule.due(step)
-        if due or self._observer.pending is not None:
+        if due or self._pending is not None:
             with self._schedule.measuring():
-                self._observer.look(step, due, x, y, loss)
+                try:
+                    self._measure_step(step, due, x, y, loss)
+                except BaseException:
+                    self._keep_pending()  # no later step completes it
+                    raise
         return due
+
+    def _measure_step(
+        self, step: int, due: bool, x: Any, y: Any, loss: float | Tensor | None
+    ) -> None:
+        """Complete the row of the step before, and start a row if this step is due."""
+        active = [probe for probe in self._probes if due and probe.due(step)]
+        row, waiting = self._pending or (None, ())
+        context = StepContext(
+            self._observed,
+            self._observed.problem(x, y),
+            step,
+            self._distances,
+            self._buffers,
+            self._record.layer_names,
+            ray_gradients=any(probe.ray == "gradients" for probe in active),
+        )
+        self._run_shared_pass(context, active, waiting, loss)
+        if row is not None:
+            for probe in waiting:
+                row.values |= probe.measure_next(context)
+            self._keep_pending()
+        if due:
+            self._measure_probes(context, active)
+
+    def _run_shared_pass(
+        self,
+        context: StepContext,
+        active: Sequence[Probe],
+        waiting: Sequence[Probe],
+        loss: float | Tensor | None,
+    ) -> None:
+        """Get loss and gradient at the parameters, from a pass or from the training."""
+        probes = [*active, *(probe for probe in waiting if probe not in active)]
+        if loss is not None and self._trusts_loss and not any(each.needs_pass for each in probes):
+            context.use_training_gradient(loss)
+            return
+        context.run_pass(probes, any(probe.needs_gradient for probe in active))
+        if loss is not None and not self._trusts_loss and context.gradient:
+            context.check_training_gradient()
+            self._trusts_loss = True
+
+    def _measure_probes(self, context: StepContext, active: Sequence[Probe]) -> None:
+        if not (math.isfinite(context.loss) or self._has_warned):
+            self._has_warned = True
+            warnings.warn(
+                f"the loss of step {context.step} is not finite ({context.loss}), nor is what "
+                "follows from it; look at the data, the weights and the learning rate.",
+                NormscopeWarning,
+                stacklevel=4,  # the caller of Scope.step
+            )
+        row = Row(context.step, {"loss": context.loss, "learning_rate": context.learning_rate})
+        for probe in active:
+            row.values |= probe.measure(context)
+            probe.mark_measured(context.step)
+        self._record.set_labels(context)
+        waiting = [probe for probe in active if probe.needs_next]
+        if waiting:
+            self._pending = row, waiting
+        else:
+            self._record.add(row)
+
+    def _keep_pending(self) -> None:
+        """Record the pending row, complete or not."""
+        if self._pending is not None:
+            self._record.add(self._pending[0])
+            self._pending = None
 
     @property
     def results(self) -> xr.Dataset:
-        """All that was measured, over ``step`` and, by variable, layer, distance and others.
+        """All measurements, over ``step`` and, by variable, layer, distance and others.
 
-        The last row may lack what only the next step will show; it is NaN until then.
+        The last row may lack what only the next step completes; it is NaN until then.
         """
         return self.results_since(0)
 
     def results_since(self, step: int) -> xr.Dataset:
-        """What was measured at a step and after it; the cost is that of these rows alone.
+        """Return the measurements from a step on; the cost is that of these rows alone.
 
         Args:
             step: the first one wanted.
@@ -149,37 +222,36 @@ class Scope:
         Returns:
             As `results`.
         """
-        rows = self._table.rows
+        rows = self._record.rows
         wanted = rows[bisect_left(rows, step, key=lambda row: row.step) :]
-        pending = self._observer.pending
-        if pending is not None and pending.row.step >= step:
-            wanted = [*wanted, pending.row]
-        return self._table.dataset(wanted).assign_coords(seed=self._subject.seed)
+        if self._pending is not None and self._pending[0].step >= step:
+            wanted = [*wanted, self._pending[0]]
+        return self._record.dataset(wanted).assign_coords(seed=self._observed.seed)
 
     @property
     def cost(self) -> ScopeCost:
-        """Estimated passes of one measured step; print it for the words."""
+        """Estimated passes of one measured step; print it for details."""
         every = self._schedule.every if self._schedule.steps is None else None
-        layers = len(self._table.layer_names or weight_layers(self._subject.model))
-        return scope_cost(self._probes, layers, len(self._observer.distances), every)
+        layers = len(self._record.layer_names or weight_layers(self._observed.model))
+        return scope_cost(self._probes, layers, len(self._distances), every)
 
     @property
     def every(self) -> int:
-        """Steps from one measurement to the next; with a budget, as last adapted."""
+        """Steps from one measurement to the next; with a budget, the present estimate."""
         return self._schedule.every
 
     @property
     def overhead(self) -> float:
-        """Time spent on measuring so far over that of the training without it."""
+        """Time spent on measuring so far, relative to the training without it."""
         return self._schedule.overhead
 
     @property
     def key(self) -> str | None:
         """The key of the record in the store."""
-        return self._log.key
+        return self._record.key
 
     def plot(self) -> Figure:
-        """Draw what was measured, one panel for each quantity.
+        """Draw the results, one panel for each quantity.
 
         Returns:
             The figure with its panels; plots of one panel return its Axes, and ``.figure`` is the
@@ -190,7 +262,7 @@ class Scope:
         return scope_figure(self.results)
 
     def report(self, path: str | os.PathLike[str], title: str | None = None) -> Path:
-        """Write what was measured so far as one HTML file: figure, tables and the numbers.
+        """Write the results so far as one HTML file: figure, tables and the numbers.
 
         Args:
             path: of the file.
@@ -201,19 +273,14 @@ class Scope:
         """
         from normscope.report.datasets import write_scope_report
 
-        settings = {**scope_settings(self._subject, self._schedule), **self._labels}
-        return write_scope_report(self.results, path, title, settings)
+        return write_scope_report(self.results, path, title, self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {**self._observed.settings(), **self._schedule.settings(), **self._labels}
 
     def close(self) -> None:
-        """End the measuring; the results stay. More than once does no harm."""
-        if not self._closed:
-            self._flush()
-            self._log.finish()
-
-    def _flush(self) -> None:
-        """Keep the last row, though the step that would complete it does not come."""
-        self._closed = True
-        self._observer.keep_pending()
+        """Stop measuring; the results stay. May be called more than once."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -221,17 +288,20 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._keep_pending()
         if kind is None:
-            self.close()
-        elif not self._closed:
-            self._flush()
-            self._log.fail(f"{kind.__name__}: {error}")
+            self._record.finish()
+        else:
+            self._record.fail(f"{kind.__name__}: {error}")
 
     def __repr__(self) -> str:
         names = ", ".join(probe.name for probe in self._probes)
         state = "closed" if self._closed else f"at step {self._step}"
-        rows = len(self._table.rows) + (self._observer.pending is not None)
-        return f"Scope({type(self._subject.model).__name__}: {names}; {rows} measured, {state})"
+        rows = len(self._record.rows) + (self._pending is not None)
+        return f"Scope({type(self._observed.model).__name__}: {names}; {rows} measured, {state})"
 
     def _repr_html_(self) -> str:
         from normscope.report.datasets import scope_html

@@ -1,4 +1,4 @@
-"""How far the statistics of a batch are from those kept for inference."""
+"""The gap between the statistics of a batch and those used at inference."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from normscope.layers.population import batch_statistics, population_statistics,
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.probes.execution import Watch
-    from normscope.probes.moment import Moment
-    from normscope.problem.problem import Data
+    from normscope.curvature.problem import Data
+    from normscope.probes.context import StepContext
+    from normscope.probes.execution import ForwardHooks
 
 __all__ = ["StatisticsGap"]
 
@@ -35,11 +35,12 @@ class StatisticsGap(Probe):
     .. math:: \sqrt{\mathrm{mean}_c\, (\mu_c - \mu'_c)^2 / (v'_c + \epsilon)}, \qquad
         \sqrt{\mathrm{mean}_c \log^2 \frac{v_c + \epsilon}{v'_c + \epsilon}}
 
-    over the channels c, the second of the two compared being the primed one. Measures ``mean_gap``
-    and ``spread_gap``, for the comparisons batch-running and, if data is given, batch-population
-    and running-population. The batch's variance is the 1/(m-1) one, which the running statistics
-    average; for l_p layers v is the scale, and the mean's gap is in units of it. The running
-    statistics are those before this look; NaN where a layer keeps none, or the batch has none.
+    over the channels c, where the primed statistics are the second of the two compared. Measures
+    ``mean_gap`` and ``spread_gap`` for the comparisons batch-running and, if data is given,
+    batch-population and running-population. The batch's variance is the 1/(m-1) one, which the
+    running statistics average; for l_p layers v is the scale, and the gap of the mean is in units
+    of it. The running statistics are those before this step; NaN where a layer keeps none, or the
+    batch has none.
 
     Reference: ioffe2015, Algorithm 2. Notation: mu = mean, v = spread.
 
@@ -47,7 +48,7 @@ class StatisticsGap(Probe):
         population_data: batches whose statistics are the population's (by
             `normscope.layers.population_statistics`, one forward pass over all of it); None: no
             comparison with the population.
-        every: at least so many training steps from one measurement to the next.
+        every: minimum number of training steps between two measurements.
     """
 
     name = "statistics_gap"
@@ -60,20 +61,20 @@ class StatisticsGap(Probe):
 
     @property
     def variables(self) -> Dimensions:
-        """What it measures, with the dimensions after ``step``."""
+        """Names of the values, with their dimensions after ``step``."""
         return dict.fromkeys(("mean_gap", "spread_gap"), ("norm_layer", "comparison"))
 
     def reset(self, seed: int) -> None:
-        """Forget the names of the layers."""
+        """Clear the names of the layers."""
         self._names: list[str] | None = None
         self._batch: dict[str, Statistics] = {}
         self._running: dict[str, Statistics] = {}
 
-    def watch(self, watch: Watch) -> None:
-        """See the inputs of the layers that normalize over the batch."""
+    def add_hooks(self, hooks: ForwardHooks) -> None:
+        """Read the inputs of the layers that normalize over the batch."""
         self._batch, self._running = {}, {}
-        for name, layer in _batch_layers(watch.model).items():
-            watch.before(layer, partial(self._read, name, layer))
+        for name, layer in _batch_layers(hooks.model).items():
+            hooks.before_call(layer, partial(self._read, name, layer))
 
     def _read(self, name: str, layer: Any, inputs: Any) -> None:
         if name in self._batch or not isinstance(inputs, Tensor):
@@ -81,58 +82,54 @@ class StatisticsGap(Probe):
         try:
             found = batch_statistics(layer, inputs.detach(), name)
         except InputError as error:  # such as one sample, which a frozen layer takes
-            self.without((), str(error))
+            self.missing((), str(error))
             return
         self._batch[name] = (found.mean, found.unbiased_spread)
         if layer.running_mean is not None:
             spread = getattr(layer, spread_name(layer))
-            # copies: the layer is about to advance its own
+            # copies, because the layer updates its own next
             self._running[name] = (
                 layer.running_mean.to(found.mean, copy=True),
                 spread.to(found.mean, copy=True),
             )
 
-    def measure(self, moment: Moment) -> Values:
-        """Gaps for each layer and comparison."""
-        self._order(moment)
-        population = self._population(moment)
+    def measure(self, context: StepContext) -> Values:
+        """Return the gaps for each layer and comparison."""
+        self._set_names(context)
+        population = self._population(context)
         pairs = [(self._batch, self._running), (self._batch, population)]
         pairs.append((self._running, population))
-        layers = _batch_layers(moment.subject.model)
-        gaps = np.full((2, len(self._layer_names), len(COMPARISONS)), np.nan)
-        for row, name in enumerate(self._layer_names):
+        layers = _batch_layers(context.observed.model)
+        gaps = np.full((2, len(self._names or ()), len(COMPARISONS)), np.nan)
+        for row, name in enumerate(self._names or ()):
             for column, (one, other) in enumerate(pairs):
                 if name in one and name in other:
                     gaps[:, row, column] = _gap(layers[name], one[name], other[name])
         return {"mean_gap": gaps[0], "spread_gap": gaps[1]}
 
-    @property
-    def _layer_names(self) -> list[str]:
-        return self._names or []
-
-    def _order(self, moment: Moment) -> None:
-        """Name the layers in their order at the first measured step; those not run come last."""
+    def _set_names(self, context: StepContext) -> None:
+        """Order the layers as in the first measured step; those that did not run come last."""
         if self._names is None:
-            placed = ((moment.order.place(n), n) for n in _batch_layers(moment.subject.model))
-            known = [(np.inf if place is None else place, name) for place, name in placed]
-            self._names = [name for _, name in sorted(known, key=lambda each: each[0])]
+            calls = context.order.first_calls
+            layers = _batch_layers(context.observed.model)
+            self._names = sorted(layers, key=lambda name: calls.get(name, np.inf))
 
-    def _population(self, moment: Moment) -> Mapping[str, Statistics]:
+    def _population(self, context: StepContext) -> Mapping[str, Statistics]:
         if self.population_data is None:
             return {}
-        # written into the scene's copies of the buffers, and gone with them
-        with moment.passes.scene({}), warnings.catch_warnings():
-            warnings.simplefilter("ignore", NormscopeWarning)  # such layers show as NaN
-            found = population_statistics(moment.subject.model, self.population_data)
+        # written to the context's copies of the buffers, which are discarded
+        with context.batch_loss.at({}), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NormscopeWarning)  # such layers are NaN
+            found = population_statistics(context.observed.model, self.population_data)
         return {name: (each.mean, each.spread) for name, each in found.items()}
 
-    def coordinates(self, moment: Moment) -> dict[str, Any]:
-        """Names of the layers and of the comparisons."""
-        names = np.array(self._layer_names, dtype=str)
+    def coordinates(self, context: StepContext) -> dict[str, Any]:
+        """Return the names of the layers and of the comparisons."""
+        names = np.array(self._names or (), dtype=str)
         return {"norm_layer": names, "comparison": np.array(COMPARISONS)}
 
     def cost(self, layers: int, points: int) -> Cost:
-        """Nothing, or a pass over the population's data."""
+        """Return nothing, or a pass over the population's data."""
         if self.population_data is None:
             return Cost(0)
         return Cost(1, "a forward pass over the population's data", exact=False)

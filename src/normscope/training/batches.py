@@ -1,12 +1,13 @@
-"""Where the batches of a training come from: rows of one batch, a list, or a loader.
+"""Endless sources of training batches: rows of one batch, a list of batches, or a DataLoader.
 
-Every source goes through its data epoch by epoch, without end. Its state is the random state at
-the start of the epoch and the place within it, so that a resumed run sees the same batches.
+A source can be saved and restored. Its state is the RNG state at the start of the epoch and the
+position within the epoch, so that a resumed run sees the same batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,42 +24,56 @@ State = dict[str, Any]
 
 
 class BatchSource(Protocol):
-    """An endless supply of batches that can be left and found again."""
+    """An endless source of batches whose state can be saved and restored."""
 
     def draw(self) -> Batch:
-        """The next batch."""
+        """Return the next batch."""
 
     def state(self) -> State:
-        """All that decides the batches to come, in plain types and tensors."""
+        """Return the state that determines the coming batches, as plain types and tensors."""
 
     def restore(self, state: State) -> None:
-        """Go on from where `state` was taken."""
+        """Continue from a state returned by `state`."""
 
 
 def batch_source(
     problem: Problem, batch_size: int | None, seed: int, drop_last: bool
 ) -> BatchSource:
-    """The source of batches for a problem.
+    """Return the source of training batches for a problem.
 
     Args:
         problem: model, loss and data.
-        batch_size: samples per step, drawn from data that is one batch; None: the batches as they
-            are given, all of one batch at once.
+        batch_size: samples per step, drawn from data that is one batch; None: the batches as
+            given, or all of a single batch at once.
         seed: of the order; a DataLoader has its own order.
-        drop_last: whether the rest of an epoch that does not fill a batch is left out.
+        drop_last: whether to drop the samples of an epoch that do not fill a batch.
 
     Returns:
-        Rows in a new order every epoch; a list's batches in a new order every epoch; or a
-        loader's batches in its own order.
+        Rows in a new order every epoch; the batches of a list in a new order every epoch; or
+        the batches of a loader in its own order.
 
     Raises:
-        InputError: if the batch size does not fit the data, or the seed not into 64 bits.
+        InputError: if the batch size does not fit the data, or the seed exceeds 64 bits.
     """
     check_integer("seed", seed)
     if not -(2**63) <= seed < 2**64:
         raise InputError(f"seed must be from -2**63 to 2**64 - 1, got {seed}.")
-    if batch_size is None:
-        return _ListBatches(problem, seed) if _in_memory(problem) else _LoaderBatches(problem)
+    if batch_size is not None:
+        return _row_batches(problem, batch_size, seed, drop_last)
+    if not (problem.is_one_batch or isinstance(problem.data, list)):
+        return _LoaderBatches(problem)
+    batches = [problem.placed(problem.data)] if problem.is_one_batch else problem.data
+    return _ShuffledBatches(
+        len(batches),
+        1,
+        seed,
+        drop_last=False,
+        device=torch.device("cpu"),
+        select=lambda index: problem.placed(batches[int(index)]),
+    )
+
+
+def _row_batches(problem: Problem, batch_size: int, seed: int, drop_last: bool) -> BatchSource:
     if not problem.is_one_batch:
         raise InputError(
             f"batch_size={batch_size} needs data in one batch (inputs, targets); a list of batches "
@@ -71,39 +86,50 @@ def batch_source(
             f"batch_size must be from 1 to the {samples} samples of the data, got {batch_size}; "
             "leave it out for the whole data at every step."
         )
-    return _RowBatches(
-        problem, _SeededOrder(samples, int(batch_size), seed, drop_last, problem.device)
-    )
+    select = partial(rows, problem.placed(problem.data))
+    return _ShuffledBatches(samples, int(batch_size), seed, drop_last, problem.device, select)
 
 
-def _in_memory(problem: Problem) -> bool:
-    return problem.is_one_batch or isinstance(problem.data, list)
+class _ShuffledBatches:
+    """Batches selected by chunks of a random permutation, a new one every epoch.
 
-
-class _SeededOrder:
-    """Pieces of a random permutation of ``count`` indices, a new one every epoch."""
+    Args:
+        count: number of indices to permute.
+        size: indices per batch.
+        seed: of the permutations.
+        drop_last: whether to drop an incomplete last chunk.
+        device: of the indices.
+        select: returns the batch for a chunk of indices.
+    """
 
     def __init__(
-        self, count: int, size: int, seed: int, drop_last: bool, device: torch.device
+        self,
+        count: int,
+        size: int,
+        seed: int,
+        drop_last: bool,
+        device: torch.device,
+        select: Callable[[Tensor], Batch],
     ) -> None:
         self._count, self._size, self._device = count, size, device
-        self._whole_only = drop_last
+        self._drop_last = drop_last
+        self._select = select
         self._generator = torch.Generator().manual_seed(int(seed))
-        self._pieces: tuple[Tensor, ...]
+        self._chunks: tuple[Tensor, ...]
         self._start_epoch()
 
-    def draw(self) -> Tensor:
-        if self._position == len(self._pieces):
+    def draw(self) -> Batch:
+        if self._position == len(self._chunks):
             self._start_epoch()
         self._position += 1
-        return self._pieces[self._position - 1]
+        return self._select(self._chunks[self._position - 1])
 
     def _start_epoch(self) -> None:
         self._epoch_start = self._generator.get_state()
         permutation = torch.randperm(self._count, generator=self._generator).to(self._device)
-        pieces = torch.split(permutation, self._size)
-        drop = self._whole_only and len(pieces[-1]) < self._size
-        self._pieces = pieces[:-1] if drop else pieces
+        chunks = torch.split(permutation, self._size)
+        is_incomplete = len(chunks[-1]) < self._size
+        self._chunks = chunks[:-1] if self._drop_last and is_incomplete else chunks
         self._position = 0
 
     def state(self) -> State:
@@ -115,38 +141,11 @@ class _SeededOrder:
         self._position = state["position"]
 
 
-class _RowBatches:
-    """Samples of one batch in memory, in a new order every epoch."""
-
-    def __init__(self, problem: Problem, order: _SeededOrder) -> None:
-        self._data = problem.placed(problem.data)
-        self._order = order
-        self.state, self.restore = order.state, order.restore
-
-    def draw(self) -> Batch:
-        return rows(self._data, self._order.draw())
-
-
-class _ListBatches:
-    """The batches of a list, in a new order every epoch; one batch alone is a list of one."""
-
-    def __init__(self, problem: Problem, seed: int) -> None:
-        self._place = problem.placed
-        self._batches = [problem.placed(problem.data)] if problem.is_one_batch else problem.data
-        order = _SeededOrder(len(self._batches), 1, seed, False, torch.device("cpu"))
-        self._order = order
-        self.state, self.restore = order.state, order.restore
-
-    def draw(self) -> Batch:
-        return self._place(self._batches[int(self._order.draw())])
-
-
 class _LoaderBatches:
     """The batches of a DataLoader or another iterable, in its own order.
 
-    To go on after a resumption, the epoch is begun again under the random state it had and the
-    batches already used are read and thrown away. That is exact if the loader gives the same
-    batches under the same state of torch's generators.
+    Restoring restarts the epoch under the RNG state it had, then skips the batches already used.
+    That is exact if the loader gives the same batches under the same state of torch's generators.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -156,13 +155,12 @@ class _LoaderBatches:
         self._position = 0
 
     def draw(self) -> Batch:
-        for batch in self._iterator:
-            self._position += 1
-            return self._problem.placed(batch)
-        self._start_epoch()
-        for batch in self._iterator:
-            self._position += 1
-            return self._problem.placed(batch)
+        for is_new_epoch in (False, True):
+            if is_new_epoch:
+                self._start_epoch()
+            for batch in self._iterator:
+                self._position += 1
+                return self._problem.placed(batch)
         raise InputError("the data loader gave no batch; give at least one.")
 
     def _start_epoch(self) -> None:
@@ -173,7 +171,7 @@ class _LoaderBatches:
         self._position = 0
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """The generators a DataLoader owns besides torch's global one."""
+        """Return the generators of a DataLoader besides torch's global one."""
         loader = self._problem.data
         owners = {"loader": loader, "sampler": getattr(loader, "sampler", None)}
         found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}

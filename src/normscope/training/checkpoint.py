@@ -1,41 +1,51 @@
-"""A training on disk, from which it goes on to the bit.
+"""Checkpoints: a training on disk, from which it resumes bit for bit.
 
-A checkpoint holds what the steps to come depend on: the model's state and buffers, the optimizer's
-state, the place in the order of the batches, the random states (torch's, and those of modules that
-own a ``generator``), the losses so far, and the settings, which a resumed run must share. It holds
+A checkpoint holds what the coming steps depend on: the model's state and buffers, the optimizer's
+state, the position in the data, the RNG states (torch's, and those of modules with a
+``generator``), the losses so far, and the settings, which a resumed run must share. It holds
 tensors and plain types only, so that reading one cannot run code.
 """
 
 from __future__ import annotations
 
+import re
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sized
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from normscope.curvature.batch import Batch, tensors_of
+from normscope.curvature.problem import Problem, WholeLoss
 from normscope.errors import DataError, InputError, StateError
 from normscope.files import replacing, try_place
+from normscope.losses import Loss
 from normscope.training.loop import Loop
-from normscope.training.settings import differences
 
-__all__ = ["check_writable", "resume", "save"]
+__all__ = ["check_writable", "resume", "save", "settings_of"]
 
 _FORMAT = "normscope training, version 2"
+_SAMPLED_VALUES = 1_000_000  # values of a tensor that its checksum covers, at most
+_IGNORED_OPTIONS = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names")
+_OPTION_NAMES = {"lr": "learning rate", "params": "number of parameters"}
+_OPTION_PREFIX = "optimizer's "
 
 
 def check_writable(path: Path) -> None:
-    """Find out before the first step, not after hours, whether a checkpoint can be saved.
+    """Raise now, not after hours, if a checkpoint cannot be saved.
 
     Args:
-        path: the file; nothing is made or touched.
+        path: the file; nothing is created or changed.
 
     Raises:
-        InputError: if the folder cannot be made or written to.
+        InputError: if the folder cannot be created or written to.
     """
     try:
         try_place(path)
@@ -47,25 +57,29 @@ def check_writable(path: Path) -> None:
 
 
 def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
-    """Write a training between two steps to a file, all of it or nothing.
+    """Write a training between two steps to a file, atomically.
 
     Args:
-        path: the file; one that is there is replaced.
+        path: the file; an existing one is replaced.
         loop: the training.
-        settings: what a run that goes on from here must have in common with it.
+        settings: what a run that resumes here must share.
 
     Raises:
         StateError: if the model or the optimizer holds what could not be read back.
     """
+    model, device = loop.problem.model, loop.problem.device
+    random = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        random["device"] = torch.get_device_module(device).get_rng_state(device)
     content = {
         "format": _FORMAT,
         "settings": dict(settings),
-        "model": loop.problem.model.state_dict(),
-        "buffers": dict(loop.problem.model.named_buffers()),  # some are in no state_dict
-        "optimizer": _plain(loop.optimizer.state_dict()),
+        "model": model.state_dict(),
+        "buffers": dict(model.named_buffers()),  # some are not in the state_dict
+        "optimizer": _without_numpy(loop.optimizer.state_dict()),
         "batches": loop.batches.state(),
-        "random": _random_states(loop.problem.device),
-        "generators": {name: g.get_state() for name, g in _generators(loop.problem.model).items()},
+        "random": random,
+        "generators": {name: g.get_state() for name, g in _generators(model).items()},
         "losses": torch.tensor(loop.losses, dtype=torch.float64),
         "taken": loop.taken,
     }
@@ -79,25 +93,23 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
 
 
 def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> None:
-    """Bring a training to where a checkpoint left it.
+    """Restore a training from a checkpoint.
 
     Args:
         path: the file.
         loop: a training that has not begun; its model's weights are replaced.
         settings: of the present run.
-        steps: that the present run is to have in the end.
+        steps: total number of steps of the present run.
 
     Raises:
         InputError: if there are steps to take, but the file cannot be written.
         DataError: if the file cannot be read or is not a whole checkpoint.
         StateError: if it comes from another model or from a run with other settings, or has more
-            steps than that.
+            steps.
     """
-    content = _read(path, loop.problem.device)
-    model = loop.problem.model
-    _compare_tensors(path, content["model"], model.state_dict())
-    _compare_settings(path, content["settings"], settings)
-    _compare_steps(path, content["taken"], steps)
+    model, device = loop.problem.model, loop.problem.device
+    content = _read(path, device)
+    _check_fits(path, content, model, settings, steps)
     if content["taken"] < steps:  # else there is nothing to save
         check_writable(path)
     model.load_state_dict(content["model"])
@@ -110,12 +122,14 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
     for name, generator in _generators(model).items():
         generator.set_state(content["generators"][name].cpu())
     loop.batches.restore(_on_cpu(content["batches"]))
-    # last: finding the place in a DataLoader draws random numbers
-    _set_random_states(loop.problem.device, content["random"])
+    # Last, because finding the position in a DataLoader draws random numbers.
+    torch.set_rng_state(content["random"]["cpu"].cpu())
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(content["random"]["device"].cpu(), device)
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
-    """The content of a checkpoint, whole and of the right kind."""
+    """Return the content of a checkpoint, verified."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -123,91 +137,186 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
             f"the checkpoint {path} cannot be read ({error.strerror}); check its permissions, or "
             "name another file."
         ) from error
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load itself does not look at the checksums
-        content = None if damaged else torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        raise _unreadable(path) from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise _unreadable(path)
-    return content
-
-
-def _unreadable(path: Path) -> DataError:
-    return DataError(
+    invalid = DataError(
         f"{path} is not a whole checkpoint of this version of normscope; delete it to start the "
         "training anew, or name another file."
     )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load does not verify the checksums
+        content = None if damaged else torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise invalid from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise invalid
+    return content
 
 
-def _compare_tensors(path: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Name the first tensor that only one of two models has, or that has another shape there."""
+def _check_fits(
+    path: Path,
+    content: Mapping[str, Any],
+    model: nn.Module,
+    settings: Mapping[str, str],
+    steps: int,
+) -> None:
+    """Raise if a checkpoint has other tensors, other settings or more steps."""
+    saved, present = content["model"], model.state_dict()
     for name in (*present, *(name for name in saved if name not in present)):
-        there, here = (_shape_text(state.get(name)) for state in (saved, present))
+        there, here = (_describe(state.get(name)) for state in (saved, present))
         if there != here:
             raise StateError(
                 f"{path} comes from another model ({name} {there} there and {here} here); build "
-                "the model as it was to go on, or use another file to start anew."
+                "the model as it was to resume, or use another file to start anew."
             )
+    if found := _differences(content["settings"], settings):
+        raise StateError(
+            f"{path} comes from another run ({'; '.join(found)}); use the same settings to "
+            "resume, or another file to start anew."
+        )
+    if content["taken"] > steps:
+        raise StateError(
+            f"{path} has {content['taken']} steps, more than the {steps} asked for; ask for at "
+            f"least {content['taken']}, or name another file."
+        )
 
 
-def _shape_text(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
         return f"of shape {tuple(value.shape)}"
     return "missing" if value is None else f"of type {type(value).__name__}"
 
 
-def _compare_settings(path: Path, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-    if found := differences(saved, present):
-        raise StateError(
-            f"{path} comes from another run ({'; '.join(found)}); use the same settings to "
-            "go on, or another file to start anew."
-        )
-
-
-def _compare_steps(path: Path, taken: int, steps: int) -> None:
-    if taken > steps:
-        raise StateError(
-            f"{path} has {taken} steps, more than the {steps} asked for; ask for at least {taken}, "
-            "or name another file."
-        )
-
-
 def _generators(model: nn.Module) -> dict[str, torch.Generator]:
-    """The random generators that modules own, by the module's name."""
+    """Return the random generators of modules, by the module's name."""
     owned = ((name, getattr(module, "generator", None)) for name, module in model.named_modules())
     return {name: generator for name, generator in owned if isinstance(generator, torch.Generator)}
 
 
-def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state(device)
-    return states
-
-
-def _set_random_states(device: torch.device, states: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"].cpu())
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(states["device"].cpu(), device)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy, which a checkpoint may not hold, as Python's own."""
+def _without_numpy(value: Any) -> Any:
+    """Convert NumPy scalars, which a checkpoint cannot hold, to Python's."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_without_numpy, value))
     if type(value) is dict:
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _without_numpy(part) for name, part in value.items()}
     return value
 
 
 def _on_cpu(value: Any) -> Any:
-    """Random states live on the CPU, wherever the file was loaded to."""
-    if isinstance(value, torch.Tensor):
+    """Move RNG states to the CPU, wherever the file was loaded to."""
+    if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
         return {name: _on_cpu(part) for name, part in value.items()}
     return value
+
+
+def settings_of(problem: Problem, optimizer: Optimizer, **choices: object) -> dict[str, str]:
+    """Return the settings that the two parts of a resumed training must share, as strings.
+
+    Args:
+        problem: model, loss and data. The model counts by its repr and its shapes, not by its
+            weights; a loss by its name, or as a module by its options and tensors.
+        optimizer: counts by its class and the present options of its groups, with the learning
+            rate before any scheduler.
+        **choices: the other arguments of the run.
+
+    Returns:
+        A string for each setting. Runs with unequal strings differ; equal strings are no proof:
+        two lambdas look alike, as do modules whose reprs agree.
+
+    >>> from normscope.training import sgd
+    >>> line = nn.Linear(1, 1)
+    >>> problem = Problem(line, "squared_error", (torch.ones(2, 1), torch.ones(2, 1)))
+    >>> settings_of(problem, sgd(0.1)(line.parameters()), batch_size=2)["batch_size"]
+    '2'
+    """
+    state = problem.model.state_dict().items()
+    shapes = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in state if isinstance(t, Tensor)]
+    checksum = _checksum(f"{shapes} {_one_line_repr(problem.model)}".encode())
+    return {
+        "model": f"{type(problem.model).__qualname__} {checksum}",
+        "loss": _describe_loss(problem.loss),
+        "data": _describe_data(problem),
+        **_optimizer_settings(optimizer),
+    } | {name: repr(choice) for name, choice in choices.items()}
+
+
+def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """Describe each setting that differs; options only of optimizers of one class.
+
+    >>> _differences({"seed": "0", "batch_size": "8"}, {"seed": "1", "batch_size": "8"})
+    ['seed 0 there and 1 here']
+    """
+    same_class = saved.get("optimizer") == present.get("optimizer")
+    return [
+        f"{name} {saved.get(name, 'unset')} there and {present.get(name, 'unset')} here"
+        for name in sorted(saved.keys() | present.keys())
+        if saved.get(name) != present.get(name)
+        and (same_class or not name.startswith(_OPTION_PREFIX))
+    ]
+
+
+def _describe_loss(loss: Loss | WholeLoss | str) -> str:
+    if isinstance(loss, WholeLoss):
+        return f"whole_loss {_describe_loss(loss.function)}"
+    if not isinstance(loss, nn.Module):
+        return getattr(loss, "__qualname__", None) or _one_line_repr(loss)
+    options = [  # the reprs of torch's losses omit them
+        f"{name}={value}"
+        for module in loss.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, str | int | float) and not name.startswith("_") and name != "training"
+    ]
+    tensors = _checksum(_describe_batch(loss.state_dict()).encode())
+    return f"{_one_line_repr(loss)} {' '.join(options)} {tensors}"
+
+
+def _one_line_repr(value: object) -> str:
+    """Return the repr in one line, without addresses, which differ from run to run."""
+    return " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())
+
+
+def _optimizer_settings(optimizer: Optimizer) -> dict[str, str]:
+    """Return the class, and every option of every group under its own name."""
+    groups = optimizer.param_groups
+    several = len(groups) > 1
+    found = {
+        "optimizer": type(optimizer).__qualname__ + (f" of {len(groups)} groups" if several else "")
+    }
+    for number, group in enumerate(groups):
+        initial = group.get("initial_lr", group["lr"])
+        options = group | {"params": len(group["params"]), "lr": initial}
+        for name, value in sorted(options.items()):
+            if name not in _IGNORED_OPTIONS:
+                label = f"{_OPTION_PREFIX}{_OPTION_NAMES.get(name, name)}"
+                is_number = isinstance(value, Real | np.generic | Tensor)
+                plain = float(value) if is_number else value  # 0 and 0.0 are the same
+                found[f"{label} in group {number}" if several else label] = repr(plain)
+    return found
+
+
+def _describe_data(problem: Problem) -> str:
+    if problem.is_one_batch:
+        return _describe_batch(problem.data)
+    if isinstance(problem.data, list):
+        batches = [_describe_batch(batch) for batch in problem.data]
+        return f"{len(batches)} batches {_checksum(repr(batches).encode())}"
+    length = len(problem.data) if isinstance(problem.data, Sized) else "unknown number of"
+    return f"{type(problem.data).__qualname__} of {length} batches"
+
+
+def _describe_batch(batch: Batch) -> str:
+    return " ".join(f"{tuple(t.shape)} {_values_checksum(t)}" for t in tensors_of(batch))
+
+
+def _values_checksum(tensor: Tensor) -> str:
+    """Return a checksum over evenly spaced values, fast for any size."""
+    stride = max(1, tensor.numel() // _SAMPLED_VALUES)
+    sampled = tensor.detach().reshape(-1)[::stride].cpu().contiguous()
+    return _checksum(sampled.view(torch.uint8).numpy().tobytes())
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"

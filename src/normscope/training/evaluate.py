@@ -1,10 +1,8 @@
-"""Loss and accuracy on data, with the statistics of one's choice, the model left as it was."""
+"""Loss and accuracy on data, with a choice of batch statistics; the model is not changed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
@@ -18,7 +16,9 @@ from normscope.problem.batch import Batch, pieces, sample_count
 from normscope.problem.loss import Loss, WholeLoss, accuracy
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
-from normscope.validation import check_integer
+from normscope.results.frame import frame
+from normscope.results.notebook import pairs_html
+from normscope.training.loop import training_mode
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,24 +29,20 @@ Statistics = Literal["running", "population", "batch"]
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` found: the mean loss, and the accuracy, None unless targets are labels."""
+    """The result of `evaluate`: the mean loss, and the accuracy if the targets are labels."""
 
     loss: float
     accuracy: float | None
 
     def to_dict(self) -> dict[str, float | None]:
-        """Both by name."""
+        """Return both by name."""
         return self._asdict()
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row."""
-        from normscope.results.frame import frame
-
+        """Return one row."""
         return frame([self.to_dict()])
 
     def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
         return pairs_html(self._asdict(), "Evaluation")
 
 
@@ -59,9 +55,9 @@ def evaluate(
     train_data: Data | None = None,
     batch_size: int = 512,
 ) -> Evaluation:
-    """Mean loss and accuracy of a model on data, dropout off.
+    """Return the mean loss and accuracy of a model on data, without dropout.
 
-    Nothing of the model changes: parameters, buffers, training flags, random states.
+    The model does not change: parameters, buffers, training flags, RNG states.
 
     Args:
         model: any model.
@@ -75,10 +71,10 @@ def evaluate(
             (with 2, an odd number of samples ends with a piece of 3).
 
     Returns:
-        The loss and the accuracy, each batch counted by its samples.
+        The loss and the accuracy, each batch weighted by its number of samples.
 
     Raises:
-        ArgumentTypeError: if the batch size is not a whole number.
+        ArgumentTypeError: if the batch size is not an integer.
         InputError: if ``train_data`` is missing or not used, or the batch size is not positive.
         UnknownNameError: if there are no such statistics.
 
@@ -97,63 +93,37 @@ def evaluate(
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     with same_randomness(model, data), torch.no_grad():
-        evaluated = _with_statistics(model, statistics, loss, train_data, batch_size)
+        # A copy where the evaluation writes to the buffers.
+        evaluated = model if statistics == "running" else copy.deepcopy(model)
+        if train_data is not None:
+            is_one_batch = Problem(evaluated, loss, train_data).is_one_batch
+            batches = pieces(train_data, batch_size) if is_one_batch else train_data
+            population_statistics(evaluated, batches)
         problem = Problem(evaluated, loss, data)
-        with _inference_flags(evaluated, batch_norm_trains=statistics == "batch"):
-            return _averaged(problem, batch_size)
+        with training_mode(evaluated, False):
+            if statistics == "batch":
+                for module in evaluated.modules():
+                    if is_batch_norm(module) or is_lp_norm(module):
+                        module.train()
+            return _mean_over_batches(problem, batch_size)
 
 
-def _with_statistics(
-    model: nn.Module,
-    statistics: Statistics,
-    loss: Loss | WholeLoss | str,
-    train_data: Data | None,
-    batch_size: int,
-) -> nn.Module:
-    """The model itself, or a copy where evaluating would write into its buffers."""
-    if statistics == "running":
-        return model
-    evaluated = copy.deepcopy(model)
-    if train_data is not None:
-        is_one_batch = Problem(evaluated, loss, train_data).is_one_batch
-        batches = pieces(train_data, batch_size) if is_one_batch else train_data
-        population_statistics(evaluated, batches)
-    return evaluated
-
-
-@contextmanager
-def _inference_flags(model: nn.Module, batch_norm_trains: bool) -> Iterator[None]:
-    """The model in eval mode, on demand except its batch-statistics layers; then as it was."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        if batch_norm_trains:
-            for module in model.modules():
-                if is_batch_norm(module) or is_lp_norm(module):
-                    module.train()
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
-
-
-def _averaged(problem: Problem, batch_size: int) -> Evaluation:
-    """Means over the samples, batch by batch."""
-    samples, total_loss, right = 0, 0.0, 0.0
+def _mean_over_batches(problem: Problem, batch_size: int) -> Evaluation:
+    samples, total_loss, correct = 0, 0.0, 0.0
     has_accuracy = True
     for whole in problem.batches():
         for batch in pieces(whole, batch_size) if problem.is_one_batch else [whole]:
             count = sample_count(batch)
-            batch_loss, batch_accuracy = _scores(problem, batch)
+            batch_loss, batch_accuracy = _evaluate_batch(problem, batch)
             samples += count
             total_loss += count * batch_loss
-            right += count * (batch_accuracy or 0.0)
+            correct += count * (batch_accuracy or 0.0)
             has_accuracy = has_accuracy and batch_accuracy is not None
-    return Evaluation(total_loss / samples, right / samples if has_accuracy else None)
+    return Evaluation(total_loss / samples, correct / samples if has_accuracy else None)
 
 
-def _scores(problem: Problem, batch: Batch) -> tuple[float, float | None]:
-    """Loss and accuracy on one batch; the latter needs class labels."""
+def _evaluate_batch(problem: Problem, batch: Batch) -> tuple[float, float | None]:
+    """Return loss and accuracy on one batch; the latter needs class labels."""
     if not problem.has_outputs:
         return problem.loss_on(batch).item(), None
     output, target = problem.output_on(batch), batch[1]

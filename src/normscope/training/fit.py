@@ -1,26 +1,94 @@
-"""Training to its end: `fit` runs the loop, keeps a checkpoint, and says how it ended."""
+"""`fit`: run the training loop to its end, with checkpoints, and return the outcome."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.optim import Optimizer
 
 from normscope.errors import InputError
-from normscope.problem.problem import Problem
+from normscope.results.frame import frame
+from normscope.results.notebook import pairs_html
 from normscope.training import checkpoint as checkpoints
-from normscope.training.interruption import deferred_interruption
-from normscope.training.loop import Loop, Step, check_steps
+from normscope.training.loop import Loop, Outcome, Step, check_steps
 from normscope.training.optimizers import OptimizerFactory
-from normscope.training.outcome import Outcome, Run
-from normscope.training.settings import settings_of
 
-__all__ = ["fit"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "fit"]
+
+Callback = Callable[[Step], object]
+
+# The advice when no learning rate was applied yet that could have been too high.
+_NEVER_FINITE = (
+    "The loss is not finite before any update: look at the data and the weights for NaN, "
+    "infinity and values that overflow."
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of `fit`.
+
+    Args:
+        outcome: how it ended.
+        losses: the loss of every step, before its update; after a divergence the last one is the
+            loss that ended the run.
+        steps: number of updates taken, including those before a resumption.
+        seconds: wall-clock time of this call.
+
+    >>> run = Run(Outcome.FINISHED, np.array([2.3, 0.4]), steps=2, seconds=0.5)
+    >>> print(run)
+    finished after 2 steps in 0.5 s, loss 2.3 to 0.4
+    """
+
+    outcome: Outcome
+    losses: NDArray[np.float64]
+    steps: int
+    seconds: float
+
+    @property
+    def advice(self) -> str:
+        """What the outcome means, in one sentence."""
+        if self.outcome is Outcome.DIVERGED and not np.isfinite(self.losses[:1]).all():
+            return _NEVER_FINITE
+        return self.outcome.value
+
+    def __str__(self) -> str:
+        ended = f"{self.outcome.name.lower()} after {self.steps} steps in {self.seconds:.3g} s"
+        if not len(self.losses):
+            return ended
+        return f"{ended}, loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings."""
+        return {
+            "outcome": self.outcome.name.lower(),
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "losses": self.losses.tolist(),
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row per step, with its loss."""
+        return frame({"step": step, "loss": loss} for step, loss in enumerate(self.losses.tolist()))
+
+    def _repr_html_(self) -> str:
+        ends = {"first loss": self.losses[0], "last loss": self.losses[-1]} if self.steps else {}
+        values = {"outcome": self.outcome.name.lower(), "steps": self.steps, **ends}
+        return pairs_html({**values, "seconds": self.seconds}, "Training", self.advice)
 
 
 def fit(
@@ -32,20 +100,20 @@ def fit(
     *,
     drop_last: bool = True,
     divergence_factor: float | None = 1e3,
-    callback: Callable[[Step], object] | None = None,
+    callback: Callback | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 100,
 ) -> Run:
-    """Train to the end and say how it ended.
+    """Train to the end and return the outcome.
 
-    With a ``checkpoint`` a run that was cut off, by any means, goes on when `fit` is called again
-    with the same settings, and ends with the same bits as one that was not: parameters, buffers,
-    optimizer state and losses. ``steps`` may grow: a finished run is then extended; fewer than the
-    checkpoint has are refused. Two limits: a DataLoader must give the same batches under the same
-    state of torch's generators, and randomness from outside torch is not kept.
+    With a ``checkpoint``, an interrupted run resumes when `fit` is called again with the same
+    settings, and is bit-identical to an uninterrupted one: parameters, buffers, optimizer state
+    and losses. ``steps`` may grow, which extends a finished run; it may not be less than the
+    checkpoint has. Two limits: a DataLoader must give the same batches under the same state of
+    torch's generators, and randomness from outside torch is not saved.
 
-    Ctrl-C with a checkpoint: the step under way is completed and saved, then KeyboardInterrupt
-    goes on its way; pressed twice, it does not wait.
+    Ctrl-C with a checkpoint completes and saves the current step, then raises KeyboardInterrupt;
+    pressed twice, it does not wait.
 
     Args:
         problem: model, loss and data; the model is trained in place.
@@ -53,21 +121,21 @@ def fit(
         steps: number of updates.
         batch_size: samples per step; None: the batches as the data has them.
         seed: of the order of the samples; the same seed gives the same batches. A shuffled
-            DataLoader does not follow it: it draws from torch's global generator or its own.
-        drop_last: leave out the samples of an epoch that do not fill a batch.
+            DataLoader ignores it: it draws from torch's global generator or its own.
+        drop_last: drop the samples of an epoch that do not fill a batch.
         divergence_factor: multiple of the first loss that ends the run; None: only a non-finite
             loss does.
         callback: called with every `Step` between its gradient and its update; if it returns
             True, the run stops after that update.
-        checkpoint: a file to go on from if it is there, and to save to; its folder is made.
-        checkpoint_every: number of steps between two savings; the end is saved too, unless it is
-            a divergence.
+        checkpoint: a file to resume from if it exists, and to save to; its folder is created.
+        checkpoint_every: number of steps between two saves; the end is saved too, unless it is a
+            divergence.
 
     Returns:
-        The outcome, the losses, the number of steps, the time and an advice.
+        The outcome, the losses, the number of steps, the time and advice.
 
     Raises:
-        ArgumentTypeError: if a number is not a whole one where it must be.
+        ArgumentTypeError: if a number is not an integer where it must be.
         InputError: if an argument does not fit the problem, or the checkpoint cannot be written.
         DataError: if the checkpoint is damaged or cannot be read.
         StateError: if the checkpoint comes from a run with other settings or has more steps, or
@@ -85,7 +153,7 @@ def fit(
     if checkpoint is None:
         _run(loop, steps, callback, after_update=lambda: None)
     else:
-        settings = settings_of(
+        settings = checkpoints.settings_of(
             problem,
             loop.optimizer,
             batch_size=batch_size,
@@ -99,22 +167,19 @@ def fit(
 
 
 def _run(
-    loop: Loop,
-    steps: int,
-    callback: Callable[[Step], object] | None,
-    after_update: Callable[[], None],
+    loop: Loop, steps: int, callback: Callback | None, after_update: Callable[[], None]
 ) -> None:
     with closing(loop.run(steps, after_update)) as running:
         for step in running:
             answer = None if callback is None else callback(step)
-            # whatever else a callback returns, such as a probe's result, is no wish to stop
+            # Other return values, such as a probe's result, do not stop the run.
             loop.stop_requested = isinstance(answer, bool | np.bool_) and bool(answer)
 
 
 def _run_with_checkpoint(
     loop: Loop,
     steps: int,
-    callback: Callable[[Step], object] | None,
+    callback: Callback | None,
     path: Path,
     every: int,
     settings: dict[str, str],
@@ -127,18 +192,50 @@ def _run_with_checkpoint(
     elif steps:
         checkpoints.check_writable(path)
     saved_at = loop.taken
-    with deferred_interruption() as interruption:
+    with _deferred_interrupt() as interrupt:
 
         def save_if_due() -> None:
             nonlocal saved_at
-            if loop.taken - saved_at >= every or interruption.requested:
+            if loop.taken - saved_at >= every or interrupt.requested:
                 checkpoints.save(path, loop, settings)
                 saved_at = loop.taken
-            if interruption.requested:
+            if interrupt.requested:
                 raise KeyboardInterrupt
 
         _run(loop, steps, callback, save_if_due)
         if loop.outcome is not Outcome.DIVERGED and loop.taken > saved_at:
             checkpoints.save(path, loop, settings)
-    if interruption.requested:
+    if interrupt.requested:
         raise KeyboardInterrupt
+
+
+@dataclass
+class _Interrupt:
+    """Whether Ctrl-C was pressed and not yet handled."""
+
+    requested: bool = False
+
+    def handle(self, signal_number: int, frame: FrameType | None) -> None:
+        """Record the first signal; raise KeyboardInterrupt at the second."""
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[_Interrupt]:
+    """Record Ctrl-C instead of raising; the caller raises when its state is consistent.
+
+    Does nothing outside the main thread, where Python allows no handler, and where the program
+    has its own handler.
+    """
+    interrupt = _Interrupt()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupt
+        return
+    previous = signal.signal(signal.SIGINT, interrupt.handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,4 +1,4 @@
-"""The one training loop: draw a batch, take the gradient, show the step, take the update."""
+"""The training loop: draw a batch, compute the gradient, yield the step, update."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import nn
@@ -15,26 +16,34 @@ from normscope.errors import InputError, StateError
 from normscope.problem.batch import Batch
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
-from normscope.training.optimizers import OptimizerFactory, bound_optimizer
-from normscope.training.outcome import Outcome
-from normscope.training.update import take_update
-from normscope.validation import check_integer
+from normscope.training.optimizers import OptimizerFactory, bind_optimizer, take_step
 
-__all__ = ["Loop", "Step", "check_steps", "train", "training_mode"]
+__all__ = ["Loop", "Outcome", "Step", "check_steps", "train", "training_mode"]
+
+
+class Outcome(Enum):
+    """How a training ended; the value is general advice."""
+
+    FINISHED = "All steps were taken."
+    DIVERGED = (
+        "The loss became non-finite or passed the stated multiple of its first value: lower the "
+        "learning rate or add normalization; divergence_factor moves the limit."
+    )
+    STOPPED = "The callback stopped the run: call fit again with the checkpoint to continue."
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a training, between its gradient and its update.
+    """One training step, between its gradient and its update.
 
     Args:
         index: number of updates taken before.
-        loss: loss on the batch, at the parameters before the update.
+        loss: loss on the batch, before the update.
         batch: the batch of this step, (inputs, targets).
-        model: the model at that moment; the gradient of the loss is in its parameters' ``.grad``.
-        learning_rate: of the update to come (of the first parameter group).
-        optimizer: takes the update when the loop goes on; a learning rate set here takes effect.
-        diverged: whether this loss ends the run; its update is not taken.
+        model: the model; the gradient of the loss is in its parameters' ``.grad``.
+        learning_rate: of the coming update (of the first parameter group).
+        optimizer: takes the update when the loop continues; a learning rate set here takes effect.
+        diverged: whether this loss ends the run; then its update is not taken.
     """
 
     index: int
@@ -56,11 +65,11 @@ def train(
     drop_last: bool = True,
     divergence_factor: float | None = 1e3,
 ) -> Generator[Step, None, None]:
-    """Train, one `Step` at a time.
+    """Train, yielding one `Step` at a time.
 
-    Each step is shown with its gradient taken and its update still to come; the update happens
-    when the generator goes on, so that after ``break`` the last step seen was not taken. The
-    model is in train mode meanwhile, and its modules' flags return to what they were.
+    Each step is yielded after its gradient and before its update. The update happens when the
+    generator continues, so after ``break`` the last step was not taken. The model is in train
+    mode meanwhile; afterwards its modules' flags are restored.
 
     Args:
         problem: model, loss and data.
@@ -69,19 +78,19 @@ def train(
         batch_size: samples per step, drawn without replacement from data that is one batch; None:
             all of it at every step, or the batches of a list or DataLoader one by one.
         seed: of the order of the samples; the same seed gives the same batches. A shuffled
-            DataLoader does not follow it: it draws from torch's global generator or its own.
-        drop_last: leave out the samples of an epoch that do not fill a batch: statistics of a
-            smaller batch belong to another problem. Every epoch leaves out others.
+            DataLoader ignores it: it draws from torch's global generator or its own.
+        drop_last: drop the samples of an epoch that do not fill a batch: statistics of a smaller
+            batch belong to another problem. Every epoch drops other samples.
         divergence_factor: a loss above this multiple of the first one ends the run, as a
             non-finite loss always does; None: only the latter. The default is far above the
-            bumps from which trainings recover.
+            spikes from which trainings recover.
 
     Returns:
-        The generator of steps. A run that diverges ends with a step that says so and has no
-        gradient.
+        The generator of steps. A run that diverges ends with a step whose ``diverged`` is True
+        and that has no gradient.
 
     Raises:
-        ArgumentTypeError: if a number is not a whole one where it must be.
+        ArgumentTypeError: if a number is not an integer where it must be.
         InputError: if an argument does not fit the problem.
 
     Examples:
@@ -97,7 +106,7 @@ def train(
 
 
 class Loop:
-    """A training under way: all that changes from one step to the next; arguments as in `train`."""
+    """The state of a training that changes from step to step; arguments as in `train`."""
 
     def __init__(
         self,
@@ -111,7 +120,7 @@ class Loop:
         if divergence_factor is not None and not divergence_factor > 1:
             raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
         self.problem = problem
-        self.optimizer = bound_optimizer(optimizer, problem.model)
+        self.optimizer = bind_optimizer(optimizer, problem.model)
         self.batches = batch_source(problem, batch_size, seed, drop_last)
         self.taken = 0
         self.losses: list[float] = []
@@ -123,11 +132,11 @@ class Loop:
     def run(
         self, steps: int, after_update: Callable[[], None] = lambda: None
     ) -> Generator[Step, None, None]:
-        """Go on until so many updates were taken in all; ``outcome`` says how it ended.
+        """Train until so many updates were taken in all, then set ``outcome``.
 
         Args:
-            steps: number of updates, those taken before included.
-            after_update: called between two steps, when nothing is half done.
+            steps: number of updates, including those taken before.
+            after_update: called between two steps, when the state is consistent.
 
         Returns:
             The generator of steps.
@@ -146,7 +155,7 @@ class Loop:
                 if step.diverged:
                     self.outcome = Outcome.DIVERGED
                     return
-                take_update(self.optimizer)
+                take_step(self.optimizer)
                 self.taken += 1
                 after_update()
         self.outcome = Outcome.STOPPED if self.stop_requested else Outcome.FINISHED
@@ -161,13 +170,13 @@ class Loop:
                 "the loss does not depend on any parameter with requires_grad=True; look for "
                 "frozen parameters, and for detach or no_grad in the model and the loss."
             )
-        # Freed only now: the backward pass finds the memory of the last gradients still whole.
+        # Freed only here, so that the backward pass can reuse the memory of the last gradients.
         for parameter in self._parameters:
             parameter.grad = None
         self.losses.append(loss.item())
         diverged = self._has_diverged()
-        if not diverged:  # else the run ends here: nobody descends that gradient
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if not diverged:
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         return Step(
             index=self.taken,
             loss=self.losses[-1],
@@ -182,15 +191,15 @@ class Loop:
         first, last = self.losses[0], self.losses[-1]
         if not math.isfinite(last):
             return True
-        # a multiple means nothing for a loss that starts at zero or below
+        # A multiple means nothing for a loss that starts at zero or below.
         return self._divergence_factor is not None and last > self._divergence_factor * first > 0
 
 
 def check_steps(steps: int) -> None:
-    """Refuse a number of steps that cannot be taken.
+    """Raise unless ``steps`` is an integer of at least 0.
 
     Args:
-        steps: the number.
+        steps: the number of steps.
 
     Raises:
         InputError: if it is negative.
@@ -201,10 +210,15 @@ def check_steps(steps: int) -> None:
 
 
 @contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    """The model in train mode; afterwards every module's flag as it was."""
+def training_mode(model: nn.Module, training: bool = True) -> Iterator[None]:
+    """Put the model in train (or eval) mode, and restore every module's flag on exit.
+
+    Args:
+        model: the model.
+        training: False for eval mode.
+    """
     flags = [(module, module.training) for module in model.modules()]
-    model.train()
+    model.train(training)
     try:
         yield
     finally:

@@ -1,24 +1,29 @@
-"""Optimizers as recipes: a factory is named before there is a model to bind it to."""
+"""Optimizers: the SGD factory, binding to a model, the step of a training, a step on copies."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, SupportsFloat, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim import optimizer as torch_optimizers
 
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.curvature.randomness import fixed_randomness
+from normscope.errors import ArgumentTypeError, InputError, StateError
 
-__all__ = ["OptimizerFactory", "bound_optimizer", "sgd"]
+__all__ = ["OptimizerFactory", "bind_optimizer", "sgd", "step_on_copies", "take_step"]
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 _FULL = (torch.float32, torch.float64)
 _FUSED = {"cpu": _FULL, "cuda": (*_FULL, torch.float16, torch.bfloat16)}
+# Attributes that hooks, schedulers and gradient scalers set on an optimizer.
+_STEP_WRAPPERS = ("step", "grad_scale", "found_inf")
 
 
 def sgd(
@@ -27,12 +32,12 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> OptimizerFactory:
-    """Factory of stochastic gradient descent: torch's own, fused into one pass where it can be.
+    """Return a factory of ``torch.optim.SGD``, fused where torch supports it.
 
     Args:
-        learning_rate: step size; 0 leaves the parameters where they are.
+        learning_rate: step size; 0 leaves the parameters unchanged.
         momentum: heavy-ball momentum, from 0 up to 1.
-        nesterov: whether the momentum is Nesterov's.
+        nesterov: whether to use Nesterov momentum.
         weight_decay: factor of the parameters that is added to the gradient.
 
     Returns:
@@ -66,7 +71,7 @@ def sgd(
 
 
 def _number(name: str, value: object) -> float:
-    """A number of any kind as Python's own, which every checkpoint can hold."""
+    """Convert any scalar to a Python float, which every checkpoint can hold."""
     if not isinstance(value, SupportsFloat) or getattr(value, "ndim", 0) > 0:
         raise ArgumentTypeError(f"{name} must be a number, got {type(value).__name__}.")
     return float(value)
@@ -78,12 +83,12 @@ def _fused_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> SGD:
 
 
 def _can_be_fused(parameter: Tensor) -> bool:
-    # of half-precision parameters the CPU's kernel (torch 2.13) leaves most entries as they were
+    # torch 2.13's CPU kernel leaves most entries of half-precision parameters unchanged.
     return parameter.dtype in _FUSED.get(parameter.device.type, ())
 
 
-def bound_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:
-    """The optimizer a factory makes for a model's trainable parameters, or the one given.
+def bind_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:
+    """Return the given optimizer, or the one a factory makes for the trainable parameters.
 
     Args:
         optimizer: a factory ``parameters -> Optimizer``, or an optimizer of the model.
@@ -103,7 +108,12 @@ def bound_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -
                 "the model has no parameter with requires_grad=True to train; call "
                 "model.requires_grad_(True)."
             )
-        optimizer = _made(optimizer, trainable)
+        optimizer = optimizer(trainable) if callable(optimizer) else optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(
+            "the optimizer must be a torch Optimizer or a factory that makes one from parameters, "
+            f"such as sgd(0.1), got {type(optimizer).__name__}."
+        )
     if isinstance(optimizer, LBFGS):
         raise ArgumentTypeError("LBFGS evaluates the loss itself; use a one-gradient optimizer.")
     own = set(map(id, model.parameters()))
@@ -115,11 +125,155 @@ def bound_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -
     return optimizer
 
 
-def _made(factory: OptimizerFactory, trainable: list[nn.Parameter]) -> Optimizer:
-    made = factory(trainable) if callable(factory) else factory
-    if not isinstance(made, Optimizer):
-        raise ArgumentTypeError(
-            "the optimizer must be a torch Optimizer or a factory that makes one from parameters, "
-            f"such as sgd(0.1), got {type(made).__name__}."
+def take_step(optimizer: Optimizer) -> None:
+    """Do what ``optimizer.step()`` does, bit for bit, with less overhead for plain fused SGD.
+
+    Fused SGD is one kernel; on a small net the code of ``step`` around it (profiling, hooks,
+    grouping) takes longer than the kernel. If none of it is in use, the kernel is called directly.
+    This also handles a parameter whose first gradient comes late, where ``step`` fails. With
+    sparse gradients, which the kernel does not take, the optimizer continues unfused.
+
+    Args:
+        optimizer: any optimizer whose parameters hold their gradients.
+    """
+    if not _is_plain_fused_sgd(optimizer):
+        optimizer.step()
+        return
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+        for group in optimizer.param_groups:
+            group["fused"] = False
+        optimizer.step()
+        return
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            _step_group(optimizer, group)
+
+
+def _is_plain_fused_sgd(optimizer: Optimizer) -> bool:
+    """Return whether the step is fused SGD without hooks, scheduler counter or gradient scaler."""
+    return (
+        type(optimizer) is SGD
+        and hasattr(torch, "_fused_sgd_")  # private: a later torch may lack it
+        and vars(optimizer).keys().isdisjoint(_STEP_WRAPPERS)
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+        and not torch_optimizers._global_optimizer_pre_hooks
+        and not torch_optimizers._global_optimizer_post_hooks
+        and all(
+            group["fused"] and not group["differentiable"] and not isinstance(group["lr"], Tensor)
+            for group in optimizer.param_groups
         )
-    return made
+    )
+
+
+def _step_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Update one group; with momentum, a parameter's first gradient starts its buffer."""
+    parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+    if group["momentum"] == 0:
+        _call_kernel(group, parameters, [], is_first_step=False)
+        return
+    state = optimizer.state
+    started = [p for p in parameters if state[p].get("momentum_buffer") is not None]
+    fresh = [p for p in parameters if state[p].get("momentum_buffer") is None]
+    for parameter in fresh:
+        state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
+    for some, is_first_step in ((fresh, True), (started, False)):
+        buffers = [state[parameter]["momentum_buffer"] for parameter in some]
+        _call_kernel(group, some, buffers, is_first_step)
+
+
+def _call_kernel(
+    group: dict[str, Any],
+    parameters: list[Tensor],
+    buffers: list[Tensor],
+    is_first_step: bool,
+) -> None:
+    if not parameters:
+        return
+    torch._fused_sgd_(
+        parameters,
+        [parameter.grad for parameter in parameters if parameter.grad is not None],
+        buffers,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        is_first_step=is_first_step,
+    )
+
+
+def step_on_copies(
+    optimizer: Optimizer,
+    gradients: Mapping[Tensor, Tensor],
+    learning_rate: float | None = None,
+    seed: int = 0,
+) -> dict[Tensor, nn.Parameter]:
+    """Step a copy of an optimizer on copies of its parameters.
+
+    The copy has the optimizer's state (momentum, moments). Hooks on the step do not run.
+
+    Args:
+        optimizer: any torch optimizer; it is not changed.
+        gradients: by parameter; parameters without one are not updated.
+        learning_rate: in place of the rate of every group.
+        seed: of optimizers that draw random numbers.
+
+    Returns:
+        The updated copies, by original parameter.
+
+    Raises:
+        StateError: if the optimizer cannot be copied, needs a closure or refuses dense gradients.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        copies = _copy_parameters(optimizer, gradients)
+        clone = _copy_optimizer(optimizer, copies)
+        for group in clone.param_groups if learning_rate is not None else ():
+            group["lr"] = learning_rate
+    device = next(iter(copies)).device
+    step = type(clone).step
+    if getattr(step, "hooked", False):  # torch wraps every step to run hooks
+        step = getattr(step, "__wrapped__", step)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), fixed_randomness(seed, device):
+            step(clone)
+    except Exception as error:
+        raise StateError(
+            f"the update of {type(optimizer).__name__} cannot be computed on a copy, with dense "
+            f"gradients and without a closure ({type(error).__name__}: {error}); leave out the "
+            "probe covariate_shift, or give learning_rate= and no optimizer."
+        ) from error
+    return copies
+
+
+def _copy_parameters(
+    optimizer: Optimizer, gradients: Mapping[Tensor, Tensor]
+) -> dict[Tensor, nn.Parameter]:
+    copies: dict[Tensor, nn.Parameter] = {}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        if parameter in gradients:
+            # A copy, because some optimizers write to the gradient.
+            twin.grad = gradients[parameter].clone(memory_format=torch.preserve_format)
+        copies[parameter] = twin
+    return copies
+
+
+def _copy_optimizer(optimizer: Optimizer, copies: Mapping[Tensor, nn.Parameter]) -> Optimizer:
+    clone = type(optimizer).__new__(type(optimizer))
+    memo: dict[int, Any] = {id(parameter): twin for parameter, twin in copies.items()}
+    memo[id(optimizer)] = clone
+    for name, value in vars(optimizer).items():
+        if name in _STEP_WRAPPERS:
+            continue
+        try:
+            is_hooks = name.startswith("_optimizer_")
+            clone.__dict__[name] = type(value)() if is_hooks else copy.deepcopy(value, memo)
+        except Exception as error:
+            raise StateError(
+                f"the optimizer cannot be copied to compute its update ({name!r}: "
+                f"{type(error).__name__}: {error}); leave out the probe covariate_shift."
+            ) from error
+    return clone

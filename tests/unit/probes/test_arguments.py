@@ -11,7 +11,7 @@ from normscope.probes import ActivationMoments, Curvature, LossVariation, Scope
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": "a"}, "every must be a whole number of steps, got 'a'"),
+        ({"every": "a"}, "every must be an integer number of steps, got 'a'"),
         ({"steps": 5}, "steps must be a list of step numbers, got 5"),
         ({"budget": "x"}, "budget must be a number, got 'x'"),
         ({"probes": None}, "probes takes a preset, a name, a probe .* got None"),
@@ -21,7 +21,7 @@ from normscope.probes import ActivationMoments, Curvature, LossVariation, Scope
         ({"distances": ["a"]}, "distances must be a list of numbers"),
         ({"learning_rate": "0.1"}, "learning_rate must be a number, got '0.1'"),
         ({"store": "runs.db"}, r"store must be an open normscope\.results\.Store, .* 'runs.db'"),
-        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
     ],
 )
 def test_argument_of_another_type_is_refused(options, message):
@@ -46,9 +46,9 @@ def test_probes_refuse_their_own_arguments():
         Curvature(kind="hesian")
     with pytest.raises(UnknownNameError, match="'evil'; did you mean 'eval'"):
         Curvature(mode="evil")
-    with pytest.raises(ArgumentTypeError, match="units and bins must be whole numbers, got 'a'"):
+    with pytest.raises(ArgumentTypeError, match="units and bins must be integers, got 'a'"):
         ActivationMoments(units="a")
-    with pytest.raises(ArgumentTypeError, match="every of curvature must be a whole number"):
+    with pytest.raises(ArgumentTypeError, match="every of curvature must be an integer"):
         Curvature(every="often")
 
 

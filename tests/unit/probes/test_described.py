@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from normscope.probes import Scope
-from normscope.probes.described import _optimizer, scope_settings
-from normscope.problem import whole_loss
+from normscope.probes.observed import _describe_optimizer
 
 
 def scope_on(loss="squared_error", optimizer=None, **options):
@@ -17,8 +16,7 @@ def scope_on(loss="squared_error", optimizer=None, **options):
 
 
 def described(*what, **options):
-    scope = scope_on(*what, **options)
-    return scope_settings(scope._subject, scope._schedule)
+    return scope_on(*what, **options)._settings()
 
 
 def test_report_names_loss_optimizer_and_schedule(tmp_path):
@@ -73,7 +71,7 @@ def test_optimizer_without_settings_is_its_name():
         def __init__(self, parameters):
             super().__init__(parameters, {})
 
-    assert _optimizer(Plain([torch.ones(1, requires_grad=True)])) == "Plain"
+    assert _describe_optimizer(Plain([torch.ones(1, requires_grad=True)])) == "Plain"
 
 
 def mean_of_outputs(model, batch):

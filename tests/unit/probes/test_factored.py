@@ -6,8 +6,10 @@ import torch
 from tests.references.probes import ray
 from torch import nn
 
-from normscope.probes import Scope, factored
-from normscope.problem.loss import cross_entropy, whole_loss
+from normscope.curvature.problem import whole_loss
+from normscope.losses import cross_entropy
+from normscope.probes import Scope
+from normscope.probes.shortcuts import factored
 
 DISTANCES = [1e-4, 0.5, 1.0, 4.0]
 PROBES = ["gradient_predictiveness", "effective_smoothness"]
@@ -121,13 +123,13 @@ class Skipping(Fickle):
 def met(monkeypatch):
     """The weights that were compared by factors, at any point."""
     names = set()
-    products = factored.FactoredGradients.meet
+    products = factored.FactoredGradients.begin_pass
 
     def spied(self, model, comparison):
         names.update(name for name, factors in self._known.items() if factors is not None)
         return products(self, model, comparison)
 
-    monkeypatch.setattr(factored.FactoredGradients, "meet", spied)
+    monkeypatch.setattr(factored.FactoredGradients, "begin_pass", spied)
     return names
 
 

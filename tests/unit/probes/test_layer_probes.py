@@ -140,7 +140,7 @@ def test_probe_keeps_its_own_schedule():
 
 def test_own_schedule_must_be_positive():
     with pytest.raises(
-        InputError, match="every of curvature must be a whole number of at least 1, got 0"
+        InputError, match="every of curvature must be an integer of at least 1, got 0"
     ):
         Curvature(every=0)
 

@@ -90,12 +90,12 @@ def test_budget_adapts_to_a_slower_training():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be a whole number of at least 1, got 0"),
+        ({"every": 0}, "every must be an integer of at least 1, got 0"),
         ({"every": 2.5}, "got 2.5"),
         ({"every": float("nan")}, "got nan"),
-        ({"steps": [0.5]}, "steps must be whole numbers from 0 on"),
+        ({"steps": [0.5]}, "steps must be integers from 0 on"),
         ({"budget": 0}, "budget is a share of the training time above 0, got 0"),
-        ({"steps": [-1]}, "steps must be whole numbers from 0 on"),
+        ({"steps": [-1]}, "steps must be integers from 0 on"),
         ({"steps": [1], "budget": 0.1}, "give steps or a budget, not both"),
     ],
 )
@@ -107,7 +107,7 @@ def test_senseless_schedules_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": "a"}, "every must be a whole number of steps, got 'a'"),
+        ({"every": "a"}, "every must be an integer number of steps, got 'a'"),
         ({"steps": 5}, "steps must be a list of step numbers, got 5"),
         ({"steps": "12"}, "steps must be a list of step numbers, got '12'"),
         ({"steps": [None]}, "steps must be a list of step numbers"),

@@ -310,12 +310,12 @@ class Failing(Probe):
     def variables(self):
         return {"nothing": ()}
 
-    def measure(self, moment):
-        with moment.passes.scene(moment.at_parameters({})):
+    def measure(self, context):
+        with context.batch_loss.at(context.copy_parameters()):
             torch.rand(3)
             np.random.rand()  # noqa: NPY002 - it must be put back too
-            moment.subject.model.features[0].weight.data.fill_(3.0)
-            moment.passes.forward()
+            context.observed.model.features[0].weight.data.fill_(3.0)
+            context.batch_loss.forward()
             raise self.error
 
 

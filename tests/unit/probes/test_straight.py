@@ -9,10 +9,11 @@ from tests.references.probes import ray
 from torch import nn
 from torch.nn import functional
 
-from normscope.probes import Scope, straight
-from normscope.probes.comparison import Comparison, Start
+from normscope.losses import cross_entropy
+from normscope.probes import Scope
+from normscope.probes.gradients import GradientComparison, ReferenceGradient
 from normscope.probes.ray import Ray
-from normscope.problem.loss import cross_entropy
+from normscope.probes.shortcuts import input_layers
 
 DISTANCES = [1e-5, 1e-4, 0.5, 4.0]
 PROBES = ["loss_variation", "gradient_predictiveness"]
@@ -92,13 +93,13 @@ CASES = {
 @pytest.fixture
 def met(monkeypatch):
     """The weights that were straight, at any point."""
-    names, meet = set(), straight.StraightLayers.meet
+    names, meet = set(), input_layers.InputLayers.begin_pass
 
     def spied(self, model, comparison):
         names.update(self.names)
         return meet(self, model, comparison)
 
-    monkeypatch.setattr(straight.StraightLayers, "meet", spied)
+    monkeypatch.setattr(input_layers.InputLayers, "begin_pass", spied)
     return names
 
 
@@ -176,15 +177,15 @@ def layers_at_a_point(model, x):
     """Straight layers that have seen a first point, and are ready for another."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     gradient = {name: torch.ones_like(tensor) for name, tensor in parameters.items()}
-    layers = straight.StraightLayers(parameters, gradient, dict.fromkeys(parameters, 0.1))
+    layers = input_layers.InputLayers(parameters, gradient, dict.fromkeys(parameters, 0.1))
     layers.record(model)
     model(x)
     del model[0].__dict__["_forward_pre_hooks"]
     model[0]._forward_pre_hooks = OrderedDict()
     layers.settle()
-    layers.go_to(2.0)
-    comparison = Comparison(Start(gradient))
-    layers.meet(model, comparison)
+    layers.set_distance(2.0)
+    comparison = GradientComparison(ReferenceGradient(gradient))
+    layers.begin_pass(model, comparison)
     return layers
 
 
@@ -229,9 +230,9 @@ def test_rates_of_groups_are_kept_apart(met):
 def test_weight_stays_where_nobody_else_reads_it(model, stays, monkeypatch):
     left, move = [], Ray.move
 
-    def spied(self, distance, but=()):
-        left.append(set(but))
-        move(self, distance, but)
+    def spied(self, distance, excluded=()):
+        left.append(set(excluded))
+        move(self, distance, excluded)
 
     monkeypatch.setattr(Ray, "move", spied)
     network = model()
@@ -242,7 +243,7 @@ def test_weight_stays_where_nobody_else_reads_it(model, stays, monkeypatch):
 
 
 def test_weights_are_private_to_known_code_only():
-    is_private = straight.weights_are_private
+    is_private = input_layers.weights_are_private
     for loss in ("cross_entropy", cross_entropy, nn.CrossEntropyLoss(), functional.cross_entropy):
         assert is_private(chain(), loss)
     assert not is_private(chain(), lambda output, target: output.sum())

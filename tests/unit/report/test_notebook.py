@@ -24,8 +24,8 @@ from normscope.layers.surgery.convert import Change
 from normscope.learning_rate.comparison import MODES, Compared
 from normscope.learning_rate.onset import Trial
 from normscope.learning_rate.verified import Verification
+from normscope.probes import Cost
 from normscope.probes.cost import ScopeCost
-from normscope.probes.probe import Cost
 from normscope.results import Claim, Store
 from normscope.results.notebook import pairs_html, table_html
 from normscope.sweeps.cells import Cell
@@ -33,8 +33,7 @@ from normscope.sweeps.status import status
 from normscope.sweeps.work import Failure, Report
 from normscope.theorems.unchecked import Unchecked
 from normscope.theorems.verdict import Verdict, Verdicts
-from normscope.training import Evaluation
-from normscope.training.outcome import Outcome, Run
+from normscope.training import Evaluation, Outcome, Run
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -1,13 +1,15 @@
+import itertools
 import pickle
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.training.optimizers import bound_optimizer, sgd
-from normscope.training.update import take_update
+from normscope.training import optimizers, sgd
+from normscope.training.optimizers import bind_optimizer, take_step
 
 
 def test_sgd_is_fused_where_it_can_be():
@@ -36,18 +38,18 @@ def test_sgd_refuses_values_out_of_range(arguments, words):
         sgd(**arguments)
 
 
-def test_bound_optimizer_refuses_what_cannot_train_the_model():
+def test_bind_optimizer_refuses_what_cannot_train_the_model():
     model = nn.Linear(2, 2)
     with pytest.raises(InputError, match="not the model's"):
-        bound_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), model)
+        bind_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), model)
     with pytest.raises(ArgumentTypeError, match="got float"):
-        bound_optimizer(0.1, model)
+        bind_optimizer(0.1, model)
     with pytest.raises(ArgumentTypeError, match="got NoneType"):
-        bound_optimizer(lambda parameters: None, model)
+        bind_optimizer(lambda parameters: None, model)
     with pytest.raises(ArgumentTypeError, match="LBFGS"):
-        bound_optimizer(torch.optim.LBFGS, model)
+        bind_optimizer(torch.optim.LBFGS, model)
     with pytest.raises(InputError, match="requires_grad"):
-        bound_optimizer(sgd(0.1), model.requires_grad_(False))
+        bind_optimizer(sgd(0.1), model.requires_grad_(False))
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, torch.tensor, np.array])
@@ -73,5 +75,149 @@ def test_half_precision_is_updated_in_every_entry(dtype, momentum):
     parameter = nn.Parameter(torch.ones(100, dtype=dtype))
     optimizer = sgd(0.5, momentum)([parameter])
     parameter.grad = torch.ones_like(parameter)
-    take_update(optimizer)
+    take_step(optimizer)
     assert parameter.tolist() == [0.5] * 100
+
+
+OPTIONS = [
+    {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay, "dampening": dampening}
+    for momentum, nesterov, decay, dampening in itertools.product(
+        (0.0, 0.9), (False, True), (0.0, 0.01), (0.0, 0.1)
+    )
+    if not nesterov or (momentum and not dampening)
+]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def set_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def assert_same_after_steps(ours: SGD, theirs: SGD, models: tuple[nn.Module, nn.Module]) -> None:
+    for step in range(4):
+        for model in models:
+            set_gradients(model, step)
+        take_step(ours)
+        theirs.step()
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(mine, other)
+        buffer = theirs.state[other].get("momentum_buffer")
+        assert buffer is None or torch.equal(ours.state[mine]["momentum_buffer"], buffer)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_step_is_the_fused_step_to_the_bit(options, maximize, monkeypatch):
+    models = network(), network()
+    ours, theirs = (
+        SGD(m.parameters(), lr=0.1, fused=True, maximize=maximize, **options) for m in models
+    )
+    called = []
+    step = SGD.step
+    monkeypatch.setattr(SGD, "step", lambda self: (called.append(self), step(self)))
+    assert_same_after_steps(ours, theirs, models)
+    assert all(optimizer is theirs for optimizer in called)
+
+
+def test_step_serves_groups_with_their_own_rates():
+    models = network(), network()
+    ours, theirs = (
+        SGD(
+            [{"params": m[0].parameters(), "lr": 0.5}, {"params": m[2].parameters()}],
+            lr=0.1,
+            momentum=0.9,
+            fused=True,
+        )
+        for m in models
+    )
+    assert_same_after_steps(ours, theirs, models)
+
+
+def test_step_leaves_parameters_without_gradient_until_they_have_one():
+    models = network(), network()
+    ours, theirs = (
+        SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.2, fused=fused)
+        for m, fused in zip(models, (True, False), strict=True)
+    )
+    for step in range(4):
+        for model in models:
+            set_gradients(model, step)
+            if step < 2:
+                model[0].weight.grad = None
+        take_step(ours)
+        theirs.step()
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.Adam(p),
+        lambda p: SGD(p, lr=0.1),
+        lambda p: SGD(p, lr=torch.tensor(0.1), fused=True),
+    ],
+    ids=["adam", "not fused", "tensor rate"],
+)
+def test_step_is_left_to_the_optimizer_where_the_kernel_does_not_apply(optimizer, monkeypatch):
+    model = network()
+    made = optimizer(model.parameters())
+    calls = []
+    monkeypatch.setattr(type(made), "step", lambda self: calls.append(self))
+    set_gradients(model, 0)
+    before = model[0].weight.clone()
+    take_step(made)
+    assert calls == [made]
+    assert torch.equal(model[0].weight, before)
+
+
+def test_step_calls_hooks_and_counts_for_schedulers(monkeypatch):
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    called = []
+    handle = optimizer.register_step_post_hook(lambda *arguments: called.append("hook"))
+    set_gradients(model, 0)
+    take_step(optimizer)
+    assert called == ["hook"]
+    handle.remove()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    monkeypatch.setattr(optimizers, "_step_group", lambda *arguments: called.append("direct"))
+    take_step(optimizer)
+    scheduler.step()  # warns, which is an error here, if it saw no step of the optimizer
+    assert called == ["hook"]
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_step_is_left_to_the_optimizer_if_torch_has_no_such_kernel(monkeypatch):
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    calls = []
+    monkeypatch.setattr(SGD, "step", lambda self: calls.append(self))
+    monkeypatch.delattr(torch, "_fused_sgd_")
+    set_gradients(model, 0)
+    take_step(optimizer)
+    assert calls == [optimizer]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_step_takes_sparse_gradients_as_plain_sgd_does(momentum):
+    models = [nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = sgd(0.1, momentum=momentum)(models[0].parameters())
+    theirs = SGD(models[1].parameters(), lr=0.1, momentum=momentum)
+    for step in range(4):
+        for model, optimizer, update_by in zip(
+            models, (ours, theirs), (take_step, SGD.step), strict=True
+        ):
+            optimizer.zero_grad()
+            model(torch.tensor([step, 2, 7])).square().sum().backward()
+            assert model[0].weight.grad.is_sparse
+            update_by(optimizer)
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(mine, other)

@@ -1,16 +1,16 @@
-r"""Linear layers that see the data itself: what they give is a straight line along the ray.
+r"""Linear layers that read the data itself: their outputs are linear along the ray.
 
 At every point of the gradient's ray such a layer has the same inputs X, so that its outputs are
 
 .. math:: X (W - s G)^\top = X W^\top - s X G^\top
 
-two products for all points; and with signals D coming back its gradient is :math:`D^\top X`, whose
-inner products need no more than the m x m matrix :math:`X X^\top` of the m samples:
+two products for all points; and with output gradients D its weight gradient is :math:`D^\top X`,
+whose inner products need no more than the m x m matrix :math:`X X^\top` of the m samples:
 
 .. math:: \langle D^\top X, G \rangle = \langle D, X G^\top \rangle, \quad
           |D^\top X|^2 = \langle D, X X^\top D \rangle
 
-So the layer's gradient is never multiplied out, and its weight, which nobody else may look at (see
+So the layer's gradient is never computed, and its weight, which nothing else may read (see
 `weights_are_private`), is not moved. On a fully connected net of four layers these are a fifth of
 the arithmetic and a quarter of the memory traffic of a point.
 
@@ -27,20 +27,20 @@ import torch
 from torch import Tensor, nn
 
 from normscope.layers.transforms import forward_mode_active, tracing_active, transform_active
-from normscope.probes.comparison import Comparison
-from normscope.probes.linear_layers import (
+from normscope.losses import LOSSES
+from normscope.probes.gradients import GradientComparison
+from normscope.probes.shortcuts.linear import (
     WIDE,
     Products,
+    Shortcut,
     linear_weights,
-    watch_inputs,
+    record_inputs,
 )
-from normscope.probes.shortcut import Shortcut
-from normscope.problem.loss import LOSSES
 
-__all__ = ["StraightLayers", "weights_are_private"]
+__all__ = ["InputLayers", "weights_are_private"]
 
-_LEAST_DIFFERENCE = 1e-12  # of the squares, which are known to 1e-16
-_ROWS = 128  # of a gradient, in double precision at a time: it takes no room worth speaking of
+_LEAST_DIFFERENCE = 1e-12  # relative to the squares, which are accurate to 1e-16
+_ROWS = 128  # of a gradient converted to double precision at a time, to save memory
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class _Line:
     size: float
 
     def products(self, signals: Tensor) -> Products:
-        """Inner products of the gradient here with itself and that of the start.
+        """Return the inner products of the gradient here with itself and that of the start.
 
-        In double precision: the difference is what is left of larger numbers.
+        In double precision, because the difference cancels.
         """
         exact = signals.double()
         inner = _inner(exact, self.exact_slope)
@@ -65,8 +65,8 @@ class _Line:
         return inner, norm, (norm - 2 * inner + self.size).clamp_(min=0.0)
 
 
-class StraightLayers(Shortcut):
-    """The layers of a model that see the data itself, found at the first point of a ray.
+class InputLayers(Shortcut):
+    """The layers of a model that read the data itself, found at the first point of a ray.
 
     Used for a layer with a trained bias that is called once, on a matrix of few samples.
 
@@ -92,77 +92,74 @@ class StraightLayers(Shortcut):
 
     @property
     def names(self) -> Collection[str]:
-        """The weights that need neither be moved nor differentiated by."""
+        """The weights that are neither moved nor differentiated."""
         return self._lines.keys()
 
     def record(self, model: nn.Module) -> None:
-        """Watch the first point; inside its scene, before the pass."""
+        """Record the first point; inside its context, before the pass."""
         for name, layer in linear_weights(model, self._gradient).items():
-            if _may_be_straight(layer, self._gradient[name]):
-                watch_inputs(layer, partial(self._recorded, name))
+            if _is_worth_it(layer, self._gradient[name]):
+                record_inputs(layer, partial(self._record_input, name))
 
-    def _recorded(self, name: str, x: Tensor) -> None:
+    def _record_input(self, name: str, x: Tensor) -> None:
         self._calls[name] += 1
         if _is_data(x):
             self._inputs[name] = x.clone()
 
     def settle(self) -> None:
-        """After the pass: work out the lines of those that were called once."""
+        """After the pass, compute the lines of the layers that were called once."""
         with torch.no_grad():
             for name, inputs in self._inputs.items():
                 weight, gradient = self._start[name], self._gradient[name]
                 if self._calls[name] == 1 and inputs.dtype == weight.dtype == gradient.dtype:
                     self._lines[name] = _line(inputs, weight, gradient)
 
-    def go_to(self, distance: float) -> None:
-        """Be at this distance from now on."""
+    def set_distance(self, distance: float) -> None:
+        """Set the distance of the next pass."""
         self._distance = distance
 
-    def meet(self, model: nn.Module, comparison: Comparison) -> None:
-        """Take the layers' place at another point; see `Shortcut`."""
-        self._start_counting()
+    def begin_pass(self, model: nn.Module, comparison: GradientComparison) -> None:
+        """Replace the layers at another point; see `Shortcut`."""
+        self._reset_counts()
         for name, layer in linear_weights(model, self.names).items():
             layer.__dict__["forward"] = partial(self._forward, name, layer, comparison)
 
-    def forget(self) -> None:
-        """Take no layer's place from now on."""
+    def disable(self) -> None:
+        """Replace no layer from now on."""
         self._lines.clear()
 
     @property
     def is_valid(self) -> bool:
-        """Whether each layer ran once since `meet` on the same inputs and was answered once.
-
-        And whether its weight was used nowhere else.
-        """
+        """Whether each layer ran once on the same inputs and its weight was used nowhere else."""
         return all(self._is_plain(name) and not self._uses.get(name) for name in self.names)
 
     def _forward(
-        self, name: str, layer: nn.Linear, comparison: Comparison, input: Tensor
+        self, name: str, layer: nn.Linear, comparison: GradientComparison, input: Tensor
     ) -> Tensor:
         line, bias = self._lines[name], layer.bias
         is_same = not input.requires_grad and torch.equal(input, line.inputs)
-        self._calls[name] += 1 if is_same else 2  # not to be trusted
+        self._calls[name] += 1 if is_same else 2  # disqualified
         step = self._distance * self._rates[name]
         output = torch.sub(line.at_start, line.slope, alpha=step) + bias
-        hook = partial(self._answered, name, comparison)
-        output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        hook = partial(self._receive, name, comparison)
+        output.register_hook(hook)  # type: ignore[no-untyped-call]  # untyped in torch
         return output
 
-    def _answered(self, name: str, comparison: Comparison, signals: Tensor) -> None:
-        self._arrivals[name] += 1  # more than once if the loss differentiates by itself
+    def _receive(self, name: str, comparison: GradientComparison, signals: Tensor) -> None:
+        self._arrivals[name] += 1  # more than once if the loss itself differentiates
         line = self._lines[name]
         with torch.no_grad():
             products = line.products(signals.detach())
         if float(products[2]) < _LEAST_DIFFERENCE * line.size:
-            self._arrivals[name] += 1  # nothing but rounding is left of it
-        comparison.add(name, products)
+            self._arrivals[name] += 1  # only rounding is left
+        comparison.add_products(name, products)
 
 
 def weights_are_private(model: nn.Module, loss: object) -> bool:
-    """Whether each weight is read, and its gradient seen, by its own layer only.
+    """Return whether each weight, and its gradient, is read by its own layer only.
 
-    Known of a loss of ours or torch's on a model of torch's modules and ours, without hooks; other
-    code may look at any weight, change what comes back, or differentiate by itself.
+    True for torch's and normscope's losses and modules without hooks; other code may read any
+    weight, change output gradients, or differentiate itself.
 
     >>> weights_are_private(nn.Sequential(nn.Linear(1, 1)), "squared_error")
     True
@@ -188,13 +185,13 @@ def _is_of_torch(code: object) -> bool:
 
 
 def _is_data(x: Tensor) -> bool:
-    """A matrix that does not depend on what is trained, of few samples."""
+    """Return whether this is a matrix of few samples that no parameter affects."""
     is_matrix = type(x) is Tensor and x.layout is torch.strided and x.dim() == 2
     return is_matrix and not x.requires_grad and 4 * len(x) <= x.shape[1]
 
 
-def _may_be_straight(layer: nn.Linear, gradient: Tensor) -> bool:
-    """Whether it is worth it; through the bias the signals come by here in any case."""
+def _is_worth_it(layer: nn.Linear, gradient: Tensor) -> bool:
+    """Return whether the layer is wide; its bias makes the backward pass reach it."""
     trained = layer.bias is not None and layer.bias.requires_grad
     return trained and gradient.numel() >= WIDE
 
@@ -202,12 +199,12 @@ def _may_be_straight(layer: nn.Linear, gradient: Tensor) -> bool:
 def _line(inputs: Tensor, weight: Tensor, gradient: Tensor) -> _Line:
     exact = inputs.double()
     turned, size = exact.new_empty(len(gradient), len(inputs)), 0.0
-    memory = exact.new_empty(min(_ROWS, len(gradient)), gradient.shape[1])  # to ask anew is slow
-    for place in range(0, len(gradient), _ROWS):
-        rows = gradient[place : place + _ROWS]
+    memory = exact.new_empty(min(_ROWS, len(gradient)), gradient.shape[1])  # allocating is slow
+    for first in range(0, len(gradient), _ROWS):
+        rows = gradient[first : first + _ROWS]
         some = memory[: len(rows)].copy_(rows)
-        torch.mm(some, exact.T, out=turned[place : place + _ROWS])
-        size += float(torch.linalg.vector_norm(some)) ** 2  # by all threads, unlike a dot
+        torch.mm(some, exact.T, out=turned[first : first + _ROWS])
+        size += float(torch.linalg.vector_norm(some)) ** 2  # uses all threads, unlike torch.dot
     slope = turned.T.contiguous()
     at_start = inputs @ weight.T
     return _Line(inputs, at_start, slope.to(weight.dtype), slope, exact @ exact.T, size)

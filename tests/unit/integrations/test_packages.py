@@ -1,4 +1,4 @@
-"""A missing package is told in one sentence, with its remedy."""
+"""A missing optional package raises one sentence that says how to install it."""
 
 import importlib
 import sys
@@ -17,7 +17,7 @@ from normscope.errors import StateError
         ("transformers", "transformers", lambda module: module.ScopeCallback()),
     ],
 )
-def test_missing_package_is_told_with_its_remedy(module, package, use, monkeypatch):
+def test_missing_package_names_the_extra(module, package, use, monkeypatch):
     name = f"normscope.integrations.{module}"
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, name, raising=False)

@@ -1,10 +1,10 @@
 r"""Gradients of wide linear layers, compared by their factors.
 
-The gradient by the weight of a linear layer is a product of two thin matrices, the signals that
-come back and the inputs of the m samples: :math:`D^\top X`. Inner products of two such gradients
-are sums over m x m matrices, which for few samples and many units cost less than the gradient.
-Where they do not, or the factors at the start are not known, the product goes into memory that is
-kept: torch would ask the system for new memory each time, which takes longer than to read it.
+The weight gradient of a linear layer is a product of two thin matrices, the output gradients and
+the inputs of the m samples: :math:`D^\top X`. Inner products of two such gradients are sums over
+m x m matrices, which for few samples and many units cost less than the gradient. Where they do
+not, or the factors at the start are unknown, the product goes into a reused buffer: allocating new
+memory for each gradient takes longer than reading it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.probes.comparison import Comparison
-from normscope.probes.linear_layers import (
+from normscope.probes.gradients import GradientComparison
+from normscope.probes.shortcuts.linear import (
     WIDE,
     Products,
+    Shortcut,
     linear_weights,
-    watch_inputs,
+    record_inputs,
 )
-from normscope.probes.shortcut import Shortcut
 
 __all__ = ["FactoredGradients"]
 
 
 @dataclass
 class _Factors:
-    """Inputs and backward signals of one layer at the start, with their Gram matrices."""
+    """Inputs and output gradients of one layer at the start, with their Gram matrices."""
 
     inputs: Tensor
     signals: Tensor
@@ -47,81 +47,81 @@ class FactoredGradients(Shortcut):
     product of the factors is the gradient.
 
     Args:
-        memory: gives a matrix of so many rows and columns to be overwritten, of a tensor's type.
+        buffer: returns a reused matrix of so many rows and columns, like a tensor.
     """
 
-    def __init__(self, memory: Callable[[int, int, Tensor], Tensor]) -> None:
+    def __init__(self, buffer: Callable[[int, int, Tensor], Tensor]) -> None:
         super().__init__()
-        self._memory = memory
-        self._looks: Counter[str] = Counter()
+        self._buffer = buffer
+        self._first_calls: Counter[str] = Counter()
         self._inputs: dict[str, tuple[Tensor, int]] = {}  # with their version
         self._signals: dict[str, Tensor] = {}
         self._known: dict[str, _Factors | None] = {}  # None: to be multiplied out
 
     @property
     def names(self) -> Collection[str]:
-        """The weights whose gradients need not be taken."""
+        """The weights whose gradients are not needed."""
         return self._known.keys()
 
     def record(self, model: nn.Module, trained: Collection[str]) -> None:
-        """Watch the start; inside its scene, before the pass."""
+        """Record the factors at the start; inside its context, before the pass."""
         layers = linear_weights(model, trained)
-        self._watch(layers, self._signals.__setitem__, _is_worth_it)
+        self._replace_forward(layers, self._signals.__setitem__, _is_worth_it)
 
     def settle(self, gradient: Mapping[str, Tensor]) -> None:
-        """After the pass: keep the layers whose factors are the whole of the gradient."""
+        """After the pass, keep the layers whose factors multiply to the gradient."""
         for name, signals in self._signals.items():
             inputs, _ = self._inputs[name]
             if self._is_plain(name) and _is_product(gradient.get(name), signals, inputs):
                 grams = inputs @ inputs.T, signals @ signals.T
                 self._known[name] = _Factors(inputs, signals, *grams)
 
-    def look(self, model: nn.Module, trained: Collection[str]) -> None:
-        """Watch the first point of a ray, for layers to multiply out at the others."""
+    def record_first_point(self, model: nn.Module, trained: Collection[str]) -> None:
+        """Record the first point of a ray, to find layers to multiply out at the others."""
         for name, layer in linear_weights(model, trained).items():
             if layer.weight.numel() >= WIDE:
-                watch_inputs(layer, partial(self._looked, name, layer))
+                record_inputs(layer, partial(self._count_first_call, name, layer))
 
-    def _looked(self, name: str, layer: nn.Linear, x: Tensor) -> None:
-        self._looks[name] += 1 if _comes_by(x, layer) else 2  # not to be trusted
+    def _count_first_call(self, name: str, layer: nn.Linear, x: Tensor) -> None:
+        self._first_calls[name] += 1 if _reaches(x, layer) else 2  # disqualified
 
-    def multiply_out(self, but: Collection[str]) -> None:
-        """After it: those that were called once, but for some that others compare."""
-        for name in but:
+    def multiply_out(self, excluded: Collection[str]) -> None:
+        """After the first point, add the layers that were called once and are not excluded."""
+        for name in excluded:
             self._known.pop(name, None)
-        for name, looks in self._looks.items():
-            if looks == 1 and name not in but:
+        for name, calls in self._first_calls.items():
+            if calls == 1 and name not in excluded:
                 self._known.setdefault(name, None)
 
-    def meet(self, model: nn.Module, comparison: Comparison) -> None:
-        """Watch another point; see `Shortcut`."""
-        self._start_counting()
+    def begin_pass(self, model: nn.Module, comparison: GradientComparison) -> None:
+        """Prepare a pass at another point; see `Shortcut`."""
+        self._reset_counts()
         self._inputs.clear()
         layers = linear_weights(model, self.names)
-        self._watch(layers, partial(self._arrived, comparison), _comes_by)
+        self._replace_forward(layers, partial(self._compare, comparison), _reaches)
 
-    def _arrived(self, comparison: Comparison, name: str, signals: Tensor) -> None:
+    def _compare(self, comparison: GradientComparison, name: str, signals: Tensor) -> None:
         inputs, version = self._inputs[name]
         if not (self._is_plain(name) and inputs._version == version):
-            self._calls[name] += 1  # not one call with one answer: not to be trusted
+            self._calls[name] += 1  # not one call with one output gradient: disqualified
             return
         start = self._known[name]
         if start is not None:
-            comparison.add(name, _products(start, inputs, signals))
+            comparison.add_products(name, _products(start, inputs, signals))
             return
-        product = self._memory(signals.shape[1], inputs.shape[1], inputs)
-        comparison.see(name, torch.mm(signals.T, inputs, out=product))
+        product = self._buffer(signals.shape[1], inputs.shape[1], inputs)
+        comparison.add(name, torch.mm(signals.T, inputs, out=product))
 
-    def forget(self) -> None:
-        """Compare by the gradients that torch takes from now on."""
+    def disable(self) -> None:
+        """Leave all weights to autograd from now on."""
         self._known.clear()
 
     @property
     def is_valid(self) -> bool:
-        """Whether each layer ran once since `meet`, was answered once, and its weight used once."""
+        """Whether each layer ran once, got one output gradient, and its weight was used once."""
         return all(self._is_plain(name) and self._uses.get(name) == 1 for name in self.names)
 
-    def _watch(
+    def _replace_forward(
         self,
         layers: Mapping[str, nn.Linear],
         arrived: Callable[[str, Tensor], None],
@@ -142,21 +142,20 @@ class FactoredGradients(Shortcut):
         output = functional.linear(input, layer.weight, layer.bias)
         if is_wanted(input, layer) and output.requires_grad and self._calls[name] == 1:
             self._inputs[name] = input.detach(), input._version
-            hook = partial(self._answered, name, arrived)
-            output.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            hook = partial(self._receive, name, arrived)
+            output.register_hook(hook)  # type: ignore[no-untyped-call]  # untyped in torch
         return output
 
-    def _answered(self, name: str, arrived: Callable[[str, Tensor], None], signals: Tensor) -> None:
-        self._arrivals[name] += 1  # more than once if the loss differentiates by itself
+    def _receive(self, name: str, arrived: Callable[[str, Tensor], None], signals: Tensor) -> None:
+        self._arrivals[name] += 1  # more than once if the loss itself differentiates
         with torch.no_grad():
             arrived(name, signals.detach())
 
 
-def _comes_by(x: Tensor, layer: nn.Linear) -> bool:
-    """Whether the layer is one matrix product on which the signals come back.
+def _reaches(x: Tensor, layer: nn.Linear) -> bool:
+    """Return whether the layer is one matrix product that the backward pass reaches.
 
-    Without a bias or an earlier layer that is trained nothing would be differentiated by at this
-    place once the weight is not.
+    Once autograd skips the weight, it needs a trained bias or an earlier trained layer to get here.
     """
     reached = x.requires_grad or (layer.bias is not None and layer.bias.requires_grad)
     is_matrix = x.layout is torch.strided and x.dim() == 2
@@ -164,10 +163,10 @@ def _comes_by(x: Tensor, layer: nn.Linear) -> bool:
 
 
 def _is_worth_it(x: Tensor, layer: nn.Linear) -> bool:
-    """Whether five m x m products are cheaper than the gradient, and the pass comes by here."""
+    """Return whether five m x m products are cheaper than the gradient of a reached layer."""
     rows, columns = layer.weight.shape
     is_wide = rows * columns >= WIDE
-    return is_wide and _comes_by(x, layer) and 3 * len(x) * (rows + columns) < rows * columns
+    return is_wide and _reaches(x, layer) and 3 * len(x) * (rows + columns) < rows * columns
 
 
 def _is_product(gradient: Tensor | None, signals: Tensor, inputs: Tensor) -> bool:
@@ -189,7 +188,7 @@ def _products(start: _Factors, inputs: Tensor, signals: Tensor) -> Products:
 
     .. math:: G' - G = (D' - D)^\top X' + D^\top (X' - X)
 
-    so that a small difference is made of small terms and not lost in rounding.
+    so that a small difference is a sum of small terms and not lost in rounding.
     """
     other_inputs, other_signals = inputs - start.inputs, signals - start.signals
     across = other_signals @ start.signals.T
@@ -197,7 +196,7 @@ def _products(start: _Factors, inputs: Tensor, signals: Tensor) -> Products:
     change, turned = other_inputs @ other_inputs.T, other_signals @ other_signals.T
     whole = start.inputs_gram + moved + moved.T + change  # X' X'^T
     inner = _inner(start.signals_gram + across, start.inputs_gram + moved)
-    # not by D'D'^T from the parts: nothing is left of it where the signals have become small
+    # D'D'^T directly: computed from its parts it would cancel where D' is small
     norm = _inner(signals @ signals.T, whole)
     difference = (
         _inner(turned, whole)

@@ -1,7 +1,8 @@
-"""What a scope looks at: the model itself, without its wrappers, its loss and its optimizer."""
+"""The model under observation, without its wrappers, with its loss and its optimizer."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,26 +14,26 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.probes.update import refuse_without_update
-from normscope.problem.diagnose import require_module
-from normscope.problem.loss import LOSSES, Loss, WholeLoss
-from normscope.problem.problem import Problem
-from normscope.training.optimizers import bound_optimizer
+from normscope.layers.tracing import require_module
+from normscope.losses import LOSSES, Loss
+from normscope.training.optimizers import bind_optimizer, step_on_copies
 
 if TYPE_CHECKING:
     from normscope.probes.probe import Probe
 
-__all__ = ["Subject", "is_measuring_process", "unwrapped"]
+__all__ = ["ObservedModel", "is_measuring_process", "unwrap"]
+
+_MAX_LISTED = 4  # entries of an optimizer's option that a report lists
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile, DataParallel and DistributedDataParallel.
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile, DataParallel and DistributedDataParallel.
 
     Raises:
         ArgumentTypeError: if it is not a module.
 
     >>> line = nn.Linear(1, 1)
-    >>> unwrapped(nn.DataParallel(line)) is line
+    >>> unwrap(nn.DataParallel(line)) is line
     True
     """
     require_module(model)
@@ -46,20 +47,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_measuring_process() -> bool:
-    """Whether this process measures: the only one, or the one of rank 0."""
+    """Return whether this process measures: the only one, or the one of rank 0."""
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     return not ready or torch.distributed.get_rank() == 0
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ObservedModel:
     """A model with its loss and its optimizer.
 
     Args:
         model: without wrappers.
         loss: as `Problem` takes it.
         optimizer: of the model's parameters, or None.
-        learning_rate: for all parameters, in place of the optimizer's.
+        learning_rate: of all parameters, in place of the optimizer's.
         seed: of the probes' random choices.
     """
 
@@ -71,7 +72,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str):
-            LOSSES[self.loss]  # an unknown name is refused here and not at the first step
+            LOSSES[self.loss]  # raises here, not at the first step
         elif isinstance(self.loss, Optimizer):
             raise ArgumentTypeError(
                 f"the loss must be a name or a function, got {type(self.loss).__name__}; it comes "
@@ -83,20 +84,20 @@ class Subject:
                     "the optimizer must be the torch Optimizer that trains the model, got "
                     f"{type(self.optimizer).__name__}."
                 )
-            bound_optimizer(self.optimizer, self.model)
+            bind_optimizer(self.optimizer, self.model)
         rate, seed = self.learning_rate, self.seed
         if rate is not None and not isinstance(rate, SupportsFloat):
             raise ArgumentTypeError(f"learning_rate must be a number, got {rate!r}.")
         if rate is not None and not 0 <= rate < float("inf"):
             raise InputError(f"learning_rate must be finite and not negative, got {rate}.")
         if not isinstance(seed, numbers.Integral):
-            raise ArgumentTypeError(f"seed must be a whole number, got {seed!r}.")
+            raise ArgumentTypeError(f"seed must be an integer, got {seed!r}.")
         if seed < 0:
             raise InputError(f"seed must not be negative, got {seed}.")
-        _refuse_parameters(self.model)
+        _check_tensors(self.model)
 
-    def refuse_unfit(self, probes: Sequence[Probe]) -> None:
-        """Refuse probes that ask for what the optimizer does not give.
+    def check_probes(self, probes: Sequence[Probe]) -> None:
+        """Raise if a probe needs what the optimizer does not provide.
 
         Args:
             probes: what is to be measured.
@@ -119,14 +120,15 @@ class Subject:
                 "no 'lr' in its parameter groups; give learning_rate=."
             )
         if any(probe.needs_update for probe in probes):
-            refuse_without_update(self.optimizer)
+            parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+            step_on_copies(self.optimizer, {p: torch.zeros_like(p) for p in parameters})
 
     def problem(self, inputs: Any, targets: Any) -> Problem:
-        """This step's batch with the model and the loss, checked.
+        """Return this step's batch with the model and the loss, validated.
 
         Args:
             inputs: the model's inputs; with a `whole_loss` the whole batch.
-            targets: what the loss compares with; with a `whole_loss` None.
+            targets: of the loss; with a `whole_loss` None.
 
         Returns:
             The problem.
@@ -149,9 +151,12 @@ class Subject:
         except ShapeError as error:
             raise ShapeError(f"the batch given to step does not fit together: {error}") from error
 
-    def rates(self) -> dict[str, float]:
-        """The learning rate of each trained parameter, by name; negative where one maximizes."""
-        names = {id(p): name for name, p in self._trainable().items()}
+    def learning_rates(self) -> dict[str, float]:
+        """Return the rate of each trained parameter by name; negative if a group maximizes.
+
+        Trained parameters require a gradient and are known to the optimizer, if there is one.
+        """
+        names = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
         if self.optimizer is None:
             rate = float("nan") if self.learning_rate is None else self.learning_rate
             return dict.fromkeys(names.values(), rate)
@@ -163,15 +168,17 @@ class Subject:
             found |= {names[id(p)]: signed for p in group["params"] if id(p) in names}
         return {name: found[name] for name in names.values() if name in found}
 
-    def trained(self) -> list[str]:
-        """Names of the parameters that are trained: not frozen, and known to the optimizer."""
-        return list(self.rates())
+    def settings(self) -> dict[str, Any]:
+        """Return the loss and the optimizer's present settings, for a report."""
+        found: dict[str, Any] = {"loss": _name_loss(self.loss)}
+        if self.optimizer is not None:
+            found["optimizer"] = _describe_optimizer(self.optimizer)
+        if self.learning_rate is not None:
+            found["learning_rate"] = float(self.learning_rate)
+        return found
 
-    def _trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
-
-def _refuse_parameters(model: nn.Module) -> None:
+def _check_tensors(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise InputError(
@@ -183,3 +190,38 @@ def _refuse_parameters(model: nn.Module) -> None:
                 f"the parameter {name!r} is complex; a scope takes real ones: keep real and "
                 "imaginary part as two, by torch.view_as_real."
             )
+
+
+def _name_loss(loss: object) -> str:
+    """Return the registered name of a loss, or the name of its function or class.
+
+    >>> _name_loss("cross_entropy"), _name_loss(len)
+    ('cross_entropy', 'len')
+    """
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, WholeLoss):
+        return f"{_name_loss(loss.function)} (whole loss)"
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
+def _describe_optimizer(optimizer: Optimizer) -> str:
+    """Return the class and its settings: without those that are off, all values of groups."""
+    groups = [
+        {name: _plain(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    parts = [type(optimizer).__name__]
+    for name in dict.fromkeys(name for group in groups for name in group):
+        values = list(dict.fromkeys(str(group.get(name)) for group in groups))
+        if name == "lr" or values not in (["None"], ["False"], ["0"], ["0.0"]):
+            parts.append(f"{name} {' or '.join(values)}")
+    return ", ".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a tensor to a number or list; replace a long list by its length."""
+    if hasattr(value, "tolist"):
+        value = value.item() if math.prod(value.shape) == 1 else value.tolist()
+    is_long = isinstance(value, list | tuple) and len(value) > _MAX_LISTED
+    return f"of {len(value)} values" if is_long else value

@@ -1,0 +1,220 @@
+"""The loss of one batch as a function of the parameters, without effects on the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from normscope.curvature.batch import Batch, copied
+from normscope.curvature.loss_state import modules_of_loss, steady_loss
+from normscope.curvature.problem import Problem
+from normscope.curvature.randomness import fixed_randomness, generators_of_model, seed_randomness
+from normscope.curvature.state import Undisturbed, substituted, undisturbed
+from normscope.probes.gradients import GradientComparison
+from normscope.probes.shortcuts import RayShortcuts
+
+__all__ = ["BatchLoss", "dense", "differentiate"]
+
+
+class BatchLoss:
+    """The loss of a model on one batch, always the same function of the parameters.
+
+    The modules keep their ``training`` flags. Every pass starts from the model's present buffers,
+    on copies, and from the same RNG state, so that dropout masks and noise are the same in all
+    passes. Autocast is as around the call.
+
+    Args:
+        problem: the model, the loss and the batch.
+        seed: of every random draw of a pass.
+    """
+
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self.problem = problem
+        self.seed = seed
+        self.batch: Batch = _detach(next(problem.batches()))
+        self.loss_modules = modules_of_loss(problem.loss, problem.model)
+        owners = (problem.model, *self.loss_modules)
+        self._generators = [each for owner in owners for each in generators_of_model(owner)]
+        self._undisturbed = Undisturbed(problem.model, *self.loss_modules)
+        self._keeps_randomness = False
+        with torch.inference_mode(False):
+            self._buffers = {n: b.detach().clone() for n, b in problem.model.named_buffers()}
+
+    @contextmanager
+    def at(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Run the model with other parameters; open during one forward and backward pass.
+
+        Args:
+            parameters: by qualified name, in place of the model's own.
+        """
+        model = self.problem.model
+        randomness = self.seed, self.problem.device, self._generators
+        if self._keeps_randomness:
+            seed_randomness(*randomness)
+        with (
+            self._undisturbed.held(),
+            nullcontext() if self._keeps_randomness else fixed_randomness(*randomness),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            _uncached_autocast(self.problem.device),
+        ):
+            copies = {name: buffer.clone() for name, buffer in self._buffers.items()}
+            with substituted(model, {**copies, **parameters}):
+                _run_eagerly(model)
+                yield
+
+    @contextmanager
+    def several_passes(self) -> Iterator[None]:
+        """Restore the RNG states around several passes once, at the end."""
+        with fixed_randomness(self.seed, self.problem.device, self._generators):
+            self._keeps_randomness = True
+            try:
+                yield
+            finally:
+                self._keeps_randomness = False
+
+    @contextmanager
+    def isolated_problem(self) -> Iterator[Problem]:
+        """Yield the problem for the curvature package, without compiled parts or other processes.
+
+        Autocast is off: products that it rounds give no eigenvalues.
+
+        Yields:
+            The problem; its loss starts from the same state each time.
+        """
+        exact = torch.autocast(self.problem.device.type, enabled=False)
+        model, loss = self.problem.model, self.problem.loss
+        with undisturbed(model, *self.loss_modules), torch.inference_mode(False), exact:
+            _run_eagerly(model)
+            steady = steady_loss(loss, self.loss_modules)
+            yield Problem(model, steady, copied(self.batch))  # may be of inference mode
+
+    def forward(self) -> Tensor:
+        """Return the loss with its graph, inside `at`; on a copy of the batch."""
+        return self.problem.loss_on(copied(self.batch))
+
+    def value(self, parameters: Mapping[str, Tensor]) -> float:
+        """Return the loss at other parameters: one forward pass."""
+        with self.at(parameters), torch.no_grad():
+            return self.forward().item()
+
+    def gradient(
+        self, parameters: Mapping[str, Tensor], wanted: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Return loss and gradient at other parameters: one forward and backward pass.
+
+        Args:
+            parameters: by qualified name.
+            wanted: those to differentiate; None: all that require a gradient.
+
+        Returns:
+            The loss and the gradients by name, without those the loss does not depend on.
+        """
+        with self.at(parameters):
+            return differentiate(self.forward(), parameters if wanted is None else wanted)
+
+    def compare_gradient(
+        self,
+        parameters: Mapping[str, Tensor],
+        comparison: GradientComparison,
+        shortcuts: RayShortcuts | None = None,
+    ) -> float:
+        """Compare the gradient at other parameters; it is never in memory as a whole.
+
+        Args:
+            parameters: by qualified name; those that require a gradient are compared.
+            comparison: receives the gradient of each.
+            shortcuts: compare some of them without computing their gradients.
+
+        Returns:
+            The loss.
+        """
+        leaves = {n: t.detach().requires_grad_() for n, t in _leaves(parameters).items()}
+        skipped = set() if shortcuts is None else shortcuts.names
+        inputs = [leaf for name, leaf in leaves.items() if name not in skipped]
+
+        def hook(name: str, leaf: Tensor) -> None:
+            gradient, leaf.grad = leaf.grad, None
+            assert gradient is not None
+            with torch.no_grad():
+                comparison.add(name, gradient.to_dense() if gradient.is_sparse else gradient)
+
+        for name, leaf in leaves.items():
+            # both untyped in torch
+            leaf.register_post_accumulate_grad_hook(partial(hook, name))  # type: ignore[no-untyped-call]
+        with self.at({**parameters, **leaves}):
+            if shortcuts is not None:
+                shortcuts.begin_pass(self.problem.model, comparison)
+            loss = self.forward()
+            if shortcuts is not None:
+                shortcuts.inspect(loss, leaves)
+            if loss.requires_grad and inputs:
+                loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+        return loss.item()
+
+
+def differentiate(loss: Tensor, tensors: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    """Return a loss and its gradient by name, for the tensors that require one and affect it."""
+    leaves = _leaves(tensors)
+    if not leaves or not loss.requires_grad:
+        return loss.item(), {}
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves, found, strict=True)
+    return loss.item(), {name: dense(gradient) for name, gradient in pairs if gradient is not None}
+
+
+def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Return a gradient as a dense tensor without a graph."""
+    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+
+
+def _detach(batch: Batch) -> Batch:
+    """Return the batch without a graph, sharing the user's memory."""
+    if isinstance(batch, Tensor):
+        return batch.detach()
+    if isinstance(batch, Mapping):
+        return {key: _detach(part) for key, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = tuple(_detach(part) for part in batch)
+        return type(batch)._make(parts) if hasattr(batch, "_make") else parts
+    return batch
+
+
+def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the present autocast without its cache of cast weights.
+
+    The cache identifies a weight by its tensor, and here one tensor takes several values.
+    """
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    dtype = torch.get_autocast_dtype(device.type)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
+
+
+def _run_eagerly(model: nn.Module) -> None:
+    """Make every module run uncompiled, in this process, on its present tensors.
+
+    The isolation context around restores the modules.
+    """
+    for module in model.modules():
+        own = module.__dict__
+        if own.get("_compiled_call_impl") is not None:
+            own["_compiled_call_impl"] = None  # model.compile(): the compiled code is training's
+        if isinstance(own.get("_modules", {}).get("_orig_mod"), nn.Module):
+            own["forward"] = module._orig_mod  # torch.compile of a part of the model
+        if isinstance(module, nn.RNNBase):  # it keeps a second list of its weights
+            own["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+        if isinstance(module, nn.SyncBatchNorm):
+            own["forward"] = partial(_BatchNorm.forward, module)
+        elif own.get("process_group") is not None and isinstance(module, _BatchNorm):
+            own["process_group"] = None  # statistics of this process, without waiting for others

@@ -1,0 +1,197 @@
+"""The context of one training step: what all probes of that step share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.curvature.problem import Problem
+from normscope.errors import InputError
+from normscope.probes.batch_loss import BatchLoss, dense, differentiate
+from normscope.probes.execution import ExecutionOrder, ForwardHooks, Layer
+from normscope.probes.gradients import difference_and_cosine, squared_norms
+from normscope.probes.ray import Ray, RayValues
+from normscope.probes.shortcuts import RayShortcuts
+
+if TYPE_CHECKING:
+    from normscope.probes.observed import ObservedModel
+    from normscope.probes.probe import Probe
+
+__all__ = ["Buffers", "StepContext"]
+
+_ROUNDING = 1e-3  # largest relative difference between two computations of one gradient
+
+
+class Buffers:
+    """Memory that is reused from step to step: the parameters of a pass, and a matrix."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, Tensor] = {}
+        self._numbers = torch.empty(0)
+
+    def parameters(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors with the names, shapes, dtypes and strides of the parameters."""
+        if not _alike(self._parameters, like):
+            with torch.inference_mode(False):
+                self._parameters = {n: torch.empty_like(p.detach()) for n, p in like.items()}
+        return self._parameters
+
+    def matrix(self, rows: int, columns: int, like: Tensor) -> Tensor:
+        """Return a matrix with the dtype of a tensor, in the same memory each time."""
+        alike = (self._numbers.dtype, self._numbers.device) == (like.dtype, like.device)
+        if not alike or self._numbers.numel() < rows * columns:
+            with torch.inference_mode(False):
+                self._numbers = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
+        return self._numbers[: rows * columns].view(rows, columns)
+
+
+def _alike(buffers: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> bool:
+    return buffers.keys() == parameters.keys() and all(
+        (tensor.shape, tensor.dtype, tensor.device, tensor.stride())
+        == (buffers[name].shape, buffers[name].dtype, buffers[name].device, buffers[name].stride())
+        for name, tensor in parameters.items()
+    )
+
+
+class StepContext:
+    """One training step, between its gradient and its update.
+
+    The gradient is computed here, on the given batch: the one in ``.grad`` may be accumulated over
+    batches, scaled, clipped or missing. It is used only if the user says that it is that gradient.
+
+    Args:
+        observed: the model with its loss and optimizer.
+        problem: the same with this step's batch.
+        step: the number of the step.
+        distances: of the points on the ray.
+        buffers: reused memory.
+        layer_names: the layers in the order of the first measured step; None at that step.
+        ray_gradients: whether a probe needs the gradients on the ray.
+    """
+
+    def __init__(
+        self,
+        observed: ObservedModel,
+        problem: Problem,
+        step: int,
+        distances: Sequence[float],
+        buffers: Buffers,
+        layer_names: Sequence[str] | None,
+        ray_gradients: bool,
+    ) -> None:
+        self.observed = observed
+        self.step = step
+        self.distances = tuple(distances)
+        self.seed = int(np.random.SeedSequence([observed.seed, step]).generate_state(1)[0])
+        self.batch_loss = BatchLoss(problem, self.seed)
+        self.order = ExecutionOrder(observed.model)
+        self.loss = math.nan
+        self.gradient: dict[str, Tensor] = {}
+        self._layer_names = layer_names
+        self._ray_gradients = ray_gradients
+        self._shortcuts = RayShortcuts(buffers.matrix)
+        self._buffers = buffers.parameters(self.parameters)
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's own parameters by name, a tied one once; do not write to them."""
+        return {name: p.detach() for name, p in self.observed.model.named_parameters()}
+
+    @cached_property
+    def learning_rates(self) -> dict[str, float]:
+        """The learning rate of each trained parameter."""
+        return self.observed.learning_rates()
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first trained parameter."""
+        return abs(next(iter(self.learning_rates.values()), math.nan))
+
+    def run_pass(self, probes: Iterable[Probe], with_gradient: bool) -> None:
+        """Run the pass at the parameters that all probes share, with their hooks.
+
+        Args:
+            probes: those that may add hooks.
+            with_gradient: whether to run backward too.
+        """
+        parameters = self.copy_parameters()
+        for name in self.learning_rates if with_gradient else ():
+            parameters[name].requires_grad_()
+        model = self.observed.model
+        with self.batch_loss.at(parameters):
+            hooks = ForwardHooks(model)
+            for probe in probes:
+                probe.add_hooks(hooks)
+            if self._ray_gradients:
+                self._shortcuts.record_start(model, self.learning_rates)
+            with torch.set_grad_enabled(with_gradient), self.order.record(hooks):
+                loss = self.batch_loss.forward()
+            hooks.close()
+            self.loss, self.gradient = differentiate(loss, parameters)
+        self._shortcuts.end_start(self.gradient)
+
+    def use_training_gradient(self, loss: float | Tensor) -> None:
+        """Use the training's own loss and gradient, instead of `run_pass`."""
+        self.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
+        self.gradient = self._training_gradient()
+
+    def check_training_gradient(self) -> None:
+        """Compare the training's ``.grad`` with the gradient that `run_pass` computed.
+
+        Raises:
+            InputError: if they differ by more than rounding.
+        """
+        training, size = self._training_gradient(), sum(squared_norms(self.gradient).values())
+        size = math.sqrt(size)
+        missing = [name for name in self.gradient if name not in training]
+        difference = math.inf
+        if not missing:
+            difference, _ = difference_and_cosine(self.gradient, training)
+        if difference > _ROUNDING * size:
+            found = f"{missing[0]!r} has none" if missing else f"{difference / size:.2g} apart"
+            raise InputError(
+                "loss= says that .grad holds this loss's gradient on this batch, but it does not "
+                f"({found}, relative to its size): it may be summed over batches, scaled or "
+                "clipped, or the model draws random numbers; leave loss= out."
+            )
+
+    def _training_gradient(self) -> dict[str, Tensor]:
+        """Return ``.grad`` of the trained parameters by name; do not write to it."""
+        return {
+            name: dense(parameter.grad)
+            for name, parameter in self.observed.model.named_parameters()
+            if name in self.learning_rates and parameter.grad is not None
+        }
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """The layers in the order of the first measured step, as this step's pass found them."""
+        found = {layer.name: layer for layer in self.order.layers()}
+        if self._layer_names is None:
+            return list(found.values())
+        return [found.get(name, Layer(name, None, ())) for name in self._layer_names]
+
+    @cached_property
+    def ray(self) -> RayValues:
+        """The values at the points of the ray, with gradients if any probe needs them."""
+        ray = Ray(
+            self.parameters, self.gradient, self.learning_rates, self._buffers, self._shortcuts
+        )
+        return ray.evaluate(self.batch_loss, self.distances, self._ray_gradients)
+
+    def copy_parameters(self, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return copies of the parameters for one pass, some of them changed.
+
+        The copies share reused memory: the next call overwrites them.
+        """
+        changed = changed or {}
+        with torch.no_grad():
+            for name, tensor in self.parameters.items():
+                self._buffers[name].copy_(changed.get(name, tensor))
+        return {name: tensor.detach() for name, tensor in self._buffers.items()}
