@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch.optim import Optimizer
 
-    from normscope.curvature.problem import Data, WholeLoss
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.problem.problem import Data
 
 __all__ = ["LearningRateCallback", "ScopeCallback"]
 

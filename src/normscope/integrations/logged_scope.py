@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import xarray as xr
 
-from normscope.curvature.problem import WholeLoss
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.integrations.logger import Logger
 from normscope.probes import Scope
 from normscope.probes.probe import choose_probes
 from normscope.probes.ray import check_distances
 from normscope.probes.schedule import Schedule
+from normscope.problem.loss import WholeLoss
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from normscope.losses import Loss
+    from normscope.problem.loss import Loss
 
 __all__ = ["LoggedScope", "ScopeCallbackBase", "histograms", "log_results", "scalars"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from normscope.errors import StateError
 from normscope.integrations.logged_scope import ScopeCallbackBase
 from normscope.integrations.logger import require_package
+from normscope.problem.loss import WholeLoss, whole_loss
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,13 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normscope.curvature.batch import Batch, copied
-from normscope.curvature.loss_state import modules_of_loss, steady_loss
-from normscope.curvature.problem import Problem
-from normscope.curvature.randomness import fixed_randomness, generators_of_model, seed_randomness
-from normscope.curvature.state import Undisturbed, substituted, undisturbed
 from normscope.probes.gradients import GradientComparison
-from normscope.probes.shortcuts import RayShortcuts
+from normscope.problem.batch import Batch, copied
+from normscope.problem.isolation import (
+    Undisturbed,
+    fixed_randomness,
+    generators_of_model,
+    seed_randomness,
+    substituted,
+    undisturbed,
+)
+from normscope.problem.loss import modules_of_loss, steady_loss
+from normscope.problem.problem import Problem
 
 __all__ = ["BatchLoss", "dense", "differentiate"]
 
@@ -123,21 +128,18 @@ class BatchLoss:
         self,
         parameters: Mapping[str, Tensor],
         comparison: GradientComparison,
-        shortcuts: RayShortcuts | None = None,
     ) -> float:
         """Compare the gradient at other parameters; it is never in memory as a whole.
 
         Args:
-            parameters: by qualified name; those that require a gradient are compared.
-            comparison: receives the gradient of each.
-            shortcuts: compare some of them without computing their gradients.
+            parameters: by qualified name.
+            comparison: receives the gradient of each of the reference's parameters.
 
         Returns:
             The loss.
         """
-        leaves = {n: t.detach().requires_grad_() for n, t in _leaves(parameters).items()}
-        skipped = set() if shortcuts is None else shortcuts.names
-        inputs = [leaf for name, leaf in leaves.items() if name not in skipped]
+        names = comparison.reference.gradient
+        leaves = {name: parameters[name].detach().requires_grad_() for name in names}
 
         def hook(name: str, leaf: Tensor) -> None:
             gradient, leaf.grad = leaf.grad, None
@@ -149,13 +151,9 @@ class BatchLoss:
             # both untyped in torch
             leaf.register_post_accumulate_grad_hook(partial(hook, name))  # type: ignore[no-untyped-call]
         with self.at({**parameters, **leaves}):
-            if shortcuts is not None:
-                shortcuts.begin_pass(self.problem.model, comparison)
             loss = self.forward()
-            if shortcuts is not None:
-                shortcuts.inspect(loss, leaves)
-            if loss.requires_grad and inputs:
-                loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+            if loss.requires_grad and leaves:
+                loss.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
         return loss.item()
 
 

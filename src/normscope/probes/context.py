@@ -11,52 +11,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.curvature.problem import Problem
 from normscope.errors import InputError
 from normscope.probes.batch_loss import BatchLoss, dense, differentiate
 from normscope.probes.execution import ExecutionOrder, ForwardHooks, Layer
 from normscope.probes.gradients import difference_and_cosine, squared_norms
 from normscope.probes.ray import Ray, RayValues
-from normscope.probes.shortcuts import RayShortcuts
+from normscope.problem.problem import Problem
 
 if TYPE_CHECKING:
     from normscope.probes.observed import ObservedModel
     from normscope.probes.probe import Probe
 
-__all__ = ["Buffers", "StepContext"]
+__all__ = ["ParameterBuffers", "StepContext"]
 
 _ROUNDING = 1e-3  # largest relative difference between two computations of one gradient
 
 
-class Buffers:
-    """Memory that is reused from step to step: the parameters of a pass, and a matrix."""
+class ParameterBuffers:
+    """Tensors with the names, shapes, dtypes and strides of the parameters, reused at each step."""
 
     def __init__(self) -> None:
-        self._parameters: dict[str, Tensor] = {}
-        self._numbers = torch.empty(0)
+        self._tensors: dict[str, Tensor] = {}
 
-    def parameters(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors with the names, shapes, dtypes and strides of the parameters."""
-        if not _alike(self._parameters, like):
+    def like(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the buffers, allocated anew if the parameters have changed."""
+        if _layout(self._tensors) != _layout(parameters):
             with torch.inference_mode(False):
-                self._parameters = {n: torch.empty_like(p.detach()) for n, p in like.items()}
-        return self._parameters
-
-    def matrix(self, rows: int, columns: int, like: Tensor) -> Tensor:
-        """Return a matrix with the dtype of a tensor, in the same memory each time."""
-        alike = (self._numbers.dtype, self._numbers.device) == (like.dtype, like.device)
-        if not alike or self._numbers.numel() < rows * columns:
-            with torch.inference_mode(False):
-                self._numbers = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
-        return self._numbers[: rows * columns].view(rows, columns)
+                self._tensors = {n: torch.empty_like(p.detach()) for n, p in parameters.items()}
+        return self._tensors
 
 
-def _alike(buffers: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> bool:
-    return buffers.keys() == parameters.keys() and all(
-        (tensor.shape, tensor.dtype, tensor.device, tensor.stride())
-        == (buffers[name].shape, buffers[name].dtype, buffers[name].device, buffers[name].stride())
-        for name, tensor in parameters.items()
-    )
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
+    return {n: (t.shape, t.dtype, t.device, t.stride()) for n, t in tensors.items()}
 
 
 class StepContext:
@@ -81,7 +67,7 @@ class StepContext:
         problem: Problem,
         step: int,
         distances: Sequence[float],
-        buffers: Buffers,
+        buffers: ParameterBuffers,
         layer_names: Sequence[str] | None,
         ray_gradients: bool,
     ) -> None:
@@ -95,8 +81,7 @@ class StepContext:
         self.gradient: dict[str, Tensor] = {}
         self._layer_names = layer_names
         self._ray_gradients = ray_gradients
-        self._shortcuts = RayShortcuts(buffers.matrix)
-        self._buffers = buffers.parameters(self.parameters)
+        self._buffers = buffers.like(self.parameters)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -128,13 +113,10 @@ class StepContext:
             hooks = ForwardHooks(model)
             for probe in probes:
                 probe.add_hooks(hooks)
-            if self._ray_gradients:
-                self._shortcuts.record_start(model, self.learning_rates)
             with torch.set_grad_enabled(with_gradient), self.order.record(hooks):
                 loss = self.batch_loss.forward()
             hooks.close()
             self.loss, self.gradient = differentiate(loss, parameters)
-        self._shortcuts.end_start(self.gradient)
 
     def use_training_gradient(self, loss: float | Tensor) -> None:
         """Use the training's own loss and gradient, instead of `run_pass`."""
@@ -180,9 +162,7 @@ class StepContext:
     @cached_property
     def ray(self) -> RayValues:
         """The values at the points of the ray, with gradients if any probe needs them."""
-        ray = Ray(
-            self.parameters, self.gradient, self.learning_rates, self._buffers, self._shortcuts
-        )
+        ray = Ray(self.parameters, self.gradient, self.learning_rates, self._buffers)
         return ray.evaluate(self.batch_loss, self.distances, self._ray_gradients)
 
     def copy_parameters(self, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from normscope.results.notebook import table_html
+from normscope.text import Rendered, Table
 
 if TYPE_CHECKING:
     from normscope.probes.probe import Probe
@@ -32,7 +32,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class ScopeCost:
+class ScopeCost(Rendered):
     """Passes of one measured step.
 
     Args:
@@ -69,7 +69,13 @@ class ScopeCost:
             lines.append(f"measured every {self.every} steps: {self.overhead:.1%} of the training")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers; of each probe its passes."""
+        probes = {name: cost.passes for name, cost in self.probes.items()}
+        numbers = {"passes": self.passes, "shared": self.shared, "ray": self.ray}
+        return {**numbers, "probes": probes, "every": self.every, "overhead": self.overhead}
+
+    def _table(self) -> Table:
         shared = {"the pass at the parameters": self.shared, "the points on the ray": self.ray}
         rows: list[dict[str, object]] = [
             {"passes": passes, "of": part, "note": ""} for part, passes in shared.items() if passes
@@ -77,7 +83,7 @@ class ScopeCost:
         for name, cost in self.probes.items():
             rows.append({"passes": cost.passes, "of": name, "note": cost.note})
         lines = str(self).splitlines()
-        return table_html(rows, lines[0].rstrip(":"), "" if self.every is None else lines[-1])
+        return Table(rows, lines[0].rstrip(":"), [] if self.every is None else lines[-1:])
 
 
 def scope_cost(probes: Sequence[Probe], layers: int, points: int, every: int | None) -> ScopeCost:

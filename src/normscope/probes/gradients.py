@@ -8,8 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from normscope.layers.compiled.binding import compiled_comparison
-
 __all__ = ["GradientComparison", "ReferenceGradient", "difference_and_cosine", "squared_norms"]
 
 _SMALL = 2**14  # entries; smaller tensors are concatenated to save calls
@@ -46,7 +44,7 @@ class GradientComparison:
     """
 
     def __init__(self, reference: ReferenceGradient) -> None:
-        self._reference = reference
+        self.reference = reference
         self._sums: list[Tensor] = []  # inner product, squared norm, squared norm of the difference
         self._small: dict[str, Tensor] = {}
         self._seen: set[str] = set()
@@ -54,38 +52,23 @@ class GradientComparison:
     def add(self, name: str, gradient: Tensor) -> None:
         """Add the gradient of one parameter; it is only read."""
         self._seen.add(name)
-        if self._reference.is_small[name]:
+        if self.reference.is_small[name]:
             self._small[name] = gradient
         else:
-            self._add_flat(*_aligned(gradient, self._reference.gradient[name]))
-
-    def add_products(self, name: str, products: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Add one parameter by its inner products.
-
-        Args:
-            name: of the parameter.
-            products: inner product with the reference, squared norm, and squared norm of the
-                difference.
-        """
-        self._seen.add(name)
-        self._sums.append(torch.stack(products))
+            self._add_flat(*_aligned(gradient, self.reference.gradient[name]))
 
     def _add_flat(self, here: Tensor, reference: Tensor) -> None:
-        sums = compiled_comparison(here, reference)
-        if sums is not None:
-            self._sums.append(sums)
-            return
         for first in range(0, len(here), _PIECE):
             one, other = here[first : first + _PIECE], reference[first : first + _PIECE]
             # The difference itself: computed from inner products it would be lost in rounding.
-            change = torch.sub(one, other, out=self._reference.buffer_like(one))
+            change = torch.sub(one, other, out=self.reference.buffer_like(one))
             products = torch.dot(one, other), _squared(one), _squared(change)
             self._sums.append(torch.stack(products))
 
     def result(self) -> tuple[float, float]:
         """Return l2 distance and cosine of the whole gradients; NaN if one of them is zero."""
         if self._small:
-            pairs = [_aligned(g, self._reference.gradient[n]) for n, g in self._small.items()]
+            pairs = [_aligned(g, self.reference.gradient[n]) for n, g in self._small.items()]
             self._add_flat(
                 torch.cat([here for here, _ in pairs]), torch.cat([to for _, to in pairs])
             )
@@ -93,10 +76,8 @@ class GradientComparison:
         if self._sums:
             total = torch.stack([each.double() for each in self._sums]).sum(0)
         inner, norm, difference = total.tolist()
-        difference += sum(
-            s for n, s in self._reference.squared_norms.items() if n not in self._seen
-        )
-        product = _root(norm) * self._reference.norm
+        difference += sum(s for n, s in self.reference.squared_norms.items() if n not in self._seen)
+        product = _root(norm) * self.reference.norm
         cosine = inner / product if product > 0 else math.nan
         difference = max(difference, 0.0) if math.isfinite(difference) else difference
         return _root(difference), min(max(cosine, -1.0), 1.0) if math.isfinite(cosine) else math.nan

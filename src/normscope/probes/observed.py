@@ -14,8 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.layers.tracing import require_module
-from normscope.losses import LOSSES, Loss
+from normscope.problem.diagnose import require_module
+from normscope.problem.loss import LOSSES, Loss, WholeLoss
+from normscope.problem.problem import Problem
 from normscope.training.optimizers import bind_optimizer, step_on_copies
 
 if TYPE_CHECKING:

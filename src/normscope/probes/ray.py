@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.probes.batch_loss import BatchLoss
 from normscope.probes.gradients import GradientComparison, ReferenceGradient
-from normscope.probes.shortcuts import RayShortcuts
 
 __all__ = ["DISTANCES", "Ray", "RayValues", "check_distances"]
 
@@ -81,20 +80,18 @@ class Ray:
         gradient: at the start, of the trained parameters on which the loss depends.
         rates: the learning rate of each of those.
         buffers: tensors like ``start``, overwritten by one point after the other.
-        shortcuts: compare the gradients of some layers without computing them.
     """
 
     start: Mapping[str, Tensor]
     gradient: Mapping[str, Tensor]
     rates: Mapping[str, float]
     buffers: Mapping[str, Tensor]
-    shortcuts: RayShortcuts
 
-    def move(self, distance: float, excluded: Collection[str] = ()) -> None:
-        """Write the point at a distance to the buffers, except for some parameters."""
+    def move(self, distance: float) -> None:
+        """Write the point at a distance to the buffers."""
         with torch.no_grad():
-            for name in self.start.keys() - set(excluded):
-                tensor, step = self.start[name], distance * self.rates.get(name, 0.0)
+            for name, tensor in self.start.items():
+                step = distance * self.rates.get(name, 0.0)
                 if step == 0.0 or name not in self.gradient:
                     self.buffers[name].copy_(tensor)
                 else:
@@ -117,49 +114,16 @@ class Ray:
         squares = reference.squared_norms.items()
         unit = math.sqrt(sum(square * self.rates[name] ** 2 for name, square in squares))
         lengths = unit * np.asarray(distances, dtype=float)
+        losses, differences, cosines = [], [], []
         with batch_loss.several_passes():
-            if not with_gradients:
-                none = np.array([])
-                return RayValues(self._losses(batch_loss, distances), lengths, none, none)
-            points = self._compare(batch_loss, reference, distances)
-        losses, differences, cosines = np.array(points, dtype=float).reshape(-1, 3).T
-        return RayValues(losses, lengths, differences, cosines)
-
-    def _losses(self, batch_loss: BatchLoss, distances: Sequence[float]) -> np.ndarray:
-        losses = []
-        for distance in distances:
-            self.move(distance)
-            losses.append(batch_loss.value(self.buffers))
-        return np.array(losses)
-
-    def _compare(
-        self, batch_loss: BatchLoss, reference: ReferenceGradient, distances: Sequence[float]
-    ) -> list[tuple[float, float, float]]:
-        """Return loss, l2 distance and cosine of the gradients at each point."""
-        shortcuts, found = self.shortcuts, []
-        shortcuts.begin_ray(
-            batch_loss.problem, self.start, self.gradient, self.rates, len(distances)
-        )
-        for distance in distances:
-            shortcuts.begin_point(distance)
-            self.move(distance, excluded=shortcuts.unmoved)
-            point = self._compare_point(batch_loss, reference, shortcuts)
-            if not shortcuts.end_point():  # the pass did not run as at the start
+            for distance in distances:
                 self.move(distance)
-                point = self._compare_point(batch_loss, reference)
-            found.append(point)
-        return found
-
-    def _compare_point(
-        self,
-        batch_loss: BatchLoss,
-        reference: ReferenceGradient,
-        shortcuts: RayShortcuts | None = None,
-    ) -> tuple[float, float, float]:
-        """Return loss, l2 distance and cosine at the point in the buffers."""
-        tensors = {
-            n: t.detach().requires_grad_(n in self.gradient) for n, t in self.buffers.items()
-        }
-        comparison = GradientComparison(reference)
-        loss = batch_loss.compare_gradient(tensors, comparison, shortcuts)
-        return loss, *comparison.result()
+                if not with_gradients:
+                    losses.append(batch_loss.value(self.buffers))
+                    continue
+                comparison = GradientComparison(reference)
+                losses.append(batch_loss.compare_gradient(self.buffers, comparison))
+                difference, cosine = comparison.result()
+                differences.append(difference)
+                cosines.append(cosine)
+        return RayValues(*map(np.array, (losses, lengths, differences, cosines)))

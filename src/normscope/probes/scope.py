@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import xarray as xr
 
 from normscope.errors import NormscopeWarning, StateError
-from normscope.probes.context import Buffers, StepContext
+from normscope.probes.context import ParameterBuffers, StepContext
 from normscope.probes.cost import ScopeCost, scope_cost
 from normscope.probes.execution import weight_layers
 from normscope.probes.observed import ObservedModel, is_measuring_process, unwrap
@@ -101,7 +101,7 @@ class Scope:
         self._record = Record(self._probes, type(self._observed.model).__name__)
         if store is not None and is_measuring_process():
             self._record.open_store(store, name, self._labels, seed)
-        self._buffers = Buffers()
+        self._buffers = ParameterBuffers()
         self._pending: tuple[Row, Sequence[Probe]] | None = None  # completed by the next step
         self._trusts_loss = False  # .grad was compared with the gradient of the scope
         self._has_warned = False

@@ -17,9 +17,9 @@ from normscope.layers.population import batch_statistics, population_statistics,
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
-    from normscope.curvature.problem import Data
     from normscope.probes.context import StepContext
     from normscope.probes.execution import ForwardHooks
+    from normscope.problem.problem import Data
 
 __all__ = ["StatisticsGap"]
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from normscope.curvature.batch import Batch, tensors_of
-from normscope.curvature.problem import Problem, WholeLoss
 from normscope.errors import DataError, InputError, StateError
 from normscope.files import replacing, try_place
-from normscope.losses import Loss
+from normscope.problem.batch import Batch, tensors_of
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.problem import Problem
 from normscope.training.loop import Loop
 
 __all__ = ["check_writable", "resume", "save", "settings_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -16,34 +16,31 @@ from normscope.problem.batch import Batch, pieces, sample_count
 from normscope.problem.loss import Loss, WholeLoss, accuracy
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
-from normscope.results.frame import frame
-from normscope.results.notebook import pairs_html
+from normscope.text import Rendered, Table
 from normscope.training.loop import training_mode
-
-if TYPE_CHECKING:
-    import pandas as pd
+from normscope.validation import check_integer
 
 __all__ = ["Evaluation", "Statistics", "evaluate"]
 
 Statistics = Literal["running", "population", "batch"]
 
 
-class Evaluation(NamedTuple):
-    """The result of `evaluate`: the mean loss, and the accuracy if the targets are labels."""
-
+class _Scores(NamedTuple):
     loss: float
     accuracy: float | None
+
+
+class Evaluation(_Scores, Rendered):
+    """The result of `evaluate`: the mean loss, and the accuracy if the targets are labels."""
+
+    __str__ = _Scores.__repr__
 
     def to_dict(self) -> dict[str, float | None]:
         """Return both by name."""
         return self._asdict()
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row."""
-        return frame([self.to_dict()])
-
-    def _repr_html_(self) -> str:
-        return pairs_html(self._asdict(), "Evaluation")
+    def _table(self) -> Table:
+        return Table(self._asdict(), "Evaluation")
 
 
 def evaluate(

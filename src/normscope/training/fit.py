@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch.optim import Optimizer
 
 from normscope.errors import InputError
-from normscope.results.frame import frame
-from normscope.results.notebook import pairs_html
+from normscope.problem.problem import Problem
+from normscope.text import Rendered, Table
 from normscope.training import checkpoint as checkpoints
 from normscope.training.loop import Loop, Outcome, Step, check_steps
 from normscope.training.optimizers import OptimizerFactory
@@ -39,7 +39,7 @@ _NEVER_FINITE = (
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Rendered):
     """The result of `fit`.
 
     Args:
@@ -83,12 +83,14 @@ class Run:
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per step, with its loss."""
-        return frame({"step": step, "loss": loss} for step, loss in enumerate(self.losses.tolist()))
+        import pandas as pd
 
-    def _repr_html_(self) -> str:
+        return pd.DataFrame({"step": range(len(self.losses)), "loss": self.losses})
+
+    def _table(self) -> Table:
         ends = {"first loss": self.losses[0], "last loss": self.losses[-1]} if self.steps else {}
         values = {"outcome": self.outcome.name.lower(), "steps": self.steps, **ends}
-        return pairs_html({**values, "seconds": self.seconds}, "Training", self.advice)
+        return Table({**values, "seconds": self.seconds}, "Training", [self.advice])
 
 
 def fit(

@@ -17,6 +17,7 @@ from normscope.problem.batch import Batch
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, take_step
+from normscope.validation import check_integer
 
 __all__ = ["Loop", "Outcome", "Step", "check_steps", "train", "training_mode"]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim import optimizer as torch_optimizers
 
-from normscope.curvature.randomness import fixed_randomness
 from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.problem.isolation import fixed_randomness
 
 __all__ = ["OptimizerFactory", "bind_optimizer", "sgd", "step_on_copies", "take_step"]
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from normscope.probes import Scope
 from normscope.probes.observed import _describe_optimizer
+from normscope.problem import whole_loss
 
 
 def scope_on(loss="squared_error", optimizer=None, **options):

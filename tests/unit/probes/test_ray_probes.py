@@ -66,6 +66,129 @@ def test_ray_agrees_with_copies_of_the_model(name, norm):
     assert results["loss"].item() == pytest.approx(value, rel=1e-12)
 
 
+class UsedTwice(nn.Module):
+    """Calls one layer twice, and uses the weight of another one more time."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(torch.tanh(self.first(x.flatten(1)))))
+        return self.head(torch.tanh(self.second(x)) + x @ self.second.weight)
+
+
+class Branching(UsedTwice):
+    """Calls a layer once more when its parameters have moved, and leaves another out."""
+
+    def __init__(self):
+        super().__init__()
+        self.home = self.first.weight.sum().item()
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x.flatten(1)))
+        if abs(self.first.weight.sum().item() - self.home) > 1e-3:
+            return self.head(torch.tanh(self.first(x)))
+        return self.head(torch.tanh(self.second(input=x)))
+
+
+class ReadsWeight(UsedTwice):
+    """Reads the values of a weight, changes an output gradient and asks for that of its inputs."""
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1).requires_grad_())
+        hidden.register_hook(lambda gradient: -gradient)
+        return self.head(torch.tanh(self.second(hidden))) * self.first.weight.detach().norm()
+
+
+def tied_weights():
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Tanh(), nn.Linear(64, 10))
+
+
+def hooked():
+    model = tied_weights()
+    model[3].register_forward_hook(lambda layer, _, output: output * layer.weight.detach().norm())
+    return model
+
+
+@pytest.mark.parametrize("make", [UsedTwice, Branching, ReadsWeight, tied_weights, hooked])
+def test_ray_agrees_with_copies_of_unusual_models(make):
+    torch.manual_seed(0)
+    model = make().double()
+    results = measured(model, torch.optim.SGD(model.parameters(), 0.3))
+    expected = ray(model, cross_entropy, *batch(), DISTANCES, dict.fromkeys(own_values(model), 0.3))
+    names = {"ray_loss": "loss", "gradient_distance": "distance", "gradient_cosine": "cosine"}
+    for name, key in names.items():
+        np.testing.assert_allclose(results[name], [point[key] for point in expected], rtol=1e-8)
+
+
+def test_loss_that_differentiates_itself_is_compared():
+    model = tied_weights().double()
+
+    def loss(model, data):
+        output = model(data[0])
+        plain = cross_entropy(output, data[1])
+        (inner,) = torch.autograd.grad(plain, model[1].weight, retain_graph=True)
+        return plain + inner.norm().detach() * output.square().mean()
+
+    class Whole(nn.Module):  # of a copy of the model, for the reference
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return loss(self.model, (x, batch()[1]))
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    results = measured(model, optimizer, loss=ns.whole_loss(loss), data=(batch(),))
+    rates = dict.fromkeys(own_values(Whole()), 0.3)
+    expected = ray(Whole(), lambda value, _: value, *batch(), DISTANCES, rates)
+    wanted = [point["distance"] for point in expected]
+    np.testing.assert_allclose(results["gradient_distance"], wanted, rtol=1e-8)
+
+
+def test_small_differences_survive_single_precision():
+    model = net("fully_connected")
+    x, y = batch()
+    distances, rates = [1e-4, 1e-3, 1e-2], dict.fromkeys(own_values(model), 1.0)
+    expected = [point["distance"] for point in ray(model, cross_entropy, x, y, distances, rates)]
+    single = model.float()
+    optimizer = torch.optim.SGD(single.parameters(), 1.0)
+    results = measured(single, optimizer, data=(x.float(), y), distances=distances)
+    np.testing.assert_allclose(results["gradient_distance"], expected, rtol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch's own layer
+def test_sparse_inputs_give_the_same_ray():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    x, y = batch()
+    dense = x.flatten(1).float()
+    probes = ["loss_variation", "gradient_predictiveness"]
+    sparse = measured(model, optimizer, probes, data=(dense.to_sparse(), y))
+    plain = measured(model, optimizer, probes, data=(dense, y))
+    for name in ("ray_loss", "gradient_distance"):
+        np.testing.assert_allclose(sparse[name], plain[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast_gives_finite_rays(inside):
+    class Autocast(UsedTwice):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+                hidden = self.first(x.flatten(1))
+            return self.head(torch.tanh(hidden.float()))
+
+    model = Autocast()
+    x, y = batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
+        results = measured(model, torch.optim.SGD(model.parameters(), 0.3), data=(x.float(), y))
+    assert np.isfinite(results["gradient_distance"]).all()
+
+
 def test_ray_goes_by_each_groups_own_rate():
     model = net("fully_connected")
     first, *rest = model.parameters()

@@ -41,7 +41,6 @@ def _kernel(name: str) -> Any:
     types: dict[str, tuple[Any, ...]] = {
         "forward": (*(_pointer,) * 3, *_SHAPE, *(ctypes.c_double,) * 2, *(_pointer,) * 4),
         "backward": (*(_pointer,) * 6, *_SHAPE, *(_pointer,) * 3),
-        "comparison": (*(_pointer,) * 2, _long, _int, _pointer),
         "sums": (*(_pointer,) * 2, _long, _long, _int, _pointer),
         "noise": (*(_pointer,) * 3, _long, _long, *(ctypes.c_float,) * 2, *(_pointer,) * 2),
     }
@@ -124,30 +123,6 @@ def compiled_noise(
     shape = len(factor), unit_factor.numel()
     kernel(state.ctypes.data, *units, *shape, *jitters, factor.data_ptr(), shift.data_ptr())
     return True
-
-
-def compiled_comparison(one: Tensor, other: Tensor) -> Tensor | None:
-    """Inner product, first square and square of the difference of two vectors; or None.
-
-    Args:
-        one: flat.
-        other: as long.
-
-    Returns:
-        The three sums in float64, from one reading of both; None: not for the kernel.
-    """
-    count = one.numel()
-    if not (_plain(one) and _plain(other) and one.is_contiguous() and other.is_contiguous()):
-        return None
-    if count != other.numel() or transform_active() or tracing_active():
-        return None
-    kernel = _kernel("comparison")
-    if kernel is None:
-        return None
-    threads = _threads_for(count)
-    shares = torch.empty(threads, 3, dtype=torch.float64, device="cpu")
-    kernel(one.data_ptr(), other.data_ptr(), count, threads, shares.data_ptr())
-    return shares.sum(0)
 
 
 def compiled_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:

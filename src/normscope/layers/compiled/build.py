@@ -23,8 +23,7 @@ from normscope.files import replacing
 
 SWITCH = "NORMSCOPE_COMPILED"
 SOURCES = tuple(
-    Path(__file__).with_name(name)
-    for name in ("lp.c", "noise.c", "comparison.c", "sums.c", "columns.h")
+    Path(__file__).with_name(name) for name in ("lp.c", "noise.c", "sums.c", "columns.h")
 )
 # Loops with a rounding or a root in them become vector loops only without errno and traps.
 # Not -ffast-math: sums must keep their order, and NaN must stay NaN.
