@@ -33,12 +33,12 @@ from rich.console import Console
 from rich.table import Table
 
 from normscope.curvature import top_eigenvalue
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.prediction import predicted_onset
-from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.steepest import steepest_curvature
+from normscope.learning_rate.bound import measure_curvature
+from normscope.learning_rate.prediction import predict_limit
+from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.theory import mean_field_bound
-from normscope.learning_rate.verification import verified_onset
+from normscope.learning_rate.update_rule import UpdateRule
+from normscope.learning_rate.verification import verify_limit
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 
@@ -70,22 +70,22 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
         truth_seconds = math.nan
     problem = Problem(model, case.loss, case.samples())
     rule = UpdateRule("SGD", momentum=case.momentum)
-    bench = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0)
+    bench = TrainingSetup(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0)
     batches = bench.batches(4)
     rates: Row = {}
     seconds: Row = {"truth": truth_seconds}
     curvature, seconds["curvature_bound"] = timed(
-        lambda: steepest_curvature(problem, batches[:3], rule)
+        lambda: measure_curvature(problem, batches[:3], rule)
     )
     rates["bound"] = curvature.bound(rule)
     start_only = rule.largest_stable_rate(max(curvature.values))
 
     def bound() -> float:  # measured again: it is part of what the prediction takes
-        return steepest_curvature(problem, batches[:3], rule).bound(rule)
+        return measure_curvature(problem, batches[:3], rule).bound(rule)
 
-    prediction, seconds["predicted"] = timed(lambda: predicted_onset(problem, batches, rule, bound))
+    prediction, seconds["predicted"] = timed(lambda: predict_limit(problem, batches, rule, bound))
     rates["predicted"] = prediction.rate
-    found, seconds["verified"] = timed(lambda: verified_onset(bench, prediction.rate))
+    found, seconds["verified"] = timed(lambda: verify_limit(bench, prediction.rate))
     rates["verified"] = found.onset
     rates["curvature_bound"] = found.lowered_bound(rates["bound"])
     reasons = {}
@@ -103,12 +103,12 @@ def measured(case: Case, onsets: list[float] | None) -> Row:
         "start_only": start_only,
         "standing": prediction.standing,
         "reason": prediction.reason,
-        "begins_flat": curvature.begins_flat,
+        "begins_flat": curvature.starts_on_plateau,
         "verified_ends": [found.low, found.high],
         "spread": found.spread,
         "verification_steps": found.steps,
         "products": top_eigenvalue(model, case.loss, batches[0], kind="ggn").matvecs,
-        "died": found.died_first,
+        "died": found.collapsed_first,
         "theory": reasons,
         "seconds": seconds,
     }

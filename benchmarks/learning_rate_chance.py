@@ -25,8 +25,8 @@ from pathlib import Path
 from learning_rate_accuracy import middle
 from learning_rate_cases import BATCH_SIZE, CASES
 
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.onset import STEPS, trial
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import STEPS, short_run
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 
@@ -44,14 +44,14 @@ def tabulated(
     """Fill in the runs of a case that are missing, until the time is over."""
     case = CASES[name]
     problem = Problem(case.model(), case.loss, case.samples())
-    bench = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0)
+    bench = TrainingSetup(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0)
     for place in range(-places, places + 1):
         for order in range(orders):
             key = f"{place},{order}"
             if key in runs or time.perf_counter() > end:
                 continue
-            with bench.rehearsal(center * APART**place) as (copied, optimizer):
-                done = trial(copied, optimizer, BATCH_SIZE, order)
+            with bench.copied(center * APART**place) as (copied, optimizer):
+                done = short_run(copied, optimizer, BATCH_SIZE, order)
             runs[key] = [done.unstable, done.died, done.steps]
 
 

@@ -4,10 +4,10 @@
 
 Both take turns in one process, and the shortest time of each counts. Timed is all that the
 prediction needs, from the model on: the features of four batches twice, one gradient and the
-simulated last layer; or where that does not settle it, the whole net rehearsed on a few samples
-(marked "rehearsed"). The goal, a fifth, is for nets whose lambda_max takes fewer than ten products:
-those of `top_eigenvalue` with its defaults, for the Gauss-Newton matrix of one batch. "advice" is
-`max_learning_rate(..., verify=False)`, which also measures the curvature, for `.curvature_bound`.
+simulated last layer; or where that does not settle it, trial runs on a few samples
+(marked "trial runs"). The goal, a fifth, is for nets whose lambda_max takes fewer than ten
+products: those of `top_eigenvalue` with its defaults, for the Gauss-Newton matrix of one batch.
+"advice" is `max_learning_rate(..., verify=False)`, with the curvature bound.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from learning_rate_finder import seconds_of_range_test
 
 from normscope.curvature import top_eigenvalue
 from normscope.learning_rate import max_learning_rate
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.prediction import Prediction, predicted_onset
-from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.steepest import steepest_curvature
+from normscope.learning_rate.bound import measure_curvature
+from normscope.learning_rate.prediction import Prediction, predict_limit
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.update_rule import UpdateRule
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 
@@ -41,7 +41,7 @@ class Cost:
     prediction: float
     advice: float
     range_test: float
-    rehearsed: bool
+    trial_runs: bool
     products: float
 
     @property
@@ -63,19 +63,17 @@ def seconds(action: Callable[[], object]) -> float:
 
 def steepest_bound(problem: Problem, batches: list[Batch], rule: UpdateRule) -> float:
     """What the prediction asks for if no rate breaks the loss."""
-    return steepest_curvature(problem, batches[:3], rule).bound(rule)
+    return measure_curvature(problem, batches[:3], rule).bound(rule)
 
 
 def measure(case: Case, rounds: int) -> Cost:
     model = case.model()
     problem = Problem(model, case.loss, case.samples())
-    batches = Workbench(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0).batches(4)
+    batches = TrainingSetup(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0).batches(4)
     rule = UpdateRule("SGD", momentum=case.momentum)
 
     def predict() -> Prediction:
-        return predicted_onset(
-            problem, batches, rule, lambda: steepest_bound(problem, batches, rule)
-        )
+        return predict_limit(problem, batches, rule, lambda: steepest_bound(problem, batches, rule))
 
     def advise() -> object:
         sizes = {"momentum": case.momentum, "batch_size": BATCH_SIZE}
@@ -101,7 +99,7 @@ def main() -> None:
         cost = costs[name] = measure(CASES[name], options.rounds)
         print(
             f"{name}: {cost.prediction * 1e3:.0f} of {cost.range_test * 1e3:.0f} ms, "
-            f"{cost.share:.3f}{', rehearsed' * cost.rehearsed}; advice "
+            f"{cost.share:.3f}{', trial runs' * cost.trial_runs}; advice "
             f"{cost.advice / cost.range_test:.2f}; {cost.products:.1f} products",
             flush=True,
         )

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.steepest import steepest_curvature
+from normscope.learning_rate.bound import measure_curvature
+from normscope.learning_rate.update_rule import UpdateRule
 from normscope.problem.problem import Problem
 
 momenta = st.floats(0.0, 0.99)
@@ -55,7 +55,7 @@ def test_curvature_goes_as_the_scale_of_the_loss(scale, seed):
         def loss(output, target):
             return factor * nn.functional.mse_loss(output, target)
 
-        return steepest_curvature(Problem(model, loss, data), [data], UpdateRule("SGD"))
+        return measure_curvature(Problem(model, loss, data), [data], UpdateRule("SGD"))
 
     plain, scaled = measured(1.0), measured(scale)
     assert np.isclose(scaled.values[0], scale * plain.values[0], rtol=0.01)

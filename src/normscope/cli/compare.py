@@ -122,9 +122,9 @@ def _drawn(comparison: Comparison, out: Path | None) -> Path | None:
 
 def _averaged(steps: int) -> str:
     """What the last column is a mean of."""
-    from normscope.learning_rate.compared import LAST
+    from normscope.learning_rate.comparison import AVERAGED
 
-    which = f"the last {LAST}" if steps > LAST else "all"
+    which = f"the last {AVERAGED}" if steps > AVERAGED else "all"
     return f"loss: of training at half the limit, the mean of {which} steps."
 
 
@@ -151,12 +151,10 @@ def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
 def _source(place: str, network: nn.Module, comparison: Comparison) -> str:
     """What the table is of; another normalization may have more or fewer parameters."""
     from normscope.cli.trained import trained_words
-    from normscope.learning_rate.advice_table import rule_words
 
     advice = comparison.rows[0].advice
-    rule = rule_words(advice.rule)
     trained = trained_words(network, whose=" of the model as given")
-    return f"Of: {place}, {rule}, batches of {advice.batch_size}, {trained}."
+    return f"Of: {place}, {advice.rule}, batches of {advice.batch_size}, {trained}."
 
 
 def _criterion(comparison: Comparison) -> str:

@@ -1,9 +1,9 @@
-"""How large a learning rate: the bound from curvature, the predicted and the verified onset."""
+"""How large a learning rate: the curvature bound, the predicted and the verified limit."""
 
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import max_learning_rate
 from normscope.learning_rate.comparison import Compared, Comparison, compare
-from normscope.learning_rate.onset import growth_limit, is_unstable
+from normscope.learning_rate.stability import growth_limit, is_unstable
 
 __all__ = [
     "Advice",

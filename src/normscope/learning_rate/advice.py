@@ -1,4 +1,4 @@
-"""The answer: how large a learning rate, how sure, and why."""
+"""`Advice`: how large a learning rate, how certain, and why."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normscope.learning_rate.advice_table import heading_of, rows_of
-from normscope.learning_rate.explanation import explained
+from normscope.learning_rate.bound import Curvature
+from normscope.learning_rate.explanation import explain, table_rows, table_title
 from normscope.learning_rate.prediction import Prediction
-from normscope.learning_rate.rules import UpdateRule
-from normscope.learning_rate.steepest import Curvature
-from normscope.learning_rate.theory import Theory
-from normscope.learning_rate.verified import Verification
+from normscope.learning_rate.theory import MeanFieldBound
+from normscope.learning_rate.update_rule import UpdateRule
+from normscope.learning_rate.verification import Verification
 from normscope.text import WIDTH, text_table, wrap
 
 if TYPE_CHECKING:
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Advice"]
 
-# Without verification: what most cases of benchmarks/learning_rate_accuracy.py are within.
-_UNVERIFIED_FACTOR = 2.0
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Advice:
@@ -36,22 +28,22 @@ class Advice:
 
     Args:
         rule: of the optimizer.
-        curvature: measured at the present weights.
-        prediction: of the onset, before any run.
-        mean_field: the theory's bound, from the architecture alone.
-        verification: short runs; None if they were not asked for.
+        curvature: at the current weights and after the first steps.
+        prediction: of the limit, before any run.
+        mean_field: the bound of the theory, from the architecture alone.
+        verification: short runs; None without ``verify``.
         invariant: names of the scale-invariant weights.
         batch_size: samples per step.
-        seconds: wall-clock time of the whole.
+        seconds: wall-clock time.
         norms: kinds of normalization in the model.
-        growth_limit: beyond this multiple of its first value the loss counts as unstable; None: not
-            told.
+        growth_limit: multiple of its first value beyond which the loss counts as unstable; None if
+            not known.
     """
 
     rule: UpdateRule
     curvature: Curvature
     prediction: Prediction
-    mean_field: Theory
+    mean_field: MeanFieldBound
     verification: Verification | None
     invariant: tuple[str, ...]
     batch_size: int
@@ -61,30 +53,30 @@ class Advice:
 
     @property
     def bound(self) -> float:
-        """2 (1 + momentum) / lambda_max: what the curvature says; less if a few steps broke it."""
+        """2 (1 + momentum) / lambda_max; less if a few steps at that rate were unstable."""
         return self.curvature.bound(self.rule)
 
     @property
     def curvature_bound(self) -> float:
-        """The bound; or below all rates at which a run failed, if one did below the bound."""
+        """The bound, lowered if a run failed below it."""
         found = self.verification
         return self.bound if found is None else found.lowered_bound(self.bound)
 
     @property
     def predicted(self) -> float:
-        """The onset predicted, from the last layer or by a rehearsal on a few samples."""
+        """The predicted limit, from the last layer or from trial runs on a few samples."""
         return self.prediction.rate
 
     @property
     def theory(self) -> float | None:
-        """The theory's bound; None if it has none: ``mean_field.reason`` says why."""
+        """The mean-field bound; None if there is none, see ``mean_field.reason``."""
         return self.mean_field.rate
 
     @property
     def verified(self) -> tuple[float, float] | None:
         """The largest stable and the smallest unstable learning rate of the short runs.
 
-        By the definition of the onset: a net that died was stable.
+        By the definition of `is_unstable`: a network that collapsed was stable.
         """
         return (
             None if self.verification is None else (self.verification.low, self.verification.high)
@@ -92,10 +84,10 @@ class Advice:
 
     @property
     def limit(self) -> float:
-        """The best estimate of the onset: verified, or else predicted; not below the bound.
+        """The best estimate of the stability limit: verified, or else predicted.
 
-        Below that no quadratic as steep as any met breaks: a lower prediction contradicts it. Where
-        short runs died at rates below the onset, it is where they did.
+        A prediction below the curvature bound is raised to it. If runs collapsed at rates below
+        the unstable ones, the limit is where they did.
         """
         if self.verification is not None:
             return self.verification.limit
@@ -103,26 +95,26 @@ class Advice:
 
     @property
     def recommended(self) -> float:
-        """Half the limit, where a quadratic's steepest direction is solved in one step."""
+        """Half the limit: the rate that solves a quadratic's top direction in one step."""
         return self.limit / 2
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the limit, the median over orders of the data, may be on other batches.
+        """Where the limit, the median over data orders, may be on other batches.
 
-        What the runs enclose, or else the limit with a factor of two either way, widened by how
-        much the batches differ in curvature. A single order may break below it: the lowest rate at
-        which one did is ``verification.lowest_failure``. It has no upper end if the curvature of
-        some batch, but not of all, bounds nothing.
+        The rates that the runs enclose, or the limit with a factor of two either way, which covers
+        most cases of benchmarks/learning_rate_accuracy.py; widened by how much the batches differ
+        in curvature. A single data order may fail below it, see ``verification.lowest_failure``.
+        The upper end is infinite if some batches, but not all, have no positive curvature.
         """
-        below, above = self._spread()
+        below, above = self._batch_spread()
         if self.verification is None:
-            return self.limit * below / _UNVERIFIED_FACTOR, self.limit * above * _UNVERIFIED_FACTOR
+            return self.limit * below / 2, self.limit * above * 2
         low, high = self.verification.ends
         return low * below, high * above
 
-    def _spread(self) -> tuple[float, float]:
-        """By how much the bounds of the steepest and the flattest batch differ from the middle."""
+    def _batch_spread(self) -> tuple[float, float]:
+        """Return the median curvature of the batches over the largest, and over the smallest."""
         values = self.curvature.values
         curved = sorted(value for value in values if value > 0)
         if not curved:
@@ -133,17 +125,18 @@ class Advice:
 
     @property
     def shares(self) -> dict[str, float]:
-        """How much of the steepest direction lies in each module."""
+        """Squared length of the top eigenvector in each module."""
         return self.curvature.shares
 
     @property
     def explanation(self) -> str:
-        """The number in words, and what would change it."""
-        return explained(self)
+        """The numbers in words, and what would change them."""
+        return explain(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts."""
-        runs = () if self.verification is None else self.verification.trials
+        """Return plain numbers and strings."""
+        found = self.verification
+        collapse = math.inf if found is None else found.lowest_collapse
         return {
             "optimizer": self.rule.name,
             "momentum": self.rule.momentum,
@@ -162,10 +155,10 @@ class Advice:
             "theory_reason": self.mean_field.reason,
             "theory_frozen": list(self.mean_field.frozen),
             "verified": None if self.verified is None else list(self.verified),
-            "died_at": _finite(self.verification.fatal) if self.verification else None,
+            "died_at": collapse if math.isfinite(collapse) else None,
             "growth_limit": self.growth_limit,
-            "verification_steps": None if self.verification is None else self.verification.steps,
-            "trials": [vars(each) for each in runs],
+            "verification_steps": None if found is None else found.steps,
+            "trials": [vars(each) for each in (found.trials if found else ())],
             "lambda_max": list(self.curvature.values),
             "lambda_max_later": list(self.curvature.later),
             "lambda_max_beyond": self.curvature.beyond,
@@ -178,13 +171,13 @@ class Advice:
         }
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row: the numbers and their reasons, without what is a list."""
+        """Return one row: the numbers and their reasons, without lists."""
         from normscope.results.frame import frame
 
         return frame([self.scalars()])
 
     def scalars(self) -> dict[str, Any]:
-        """What `to_dict` has of one value each; of an interval its two ends."""
+        """Return the scalars of `to_dict`, and the two ends of each interval."""
         values = self.to_dict()
         for name in ("interval", "verified"):
             low, high = values[name] or (None, None)
@@ -193,7 +186,7 @@ class Advice:
         return {name: each for name, each in values.items() if not isinstance(each, list | dict)}
 
     def to_xarray(self) -> xr.Dataset:
-        """The runs with their rates and outcomes, the rates of the advice as attributes."""
+        """Return the runs with their rates and outcomes, the rates of the advice as attributes."""
         import xarray as xr
 
         runs = () if self.verification is None else self.verification.trials
@@ -202,19 +195,14 @@ class Advice:
             name: ("run", [getattr(each, name) for each in runs])
             for name in ("rate", "unstable", "died", "steps", "worst", "order")
         }
-        columns["is_ramp"] = ("run", [place < ramps for place in range(len(runs))])
-        rates = {
-            "curvature_bound": self.curvature_bound,
-            "limit": self.limit,
-            "recommended": self.recommended,
-        }
-        rates |= {"predicted": self.predicted, "theory": self.theory or math.nan}
+        columns["is_ramp"] = ("run", [number < ramps for number in range(len(runs))])
+        names = ("curvature_bound", "limit", "recommended", "predicted", "theory", "growth_limit")
         low, high = self.interval
-        limits = {"low": low, "high": high, "growth_limit": self.growth_limit or math.nan}
-        return xr.Dataset(columns, attrs={**rates, **limits})
+        attributes = {name: getattr(self, name) or math.nan for name in names}
+        return xr.Dataset(columns, attrs={**attributes, "low": low, "high": high})
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The learning rates on one logarithmic axis, with the runs that decided.
+        """Draw the learning rates on one logarithmic axis, with the runs.
 
         Args:
             ax: where to draw; None for a new figure.
@@ -227,15 +215,8 @@ class Advice:
         return learning_rates(self.to_xarray(), ax)
 
     def text(self, width: int = WIDTH) -> str:
-        """The table and its words.
-
-        Args:
-            width: in characters.
-
-        Returns:
-            Lines of that width at most.
-        """
-        table = text_table(rows_of(self), heading_of(self), numbers=("value",), width=width)
+        """Return the table and the explanation in lines of at most ``width`` characters."""
+        table = text_table(table_rows(self), table_title(self), numbers=("value",), width=width)
         return wrap(f"{table}\n\n{self.explanation}", width)
 
     def __str__(self) -> str:
@@ -246,4 +227,4 @@ class Advice:
     def _repr_html_(self) -> str:
         from normscope.results.notebook import table_html
 
-        return table_html(rows_of(self), heading_of(self), self.explanation)
+        return table_html(table_rows(self), table_title(self), self.explanation)

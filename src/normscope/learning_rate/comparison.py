@@ -1,11 +1,14 @@
-"""`compare`: the same net under several normalizations, side by side."""
+"""`compare`: the same network under several normalizations."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -15,30 +18,41 @@ from normscope.curvature.norm_fit import unfit_norms
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, NormscopeWarning
 from normscope.layers import convert
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.advisor import max_learning_rate, recipe_of
-from normscope.learning_rate.compared import LAST, MODES, Compared, Comparison
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.gradient_growth import gradient_growth
-from normscope.learning_rate.guessing import guessing_loss
-from normscope.learning_rate.steepest import Tell
+from normscope.learning_rate.advisor import max_learning_rate
+from normscope.learning_rate.bound import Tell
+from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
+from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd
+from normscope.learning_rate.stability import STEPS, is_unstable_loss
 from normscope.problem.batch import Batch
 from normscope.problem.loss import WholeLoss
 from normscope.problem.problem import Data, Problem
+from normscope.text import WIDTH, text_table, wrap
 from normscope.training import fit
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
     from normscope.problem.loss import Loss
     from normscope.training.optimizers import OptimizerFactory
 
-__all__ = ["MODES", "Compared", "Comparison", "UnfitNormError", "compare"]
+__all__ = ["AVERAGED", "MODES", "Compared", "Comparison", "UnfitNormError", "compare"]
+
+MODES = ("train", "frozen", "eval")
+AVERAGED = 10
+"""Losses at the end of a training whose mean is the final loss."""
+_TITLE = "The same network under several normalizations"
+_MARK = "*"  # beside a limit that no runs enclose, or that a training has refuted
 
 
 class UnfitNormError(InputError):
-    """Kinds of normalization that a model cannot have.
+    """Kinds of normalization that do not fit a model.
 
     Args:
         reasons: why, by kind.
-        fitting: the kinds that it can have, of those that were asked for.
+        fitting: the kinds that fit, of those asked for.
     """
 
     def __init__(self, reasons: Mapping[str, str], fitting: Sequence[str]) -> None:
@@ -46,7 +60,7 @@ class UnfitNormError(InputError):
         several = len(reasons) > 1
         which = f"norm{'s' * several} {' and '.join(reasons)}"
         reason = next(iter(reasons.values()))
-        joint = ", or" if ";" in reason else ";"  # it may have a remedy of its own
+        joint = ", or" if ";" in reason else ";"  # the reason may have its own remedy
         remedy = f"leave {'them' if several else 'it'} out: norms={self.fitting}"
         super().__init__(
             f"the {which} {'do' if several else 'does'} not fit the model: {reason}{joint} "
@@ -54,8 +68,259 @@ class UnfitNormError(InputError):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A message alone cannot make it again in another process."""
+        """Unpickle as an InputError with the same message."""
         return InputError, (str(self),)
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One normalization.
+
+    Args:
+        norm: its kind.
+        advice: on the learning rate.
+        lambda_max: of the Gauss-Newton matrix by mode; None where a mode does not apply.
+        growth: of the squared gradient per layer, backwards; None for a shallow network.
+        losses: of a training at half the limit.
+        diverged: whether it ended early.
+        guessing_loss: of the best output that is the same for every sample; None if it is not
+            known for the loss.
+    """
+
+    norm: str
+    advice: Advice
+    lambda_max: dict[str, float | None]
+    growth: float | None
+    losses: NDArray[np.float64]
+    diverged: bool
+    guessing_loss: float | None = None
+
+    @property
+    def final_loss(self) -> float:
+        """The mean of the last ten losses (of all, if fewer); NaN after a divergence."""
+        return math.nan if self.diverged else float(self.losses[-AVERAGED:].mean())
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether the final loss is at least 95 % of the best constant output's."""
+        guess = self.guessing_loss
+        if not guess or self.diverged:  # zero if all targets are the same
+            return False
+        return self.final_loss >= 0.95 * guess
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the training at half the limit was unstable, by the definition of the limit.
+
+        See `normscope.learning_rate.is_unstable`.
+        """
+        limit = self.advice.growth_limit or math.inf
+        early = self.losses[:STEPS].tolist()
+        return any(is_unstable_loss(loss, early[0], limit) for loss in early)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings."""
+        return {
+            "norm": self.norm,
+            "lambda_max": self.lambda_max,
+            **self._training(),
+            "guessing_loss": self.guessing_loss,
+            "losses": self.losses.tolist(),
+            "advice": self.advice.to_dict(),
+        }
+
+    def scalars(self) -> dict[str, Any]:
+        """Return all scalars by name."""
+        return {
+            "norm": self.norm,
+            **self.advice.scalars(),
+            **{f"lambda_max_{mode}": value for mode, value in self.lambda_max.items()},
+            **self._training(),
+        }
+
+    def _training(self) -> dict[str, Any]:
+        return {
+            "gradient_growth": self.growth,
+            "final_loss": self.final_loss,
+            "is_guessing": self.is_guessing,
+            "is_unstable": self.is_unstable,
+            "diverged": self.diverged,
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row."""
+        from normscope.results.frame import frame
+
+        return frame([self.scalars()])
+
+    def _repr_html_(self) -> str:
+        return Comparison((self,), len(self.losses))._repr_html_()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """The same network under several normalizations.
+
+    The loss in the table is `Compared.final_loss`, a mean of the last ten.
+
+    Args:
+        rows: one for each normalization.
+        steps: of the training at half the limit.
+    """
+
+    rows: tuple[Compared, ...]
+    steps: int
+
+    def __getitem__(self, norm: str) -> Compared:
+        found = {row.norm: row for row in self.rows}
+        if norm not in found:
+            raise InputError(f"norm {norm!r} was not compared; choose from {', '.join(found)}.")
+        return found[norm]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings."""
+        norms = [row.to_dict() for row in self.rows]
+        return {"steps": self.steps, "norms": norms, "notes": self.notes}
+
+    @property
+    def notes(self) -> list[str]:
+        """Caveats in full sentences; those on limits begin with the mark beside them."""
+        unverified = [row.norm for row in self.rows if row.advice.verification is None]
+        notes = []
+        if unverified:
+            whose = "" if len(unverified) == len(self.rows) else f" of {', '.join(unverified)}"
+            notes.append(f"{_MARK} predicted: no run has verified the limit{whose}.")
+        notes += [f"{_MARK} {_limit_note(row)}" for row in self.rows]
+        notes += [_training_note(row, self.steps) for row in self.rows]
+        notes += [_matrix_note(self.rows)]
+        return [note for note in notes if note.strip(f" {_MARK}")]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row per norm, with the columns of its advice."""
+        from normscope.results.frame import frame
+
+        return frame(row.scalars() for row in self.rows)
+
+    def to_xarray(self) -> xr.Dataset:
+        """Return rates, eigenvalues by mode and losses by step, all by norm."""
+        import xarray as xr
+
+        losses = np.full((len(self.rows), self.steps), np.nan)
+        for row, line in zip(self.rows, losses, strict=True):
+            line[: len(row.losses)] = row.losses
+        rates = {
+            name: ("norm", [float(getattr(row.advice, name)) for row in self.rows])
+            for name in ("curvature_bound", "limit", "recommended", "predicted")
+        }
+        low, high = zip(*(row.advice.interval for row in self.rows), strict=True)
+        values = [[row.lambda_max[mode] or math.nan for mode in MODES] for row in self.rows]
+        return xr.Dataset(
+            {
+                **rates,
+                "low": ("norm", list(low)),
+                "high": ("norm", list(high)),
+                "lambda_max": (("norm", "mode"), values),
+                "gradient_growth": ("norm", [row.growth or math.nan for row in self.rows]),
+                "loss": (("norm", "step"), losses),
+            },
+            coords={"norm": [row.norm for row in self.rows], "mode": list(MODES)},
+        )
+
+    def plot(self) -> Figure:
+        """Draw one figure: learning rates, curvature in three modes, training at half the limit.
+
+        Returns:
+            The figure with its three panels; plots of one panel return its Axes, and ``.figure``
+            is the figure of either.
+        """
+        from normscope.plots.comparison import comparison
+
+        return comparison(self.to_xarray())
+
+    def text(self, width: int = WIDTH) -> str:
+        """Return the table and the notes in lines of at most ``width`` characters."""
+        cells = self._cells()
+        table = text_table(cells, _TITLE, numbers=[*cells[0]][1:], width=width)
+        return wrap("\n".join([table, *([""] if self.notes else []), *self.notes]), width)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        return table_html(self._cells(), _TITLE, "\n".join(self.notes))
+
+    def _cells(self) -> list[dict[str, str]]:
+        """Return the strings of the table by column, row by row."""
+        found = []
+        for row in self.rows:
+            numbers: dict[str, float | None] = {
+                "curvature bound": row.advice.curvature_bound,
+                "limit": row.advice.limit,
+                "predicted": row.advice.predicted,
+                **{f"λ {mode}": row.lambda_max[mode] for mode in MODES},
+                "growth": row.growth,
+                f"loss after {self.steps}": None if row.diverged else row.final_loss,
+            }
+            cells = {name: "-" if n is None else f"{n:.3g}" for name, n in numbers.items()}
+            if row.is_unstable or not _is_enclosed(row.advice):
+                cells["limit"] += _MARK
+            found.append({"norm": row.norm, **cells})
+        return found
+
+
+def _is_enclosed(advice: Advice) -> bool:
+    """Return whether the limit is between a rate that held and one that failed in short runs."""
+    found = advice.verification
+    return found is not None and found.ends[0] > 0 and math.isfinite(found.ends[1])
+
+
+def _limit_note(row: Compared) -> str:
+    found = row.advice.verification
+    if found is None or _is_enclosed(row.advice):
+        return ""
+    if found.collapsed_first:
+        return f"{row.norm}: the network collapsed at every rate tried; the limit is the lowest."
+    if found.low == 0:
+        return f"{row.norm}: no rate tried was stable; the limit is the lowest of them."
+    return f"{row.norm}: no rate tried was unstable; the limit is the highest of them."
+
+
+def _training_note(row: Compared, steps: int) -> str:
+    if row.is_unstable:
+        first, worst = row.losses[0], row.losses[:STEPS].max()
+        rise = f"its loss rose to {worst:.3g}, {worst / first:.2g} times the first"
+        done = "diverged" if row.diverged else f"was unstable ({rise})"
+        # a verified limit is the median of several data orders
+        whose = "" if row.advice.verification is None else " for this data order"
+        return (
+            f"{_MARK} {row.norm}: at half the limit the training {done}: the limit is too "
+            f"high{whose}."
+        )
+    if row.diverged:  # after the steps in which an instability counts
+        return f"{row.norm}: the training at half the limit diverged."
+    if not row.is_guessing:
+        return ""
+    guess = row.guessing_loss or 0.0
+    relation = "not below" if row.final_loss <= 1.05 * guess else "above"
+    return (
+        f"{row.norm}: after {steps} steps the loss, {row.final_loss:.3g}, is still {relation} that "
+        f"of a constant output, {guess:.3g}."
+    )
+
+
+def _matrix_note(rows: Sequence[Compared]) -> str:
+    """Return which matrix λ belongs to, if the rates do not follow from it."""
+    name = next((row.advice.rule.name for row in rows if not row.advice.rule.is_exact), None)
+    if name is None:
+        return ""
+    return (
+        "λ is that of the loss alone; the curvature bound follows from the curvature over "
+        f"{name}'s scale, the lambda_max of each advice, and not from λ."
+    )
 
 
 def compare(
@@ -74,48 +339,48 @@ def compare(
     seed: int = 0,
     progress: Tell = lambda text: None,
 ) -> Comparison:
-    """Compare learning rates, curvature and training of a net under several normalizations.
+    """Compare learning rates, curvature and training of a network under several normalizations.
 
-    The nets have the weights of the model where they fit. The model itself stays as it is.
+    The networks have the weights of the model where they fit. The model is left unchanged.
 
     Args:
-        model: with norm layers, or places for them; see `normscope.layers.convert`.
+        model: with norm layers, or where they can be inserted; see `normscope.layers.convert`.
         loss: as for `max_learning_rate`.
         data: as for `max_learning_rate`.
         norms: none, batch, noisy, l1, l2, linf, layer or group.
         momentum: of SGD.
-        verify: whether short runs find the onset.
+        verify: whether short runs verify the limit.
         optimizer: in place of SGD: a factory ``parameters -> Optimizer``, as for
-            `max_learning_rate`; an optimizer would belong to one model.
+            `max_learning_rate`.
         nesterov: whether SGD's momentum is Nesterov's.
         weight_decay: of SGD.
         batch_size: samples per step, drawn from data that is one batch.
         steps: of the training at half the limit.
-        seed: of the order of the data, dropout and noise.
+        seed: of the data order, dropout and noise.
         progress: called with a text as each part begins.
 
     Returns:
         The comparison; it prints as a table, and ``plot()`` draws one figure.
 
     Raises:
-        InputError: if there is nothing to compare, or the model cannot have one of the norms;
-            before anything is measured, one pass of each tells.
-        ArgumentTypeError: if the optimizer is one already.
+        InputError: if there is nothing to compare, or a norm does not fit the model; one forward
+            pass of each checks this before anything is measured.
+        ArgumentTypeError: if the optimizer is an instance, which belongs to one model.
     """
     if isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(
-            f"compare makes a net for each norm and an optimizer for each net, got an optimizer of "
-            f"one; give a factory, such as functools.partial(torch.optim."
+            f"compare makes a network for each norm and an optimizer for each network, got an "
+            f"optimizer of one; give a factory, such as functools.partial(torch.optim."
             f"{type(optimizer).__name__}, lr=0.001)."
         )
     if isinstance(norms, str) or not norms:
         raise InputError("norms must be a list of at least one kind, such as ['none', 'batch'].")
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
-    recipe = recipe_of(optimizer, momentum, nesterov, weight_decay)
+    given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     rows = []
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
-        _check_norms(Workbench(Problem(model, loss, data), recipe, batch_size, seed), norms)
+        _check_norms(TrainingSetup(Problem(model, loss, data), given, batch_size, seed), norms)
         for norm in norms:
             problem = Problem(convert(model, to=norm), loss, data)
             advice = max_learning_rate(
@@ -123,22 +388,22 @@ def compare(
                 problem.loss,
                 data,
                 verify=verify,
-                optimizer=recipe,
+                optimizer=given,
                 batch_size=batch_size,
                 seed=seed,
                 progress=_prefixed(progress, norm),
             )
             progress(f"{norm}: training at half the limit")
-            bench = Workbench(problem, recipe, batch_size, seed)
-            rows.append(_compared(norm, bench, advice, steps))
+            setup = TrainingSetup(problem, given, batch_size, seed)
+            rows.append(_compare_norm(norm, setup, advice, steps))
     return Comparison(tuple(rows), steps)
 
 
-def _check_norms(bench: Workbench, norms: Sequence[str]) -> None:
-    """Refuse kinds that the model cannot have before anything is measured with the others."""
-    with bench.untouched():
-        (batch,) = bench.batches(1)
-        reasons = unfit_norms(bench.problem, norms, batch, bench.seed)
+def _check_norms(setup: TrainingSetup, norms: Sequence[str]) -> None:
+    """Reject norms that do not fit the model before anything is measured."""
+    with setup.isolated():
+        (batch,) = setup.batches(1)
+        reasons = unfit_norms(setup.problem, norms, batch, setup.seed)
     if reasons:
         raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
 
@@ -147,15 +412,15 @@ def _prefixed(tell: Tell, norm: str) -> Tell:
     return lambda text: tell(f"{norm}: {text}")
 
 
-def _compared(norm: str, bench: Workbench, advice: Advice, steps: int) -> Compared:
-    # the loss of guessing is that of as many batches as the final loss is a mean of
-    problem, seed, batches = bench.problem, bench.seed, bench.batches(LAST)
-    with bench.rehearsal(advice.recommended) as (copied, optimizer):
-        run = fit(copied, optimizer, steps, bench.batch_size, seed)
+def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -> Compared:
+    # as many batches as the final loss is a mean of
+    problem, seed, batches = setup.problem, setup.seed, setup.batches(AVERAGED)
+    with setup.copied(advice.recommended) as (copied, optimizer):
+        run = fit(copied, optimizer, steps, setup.batch_size, seed)
     diverged = run.outcome.name == "DIVERGED"
     values = {mode: _eigenvalue(problem, batches[0], mode, seed) for mode in MODES}
     growth = gradient_growth(problem, batches[0], seed)
-    guess = guessing_loss(problem, batches) if problem.has_outputs else None
+    guess = constant_output_loss(problem, batches) if problem.has_outputs else None
     return Compared(norm, advice, values, growth, run.losses, diverged, guess)
 
 
@@ -167,5 +432,5 @@ def _eigenvalue(problem: Problem, batch: Batch, mode: str, seed: int) -> float |
             return top_eigenvalue(
                 problem.model, problem.loss, [batch], kind, mode, tol=0.01, seed=seed, vectors=False
             ).value
-        except NormscopeError:  # a mode that a layer does not have
+        except NormscopeError:  # a layer does not have this mode
             return None

@@ -1,84 +1,199 @@
-"""The advice in words: where the number comes from, and what would change it."""
+"""An advice as rows of a table and as a paragraph."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from normscope.learning_rate.advice_table import module_label
-from normscope.learning_rate.onset import STEPS
+from normscope.learning_rate.stability import STEPS
+from normscope.learning_rate.verification import Verification
 
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
-    from normscope.learning_rate.verified import Verification
 
-__all__ = ["explained"]
+__all__ = ["explain", "table_rows", "table_title"]
 
-_LOOSE = 1.5  # a limit this far above the curvature bound needs a reason
-_STEEPER = 1.1
-_RISEN = 1.05  # of the first loss: less is the difference between batches
-_OVER_THE_BATCH = {"batch", "noisy", "l1", "l2", "linf"}
+_BATCH_NORMS = {"batch", "noisy", "l1", "l2", "linf"}
 
 
-def explained(advice: Advice) -> str:
-    """One paragraph about an advice.
+def table_title(advice: Advice) -> str:
+    """Return the title of the table: optimizer and batch size."""
+    kind = "" if advice.rule.is_exact else ", an estimate"
+    return f"Learning rate for {advice.rule}, batch size {advice.batch_size}{kind}"
 
-    Args:
-        advice: the numbers.
 
-    Returns:
-        Full sentences.
+def table_rows(advice: Advice) -> list[dict[str, str | None]]:
+    """Return quantity, value and remark of each row of the table."""
+    found = advice.verification
+    rows: list[tuple[str, str | None, str]] = [
+        ("recommended", f"{advice.recommended:.3g}", "half the limit"),
+        ("limit", f"{advice.limit:.3g}", _limit_remark(advice)),
+        ("curvature bound", f"{advice.curvature_bound:.3g}", _bound_remark(advice)),
+        ("predicted", f"{advice.predicted:.3g}", _prediction_remark(advice)),
+        ("theory", _rate(advice.theory), _theory_remark(advice)),
+        ("verified", _rate(found.low or None if found else None), _verified_remark(found)),
+        ("lambda_max", f"{max(advice.curvature.values):.4g}", _curvature_remark(advice)),
+        *_later_row(advice),
+        ("top direction", "", _shares_remark(advice)),
+    ]
+    return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
+
+
+def _limit_remark(advice: Advice) -> str:
+    low, high = advice.interval
+    above = f"{high:.3g}" if math.isfinite(high) else "no end found"
+    found = advice.verification
+    if found is None:
+        return f"predicted; it may be anywhere from {low:.3g} to {above}"
+    where = "below where the network collapses; " if found.collapsed_first else ""
+    remark = f"{where}on other batches perhaps {low:.3g} to {above}"
+    if found.lowest_failure >= low:
+        return remark
+    return f"{remark}; one data order failed at {found.lowest_failure:.3g}"
+
+
+def _bound_remark(advice: Advice) -> str:
+    found = advice.verification
+    if found is not None and found.lowest_failure < advice.bound:
+        failure = f"{found.lowest_failure:.3g}"
+        return f"lowered: a run failed at {failure}, below the bound {advice.bound:.3g}"
+    if advice.curvature_bound < advice.bound:
+        return f"the limit; the bound itself, {advice.bound:.3g}, was not tried"
+    if advice.bound < advice.rule.largest_stable_rate(advice.curvature.largest):
+        return f"lowered: a few steps at {2 * advice.bound:.3g} were unstable"
+    return "a quadratic with the largest curvature measured is stable below it"
+
+
+def _prediction_remark(advice: Advice) -> str:
+    ratio = advice.limit / advice.predicted
+    source = "the curvature bound is" if advice.verification is None else "the runs found"
+    far = f"; {source} {ratio:.2g} times that" if not 1 / 2 <= ratio <= 2 else ""
+    return f"{advice.prediction.reason}{far}"
+
+
+def _theory_remark(advice: Advice) -> str:
+    found = advice.mean_field
+    if found.rate is None:
+        return f"none: {found.reason}"
+    words = []
+    if found.fisher is not None and found.factor is not None:
+        words += [
+            f"lambda_max predicted {found.fisher * found.factor:.4g}: {found.fisher:.4g} of the "
+            f"Fisher matrix times {found.factor:.3g} for this loss, weights alone"
+        ]
+    if len(found.frozen) == 1:
+        words += [f"as if {found.frozen[0]}, which is frozen, were trained"]
+    elif found.frozen:
+        words += [f"as if the {len(found.frozen)} frozen weight tensors were trained"]
+    ratio = advice.limit / found.rate
+    if not 1 / 4 <= ratio <= 4:
+        words += [f"far off: the limit is {ratio:.2g} times that"]
+    return "; ".join(words)
+
+
+def _curvature_remark(advice: Advice) -> str:
+    rule = advice.rule
+    values = ", ".join(f"{value:.4g}" for value in advice.curvature.values)
+    matrix = {"ggn": "Gauss-Newton matrix"}.get(advice.curvature.kind, "Hessian")
+    decay = " and its weight decay" if rule.weight_decay and not rule.decoupled else ""
+    scaled = "" if rule.is_exact else f"{decay} over {rule.name}'s scale"
+    return f"measured: {matrix} of the loss{scaled}, all trained parameters; by batch {values}"
+
+
+def _later_row(advice: Advice) -> list[tuple[str, str | None, str]]:
+    """Return a row for the largest eigenvalue, if it was measured after the first steps."""
+    start, largest = max(advice.curvature.values), advice.curvature.largest
+    if largest <= 1.03 * max(start, 0.0):
+        return []
+    times = f", {largest / start:.3g} times lambda_max at the start" if start > 0 else ""
+    remark = f"after the first steps{times}; it determines the curvature bound"
+    return [("later lambda_max", f"{largest:.4g}", remark)]
+
+
+def _verified_remark(found: Verification | None) -> str:
+    if found is None:
+        return "not asked for"
+    stable = "stable" if found.low else "no rate was stable"
+    above = "no instability found" if math.isinf(found.high) else f"{found.high:.3g} unstable"
+    collapse = (
+        f"; the network collapsed at {found.lowest_collapse:.3g}" if found.collapsed_first else ""
+    )
+    return f"{stable}, {above}{collapse}; {len(found.trials)} runs, {found.steps} steps"
+
+
+def _shares_remark(advice: Advice) -> str:
+    largest = list(advice.shares.items())[:5]
+    return ", ".join(
+        f"{_module_label(name)} {share:.0%}" for name, share in largest if share >= 0.005
+    )
+
+
+def _module_label(name: str) -> str:
+    """Return a module's name, or its number in a Sequential with the word layer.
+
+    >>> _module_label("4"), _module_label("features.0"), _module_label("")
+    ('layer 4', 'features.0', 'the model itself')
     """
+    if not name:
+        return "the model itself"
+    return f"layer {name}" if name[0].isdigit() else name
+
+
+def _rate(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"
+
+
+def explain(advice: Advice) -> str:
+    """Return a paragraph: where the numbers come from, and what would change them."""
     sentences = [
-        _limit(advice),
-        _criterion(advice),
-        _bound(advice),
-        _gap(advice),
-        _above_bound(advice),
-        _sharpening(advice),
-        _estimate(advice),
-        _changes(advice),
+        _explain_limit(advice),
+        _explain_criterion(advice),
+        _explain_bound(advice),
+        _explain_gap(advice),
+        _explain_recommendation(advice),
+        _explain_later_curvature(advice),
+        _explain_estimate(advice),
+        _explain_changes(advice),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _limit(advice: Advice) -> str:
-    if advice.verification is None:
+def _explain_limit(advice: Advice) -> str:
+    found = advice.verification
+    if found is None:
         return (
             f"Training is expected to become unstable near {advice.limit:.3g}, from "
             f"{advice.prediction.reason}; no run has verified it. Half of that is recommended."
         )
-    found = advice.verification
-    if found.died_first:
-        return _death(found)
+    if found.collapsed_first:
+        return _explain_collapse(found)
     if math.isinf(found.high):
         return f"No learning rate up to {found.low:.3g} was unstable in short runs."
     if found.low == 0:
         return (
-            "In runs of 100 steps on copies training was stable at no rate tried, down to "
-            f"{found.high:.3g}, which is taken for the limit; half of it is recommended, which no "
+            f"In runs of {STEPS} steps on copies training was stable at no rate tried, down to "
+            f"{found.high:.3g}, which is taken as the limit; half of it is recommended, which no "
             "run has tried."
         )
     return (
-        f"In runs of 100 steps on copies training was stable at {found.low:.3g}, but not at "
+        f"In runs of {STEPS} steps on copies training was stable at {found.low:.3g}, but not at "
         f"{found.high:.3g}; half the limit is recommended."
     )
 
 
-def _death(found: Verification) -> str:
-    """Of a net that dies at rates that are not unstable yet."""
-    alive, fatal = found.ends
-    where = f"at {alive:.3g} it lived" if alive else "at no rate tried did it live"
+def _explain_collapse(found: Verification) -> str:
+    usable, lowest = found.ends
+    where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
     above = "at no rate tried" if math.isinf(found.high) else f"from {found.high:.3g} on"
     return (
-        f"In runs of 100 steps on copies the net died at {fatal:.3g}: its output became the same "
-        f"for every sample, and it learned nothing more; {where}. Its loss, which then stays where "
-        f"it is, was unstable {above}. The limit is below its death; half of it is recommended."
+        f"In runs of {STEPS} steps on copies the network collapsed at {lowest:.3g}: its output "
+        f"became the same for every sample, and it learned nothing more; {where}. Its loss, which "
+        f"then stays constant, was unstable {above}. The limit is below the collapse; half of it "
+        "is recommended."
     )
 
 
-def _criterion(advice: Advice) -> str:
-    """What counts as unstable: sweeps have another limit, which is why it is said."""
+def _explain_criterion(advice: Advice) -> str:
     if advice.growth_limit is None:
         return ""
     return (
@@ -87,36 +202,17 @@ def _criterion(advice: Advice) -> str:
     )
 
 
-def _bound(advice: Advice) -> str:
-    curvature = advice.curvature
-    name, share = next(iter(advice.shares.items()))
-    bound, curved = advice.bound, advice.rule.largest_stable_rate(curvature.binding)
-    start = max(curvature.values)
-    place = f"{share:.0%} of its direction in {module_label(name)}"
-    if curvature.binding > start:  # the direction is known at the start only
-        place = f"after the first steps; it is {start:.4g} at the start, {place}"
-    text = (
-        f"The steepest curvature that a batch of {advice.batch_size} meets is "
-        f"{curvature.binding:.4g}, {place}; a quadratic that steep is trained stably below "
-        f"{curved:.3g}"
-    )
-    if curvature.binding <= 0:
-        text = (
-            f"The loss of a batch of {advice.batch_size} curves upwards in no direction; its "
-            f"weight decay alone is trained stably below {curved:.3g}"
-        )
-    if bound < curved:
-        text += f". A few steps at {2 * bound:.3g} broke the loss, and the bound is {bound:.3g}"
-    found = advice.verification
+def _explain_bound(advice: Advice) -> str:
+    found, bound, text = advice.verification, advice.bound, _explain_curvature(advice)
     if found is not None and found.lowest_failure < bound:
-        died = found.lowest_failure == found.fatal
-        why = "the net died" if died else "the net grows steeper later"
+        collapsed = found.lowest_failure == found.lowest_collapse
+        why = "the network collapsed" if collapsed else "its curvature grows later"
         return (
             f"{text}. A run failed at {found.lowest_failure:.3g} all the same: {why}, and the "
             f"curvature bound is lowered to {advice.curvature_bound:.3g}."
         )
     if advice.curvature_bound < bound:
-        return f"{text}. The limit is below that, and the curvature bound no more than the limit."
+        return f"{text}. The limit is below that, and the curvature bound is at most the limit."
     if advice.recommended < advice.curvature_bound:
         return (
             f"{text}, the curvature bound; it has no margin, unlike half the limit, which is lower."
@@ -124,34 +220,56 @@ def _bound(advice: Advice) -> str:
     return f"{text}, the curvature bound."
 
 
-def _gap(advice: Advice) -> str:
+def _explain_curvature(advice: Advice) -> str:
+    """Return a sentence without its end: the largest curvature and the rate that it allows."""
+    curvature, bound = advice.curvature, advice.bound
+    allowed, start = advice.rule.largest_stable_rate(curvature.largest), max(curvature.values)
+    name, share = next(iter(advice.shares.items()))
+    where = f"{share:.0%} of its direction in {_module_label(name)}"
+    if curvature.largest > start:  # the direction is known at the start only
+        where = f"after the first steps; it is {start:.4g} at the start, {where}"
+    text = (
+        f"The largest curvature of a batch of {advice.batch_size} is {curvature.largest:.4g}, "
+        f"{where}; a quadratic with that curvature is stable below {allowed:.3g}"
+    )
+    if curvature.largest <= 0:
+        text = (
+            f"The loss of a batch of {advice.batch_size} has no positive curvature; its weight "
+            f"decay alone is stable below {allowed:.3g}"
+        )
+    if bound < allowed:
+        text += f". A few steps at {2 * bound:.3g} were unstable, and the bound is {bound:.3g}"
+    return text
+
+
+def _explain_gap(advice: Advice) -> str:
+    """Return why the limit is more than 1.5 times the curvature bound, if it is."""
     factor = advice.limit / advice.curvature_bound
-    if factor < _LOOSE or advice.curvature_bound < advice.bound:
+    if factor < 1.5 or advice.curvature_bound < advice.bound:
         return ""
     modules = {name.rpartition(".")[0] for name in advice.invariant}
     share = sum(part for name, part in advice.shares.items() if name in modules)
     if share > 0.2:
         return (
-            f"The limit is {factor:.1f} times that: {share:.0%} of the steepest direction at the "
-            "start lies in weights that feed a norm layer, whose length does not matter; a step "
-            "too large lengthens them and thereby shrinks the next."
+            f"The limit is {factor:.1f} times that: {share:.0%} of the top direction at the "
+            "start is in weights that feed a norm layer, whose length does not matter; a step "
+            "too large lengthens them, which shrinks the next step."
         )
     return f"The limit is {factor:.1f} times that: {_beyond_bound(advice)}"
 
 
 def _beyond_bound(advice: Advice) -> str:
-    """What the runs between the curvature bound and the limit saw."""
+    """Return what the runs between the curvature bound and the limit showed."""
     found = advice.verification
     if found is None:
         return "beyond the curvature bound the loss may jump at first."
-    runs = found.trials[found.ramps :]
-    beyond = [run.worst for run in runs if not run.failed and run.rate > advice.curvature_bound]
-    if not beyond:
+    bound = advice.curvature_bound
+    worst = max((run.worst for run in found.runs if not run.failed and run.rate > bound), default=0)
+    if not worst:
         return (
             "no run beyond the curvature bound held; the limit is the middle of what they enclose."
         )
-    worst = max(beyond)
-    if worst <= _RISEN:
+    if worst <= 1.05:  # batches differ by as much
         return "the runs beyond the curvature bound that held saw no rise of the loss."
     return (
         f"in the runs beyond the curvature bound that held, the loss rose to at most {worst:.2g} "
@@ -159,8 +277,8 @@ def _beyond_bound(advice: Advice) -> str:
     )
 
 
-def _above_bound(advice: Advice) -> str:
-    """Why the recommended rate may be above the curvature bound, and when to take which."""
+def _explain_recommendation(advice: Advice) -> str:
+    """Return why the recommended rate may be above the curvature bound, and when to use which."""
     if advice.recommended <= advice.curvature_bound:
         return ""
     if advice.verification is None:
@@ -174,52 +292,52 @@ def _above_bound(advice: Advice) -> str:
         "The recommended rate is above the curvature bound. That is no contradiction: up to the "
         "bound the curvature of the first steps is enough to expect stability, and the short runs "
         "were stable beyond it. Prefer the curvature bound where the loss must not jump at first, "
-        "or where a run that breaks after more than 100 steps would cost much."
+        f"or where a run that breaks after more than {STEPS} steps would cost much."
     )
 
 
-def _sharpening(advice: Advice) -> str:
-    start, binding = max(advice.curvature.values), advice.curvature.binding
-    if binding <= _STEEPER * max(start, 0.0):
+def _explain_later_curvature(advice: Advice) -> str:
+    curvature, start = advice.curvature, max(advice.curvature.values)
+    if curvature.largest <= 1.1 * max(start, 0.0):
         return ""
-    if advice.curvature.begins_flat and advice.curvature.beyond:
+    if curvature.starts_on_plateau and curvature.beyond:
         return (
-            "The net begins on a plateau: its loss stands still for some steps, and where it has "
-            f"begun to fall the curvature is {advice.curvature.beyond / start:.0f} times as large."
+            "The network starts on a plateau: its loss is constant for some steps, and once it "
+            f"decreases the curvature is {curvature.beyond / start:.0f} times as large."
         )
     if start <= 0:
-        return "The curvature is positive after the first steps only: they, not the start, bind."
+        return "The curvature is positive only after the first steps, which determine the bound."
     return (
-        f"The curvature is {binding / start:.1f} times as large after the first steps "
-        "as at the start: they, not the start, bind."
+        f"The curvature is {curvature.largest / start:.1f} times as large after the first steps "
+        "as at the start: they, not the start, determine the bound."
     )
 
 
-def _estimate(advice: Advice) -> str:
+def _explain_estimate(advice: Advice) -> str:
     if advice.rule.is_exact:
         return ""
     centered = (
-        " A centered divisor also shrinks as gradients come to agree, which lowers the onset."
+        " A centered divisor also shrinks as gradients come to agree, which lowers the limit."
     )
     return (
         f"For {advice.rule.name} the curvature bound is an estimate: its divisor changes with "
-        "every gradient, which the curvature at one moment does not know."
+        "every gradient, which the curvature at one point does not show."
         f"{centered if advice.rule.centered else ''}"
     )
 
 
-def _changes(advice: Advice) -> str:
-    """What would move the numbers, as measured on the nets of docs/learning_rate.md."""
+def _explain_changes(advice: Advice) -> str:
+    """Return what would change the numbers, as docs/learning_rate.md measures."""
     batches = "Small batches lower the limit, large ones hardly raise it."
     if not advice.norms:
         return (
             "What would change it: normalization layers, whose gamma then sets the scale (compare "
-            "shows by how much); smaller weights; fewer layers, since depth usually makes a net "
-            f"steeper. {batches}"
+            "shows by how much); smaller weights; fewer layers, since depth usually increases the "
+            f"curvature. {batches}"
         )
-    depth = "Depth usually makes a net steeper and the curvature bound lower"
-    if _OVER_THE_BATCH & set(advice.norms):
-        depth += ", but hardly moved the limit of the BatchNorm nets measured"
+    depth = "Depth usually increases the curvature and lowers the curvature bound"
+    if _BATCH_NORMS & set(advice.norms):
+        depth += ", but hardly changed the limit of the BatchNorm networks measured"
         batches = (
             "Small batches lower the limit and, by their noisy statistics, the curvature bound."
         )

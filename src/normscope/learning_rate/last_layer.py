@@ -1,18 +1,16 @@
-"""The linear layer that makes a model's output, and what it is given."""
+"""The linear layer that computes a model's output, with its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from normscope.problem.evaluate import Evaluator
 
-__all__ = ["LastLayer", "belongs_to", "last_layer"]
+__all__ = ["LastLayer", "last_layer"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class LastLayer:
         name: its qualified name.
         weight: (outputs, features).
         bias: (outputs,), trained with the weight; or None.
-        features: what the layer is given on each batch, (samples, ..., features).
+        features: the layer's input on each batch, (samples, ..., features).
         targets: of each batch.
         offset: (outputs,), a bias that is not trained with the weight; or None.
     """
@@ -35,45 +33,20 @@ class LastLayer:
     targets: tuple[Tensor, ...]
     offset: Tensor | None = None
 
-
-@dataclass
-class _Watch:
-    """What the linear layers were given and gave in one forward pass, the last call of each."""
-
-    calls: dict[str, tuple[Tensor, Tensor]]
-    versions: dict[str, tuple[int, int]]
-
-    def note(self, name: str, given: Tensor, made: Tensor) -> None:
-        """A call; the order is that of the last calls."""
-        self.calls.pop(name, None)
-        self.calls[name] = (given, made)
-        self.versions[name] = (_version(given), _version(made))
-
-    def maker_of(self, output: Tensor) -> str | None:
-        """The layer whose output is the model's, perhaps in another shape.
-
-        What is overwritten after the call, as by ``layer(x).div_(10)``, has the same memory.
-        """
-        for name, (given, made) in reversed(self.calls.items()):
-            if made.numel() == output.numel() and made.data_ptr() == output.data_ptr():
-                return name if self.versions[name] == (_version(given), _version(made)) else None
-        return None
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor's memory has been overwritten; tensors of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+    def owns(self, parameter: str) -> bool:
+        """Return whether a parameter, by its qualified name, belongs to the layer."""
+        return parameter.rpartition(".")[0] == self.name
 
 
 def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) -> LastLayer | None:
-    """The last layer of a model, if it is linear and its output is the model's.
+    """Return the last layer of a model, if it is linear and its output is the model's.
 
     Args:
-        evaluator: model, loss and data at a point; every batch is passed once.
-        moved: parameters by name that stand at another point.
+        evaluator: model, loss and data at a point; runs one forward pass for every batch.
+        moved: parameters by name with other values.
 
     Returns:
-        The layer; None if the model ends otherwise, or shows no output.
+        The layer; None if the model ends otherwise, or the loss does not show its output.
     """
     if not evaluator.problem.has_outputs:
         return None
@@ -82,35 +55,73 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     features, targets, found = [], [], None
     for number, batch in evaluator.batches():
         with evaluator.scene(leaves, number, twice=False), torch.no_grad():
-            watch, output = _watched(evaluator.problem.model, batch[0].clone())
-        name = watch.maker_of(output) if isinstance(output, Tensor) else None
+            calls = _LinearCalls()
+            output = calls.record(evaluator.problem.model, batch[0].clone())
+        name = calls.layer_with_output(output) if isinstance(output, Tensor) else None
         if name is None or found not in (None, name):
             return None
         found = name
-        given, made = watch.calls[name]
-        # the same memory in another order, transposed, is another output
-        if made.shape != output.shape or made.stride() != output.stride():
-            return None
-        features.append(given)
+        features.append(calls.last[name][0])
         targets.append(batch[1])
     if found is None:
         return None
     weight = f"{found}.weight".lstrip(".")
     if weight not in evaluator.layout.names or _is_tied(evaluator.problem.model, weight):
         return None
-    # under autocast a layer is given half precision
-    features = [given.to(point[weight].dtype) for given in features]
+    # under autocast the input has half precision
+    features = [each.to(point[weight].dtype) for each in features]
     bias, offset = _biases(evaluator, found, point)
     return LastLayer(found, point[weight], bias, tuple(features), tuple(targets), offset)
 
 
-def belongs_to(layer: LastLayer, name: str) -> bool:
-    """Whether a parameter, by its qualified name, is one of the layer's own."""
-    return name.rpartition(".")[0] == layer.name
+@dataclass
+class _LinearCalls:
+    """Input and output of the last call of every linear layer in one forward pass."""
+
+    last: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    versions: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def record(self, model: nn.Module, inputs: Tensor) -> object:
+        """Run the model and return its output; the hooks are removed afterwards."""
+        handles = []
+        try:
+            for name, module in model.named_modules():
+                if type(module) is nn.Linear:
+                    handles.append(module.register_forward_hook(self._hook(name)))
+            return model(inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self.last.pop(name, None)  # keep the order of the last calls
+            self.last[name] = inputs[0], output
+            self.versions[name] = _version(inputs[0]), _version(output)
+
+        return note
+
+    def layer_with_output(self, output: Tensor) -> str | None:
+        """Return the layer whose output is the model's, in the same shape and memory.
+
+        Tensors that were overwritten after the call, as by ``layer(x).div_(10)``, or transposed
+        share the memory, but are not the layer's output.
+        """
+        for name, (given, made) in reversed(self.last.items()):
+            if made.numel() == output.numel() and made.data_ptr() == output.data_ptr():
+                same = made.shape == output.shape and made.stride() == output.stride()
+                unchanged = self.versions[name] == (_version(given), _version(made))
+                return name if same and unchanged else None
+        return None
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was overwritten; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_tied(model: nn.Module, name: str) -> bool:
-    """Whether several modules hold a parameter; one module by several names is one."""
+    """Return whether several modules hold a parameter; one module with several names is one."""
     own = model.get_parameter(name)
     held = (tensor for module in model.modules() for tensor in module.parameters(recurse=False))
     return sum(tensor is own for tensor in held) > 1
@@ -119,7 +130,7 @@ def _is_tied(model: nn.Module, name: str) -> bool:
 def _biases(
     evaluator: Evaluator, layer: str, point: Mapping[str, Tensor]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The bias if it is trained with the layer; and if not: frozen, a buffer, another layer's."""
+    """Return the bias trained with the layer, and one that is frozen, a buffer or shared."""
     model, name = evaluator.problem.model, f"{layer}.bias".lstrip(".")
     if name in evaluator.layout.names:
         return point[name], None
@@ -129,31 +140,3 @@ def _biases(
     own = [*model.named_parameters(), *model.named_buffers()]
     names = {id(tensor): each for each, tensor in own}
     return None, point.get(names.get(id(held), ""), held.detach())
-
-
-def _watched(model: nn.Module, inputs: Tensor) -> tuple[_Watch, Any]:
-    watch = _Watch({}, {})
-    with _hooked(model, watch):
-        output = model(inputs)
-    return watch, output
-
-
-@contextmanager
-def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
-    """Note the calls of every linear layer; the hooks are gone afterwards."""
-    handles = []
-
-    def noting(name: str) -> Any:
-        def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            watch.note(name, given[0], made)
-
-        return note
-
-    try:
-        for name, module in model.named_modules():
-            if type(module) is nn.Linear:
-                handles.append(module.register_forward_hook(noting(name)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

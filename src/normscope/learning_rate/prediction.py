@@ -1,4 +1,4 @@
-"""The onset of instability, predicted before any run."""
+"""The predicted stability limit, before any training run."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from normscope.layers.kinds import norm_layers
-from normscope.learning_rate.last_layer import LastLayer, belongs_to, last_layer
-from normscope.learning_rate.last_layer_onset import last_layer_onset
-from normscope.learning_rate.one_step import OneStep
-from normscope.learning_rate.plateau import may_stand_still
-from normscope.learning_rate.preconditioner import Preconditioner
-from normscope.learning_rate.rehearsal import Rehearsal, rehearsed
-from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.last_layer import LastLayer, last_layer
+from normscope.learning_rate.last_layer_training import last_layer_limit
+from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
+from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 
-__all__ = ["Prediction", "predicted_onset"]
+__all__ = ["Prediction", "limit_after_one_step", "predict_limit"]
 
-_CONSISTENT = 4.0  # between the onsets of the last layer before and after one step
+_CONSISTENT = 4.0  # largest accepted ratio of the last layer's limits before and after one step
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted onset.
+    """A predicted stability limit.
 
     Args:
         rate: the learning rate.
-        layer: name of the last layer whose training was simulated; None if the whole net was
-            rehearsed.
-        standing: the onset with the inputs of the last layer as they are now; None likewise.
+        layer: name of the last layer that was trained alone; None if trial runs of the whole
+            network decided.
+        standing: the limit with the current inputs of the last layer; None likewise.
         reason: how it was found, in a sentence.
     """
 
@@ -43,10 +41,10 @@ class Prediction:
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
 
-        return pairs_html(vars(self), "Onset of instability, predicted")
+        return pairs_html(vars(self), "Predicted stability limit")
 
 
-def predicted_onset(
+def predict_limit(
     problem: Problem,
     batches: Sequence[Batch],
     rule: UpdateRule,
@@ -54,44 +52,44 @@ def predicted_onset(
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """Predict the onset of instability, at a fraction of what short runs cost.
+    """Predict the stability limit at a fraction of the cost of short runs.
 
-    Weights that feed a norm layer are scale-invariant: a step too large lengthens them, which
-    shrinks the next one. The last layer, which nothing normalizes, has no such brake, and its
-    training alone, which needs no pass through the net, tells the onset of the whole. Where nothing
-    is normalized, where one step upsets the last layer, and where there is no such layer or its
-    outputs are all alike, all layers matter: the whole net is rehearsed in small. See
-    docs/learning_rate.md for what both score.
+    Weights that feed a norm layer are scale-invariant: a step that is too large lengthens them,
+    which shrinks the next one. The last layer, which nothing normalizes, is not stabilized in this
+    way, and training it alone gives the limit of the whole network. Trial runs of the whole network
+    on a few samples decide where there are no norm layers, where one step makes the last layer
+    unstable, and where the model has no linear last layer or its outputs hardly differ. See
+    docs/learning_rate.md for the accuracy of both.
 
     Args:
-        problem: model, loss and data; nothing of it is changed.
-        batches: a few of its batches; with several, the step comes from the last.
+        problem: model, loss and data; not changed.
+        batches: a few of its batches; with several, the step uses the last.
         rule: of the optimizer.
-        bound: gives the rate that the curvature allows; asked only if a rehearsal breaks at none.
+        bound: returns the curvature bound; called only if no trial run is unstable.
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
 
     Returns:
         The prediction.
     """
-    found = _by_last_layer(problem, batches, rule, preconditioner, seed)
+    found = _from_last_layer(problem, batches, rule, preconditioner, seed)
     if found is not None:
         return found
     given = preconditioner if preconditioner is not None and preconditioner.is_given else None
-    return _by_rehearsal(rehearsed(problem, batches, rule, given, seed), bound)
+    return _from_trials(run_sample_trials(problem, batches, rule, given, seed), bound)
 
 
-def _by_last_layer(
+def _from_last_layer(
     problem: Problem,
     batches: Sequence[Batch],
     rule: UpdateRule,
     preconditioner: Preconditioner | None,
     seed: int,
 ) -> Prediction | None:
-    """The onset of the last layer, trained alone on features of a few batches after one step.
+    """Return the limit of the last layer, trained alone on its inputs after one step.
 
-    The first step moves the features too: they are taken again after one, of all the other
-    parameters, at the rate that they gave before. None if the last layer does not settle it.
+    The first step changes these inputs too: they are computed again after one step of all other
+    parameters, at the limit found before. None if the last layer does not decide.
     """
     one, few = (Problem(problem.model, problem.loss, list(each)) for each in (batches[:1], batches))
     evaluator = Evaluator(few, parameter_layout(problem.model), "train", seed)
@@ -99,46 +97,84 @@ def _by_last_layer(
     if layer is None or not _may_decide(layer, evaluator):
         return None
     layer = last_layer(evaluator)
-    standing = None if layer is None else last_layer_onset(layer, problem, rule)
+    standing = None if layer is None else last_layer_limit(layer, problem, rule)
     if layer is None or standing is None:
         return None
-    step = OneStep(evaluator, batches[-1], layer, rule, preconditioner)
-    moved = step.onset_after(standing, near=standing)
-    onset = standing if moved is None else moved
-    if standing > _CONSISTENT * onset:
+    moved = limit_after_one_step(evaluator, batches[-1], layer, rule, preconditioner, standing)
+    limit = standing if moved is None else moved
+    if standing > _CONSISTENT * limit:
         return None
-    return Prediction(onset, layer.name, standing, _reason(layer))
+    count = f"{len(layer.features)} {'batches' if len(layer.features) > 1 else 'batch'}"
+    reason = (
+        f"the last layer ({layer.name or 'the model'}), trained alone on the features of {count} "
+        "after one step"
+    )
+    return Prediction(limit, layer.name, standing, reason)
 
 
 def _may_decide(layer: LastLayer, evaluator: Evaluator) -> bool:
-    """Whether nothing else is trained, or norm layers brake the rest and the outputs differ."""
-    if all(belongs_to(layer, name) for name in evaluator.layout.names):
+    """Return whether nothing else is trained, or there are norm layers and the outputs differ."""
+    if all(map(layer.owns, evaluator.layout.names)):
         return True
     if not norm_layers(evaluator.problem.model):
         return False
-    outputs = layer.features[0] @ layer.weight.T  # but for a constant
-    return not may_stand_still(evaluator.problem, outputs, layer.targets[0])
+    outputs = layer.features[0] @ layer.weight.T  # up to a constant
+    return not may_be_on_plateau(evaluator.problem, outputs, layer.targets[0])
 
 
-def _reason(layer: LastLayer) -> str:
-    name = layer.name or "the model"
-    count = f"{len(layer.features)} {'batches' if len(layer.features) > 1 else 'batch'}"
-    return f"the last layer ({name}), trained alone on the features of {count} after one step"
+def limit_after_one_step(
+    evaluator: Evaluator,
+    batch: Batch,
+    layer: LastLayer,
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None,
+    rate: float,
+) -> float | None:
+    """Return the last layer's limit on its inputs after one step of all other parameters.
+
+    The step has no weight decay. If it makes the inputs non-finite, it is repeated at a quarter of
+    the rate, three times at most.
+
+    Args:
+        evaluator: model, loss and a few batches; not changed.
+        batch: whose gradient is used.
+        layer: the last layer, which does not move.
+        rule: of the optimizer.
+        preconditioner: of the optimizer; None for SGD.
+        rate: of the step, near the limit.
+
+    Returns:
+        The limit; zero if no step gives finite inputs, None if there is no limit.
+    """
+    direction = gradient_on(evaluator, batch)
+    if preconditioner is not None:
+        direction = direction / preconditioner.scale
+    if rule.nesterov:  # its first step includes its own momentum
+        direction = (1 + rule.momentum) * direction
+    steps = zip(evaluator.layout.names, evaluator.layout.split(direction), strict=True)
+    others = {name: step for name, step in steps if not layer.owns(name)}
+    point = evaluator.point
+    for shortened in range(4):
+        moved = {
+            name: (point[name] - rate / 4**shortened * step).to(point[name].dtype)
+            for name, step in others.items()
+        }
+        after = last_layer(evaluator, moved)
+        if after is not None and all(bool(each.isfinite().all()) for each in after.features):
+            return last_layer_limit(after, evaluator.problem, rule, near=rate)
+    return 0.0
 
 
-def _by_rehearsal(found: Rehearsal, bound: Callable[[], float]) -> Prediction:
-    if found.rate is None:
-        return _unbroken(found, bound())
-    ends = [f"stable at {found.low:.3g}"] * (found.low > 0) + [f"unstable at {found.high:.3g}"]
-    where = ", once its loss falls" if found.beyond else ""
-    reason = f"the whole net in a few steps on {found.samples} samples{where}: {', '.join(ends)}"
-    return Prediction(found.rate, None, None, reason)
-
-
-def _unbroken(found: Rehearsal, bound: float) -> Prediction:
-    """Where no rate broke the loss, or none could be tried."""
-    if found.low > bound:
-        reason = f"the largest rate of a few, all stable in a few steps on {found.samples} samples"
+def _from_trials(found: SampleTrials, bound: Callable[[], float]) -> Prediction:
+    steps = f"in a few steps on {found.samples} samples"
+    if found.rate is not None:
+        ends = [f"stable at {found.low:.3g}"] * (found.low > 0) + [f"unstable at {found.high:.3g}"]
+        where = ", once its loss decreases" if found.beyond else ""
+        reason = f"the whole network {steps}{where}: {', '.join(ends)}"
+        return Prediction(found.rate, None, None, reason)
+    limit = bound()
+    if found.low > limit:
+        reason = f"the largest of the rates tried, all stable {steps}"
         return Prediction(found.low, None, None, reason)
-    tried = "a few steps on a few samples broke none" if found.low else "no rate could be tried"
-    return Prediction(bound, None, None, f"the bound: {tried}")
+    tried = f"no rate was unstable {steps}" if found.low else "none could be tried"
+    return Prediction(limit, None, None, f"the bound: {tried}")

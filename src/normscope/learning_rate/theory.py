@@ -1,4 +1,4 @@
-"""The mean-field theory's word on the learning rate, where it can read the model."""
+"""The mean-field bound on the learning rate, from the architecture alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from normscope import meanfield
 from normscope.errors import NoClosureError, NormscopeError
-from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.update_rule import UpdateRule
+from normscope.meanfield.softmax import output_curvature
 from normscope.problem.batch import Batch
 from normscope.problem.loss import KnownLoss, is_cross_entropy, known_loss
 from normscope.problem.problem import Problem
 
-__all__ = ["Theory", "mean_field_bound"]
+__all__ = ["MeanFieldBound", "mean_field_bound"]
 
 
 @dataclass(frozen=True)
-class Theory:
-    """A learning rate from the architecture alone.
+class MeanFieldBound:
+    """A bound on the learning rate from the architecture alone.
 
     Args:
         rate: the bound; None if the theory has none.
-        reason: why not, or in which regime the net is.
+        reason: why not, or in which regime the network is.
         fisher: largest eigenvalue of the Fisher matrix, which is that of half the squared error.
         factor: by which the loss's Gauss-Newton matrix differs from it; also by a sum over the
             samples in place of their mean.
@@ -39,71 +41,67 @@ class Theory:
     def _repr_html_(self) -> str:
         from normscope.results.notebook import pairs_html
 
-        return pairs_html(vars(self), "What the theory says")
+        return pairs_html(vars(self), "Mean-field bound")
 
 
 def mean_field_bound(
     problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "train"
-) -> Theory:
-    """The theory's bound on the learning rate.
+) -> MeanFieldBound:
+    """Return the mean-field bound on the learning rate.
 
     The theory is about the squared error, whose Hessian in the outputs is the identity. For the
     cross-entropy the softmax at the initial outputs decides, of which the theory knows the moments:
-    `normscope.meanfield.softmax.softmax_curvature`. Smoothed labels do not change that Hessian,
-    nor do probabilities in place of labels. All weights count as trained: of a net of which some
-    are frozen, the theory's curvature is that of the whole.
+    `normscope.meanfield.softmax.softmax_curvature`. Smoothed labels and probabilities in place of
+    labels do not change that Hessian. All weights count as trained, frozen ones too.
 
     Reference: wei2018, Eq. (7).
 
     Args:
         problem: model and loss.
-        batch: whose inputs give the input's parameters.
+        batch: whose inputs give the moments of the input.
         rule: of the optimizer.
         closure: "train", "frozen" or "printed".
 
     Returns:
-        The rate, or None with the reason.
+        The bound, or a rate of None with the reason.
     """
     if not rule.is_exact:
-        return Theory(None, f"the theory is about SGD, not {rule.name}")
+        return MeanFieldBound(None, f"the theory is about SGD, not {rule.name}")
     if not problem.has_outputs:
-        return Theory(None, "the theory needs a loss(output, target)")
+        return MeanFieldBound(None, "the theory needs a loss(output, target)")
     shape = _output_shape(problem.model, batch[1])
     known = _known(problem, batch[1], shape)
     if known is None:
-        return Theory(
+        return MeanFieldBound(
             None,
-            "the theory knows the squared error and the cross-entropy only, without weights of "
-            "the classes or ignored labels",
+            "the theory knows the squared error and the cross-entropy only, without class weights "
+            "or ignored labels",
         )
-    from normscope import meanfield  # scipy's integrals load with it
-    from normscope.meanfield.softmax import output_curvature
-
     try:
         found = meanfield.predict(
             problem.model, tuple(batch[0].shape[1:]), closure=closure, data=batch[0]
         )
         if found.lambda_max is None or not 0 < found.lambda_max < math.inf:
-            return Theory(None, f"the theory gives no eigenvalue ({found.regime})")
+            return MeanFieldBound(None, f"the theory gives no eigenvalue ({found.regime})")
         name = "squared_error" if known.kind == "squares" else known.kind
         factor = float(output_curvature(name, found, shape[1])) * known.scale * shape[0]
     except NoClosureError as error:
-        return Theory(None, error.what)  # its way out is to measure, which the advice does
+        return MeanFieldBound(None, error.what)  # without its remedy, which is to measure
     except NormscopeError as error:
-        return Theory(None, str(error))
+        return MeanFieldBound(None, str(error))
     fisher = float(found.lambda_max)
     rate, frozen = rule.largest_stable_rate(factor * fisher), _frozen_weights(problem.model)
-    return Theory(rate, str(found.regime), fisher, factor, frozen)
+    return MeanFieldBound(rate, str(found.regime), fisher, factor, frozen)
 
 
 def _frozen_weights(model: nn.Module) -> tuple[str, ...]:
-    """Weights that are not trained; biases, scales and shifts the theory does not count anyway."""
+    """Return weights that are not trained; biases, scales and shifts are not in the theory."""
     named = model.named_parameters()
     return tuple(name for name, each in named if each.ndim > 1 and not each.requires_grad)
 
 
 def _known(problem: Problem, targets: Tensor, shape: tuple[int, ...]) -> KnownLoss | None:
-    """The loss, where the theory knows its Hessian in the outputs."""
+    """Return the loss if the theory knows its Hessian in the outputs."""
     output = torch.empty(shape, device="meta")
     known = known_loss(problem.loss, output, targets)
     if known is None and is_cross_entropy(problem.loss) and targets.shape == shape:
@@ -112,7 +110,7 @@ def _known(problem: Problem, targets: Tensor, shape: tuple[int, ...]) -> KnownLo
 
 
 def _output_shape(model: nn.Module, targets: Tensor) -> tuple[int, ...]:
-    """Of the outputs, samples first; a batch need not hold labels of every class."""
+    """Return the shape of the outputs; a batch need not have labels of every class."""
     if targets.is_floating_point():
         return tuple(targets.shape) if targets.dim() > 1 else (len(targets), 1)
     heads = [module.out_features for module in model.modules() if isinstance(module, nn.Linear)]

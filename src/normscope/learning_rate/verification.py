@@ -1,4 +1,4 @@
-"""The onset of instability found by short runs on copies: a ramp to bracket it, then bisection."""
+"""The stability limit found by short runs on copies: a ramp to bracket it, then bisection."""
 
 from __future__ import annotations
 
@@ -8,75 +8,175 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from normscope.errors import StateError
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.onset import ORDERS, STEPS, TOLERANCE, Trial, trial
-from normscope.learning_rate.verified import Verification
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import STEPS, ShortRun, short_run
 
-__all__ = ["BUDGET", "verified_onset"]
+__all__ = ["BUDGET", "Verification", "verify_limit"]
 
 Tell = Callable[[str], None]
-BUDGET = 6 * STEPS  # gradients in all: six range tests of 100 steps
-_RAMP_START = 1 / 8  # of the guess
+BUDGET = 600
+"""Gradients of all short runs together."""
+_TOLERANCE = 0.05  # relative, on the limit
+_RAMP_START = 1 / 8  # of the prediction
 _RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
-_LATE = 2.0  # a ramp shows an instability about this factor above the rate that makes it
-_WIDENING = 1.6  # between runs until the onset is enclosed
-_SUSPICIOUS = 6  # failures in a row, a factor of 17 in all, before the data are looked at
+_RAMP_DELAY = 2.0  # a ramp becomes unstable at about this multiple of the limit
+_WIDENING = 1.6  # ratio of rates until the limit is enclosed
+_MARGIN = 2.0  # below the lowest failure, if the curvature did not foresee it
 
 
-def verified_onset(
-    bench: Workbench, guess: float, tell: Tell = lambda text: None, budget: int = BUDGET
-) -> Verification:
-    """Find the onset by training copies for a short while.
-
-    Every run starts from the user's weights and optimizer state. First the learning rate grows by
-    8 % a step until the loss is unstable; then runs at fixed rates enclose the onset and halve the
-    interval until it is within 5 % or the steps are used up. A rate fails if it does on two of
-    three orders of the data, as the median of their onsets demands; or if a run fails late on one,
-    which is chance (`Trial.is_late`): the onset of an order is the smallest rate that breaks it,
-    and where chance breaks some runs at one rate, it breaks others at lower ones that are not
-    tried. An unstable run ends at once, so that only stable ones cost 100 steps.
-
-    A net without normalization may also die: its loss stays where it is, which is not unstable. It
-    may break at a lower rate all the same, so that from a rate at which it dies the search goes
-    down, until the net holds, before it goes up. Where it dies below the onset, the rates around
-    its death are halved last.
+@dataclass(frozen=True)
+class Verification:
+    """The outcome of the short runs.
 
     Args:
-        bench: the problem with its optimizer and batch size.
-        guess: a learning rate near the onset.
+        low: the largest learning rate that was not unstable below the smallest that was.
+        high: the smallest that was unstable; infinite if none was.
+        trials: every run, in order; the ramps first.
+        ramps: how many of them were ramps.
+    """
+
+    low: float
+    high: float
+    trials: tuple[ShortRun, ...]
+    ramps: int
+
+    @property
+    def runs(self) -> tuple[ShortRun, ...]:
+        """The runs at fixed rates."""
+        return self.trials[self.ramps :]
+
+    @property
+    def onset(self) -> float:
+        """The limit by the definition of `is_unstable`: the geometric mean of low and high."""
+        return _middle(self.low, self.high)
+
+    @property
+    def lowest_collapse(self) -> float:
+        """The smallest rate at which a run collapsed, on any data order; infinite if none did."""
+        return min((each.rate for each in self.runs if each.died), default=math.inf)
+
+    @property
+    def collapsed_first(self) -> bool:
+        """Whether the network collapsed at a rate below the unstable ones.
+
+        Its loss is then constant, hence stable by the definition, but nothing is learned.
+        """
+        return self.lowest_collapse < self.high
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The largest usable rate and the smallest unusable one, of those tried."""
+        if not self.collapsed_first:
+            return self.low, self.high
+        usable = (run.rate for run in self.runs if not run.failed)
+        below = (rate for rate in usable if rate < self.lowest_collapse)
+        return max(below, default=0.0), self.lowest_collapse
+
+    @property
+    def limit(self) -> float:
+        """The geometric mean of the ends: below `onset` if the network collapses first."""
+        return _middle(*self.ends)
+
+    @property
+    def lowest_failure(self) -> float:
+        """The smallest rate at which any run failed, on any data order; infinite if none did."""
+        return min((each.rate for each in self.runs if each.failed), default=math.inf)
+
+    @property
+    def spread(self) -> float:
+        """The largest rate that held over the lowest failure; 1 if the data orders agree."""
+        held = max((each.rate for each in self.runs if not each.failed), default=0.0)
+        return max(1.0, held / self.lowest_failure)
+
+    def lowered_bound(self, bound: float) -> float:
+        """Return a curvature bound, lowered if a run failed below it.
+
+        Args:
+            bound: a learning rate.
+
+        Returns:
+            The bound if no run failed below it, but at most the limit. Otherwise the lower of the
+            lowest failure and the limit, divided by two, or by `spread` if that is more.
+        """
+        if self.lowest_failure >= bound:
+            return min(bound, self.limit)
+        return min(self.lowest_failure, self.limit) / max(_MARGIN, self.spread)
+
+    @property
+    def steps(self) -> int:
+        """Gradients taken in all runs."""
+        return sum(each.steps for each in self.trials)
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import table_html
+
+        rows = [
+            {"kind": "ramp" if number < self.ramps else "fixed rate", **vars(each)}
+            for number, each in enumerate(self.trials)
+        ]
+        end = "no instability found" if math.isinf(self.high) else f"no longer at {self.high:.3g}"
+        return table_html(rows, f"Stable up to {self.low:.3g}, {end}")
+
+
+def _middle(low: float, high: float) -> float:
+    """Return the geometric mean, or the end that was found if there is but one."""
+    if low == 0:
+        return high
+    return math.sqrt(low * high) if math.isfinite(high) else low
+
+
+def verify_limit(
+    setup: TrainingSetup, guess: float, tell: Tell = lambda text: None, budget: int = BUDGET
+) -> Verification:
+    """Find the stability limit by training copies for a short while.
+
+    Every run starts from the user's weights and optimizer state. First the learning rate grows by
+    8 % a step until the loss is unstable; then runs at fixed rates enclose the limit and bisect it
+    to 5 % or until the budget is used. A rate fails if it does on two of three data orders, so that
+    the median of their limits counts; or if one run fails late, which is chance: where chance
+    breaks some runs at one rate, it breaks others at lower rates that are not tried. An unstable
+    run ends at once, so that only stable ones cost 100 steps.
+
+    A network without normalization may also collapse, which is not unstable. It may be unstable at
+    a lower rate all the same, so the search first goes down to a rate that holds, before it goes
+    up. Where the network collapses below the limit, the rates around that are bisected last.
+
+    Args:
+        setup: the problem with its optimizer and batch size.
+        guess: a learning rate near the limit.
         tell: called with a text as each run begins.
-        budget: gradients to take at most.
+        budget: largest number of gradients.
 
     Returns:
         The enclosing rates and all runs.
 
     Raises:
-        StateError: if the batches' losses differ by more than an instability would make them.
+        StateError: if the losses of untrained batches differ by more than the limit of growth.
     """
-    search = _Search(bench, budget, tell)
+    search = _Search(setup, budget, tell)
     end = search.ramp(guess * _RAMP_START)
-    search.go_down(end / _LATE)
+    search.go_down(end / _RAMP_DELAY)
     search.go_up()
-    search.halve(search.around_onset)
-    search.halve(search.around_death)
-    low, high = search.around_onset()
+    search.bisect({_Verdict.UNSTABLE})
+    search.bisect({_Verdict.UNSTABLE, _Verdict.COLLAPSED})
+    low, high = search.enclosing({_Verdict.UNSTABLE})
     return Verification(low, high, tuple(search.trials), search.ramps)
 
 
 class _Verdict(Enum):
-    """On a learning rate, over several orders of the data."""
+    """On a learning rate, over several data orders."""
 
     HELD = "held"
-    DIED = "died"
+    COLLAPSED = "collapsed"
     UNSTABLE = "unstable"
 
 
 @dataclass
 class _Search:
-    bench: Workbench
+    setup: TrainingSetup
     budget: int
     tell: Tell
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[ShortRun] = field(default_factory=list)
     verdicts: dict[float, _Verdict] = field(default_factory=dict)
     ramps: int = 0
 
@@ -84,107 +184,96 @@ class _Search:
     def left(self) -> int:
         return self.budget - sum(each.steps for each in self.trials)
 
-    def _say(self, what: str) -> None:
-        """Tell that a run begins, and how much of the budget is gone: it bounds the time left."""
+    def _report(self, what: str) -> None:
+        """Report that a run begins, and how much of the budget is used."""
         used = f"({self.budget - self.left} of at most {self.budget} steps)"
         self.tell(f"run {len(self.trials) + 1}{what} {used}")
 
     def ramp(self, start: float) -> float:
-        """The learning rate at which a growing one failed, or the last one tried."""
-        self._say(f": ramp from {start:.3g}")
-        with self.bench.rehearsal(start) as (problem, optimizer):
-            done = trial(
+        """Return the learning rate at which a growing one failed, or the last one tried."""
+        self._report(f": ramp from {start:.3g}")
+        with self.setup.copied(start) as (problem, optimizer):
+            done = short_run(
                 problem,
                 optimizer,
-                self.bench.batch_size,
-                self.bench.seed,
+                self.setup.batch_size,
+                self.setup.seed,
                 min(STEPS, self.left),
                 rate_at=lambda step: start * _RAMP_GROWTH**step,
             )
         self.trials.append(done)
         self.ramps += 1
         if done.failed and done.steps <= 6 and self.ramps < 4:
-            return self.ramp(start / 64)  # it began too high to tell
+            return self.ramp(start / 64)  # it started too high
         return done.rate
 
     def judge(self, rate: float) -> _Verdict:
-        """Two orders of the data that agree settle it, or a late instability.
+        """Run until two data orders agree or one fails late.
 
-        A death says nothing of whether the net would break: of several orders that differ, those
-        that died are not counted.
+        A collapse does not show whether the run would be unstable: if orders differ, those that
+        collapsed do not count.
         """
-        unstable = held = died = 0
-        while self.left >= STEPS and max(unstable, held + died) < self.enough:
-            done = self.run(rate, order=unstable + held + died)
+        enough = 2 if self.setup.orders_differ else 1
+        unstable = held = collapsed = 0
+        while self.left >= STEPS and max(unstable, held + collapsed) < enough:
+            done = self.run(rate, order=unstable + held + collapsed)
             if done.unstable:
-                unstable += self.enough if done.is_late else 1
+                unstable += enough if done.is_late else 1
             else:
-                held, died = held + (not done.died), died + done.died
-        if unstable and unstable >= held:  # one each, or the steps ran out: be careful
+                held, collapsed = held + (not done.died), collapsed + done.died
+        if unstable and unstable >= held:  # one each, or out of steps: be careful
             self.verdicts[rate] = _Verdict.UNSTABLE
         else:
-            self.verdicts[rate] = _Verdict.DIED if died else _Verdict.HELD
+            self.verdicts[rate] = _Verdict.COLLAPSED if collapsed else _Verdict.HELD
         return self.verdicts[rate]
 
-    @property
-    def enough(self) -> int:
-        """Runs that must agree; one where every order gives the same batches."""
-        return ORDERS // 2 + 1 if self.bench.orders_differ else 1
-
-    def run(self, rate: float, order: int) -> Trial:
-        """A run at a fixed rate on one order of the data; at 0 nothing is trained."""
-        self._say(f" at {rate:.3g}" if rate else ": the losses without training")
-        with self.bench.rehearsal(rate) as (problem, optimizer):
-            done = trial(problem, optimizer, self.bench.batch_size, self.bench.seed + order)
+    def run(self, rate: float, order: int) -> ShortRun:
+        """Run at a fixed rate on one data order; at 0 nothing is trained."""
+        self._report(f" at {rate:.3g}" if rate else ": the losses without training")
+        with self.setup.copied(rate) as (problem, optimizer):
+            done = short_run(problem, optimizer, self.setup.batch_size, self.setup.seed + order)
         self.trials.append(done)
         return done
 
     def go_down(self, rate: float) -> None:
-        """From a rate to one that holds."""
+        """Decrease a rate until it holds; after six failures check the data."""
         tried = 0
         while self.left >= STEPS and self.judge(rate) is not _Verdict.HELD:
             tried, rate = tried + 1, rate / _WIDENING
-            if tried == _SUSPICIOUS or self.left < 2 * STEPS:
-                self._check_standstill()
+            if tried == 6 or self.left < 2 * STEPS:
+                self._check_untrained()
 
     def go_up(self) -> None:
-        """From the largest rate tried to one that is unstable, if none was."""
+        """Increase the largest rate until one is unstable, if none was."""
         while self.left >= STEPS and _Verdict.UNSTABLE not in self.verdicts.values():
             self.judge(max(self.verdicts) * _WIDENING)
 
-    def _check_standstill(self) -> None:
-        """Refuse data on which even a net that is not trained counts as unstable.
+    def _check_untrained(self) -> None:
+        """Reject data on which even an untrained network counts as unstable.
 
-        Asked of the order that failed last: on another one the batches may differ less.
+        The data order that failed last is used: on another one the batches may differ less.
         """
         runs = self.trials[self.ramps :]
         last = next((each for each in reversed(runs) if each.unstable), None)
         if last is None or self.left < STEPS:
             return
-        if self.run(0.0, last.order - self.bench.seed).unstable:
+        if self.run(0.0, last.order - self.setup.seed).unstable:
             raise StateError(
                 f"the loss of one batch is {self.trials[-1].worst:.3g} times that of the first "
-                "without any training, so that short runs cannot tell what is unstable; take "
-                "larger batches of mixed samples, or ask with verify=False."
+                "without any training, so that short runs cannot detect instability; use larger "
+                "batches of mixed samples, or verify=False."
             )
 
-    def halve(self, ends: Callable[[], tuple[float, float]]) -> None:
-        """Try the middle of two ends until they are within the tolerance."""
+    def bisect(self, failures: set[_Verdict]) -> None:
+        """Try the geometric mean of the enclosing rates until they are within the tolerance."""
         while self.left >= STEPS:
-            low, high = ends()
-            if low == 0 or not math.isfinite(high) or high <= low * (1 + TOLERANCE):
+            low, high = self.enclosing(failures)
+            if low == 0 or not math.isfinite(high) or high <= low * (1 + _TOLERANCE):
                 return
             self.judge(math.sqrt(low * high))
 
-    def around_onset(self) -> tuple[float, float]:
-        """The largest rate that was not unstable below the smallest that was, and that one."""
-        return self._around({_Verdict.UNSTABLE})
-
-    def around_death(self) -> tuple[float, float]:
-        """The largest rate that held below the smallest that did not, and that one."""
-        return self._around({_Verdict.UNSTABLE, _Verdict.DIED})
-
-    def _around(self, failures: set[_Verdict]) -> tuple[float, float]:
+    def enclosing(self, failures: set[_Verdict]) -> tuple[float, float]:
+        """Return the largest rate that did not fail below the smallest that did, and that one."""
         failed = (rate for rate, verdict in self.verdicts.items() if verdict in failures)
         high = min(failed, default=math.inf)
         held = (rate for rate, v in self.verdicts.items() if v not in failures and rate < high)

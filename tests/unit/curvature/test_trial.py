@@ -154,7 +154,7 @@ def test_advice_refuses_before_it_measures(monkeypatch):
     def measured(*given):
         pytest.fail("too late")
 
-    monkeypatch.setattr("normscope.learning_rate.advisor.steepest_curvature", measured)
+    monkeypatch.setattr("normscope.learning_rate.advisor.measure_curvature", measured)
     data = samples()
     with_bad_label(*data)
     with pytest.raises(InputError, match="expected labels from 0 to 2"):

@@ -9,17 +9,19 @@ import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.advice_table import heading_of, rows_of
-from normscope.learning_rate.onset import Trial
+from normscope.learning_rate.bound import Curvature
+from normscope.learning_rate.explanation import table_rows, table_title
 from normscope.learning_rate.prediction import Prediction
-from normscope.learning_rate.rules import UpdateRule, rule_of
-from normscope.learning_rate.steepest import Curvature
-from normscope.learning_rate.theory import Theory
-from normscope.learning_rate.verified import Verification
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.theory import MeanFieldBound
+from normscope.learning_rate.update_rule import UpdateRule, rule_of
+from normscope.learning_rate.verification import Verification
 
 
 def verified(low, high):
-    runs = (Trial(high, 0, True, 9, 3.0),) + ((Trial(low, 1, False, 100, 1.0),) if low else ())
+    runs = (ShortRun(high, 0, True, 9, 3.0),) + (
+        (ShortRun(low, 1, False, 100, 1.0),) if low else ()
+    )
     return Verification(low, high, runs, 0)
 
 
@@ -29,7 +31,7 @@ def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
         rule=UpdateRule(**{"name": "SGD", **rule}),
         curvature=Curvature(tuple(values), tuple(later), shares, "ggn", True, 9.0, 0.1),
         prediction=Prediction(rate, "3", rate, "the last layer"),
-        mean_field=Theory(None, "no theory"),
+        mean_field=MeanFieldBound(None, "no theory"),
         verification=verification,
         invariant=(),
         batch_size=64,
@@ -39,7 +41,7 @@ def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
 
 
 def row(found, quantity):
-    return next(each for each in rows_of(found) if each["quantity"] == quantity)
+    return next(each for each in table_rows(found) if each["quantity"] == quantity)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -69,8 +71,8 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     ("low", "high", "curvature_bound", "remark"),
     [
         (0.2, 0.45, 0.15, "lowered: a run failed at 0.45"),  # half the limit
-        (0.2, 0.5, 0.1**0.5, "the limit; the steepest curvature met is trained stably below 0.5"),
-        (0.6, 0.7, 0.5, "the steepest curvature met is trained stably below it"),
+        (0.2, 0.5, 0.1**0.5, "the limit; the bound itself, 0.5, was not tried"),
+        (0.6, 0.7, 0.5, "a quadratic with the largest curvature measured is stable"),
     ],
 )
 def test_safe_rate_is_lowered_by_runs_that_failed_and_never_above_the_limit(
@@ -82,13 +84,13 @@ def test_safe_rate_is_lowered_by_runs_that_failed_and_never_above_the_limit(
     assert found.curvature_bound <= found.limit
     assert row(found, "curvature bound")["remark"].startswith(remark)
     assert ("A run failed at 0.45 all the same" in found.explanation) == (high == 0.45)
-    assert ("The limit is below that, and the curvature bound no more" in found.explanation) == (
+    assert ("The limit is below that, and the curvature bound is at most" in found.explanation) == (
         high == 0.5
     )
 
 
 def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_differ():
-    runs = (Trial(0.2, 0, True, 60, 3.0), Trial(0.8, 1, False, 100, 1.0))
+    runs = (ShortRun(0.2, 0, True, 60, 3.0), ShortRun(0.8, 1, False, 100, 1.0))
     found = advice(verification=Verification(0.8, 1.0, runs, 0))
     assert found.curvature_bound == pytest.approx(0.2 / 4)
     assert "A run failed at 0.2 all the same" in found.explanation
@@ -97,18 +99,18 @@ def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_dif
 def test_plateau_is_told():
     curvature = Curvature((4.0,), (80.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=80.0)
     found = replace(advice(), curvature=curvature)
-    assert "begins on a plateau" in found.explanation
+    assert "starts on a plateau" in found.explanation
     assert "the curvature is 20 times as large" in found.explanation
     assert found.to_dict()["lambda_max_beyond"] == 80.0
 
 
 def test_rate_that_broke_the_loss_at_once_is_told():
-    curvature = Curvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, unbroken=0.125)
+    curvature = Curvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, stable_rate=0.125)
     found = replace(advice(), curvature=curvature)
     assert found.bound == found.curvature_bound == 0.125
-    told = "trained stably below 0.5. A few steps at 0.25 broke the loss, and the bound is 0.125"
+    told = "is stable below 0.5. A few steps at 0.25 were unstable, and the bound is 0.125"
     assert told in found.explanation
-    assert row(found, "curvature bound")["remark"] == "lowered: a few steps at 0.25 broke the loss"
+    assert row(found, "curvature bound")["remark"] == "lowered: a few steps at 0.25 were unstable"
 
 
 def test_lowered_safe_rate_is_told():
@@ -134,16 +136,16 @@ def test_reason_of_the_interval_is_told():
 
 def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
     runs = (
-        Trial(0.1, 0, True, 9, 3.0),  # a ramp
-        Trial(0.5, 0, True, 9, 3.0),
-        Trial(0.5, 1, False, 100, 1.0),
-        Trial(0.5, 2, False, 100, 1.0),
-        Trial(0.6, 0, False, 100, 1.0),
-        Trial(0.7, 0, True, 9, 3.0),
+        ShortRun(0.1, 0, True, 9, 3.0),  # a ramp
+        ShortRun(0.5, 0, True, 9, 3.0),
+        ShortRun(0.5, 1, False, 100, 1.0),
+        ShortRun(0.5, 2, False, 100, 1.0),
+        ShortRun(0.6, 0, False, 100, 1.0),
+        ShortRun(0.7, 0, True, 9, 3.0),
     )
     found = advice(verification=Verification(0.6, 0.7, runs, 1))
     assert found.interval == (0.6, 0.7)  # of the median over the orders
-    told = "on other batches perhaps 0.6 to 0.7; one order of the data failed at 0.5"
+    told = "on other batches perhaps 0.6 to 0.7; one data order failed at 0.5"
     assert row(found, "limit")["remark"] == told
     same = replace(found, verification=Verification(0.5, 0.7, runs, 1))
     assert row(same, "limit")["remark"].endswith("perhaps 0.5 to 0.7")  # which holds it already
@@ -163,17 +165,17 @@ def test_loss_that_is_flat_but_for_weight_decay_is_told(values):
     assert found.curvature_bound == 200.0
     assert found.interval == (100.0, 400.0)
     assert "after the first steps" not in str(found)
-    assert "curves upwards in no direction; its weight decay alone" in found.explanation
+    assert "has no positive curvature; its weight decay alone" in found.explanation
     later = advice(values, later=(4.0,), weight_decay=0.01)
-    assert "positive after the first steps only" in later.explanation
+    assert "positive only after the first steps" in later.explanation
 
 
 def test_direction_is_that_of_the_start_where_later_steps_bind():
     now = advice((4.0,), later=(3.0,))
-    assert "meets is 4, 75% of its direction in layer 0; a quadratic" in now.explanation
+    assert "a batch of 64 is 4, 75% of its direction in layer 0; a quadratic" in now.explanation
     later = advice((4.0,), later=(8.0,))
     assert (
-        "meets is 8, after the first steps; it is 4 at the start, 75% of its direction in layer 0;"
+        "of 64 is 8, after the first steps; it is 4 at the start, 75% of its direction in layer 0;"
         in later.explanation
     )
     assert "2.0 times as large after the first steps" in later.explanation
@@ -181,12 +183,12 @@ def test_direction_is_that_of_the_start_where_later_steps_bind():
 
 def test_curvature_that_the_safe_rate_follows_from_has_a_row():
     steeper = advice((3.0, 4.0), later=(8.0, 5.0), momentum=0.9)
-    found = row(steeper, "steepest met")
+    found = row(steeper, "later lambda_max")
     assert found["value"] == "8"
     assert "after the first steps, 2 times lambda_max" in found["remark"]
     assert steeper.curvature_bound == pytest.approx(2 * 1.9 / float(found["value"]))
     assert row(steeper, "lambda_max")["value"] == "4"
-    flat = row(advice((0.0,), later=(4.0,)), "steepest met")
+    flat = row(advice((0.0,), later=(4.0,)), "later lambda_max")
     assert flat["value"] == "4"
     assert "times lambda_max" not in flat["remark"]
 
@@ -195,13 +197,13 @@ def test_curvature_that_the_safe_rate_follows_from_has_a_row():
 @pytest.mark.parametrize("later", [(), (-2.0,)])
 def test_curvature_no_steeper_than_at_the_start_has_no_second_row(values, later):
     found = advice(values, later=later, weight_decay=0.01)
-    assert "steepest met" not in {each["quantity"] for each in rows_of(found)}
+    assert "later lambda_max" not in {each["quantity"] for each in table_rows(found)}
 
 
 @pytest.mark.parametrize(("later", "told"), [(4.1, False), (4.2, True)])
 def test_steepest_curvature_has_a_row_beyond_a_few_per_cent(later, told):
     found = advice((4.0,), later=(later,))
-    assert ("steepest met" in {each["quantity"] for each in rows_of(found)}) is told
+    assert ("later lambda_max" in {each["quantity"] for each in table_rows(found)}) is told
 
 
 def test_decay_in_a_divided_gradient_is_named_with_the_matrix():
@@ -225,7 +227,7 @@ def test_decay_in_a_divided_gradient_is_named_with_the_matrix():
 )
 def test_heading_names_the_settings_as_the_optimizer_does(optimizer, words):
     rule = rule_of(optimizer([torch.zeros(1)], lr=1e-3))
-    assert heading_of(advice(**vars(rule))).startswith(f"Learning rate for {words} size 64")
+    assert table_title(advice(**vars(rule))).startswith(f"Learning rate for {words} size 64")
 
 
 def test_centered_divisor_is_told():
@@ -242,29 +244,31 @@ def test_unverified_limit_is_not_below_the_safe_rate(rate, limit):
 
 
 def test_end_that_no_run_found_is_told():
-    found = advice(verification=Verification(0.7, math.inf, (Trial(0.7, 0, False, 100, 1.0),), 0))
+    found = advice(
+        verification=Verification(0.7, math.inf, (ShortRun(0.7, 0, False, 100, 1.0),), 0)
+    )
     assert "No learning rate up to 0.7 was unstable in short runs." in found.explanation
     assert "inf" not in found.explanation
 
 
 @pytest.mark.parametrize("died", [True, False])
 def test_death_of_the_net_is_told(died):
-    runs = (Trial(0.7, 0, not died, 60, 1.0, died=died), Trial(0.6, 0, False, 100, 1.0))
+    runs = (ShortRun(0.7, 0, not died, 60, 1.0, died=died), ShortRun(0.6, 0, False, 100, 1.0))
     found = advice(verification=Verification(0.6, 0.9 if died else 0.7, runs, 0))
-    assert ("the net died at 0.7: its output became the same" in found.explanation) is died
-    assert ("at 0.6 it lived" in found.explanation) is died
+    assert ("the network collapsed at 0.7: its output became the same" in found.explanation) is died
+    assert ("at 0.6 it did not" in found.explanation) is died
     assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
-    assert ("; the net died at 0.7; 2 runs" in str(found)) is died
-    assert "one order" not in str(found)
-    assert ("below where the net dies; on other batches" in str(found)) is died
+    assert ("; the network collapsed at 0.7; 2 runs" in " ".join(str(found).split())) is died
+    assert "one data order" not in str(found)
+    assert ("below where the network collapses; on other" in " ".join(str(found).split())) is died
 
 
 def test_limit_and_interval_end_below_where_the_net_dies():
     runs = (
-        Trial(0.2, 0, False, 100, 1.0),
-        Trial(0.3, 0, False, 60, 1.0, died=True),
-        Trial(0.8, 0, False, 60, 1.0, died=True),
-        Trial(0.9, 0, True, 9, 3.0),
+        ShortRun(0.2, 0, False, 100, 1.0),
+        ShortRun(0.3, 0, False, 60, 1.0, died=True),
+        ShortRun(0.8, 0, False, 60, 1.0, died=True),
+        ShortRun(0.9, 0, True, 9, 3.0),
     )
     found = advice(verification=Verification(0.8, 0.9, runs, 0))
     assert found.limit == pytest.approx(0.06**0.5)
@@ -273,9 +277,9 @@ def test_limit_and_interval_end_below_where_the_net_dies():
     assert found.verified == (0.8, 0.9)
     assert found.to_dict()["died_at"] == 0.3
     assert "unstable from 0.9 on" in found.explanation
-    assert "A run failed at 0.3 all the same: the net died, and" in found.explanation
+    assert "A run failed at 0.3 all the same: the network collapsed, and" in found.explanation
     endless = replace(found, verification=Verification(0.8, math.inf, runs[1:3], 0))
-    assert "at no rate tried did it live" in endless.explanation
+    assert "so did it at every rate tried" in endless.explanation
     assert "was unstable at no rate tried" in endless.explanation
 
 
@@ -287,8 +291,8 @@ def test_recommended_rate_is_set_against_the_safe_one(rate, margin, above):
     told = advice(rate=rate).explanation
     assert ("it has no margin, unlike half the limit, which is lower" in told) is margin
     assert ("The recommended rate is above the curvature bound" in told) is above
-    assert "trained stably below 0.5, the curvature bound" in told
-    assert "broke the loss" not in told
+    assert "is stable below 0.5, the curvature bound" in told
+    assert "were unstable" not in told
 
 
 @pytest.mark.parametrize(
@@ -296,8 +300,8 @@ def test_recommended_rate_is_set_against_the_safe_one(rate, margin, above):
     [
         (0.70, (), None),
         (0.80, (), "the loss may jump at first"),
-        (0.80, ("0.weight",), "75% of the steepest direction at the start lies in weights"),
-        (0.80, ("3.weight",), "25% of the steepest direction at the start lies in weights"),
+        (0.80, ("0.weight",), "75% of the top direction at the start is in weights"),
+        (0.80, ("3.weight",), "25% of the top direction at the start is in weights"),
         (
             0.80,
             ("4.weight",),
@@ -319,10 +323,10 @@ def test_limit_far_above_the_safe_rate_has_a_reason(rate, invariant, reason):
 )
 def test_what_the_runs_beyond_the_safe_rate_saw_is_told(worst, told):
     runs = (
-        Trial(9.0, 0, True, 40, 8.0),  # the ramp
-        Trial(0.4, 0, False, 100, 2.0),  # below the curvature bound
-        Trial(0.9, 0, False, 100, worst),
-        Trial(1.0, 0, True, 10, 3.0),
+        ShortRun(9.0, 0, True, 40, 8.0),  # the ramp
+        ShortRun(0.4, 0, False, 100, 2.0),  # below the curvature bound
+        ShortRun(0.9, 0, False, 100, worst),
+        ShortRun(1.0, 0, True, 10, 3.0),
     )
     found = advice(verification=Verification(0.9, 1.0, runs, 1))
     assert found.curvature_bound == 0.5
@@ -351,7 +355,7 @@ def test_net_a_little_steeper_beyond_began_on_no_plateau():
 @pytest.mark.parametrize(("later", "told"), [(4.3, False), (4.5, True)])
 def test_curvature_that_grows_by_more_than_a_tenth_is_told(later, told):
     found = advice((4.0,), later=(later,))
-    assert ("they, not the start, bind" in found.explanation) is told
+    assert ("they, not the start, determine the bound" in found.explanation) is told
 
 
 @pytest.mark.parametrize(
@@ -364,7 +368,7 @@ def test_curvature_that_grows_by_more_than_a_tenth_is_told(later, told):
 def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
     told = replace(advice(), norms=norms).explanation
     assert f"What would change it: {gamma}" in told
-    assert ("hardly moved the limit of the BatchNorm nets" in told) is batch
+    assert ("hardly changed the limit of the BatchNorm" in told) is batch
     assert ("by their noisy statistics, the curvature bound" in told) is batch
     assert ("large ones hardly raise it" in told) is not batch
 
@@ -379,7 +383,7 @@ def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
     ],
 )
 def test_theory_far_off_the_limit_is_said_to_be(rate, words):
-    found = replace(advice(), mean_field=Theory(rate, "head"))
+    found = replace(advice(), mean_field=MeanFieldBound(rate, "head"))
     assert found.limit == 1.0
     assert row(found, "theory")["remark"] == words
 
@@ -393,7 +397,7 @@ def test_theory_far_off_the_limit_is_said_to_be(rate, words):
     ],
 )
 def test_theory_is_said_to_count_frozen_weights(frozen, words):
-    found = replace(advice(), mean_field=Theory(0.5, "head", 2.0, 2.0, frozen))
+    found = replace(advice(), mean_field=MeanFieldBound(0.5, "head", 2.0, 2.0, frozen))
     assert row(found, "theory")["remark"].endswith(f"for this loss, weights alone{words}")
     assert found.to_dict()["theory_frozen"] == list(frozen)
 
@@ -408,9 +412,9 @@ def test_plain_data_tell_the_bound_from_the_lowered_safe_rate():
 
 
 def test_dataset_tells_ramps_from_runs_and_holds_the_theory():
-    runs = (Trial(0.9, 0, True, 30, 3.0), *verified(0.2, 0.3).trials)
+    runs = (ShortRun(0.9, 0, True, 30, 3.0), *verified(0.2, 0.3).trials)
     found = replace(
-        advice(verification=Verification(0.2, 0.3, runs, 1)), mean_field=Theory(0.4, "")
+        advice(verification=Verification(0.2, 0.3, runs, 1)), mean_field=MeanFieldBound(0.4, "")
     )
     data = found.to_xarray()
     assert data["is_ramp"].values.tolist() == [True, False, False]

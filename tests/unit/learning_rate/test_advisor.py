@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import normscope as ns
 from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
-from normscope.learning_rate import max_learning_rate
-from normscope.learning_rate import onset as onset_module
+from normscope.learning_rate import max_learning_rate, stability
 
 
 def advised(problem, *arguments, **options):
@@ -52,12 +51,12 @@ def test_quadratic_is_answered_exactly_and_verified(options, bound):
 def test_walk_that_breaks_below_the_bound_lowers_the_safe_rate():
     # all of the loss in one direction: the first swing of momentum alone makes it 3 times as large
     found = advised(quadratic(eigenvalues=(4.0,), shares=(1.0,)), 0.9)
-    assert found.curvature.binding == pytest.approx(4.0)
+    assert found.curvature.largest == pytest.approx(4.0)
     assert found.bound == pytest.approx(2 * 1.9 / 4 / 2)  # a few steps at the bound showed it
     assert found.limit == pytest.approx((1 + 3**0.5) / 4, rel=0.05)
     assert found.curvature_bound == found.bound < found.limit
     assert (
-        "trained stably below 0.95. A few steps at 0.95 broke the loss, and the bound is 0.475"
+        "is stable below 0.95. A few steps at 0.95 were unstable, and the bound is 0.475"
         in found.explanation
     )
 
@@ -68,8 +67,8 @@ def test_safe_is_the_bound_of_the_dense_matrix():
     matrix = dense(model, "cross_entropy", data, kind="ggn", mode="train").double()
     exact = float(torch.linalg.eigvalsh(matrix).amax())
     assert found.curvature.values == pytest.approx([exact], rel=0.02)
-    assert "the steepest curvature met is trained stably below it" in str(found)
-    assert found.curvature_bound == pytest.approx(3 / found.curvature.binding)
+    assert "a quadratic with the largest curvature" in " ".join(str(found).split())
+    assert found.curvature_bound == pytest.approx(3 / found.curvature.largest)
     assert found.verified is None
     assert found.limit == found.predicted
     assert "no run has verified it" in found.explanation
@@ -82,7 +81,7 @@ def test_safe_is_the_bound_of_the_dense_matrix():
 def test_recommended_rate_above_the_safe_one_is_explained(verify):
     found = max_learning_rate(small_network(), "cross_entropy", labelled(), verify=verify)
     assert (ABOVE_BOUND in found.explanation) == (found.recommended > found.curvature_bound)
-    steep = replace(found.curvature, values=(9 * found.curvature.binding,))
+    steep = replace(found.curvature, values=(9 * found.curvature.largest,))
     found = replace(found, curvature=steep)  # the same runs, and a curvature bound far below them
     assert found.recommended > found.curvature_bound
     assert ABOVE_BOUND in found.explanation
@@ -183,7 +182,7 @@ def test_nothing_of_the_users_is_touched_however_it_ends(ending, place):
 def test_interruption_in_the_middle_of_a_step_leaves_the_model_alone(monkeypatch):
     model, data = busy_model(), labelled()
     before, numbers = snapshot(model), random_states()
-    real = onset_module.train
+    real = stability.train
 
     def cut_off(*arguments, **options):
         for step in real(*arguments, **options):
@@ -191,7 +190,7 @@ def test_interruption_in_the_middle_of_a_step_leaves_the_model_alone(monkeypatch
                 raise KeyboardInterrupt
             yield step
 
-    monkeypatch.setattr(onset_module, "train", cut_off)
+    monkeypatch.setattr(stability, "train", cut_off)
     with pytest.raises(KeyboardInterrupt):
         max_learning_rate(model, "cross_entropy", data)
     assert_same(before, snapshot(model))
@@ -289,7 +288,7 @@ def test_answer_is_the_same_where_gradients_are_off(surroundings):
 
 
 def test_flat_loss_is_refused():
-    with pytest.raises(StateError, match="curves upwards in no direction"):
+    with pytest.raises(StateError, match="no positive curvature"):
         max_learning_rate(small_network(), lambda f, y: 1 + 0 * f.sum(), labelled())
 
 

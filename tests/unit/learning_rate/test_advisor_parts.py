@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Adam
 
 from normscope.learning_rate import advisor, max_learning_rate, prediction
-from normscope.learning_rate.rehearsal import Rehearsal
-from normscope.learning_rate.rules import rule_of
+from normscope.learning_rate.sample_trials import SampleTrials
+from normscope.learning_rate.update_rule import rule_of
 from normscope.problem.problem import Problem
 
 
@@ -56,20 +56,22 @@ def test_divisor_is_that_of_the_gradients_of_all_batches_in_training():
 
 
 def test_prediction_knows_the_divisor(monkeypatch):
-    real, given = advisor.predicted_onset, []
+    real, given = advisor.predict_limit, []
 
     def noting(*arguments):
         given.extend(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(advisor, "predicted_onset", noting)
+    monkeypatch.setattr(advisor, "predict_limit", noting)
     asked(small_network(), optimizer=Adam)
     scale = next(each.scale for each in given if hasattr(each, "scale"))
     assert scale.shape == (sum(p.numel() for p in small_network().parameters()),)
 
 
 def test_prediction_knows_the_bound_that_the_curvature_allows(monkeypatch):
-    monkeypatch.setattr(prediction, "rehearsed", lambda *_: Rehearsal(0.0, math.inf, 32, 0, False))
+    monkeypatch.setattr(
+        prediction, "run_sample_trials", lambda *_: SampleTrials(0.0, math.inf, 32, 0, False)
+    )
     found = asked(small_network(norm=False))
     assert found.predicted == found.bound
 
@@ -77,6 +79,6 @@ def test_prediction_knows_the_bound_that_the_curvature_allows(monkeypatch):
 def test_prediction_leads_the_net_off_its_plateau():
     problem = plateau(0.15)
     found = max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
-    assert found.curvature.begins_flat
-    assert "once its loss falls" in found.prediction.reason
+    assert found.curvature.starts_on_plateau
+    assert "once its loss decreases" in found.prediction.reason
     assert 0.14 / 1.3 < found.predicted < 0.16 * 1.3  # held in 100 steps; broke after 41

@@ -14,12 +14,11 @@ import normscope as ns
 from normscope.curvature import dense, top_eigenvalue
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.learning_rate import Comparison, is_unstable
-from normscope.learning_rate.comparison import MODES, _compared, _eigenvalue
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.gradient_growth import gradient_growth
-from normscope.learning_rate.guessing import guessing_loss
-from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verified import Verification
+from normscope.learning_rate.comparison import MODES, _compare_norm, _eigenvalue
+from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.verification import Verification
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 from normscope.training.batches import batch_source
@@ -46,7 +45,7 @@ def test_row_holds_the_advice_of_the_converted_net(compared):
 def test_modes_are_those_of_the_curvature(compared):
     model, data = small_network(), labelled()
     problem = Problem(ns.layers.convert(model, to="batch"), "cross_entropy", data)
-    (batch,) = Workbench(problem, sgd(1.0), 16, 0).batches(1)
+    (batch,) = TrainingSetup(problem, sgd(1.0), 16, 0).batches(1)
     for mode, value in compared["batch"].lambda_max.items():
         exact = top_eigenvalue(problem.model, "cross_entropy", batch, kind="ggn", mode=mode).value
         assert value == pytest.approx(exact, rel=0.03)
@@ -63,7 +62,7 @@ def test_training_at_half_the_limit_learns(compared):
 
 def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     lines = str(compared).splitlines()
-    assert lines[0] == "The same net under several normalizations"
+    assert lines[0] == "The same network under several normalizations"
     assert lines[2].split()[:3] == ["norm", "bound", "limit"]
     assert [line.split()[0] for line in lines[4:]] == ["none", "batch"]
     assert max(map(len, lines)) <= 80
@@ -160,7 +159,7 @@ def test_training_is_that_of_torch_at_half_the_limit(with_options):
 def test_growth_and_eigenvalues_are_in_the_dataset(with_options):
     found, _, _ = with_options
     problem = Problem(deep(), "cross_entropy", labelled())
-    (batch,) = Workbench(problem, sgd(1.0), 16, 3).batches(1)
+    (batch,) = TrainingSetup(problem, sgd(1.0), 16, 3).batches(1)
     growth = gradient_growth(problem, batch, 3)
     assert growth is not None
     assert found["none"].growth == growth
@@ -174,7 +173,7 @@ def test_training_that_diverges_has_no_final_loss():
     problem = quadratic()
     advice = ns.max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
     beyond = replace(advice, prediction=replace(advice.prediction, rate=1e6))
-    row = _compared("none", Workbench(problem, sgd(1.0), None, 0), beyond, 20)
+    row = _compare_norm("none", TrainingSetup(problem, sgd(1.0), None, 0), beyond, 20)
     assert row.diverged
     assert len(row.losses) < 20
     assert math.isnan(row.final_loss)
@@ -198,7 +197,7 @@ def at_half_the_limit(limit, steps=20):
     problem = quadratic()
     advice = ns.max_learning_rate(problem.model, problem.loss, problem.data, verify=False)
     told = replace(advice, prediction=replace(advice.prediction, rate=limit))
-    row = _compared("none", Workbench(problem, sgd(1.0), None, 0), told, steps)
+    row = _compare_norm("none", TrainingSetup(problem, sgd(1.0), None, 0), told, steps)
     return row, is_unstable(problem, sgd(limit / 2)(problem.model.parameters()))
 
 
@@ -216,7 +215,7 @@ def test_instability_at_half_the_limit_is_told_before_guessing():
     assert guessing.is_guessing
     worst = row.losses.max()
     note = (
-        f"* none: at half the limit the training was unstable already (its loss rose to "
+        f"* none: at half the limit the training was unstable (its loss rose to "
         f"{worst:.3g}, {worst / row.losses[0]:.2g} times the first): the limit is too high."
     )
     assert Comparison((guessing,), 20).notes[1:] == [note]
@@ -226,8 +225,8 @@ def test_verified_limit_that_a_training_refutes_is_marked(compared):
     row = compared["none"]
     found = Comparison((replace(row, losses=np.array([1.0, 1.6, 0.1])),), 3)
     assert found.notes == [
-        "* none: at half the limit the training was unstable already (its loss rose to 1.6, 1.6 "
-        "times the first): the limit is too high for this order of the data."
+        "* none: at half the limit the training was unstable (its loss rose to 1.6, 1.6 "
+        "times the first): the limit is too high for this data order."
     ]
     table_row = next(line for line in str(found).splitlines() if line.startswith("none "))
     assert table_row.split()[2].endswith("*")
@@ -341,7 +340,7 @@ def test_optimizer_of_one_model_is_refused():
 
 def test_limits_that_no_runs_enclose_are_marked(compared):
     advice = compared["none"].advice
-    dead = Trial(0.3, 0, False, 60, 1.0, died=True)
+    dead = ShortRun(0.3, 0, False, 60, 1.0, died=True)
     endless = replace(advice, verification=replace(advice.verification, high=math.inf))
     unstable = replace(advice, verification=replace(advice.verification, low=0.0))
     rows = [
@@ -359,7 +358,7 @@ def test_limits_that_no_runs_enclose_are_marked(compared):
         "* predicted: no run has verified the limit of none.",
         "* batch: no rate tried was unstable; the limit is the highest of them.",
         "* layer: no rate tried was stable; the limit is the lowest of them.",
-        "* l1: the net died at every rate tried; the limit is the lowest of them.",
+        "* l1: the network collapsed at every rate tried; the limit is the lowest.",
     ]
     lines = {line.split()[0]: line.split()[2] for line in str(found).splitlines()[4:9]}
     assert [limit.endswith("*") for limit in lines.values()] == [True, True, True, False, True]
@@ -380,9 +379,9 @@ def test_net_that_only_guesses_is_told(compared):
     assert not replace(row, losses=np.full(40, 0.9 * row.guessing_loss)).is_guessing
     assert not replace(stuck, guessing_loss=None).is_guessing
     assert not replace(stuck, guessing_loss=0.0).is_guessing  # targets all alike
-    assert "is still that of guessing" in note
+    assert "is still not below that of a constant output" in note
     above = replace(row, losses=np.full(40, 1.3 * row.guessing_loss))
-    assert "is still above that of guessing" in Comparison((above,), 40).notes[0]
+    assert "is still above that of a constant output" in Comparison((above,), 40).notes[0]
     diverged = replace(stuck, diverged=True)
     assert Comparison((diverged,), 40).notes == ["none: the training at half the limit diverged."]
 
@@ -405,13 +404,13 @@ SIX = torch.tensor([0, 1, 0, 1, 1, 0])
 )
 def test_loss_of_guessing_is_not_told_where_it_is_not_known(loss, targets):
     batches = [(torch.zeros(len(target), 1), target) for target in targets]
-    assert guessing_loss(Problem(nn.Linear(1, 3), loss, batches), batches) is None
+    assert constant_output_loss(Problem(nn.Linear(1, 3), loss, batches), batches) is None
 
 
 def test_loss_of_guessing_labels_in_double_precision():
     batches = [(torch.zeros(6, 1, dtype=torch.float64), SIX)]
     problem = Problem(nn.Linear(1, 3, dtype=torch.float64), "squared_error", batches)
-    assert guessing_loss(problem, batches) == pytest.approx(0.25)  # half of two quarters
+    assert constant_output_loss(problem, batches) == pytest.approx(0.25)  # half of two quarters
 
 
 @pytest.mark.parametrize("loss", ["squared_error", nn.MSELoss(), "cross_entropy", nn.L1Loss()])
@@ -421,7 +420,7 @@ def test_loss_of_guessing_is_the_least_of_constant_outputs(loss):
     target /= target.sum(1, keepdim=True)
     batches = [(torch.zeros(8, 1), target[:8]), (torch.zeros(4, 1), target[8:])]
     problem = Problem(nn.Linear(1, 3), loss, batches)
-    found = guessing_loss(problem, batches)
+    found = constant_output_loss(problem, batches)
     if isinstance(loss, nn.L1Loss):
         assert found is None
         return

@@ -6,7 +6,7 @@ from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import InputError, StateError
-from normscope.learning_rate.copies import Workbench, checked_optimizer
+from normscope.learning_rate.setup import TrainingSetup, bind_all_parameters
 from normscope.problem.problem import Problem
 from normscope.training import sgd, train
 
@@ -16,7 +16,7 @@ def test_copied_optimizer_has_the_state_of_the_users():
     optimizer = Adam(model.parameters(), lr=0.1)
     for _ in train(Problem(model, "cross_entropy", data), optimizer, 3):
         pass
-    with Workbench(Problem(model, "cross_entropy", data), optimizer, None, 0).rehearsal(0.5) as (
+    with TrainingSetup(Problem(model, "cross_entropy", data), optimizer, None, 0).copied(0.5) as (
         copied,
         own,
     ):
@@ -50,10 +50,10 @@ class Remembering(nn.Module):
 def test_each_rehearsal_begins_with_the_users_loss_as_it_is(wrapped):
     memory = Remembering()
     loss = (lambda output, target: memory(output, target)) if wrapped else memory
-    bench = Workbench(Problem(small_network(), loss, labelled()), sgd(0.1), None, 0)
+    bench = TrainingSetup(Problem(small_network(), loss, labelled()), sgd(0.1), None, 0)
     buffer, trained = memory.mean, []
     for _ in range(2):
-        with bench.rehearsal() as (copied, optimizer):
+        with bench.copied(0.1) as (copied, optimizer):
             trained.append([step.loss for step in train(copied, optimizer, 3)])
             assert memory.calls == 3
         assert memory.calls == 0
@@ -65,7 +65,7 @@ def test_each_rehearsal_begins_with_the_users_loss_as_it_is(wrapped):
 def test_loss_is_untouched_by_a_measurement():
     memory = Remembering()
     model, (inputs, targets) = small_network(), labelled()
-    with Workbench(Problem(model, memory, (inputs, targets)), sgd(0.1), None, 0).untouched():
+    with TrainingSetup(Problem(model, memory, (inputs, targets)), sgd(0.1), None, 0).isolated():
         memory(model(inputs), targets)
         assert memory.mean > 0
     assert (memory.mean, memory.calls) == (0, 0)
@@ -73,7 +73,7 @@ def test_loss_is_untouched_by_a_measurement():
 
 def test_batches_are_those_that_training_sees():
     problem = Problem(small_network(), "cross_entropy", labelled())
-    bench = Workbench(problem, sgd(0.0), 16, 5)
+    bench = TrainingSetup(problem, sgd(0.0), 16, 5)
     seen = [step.batch for step in train(problem, sgd(0.0), 3, 16, 5)]
     for (inputs, _), (expected, _) in zip(bench.batches(3), seen, strict=True):
         assert torch.equal(inputs, expected)
@@ -84,14 +84,14 @@ def test_batches_are_those_that_training_sees():
 )
 def test_no_batch_comes_twice(size, asked, held):
     problem = Problem(small_network(), "cross_entropy", labelled())
-    assert len(Workbench(problem, sgd(0.0), size, 0).batches(asked)) == held
+    assert len(TrainingSetup(problem, sgd(0.0), size, 0).batches(asked)) == held
 
 
 def test_shuffled_loader_leaves_the_random_state_alone():
     loader = DataLoader(TensorDataset(*labelled()), batch_size=16, shuffle=True)
     problem = Problem(small_network(), "cross_entropy", loader)
     before = torch.get_rng_state()
-    first, again = (Workbench(problem, sgd(0.0), None, 3).batches(2) for _ in range(2))
+    first, again = (TrainingSetup(problem, sgd(0.0), None, 3).batches(2) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first[0][0], again[0][0])
     assert not torch.equal(first[0][0], first[1][0])
@@ -100,12 +100,12 @@ def test_shuffled_loader_leaves_the_random_state_alone():
 def test_model_that_cannot_be_copied_is_named():
     model = small_network()
     model.held = model[0](torch.ones(2, 5))  # a result with its graph
-    bench = Workbench(Problem(model, "cross_entropy", labelled()), sgd(0.1), None, 0)
-    with pytest.raises(StateError, match="ask with verify=False"), bench.rehearsal():
+    bench = TrainingSetup(Problem(model, "cross_entropy", labelled()), sgd(0.1), None, 0)
+    with pytest.raises(StateError, match="use verify=False"), bench.copied(0.1):
         pass
 
 
 def test_optimizer_that_leaves_parameters_out_is_refused():
     model = small_network()
     with pytest.raises(InputError, match=r"leaves out '0.weight' and 3 more"):
-        checked_optimizer(SGD(model[3].parameters(), lr=0.1), model)
+        bind_all_parameters(SGD(model[3].parameters(), lr=0.1), model)

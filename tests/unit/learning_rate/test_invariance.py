@@ -3,7 +3,7 @@ from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
 import normscope as ns
-from normscope.learning_rate.invariance import scale_invariant_weights
+from normscope.learning_rate.network_properties import scale_invariant_weights
 from normscope.problem.loss import whole_loss
 from normscope.problem.problem import Problem
 

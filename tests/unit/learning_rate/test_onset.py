@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from normscope import whole_loss
-from normscope.learning_rate.onset import STEPS, growth_limit, is_unstable, trial
+from normscope.learning_rate.stability import STEPS, growth_limit, is_unstable, short_run
 from normscope.problem.loss import cross_entropy, squared_error
 from normscope.problem.problem import Problem
 from normscope.training import sgd
@@ -48,7 +48,7 @@ def test_quadratic_is_unstable_only_above_its_bound(options, bound, factor, expe
 
 def test_unstable_run_ends_at_once():
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
-    done = trial(problem, sgd(5.0)(problem.model.parameters()), None, 0)
+    done = short_run(problem, sgd(5.0)(problem.model.parameters()), None, 0)
     assert done.unstable
     assert done.steps == 2  # the first step makes the loss 16 times as large
     assert done.worst == pytest.approx(16.0)
@@ -56,7 +56,7 @@ def test_unstable_run_ends_at_once():
 
 def test_stable_run_takes_all_steps():
     problem = quadratic()
-    done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    done = short_run(problem, sgd(0.1)(problem.model.parameters()), None, 0)
     assert (done.unstable, done.steps, done.rate) == (False, STEPS, 0.1)
     assert done.worst == 1.0
 
@@ -65,7 +65,7 @@ def test_limit_is_crossed_exactly_at_three_times_the_first_loss():
     # one step multiplies the loss by (1 - rate)^2: 3 at rate 1 + sqrt(3)
     for rate, expected in ((1 + 3**0.5 - 1e-3, 2 + 1), (1 + 3**0.5 + 1e-3, 2)):
         problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
-        done = trial(problem, sgd(rate)(problem.model.parameters()), None, 0)
+        done = short_run(problem, sgd(rate)(problem.model.parameters()), None, 0)
         assert done.unstable
         assert done.steps == expected
 
@@ -90,7 +90,7 @@ def test_loss_that_does_not_begin_above_zero_has_no_worst(start):
     nn.init.zeros_(model.bias)
     data = torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)
     problem = Problem(model, lambda output, target: output.mean() + start, data)
-    done = trial(problem, sgd(0.1)(model.parameters()), None, 0)
+    done = short_run(problem, sgd(0.1)(model.parameters()), None, 0)
     assert problem.loss_on(data) < start - 10  # more than ten times the first, but falling
     assert not done.failed
     assert done.worst == 1.0
@@ -99,7 +99,7 @@ def test_loss_that_does_not_begin_above_zero_has_no_worst(start):
 def test_ramp_sets_the_rate_of_every_step():
     problem = quadratic()
     optimizer = sgd(9.0)(problem.model.parameters())
-    done = trial(problem, optimizer, None, 0, steps=5, rate_at=lambda step: 0.01 * 2**step)
+    done = short_run(problem, optimizer, None, 0, steps=5, rate_at=lambda step: 0.01 * 2**step)
     assert not done.unstable
     assert done.rate == pytest.approx(0.01 * 2**4)
 
@@ -107,14 +107,14 @@ def test_ramp_sets_the_rate_of_every_step():
 def test_ramp_sets_the_rate_of_every_group():
     problem = Problem(nn.Linear(1, 1), "squared_error", (torch.ones(2, 1), torch.ones(2, 1)))
     optimizer = SGD([{"params": [each]} for each in problem.model.parameters()], lr=9.0)
-    trial(problem, optimizer, None, 0, steps=3, rate_at=lambda step: 0.01 * 2**step)
+    short_run(problem, optimizer, None, 0, steps=3, rate_at=lambda step: 0.01 * 2**step)
     assert [group["lr"] for group in optimizer.param_groups] == [0.04, 0.04]
 
 
 def test_order_of_the_data_follows_the_seed():
     def worst(order):
         problem = Problem(small_network(), "cross_entropy", labelled())
-        return trial(problem, sgd(0.5)(problem.model.parameters()), 8, order).worst
+        return short_run(problem, sgd(0.5)(problem.model.parameters()), 8, order).worst
 
     assert worst(1) == worst(1)
     assert worst(1) != worst(2)
@@ -122,7 +122,7 @@ def test_order_of_the_data_follows_the_seed():
 
 def test_net_that_dies_is_stable_but_fails_and_ends_early():
     problem = mortal()
-    done = trial(problem, sgd(1.0)(problem.model.parameters()), None, 0)
+    done = short_run(problem, sgd(1.0)(problem.model.parameters()), None, 0)
     assert done.died
     assert done.failed
     assert not done.unstable
@@ -137,14 +137,14 @@ def test_net_without_biases_can_die_too():
         nn.init.ones_(parameter)
     inputs = torch.tensor([[0.5], [1.5]])
     problem = Problem(model, "squared_error", (inputs, inputs / 2))
-    done = trial(problem, sgd(2.5)(model.parameters()), None, 0)
+    done = short_run(problem, sgd(2.5)(model.parameters()), None, 0)
     assert not any(parameter.grad.any() for parameter in model.parameters())
     assert done.died
 
 
 def test_net_that_learns_has_not_died():
     problem = mortal()
-    done = trial(problem, sgd(0.05)(problem.model.parameters()), None, 0)
+    done = short_run(problem, sgd(0.05)(problem.model.parameters()), None, 0)
     assert not done.failed
     assert done.steps == STEPS
 
@@ -153,7 +153,7 @@ def test_net_that_has_solved_its_problem_has_not_died():
     line = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(line.weight)
     inputs = torch.tensor([[1.0], [-1.0]])
-    done = trial(
+    done = short_run(
         Problem(line, "squared_error", (inputs, inputs)), sgd(1.0)(line.parameters()), None, 0
     )
     assert not line.weight.grad.any()
@@ -189,7 +189,7 @@ def test_net_has_died_when_two_looks_in_a_row_miss_a_difference(beats, steps):
         lambda output, target: 1 + 0 * output.sum(),
         (torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)),
     )
-    done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    done = short_run(problem, sgd(0.1)(problem.model.parameters()), None, 0)
     assert (done.steps, done.died) == (steps, steps < STEPS)
 
 
@@ -209,7 +209,7 @@ def test_single_sample_tells_nothing_of_death():
     model = Ending(lambda output: output if next(calls) == 0 else output[:1])
     data = torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)
     problem = Problem(model, lambda output, target: 1 + 0 * output.sum(), data)
-    assert not trial(problem, sgd(0.1)(model.parameters()), None, 0).died
+    assert not short_run(problem, sgd(0.1)(model.parameters()), None, 0).died
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_single_sample_tells_nothing_of_death():
 def test_output_without_samples_tells_nothing_of_death(made, loss):
     data = torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)
     problem = Problem(Ending(made), whole_loss(loss), data)
-    done = trial(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    done = short_run(problem, sgd(0.1)(problem.model.parameters()), None, 0)
     assert (done.failed, done.steps) == (False, STEPS)
 
 
@@ -240,7 +240,7 @@ def test_parts_of_a_net_that_are_used_now_and_then_have_not_died():
     torch.manual_seed(0)
     model = Switching()
     inputs = torch.randn(8, 1)
-    done = trial(
+    done = short_run(
         Problem(model, "squared_error", (inputs, inputs)), sgd(0.01)(model.parameters()), None, 0
     )
     assert not done.died

@@ -8,12 +8,10 @@ from torch import nn
 
 from normscope.learning_rate import prediction
 from normscope.learning_rate.last_layer import LastLayer
-from normscope.learning_rate.last_layer_onset import last_layer_onset
-from normscope.learning_rate.one_step import OneStep
-from normscope.learning_rate.preconditioner import Preconditioner
-from normscope.learning_rate.prediction import predicted_onset
-from normscope.learning_rate.rehearsal import Rehearsal
-from normscope.learning_rate.rules import UpdateRule
+from normscope.learning_rate.last_layer_training import last_layer_limit
+from normscope.learning_rate.prediction import predict_limit
+from normscope.learning_rate.sample_trials import SampleTrials
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem import whole_loss
 from normscope.problem.problem import Problem
 
@@ -28,13 +26,15 @@ def unasked(*given):
 @pytest.fixture
 def settled(monkeypatch):
     """The last layer must decide."""
-    monkeypatch.setattr(prediction, "rehearsed", unasked)
+    monkeypatch.setattr(prediction, "run_sample_trials", unasked)
 
 
 @pytest.fixture
 def rehearsing(monkeypatch):
     """The whole net must be rehearsed; it is stable at 1 and unstable at 4."""
-    monkeypatch.setattr(prediction, "rehearsed", lambda *_: Rehearsal(1.0, 4.0, 32, 30, False))
+    monkeypatch.setattr(
+        prediction, "run_sample_trials", lambda *_: SampleTrials(1.0, 4.0, 32, 30, False)
+    )
 
 
 def alike(problem):
@@ -66,10 +66,10 @@ def features_after_a_step(model, rate, scale=None):
 def test_prediction_is_the_onset_of_the_last_layer_after_one_step(momentum):
     model, rule = small_network(), UpdateRule("SGD", momentum)
     problem = Problem(model, "cross_entropy", halves())
-    found = predicted_onset(problem, halves(), rule, unasked)
+    found = predict_limit(problem, halves(), rule, unasked)
     assert found.layer == "3"
-    assert found.standing == last_layer_onset(features_after_a_step(model, 0.0), problem, rule)
-    expected = last_layer_onset(features_after_a_step(model, found.standing), problem, rule)
+    assert found.standing == last_layer_limit(features_after_a_step(model, 0.0), problem, rule)
+    expected = last_layer_limit(features_after_a_step(model, found.standing), problem, rule)
     assert found.rate == pytest.approx(expected)
     assert "the last layer (3)" in found.reason
 
@@ -80,15 +80,15 @@ def test_step_is_divided_by_the_preconditioner():
     problem = Problem(model, "cross_entropy", halves())
     size = sum(parameter.numel() for parameter in model.parameters())
     divisor = Preconditioner(torch.full((size,), 7.0), is_given=True)
-    found = predicted_onset(problem, halves(), rule, unasked, divisor)
+    found = predict_limit(problem, halves(), rule, unasked, divisor)
     moved = features_after_a_step(model, found.standing, scale=7.0)
-    assert found.rate == pytest.approx(last_layer_onset(moved, problem, rule))
+    assert found.rate == pytest.approx(last_layer_limit(moved, problem, rule))
 
 
 @pytest.mark.usefixtures("settled")
 def test_linear_model_is_predicted_by_its_quadratic():
     problem = quadratic()
-    found = predicted_onset(problem, [problem.data], SGD, unasked)
+    found = predict_limit(problem, [problem.data], SGD, unasked)
     assert found.rate == pytest.approx(0.5, rel=0.15)
     assert found.standing == found.rate  # no other layer moves
 
@@ -97,16 +97,16 @@ def test_linear_model_is_predicted_by_its_quadratic():
 def test_last_layer_that_alone_is_trained_decides_whatever_it_gives():
     model = small_network(norm=False)
     problem = alike(Problem(model, "cross_entropy", halves()))
-    expected = last_layer_onset(features_after_a_step(model, 0.0), problem, SGD)
+    expected = last_layer_limit(features_after_a_step(model, 0.0), problem, SGD)
     model[0].requires_grad_(False)
-    assert predicted_onset(problem, halves(), SGD, unasked).rate == pytest.approx(expected)
+    assert predict_limit(problem, halves(), SGD, unasked).rate == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("settled")
 def test_step_that_gives_no_onset_keeps_that_of_the_features_as_they_are(monkeypatch):
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: None)
+    monkeypatch.setattr(prediction, "limit_after_one_step", lambda *_: None)
     problem = Problem(small_network(), "cross_entropy", halves())
-    found = predicted_onset(problem, halves(), SGD, unasked)
+    found = predict_limit(problem, halves(), SGD, unasked)
     assert found.rate == found.standing
 
 
@@ -131,44 +131,52 @@ def no_linear_end():
     ],
 )
 def test_where_the_last_layer_does_not_decide_the_net_is_rehearsed(problem):
-    found = predicted_onset(problem(), halves(), SGD, unasked)
+    found = predict_limit(problem(), halves(), SGD, unasked)
     assert (found.rate, found.layer, found.standing) == (2.0, None, None)
-    assert found.reason == "the whole net in a few steps on 32 samples: stable at 1, unstable at 4"
+    assert found.reason == (
+        "the whole network in a few steps on 32 samples: stable at 1, unstable at 4"
+    )
 
 
 @pytest.mark.usefixtures("rehearsing")
 def test_last_layer_that_is_always_stable_leaves_it_to_a_rehearsal(monkeypatch):
-    monkeypatch.setattr(prediction, "last_layer_onset", lambda *_: None)
+    monkeypatch.setattr(prediction, "last_layer_limit", lambda *_: None)
     problem = Problem(small_network(), "cross_entropy", halves())
-    assert predicted_onset(problem, halves(), SGD, unasked).rate == 2.0
+    assert predict_limit(problem, halves(), SGD, unasked).rate == 2.0
 
 
 @pytest.mark.usefixtures("rehearsing")
 @pytest.mark.parametrize(("after", "rate"), [(2.51, 2.51), (2.49, 2.0), (0.0, 2.0)])
 def test_net_is_rehearsed_if_one_step_upsets_the_last_layer(monkeypatch, after, rate):
-    monkeypatch.setattr(prediction, "last_layer_onset", lambda *_: 10.0)
-    monkeypatch.setattr(OneStep, "onset_after", lambda self, rate, near: after)
+    monkeypatch.setattr(prediction, "last_layer_limit", lambda *_: 10.0)
+    monkeypatch.setattr(prediction, "limit_after_one_step", lambda *_: after)
     problem = Problem(small_network(), "cross_entropy", halves())
-    assert predicted_onset(problem, halves(), SGD, unasked).rate == rate
+    assert predict_limit(problem, halves(), SGD, unasked).rate == rate
 
 
 @pytest.mark.parametrize(("low", "rate"), [(0.0, 0.2), (0.1, 0.2), (0.5, 0.5)])
 def test_rehearsal_in_which_nothing_breaks_leaves_it_to_the_bound(monkeypatch, low, rate):
-    quiet = Rehearsal(low, math.inf, 32, 40, False)
-    monkeypatch.setattr(prediction, "rehearsed", lambda *_: quiet)
+    quiet = SampleTrials(low, math.inf, 32, 40, False)
+    monkeypatch.setattr(prediction, "run_sample_trials", lambda *_: quiet)
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
-    found = predicted_onset(problem, halves(), SGD, lambda: 0.2)
+    found = predict_limit(problem, halves(), SGD, lambda: 0.2)
     assert found.rate == rate
-    expected = {0.0: "no rate could be tried", 0.1: "broke none", 0.5: "the largest rate of a few"}
+    expected = {
+        0.0: "none could be tried",
+        0.1: "no rate was unstable",
+        0.5: "the largest of the rates",
+    }
     assert expected[low] in found.reason
 
 
 def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch):
-    monkeypatch.setattr(prediction, "rehearsed", lambda *_: Rehearsal(0.0, 4.0, 20, 40, True))
+    monkeypatch.setattr(
+        prediction, "run_sample_trials", lambda *_: SampleTrials(0.0, 4.0, 20, 40, True)
+    )
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
-    reason = predicted_onset(problem, halves(), SGD, unasked).reason
+    reason = predict_limit(problem, halves(), SGD, unasked).reason
     assert reason == (
-        "the whole net in a few steps on 20 samples, once its loss falls: unstable at 4"
+        "the whole network in a few steps on 20 samples, once its loss decreases: unstable at 4"
     )
 
 
@@ -178,10 +186,10 @@ def test_rehearsal_is_told_of_a_state_but_not_of_an_estimate(monkeypatch, given)
 
     def noting(problem, batches, rule, preconditioner, seed):
         told.append(preconditioner)
-        return Rehearsal(1.0, 4.0, 32, 30, False)
+        return SampleTrials(1.0, 4.0, 32, 30, False)
 
-    monkeypatch.setattr(prediction, "rehearsed", noting)
+    monkeypatch.setattr(prediction, "run_sample_trials", noting)
     problem = Problem(small_network(norm=False), "cross_entropy", halves())
     divisor = Preconditioner(torch.ones(1), is_given=given)
-    predicted_onset(problem, halves(), SGD, unasked, divisor)
+    predict_limit(problem, halves(), SGD, unasked, divisor)
     assert told == [divisor if given else None]

@@ -8,11 +8,10 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, plateau, quadratic, small_network
 from torch import nn
 
-from normscope.learning_rate import rehearsal
-from normscope.learning_rate.preconditioner import Preconditioner
-from normscope.learning_rate.rehearsal import Rehearsal, rehearsed
-from normscope.learning_rate.rules import UpdateRule, rule_of
-from normscope.learning_rate.walk import Walk, Walks
+from normscope.learning_rate import sample_trials
+from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
+from normscope.learning_rate.trial_run import TrialRun, TrialStart
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
 from normscope.problem import whole_loss
 from normscope.problem.problem import Problem
 
@@ -20,7 +19,7 @@ SGD = UpdateRule("SGD")
 
 
 def on_all(problem, rule=SGD):
-    return rehearsed(problem, [problem.data], rule)
+    return run_sample_trials(problem, [problem.data], rule)
 
 
 def begun(problem):
@@ -35,12 +34,12 @@ def tried(monkeypatch):
     """Every rate that is tried, with the steps that it took."""
     found = []
 
-    class Remembered(Walk):
+    class Remembered(TrialRun):
         def take(self, steps, until=-math.inf):
             found.append(self)
             return super().take(steps, until)
 
-    monkeypatch.setattr(rehearsal, "Walk", Remembered)
+    monkeypatch.setattr(sample_trials, "TrialRun", Remembered)
     return found
 
 
@@ -74,7 +73,7 @@ def test_first_rate_is_eight_over_the_curvature_along_the_gradient(tried):
 
 
 def test_gradients_in_all_are_few(tried):
-    found = rehearsed(
+    found = run_sample_trials(
         Problem(small_network(norm=False), "cross_entropy", labelled()), [labelled()], SGD
     )
     assert found.gradients == 1 + sum(walk.taken for walk in tried) <= 36
@@ -86,12 +85,12 @@ def seen(monkeypatch):
     """The batches of every walk."""
     found = []
 
-    class Remembered(Walks):
+    class Remembered(TrialStart):
         def __init__(self, problem, batches, *more):
             found.append(list(batches))
             super().__init__(problem, batches, *more)
 
-    monkeypatch.setattr(rehearsal, "Walks", Remembered)
+    monkeypatch.setattr(sample_trials, "TrialStart", Remembered)
     return found
 
 
@@ -99,7 +98,7 @@ def test_small_batches_are_eight_at_most_drawn_by_the_seed(seen):
     inputs, targets = labelled(480)
     batches = list(zip(inputs.split(80), targets.split(80), strict=True))
     problem = Problem(small_network(norm=False), "cross_entropy", batches)
-    found = [rehearsed(problem, batches, SGD, seed=seed) for seed in (0, 0, 1)]
+    found = [run_sample_trials(problem, batches, SGD, seed=seed) for seed in (0, 0, 1)]
     for small in seen:
         assert [len(piece[0]) for piece in small] == [26, 27, 27, 26, 27, 27, 26, 27]
         joined = torch.cat([piece[0] for piece in small[:3]])
@@ -114,7 +113,7 @@ def test_small_batches_are_eight_at_most_drawn_by_the_seed(seen):
 def test_batches_that_were_drawn_are_cut_as_they_are(seen):
     inputs, targets = labelled(480)
     problem = Problem(small_network(norm=False), "cross_entropy", (inputs, targets))
-    rehearsed(problem, [(inputs[:160], targets[:160])], SGD)
+    run_sample_trials(problem, [(inputs[:160], targets[:160])], SGD)
     assert torch.equal(torch.cat([piece[0] for piece in seen[0]]), inputs[:160])
 
 
@@ -161,7 +160,7 @@ def test_loss_that_never_falls_is_rehearsed_where_it_is():
     model = nn.Linear(2, 2)
     still = Problem(model, lambda f, y: 1 + 0 * f.sum(), (torch.randn(8, 2), torch.zeros(8, 2)))
     found = on_all(still)
-    assert found == Rehearsal(0.0, math.inf, 8, 1, False)
+    assert found == SampleTrials(0.0, math.inf, 8, 1, False)
     assert found.rate is None
 
 
@@ -169,7 +168,7 @@ def test_loss_that_never_falls_is_rehearsed_where_it_is():
 def test_net_that_dies_is_no_stable_one(can_die):
     problem = mortal()
     deadly = next(rate / 10 for rate in range(1, 60) if _fate(problem, rate / 10) == "dead")
-    search = rehearsal._Search(Walks(problem, problem.data), SGD, None, can_die)
+    search = sample_trials._Search(TrialStart(problem, problem.data), SGD, None, can_die)
     search.run(deadly, 15)
     assert (search.high if can_die else search.low) == deadly
     assert (search.low, search.high) in [(0.0, deadly), (deadly, math.inf)]
@@ -207,7 +206,7 @@ def _fate(problem, rate, steps=15):
 def test_net_without_outputs_to_see_is_rehearsed_by_its_loss():
     loss = whole_loss(lambda net, given: nn.functional.cross_entropy(net(given[0]), given[1]))
     model = small_network(norm=False)
-    found = rehearsed(Problem(model, loss, [labelled()]), [labelled()], SGD)
+    found = run_sample_trials(Problem(model, loss, [labelled()]), [labelled()], SGD)
     assert 0 < found.low < found.high < math.inf
 
 
@@ -215,7 +214,7 @@ def test_net_without_outputs_to_see_is_rehearsed_by_its_loss():
 def test_optimizers_that_divide_are_followed_step_by_step(kind):
     model, batch = small_network(norm=False), labelled(32)
     rule = rule_of(kind(model.parameters()))
-    found = rehearsed(Problem(model, "cross_entropy", batch), [batch], rule)
+    found = run_sample_trials(Problem(model, "cross_entropy", batch), [batch], rule)
     assert 0 < found.low < found.high < math.inf
     for rate, broken in ((found.low, False), (found.high, True)):
         trained = copy.deepcopy(model)
@@ -233,8 +232,8 @@ def test_optimizers_that_divide_are_followed_step_by_step(kind):
 def test_half_precision_has_a_curvature_too():
     batch = (labelled(32)[0].bfloat16(), labelled(32)[1])
     model = small_network(norm=False)
-    fine = rehearsed(Problem(model, "cross_entropy", labelled(32)), [labelled(32)], SGD)
-    coarse = rehearsed(
+    fine = run_sample_trials(Problem(model, "cross_entropy", labelled(32)), [labelled(32)], SGD)
+    coarse = run_sample_trials(
         Problem(copy.deepcopy(model).bfloat16(), "cross_entropy", batch), [batch], SGD
     )
     assert coarse.rate == pytest.approx(fine.rate, rel=0.5)
@@ -244,7 +243,7 @@ def test_model_stays_as_it_is():
     model, batch = small_network(), labelled()
     model.eval()
     before, draws = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    rehearsed(Problem(model, "cross_entropy", batch), [batch], SGD)
+    run_sample_trials(Problem(model, "cross_entropy", batch), [batch], SGD)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert not model.training
@@ -253,7 +252,7 @@ def test_model_stays_as_it_is():
 
 
 def test_answer_with_one_end_is_below_it():
-    assert Rehearsal(0.0, 2.0, 32, 40, False).rate == pytest.approx(math.sqrt(2))
+    assert SampleTrials(0.0, 2.0, 32, 40, False).rate == pytest.approx(math.sqrt(2))
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -271,12 +270,12 @@ def test_dropout_is_the_same_for_all_that_is_compared():
     batch = labelled(64)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
-    shared = Walks(Problem(model, "cross_entropy", batch), [batch, batch], seed=3)
-    assert shared.first_losses[0] == shared.first_losses[1] == pytest.approx(shared.start[1])
-    with shared.held():
-        still = Walk(shared, SGD, 0.0).take(3)
+    shared = TrialStart(Problem(model, "cross_entropy", batch), [batch, batch], seed=3)
+    assert shared.first_losses[0] == shared.first_losses[1] == pytest.approx(shared.initial[1])
+    with shared.prepared():
+        still = TrialRun(shared, SGD, 0.0).take(3)
     assert still._ratio == pytest.approx(1.0)
-    other = Walks(Problem(model, "cross_entropy", batch), [batch], seed=4)
+    other = TrialStart(Problem(model, "cross_entropy", batch), [batch], seed=4)
     assert other.first_losses != shared.first_losses[:1]
     plain = model[:2].append(model[3])
     with_dropout = on_all(Problem(model, "cross_entropy", batch)).rate
@@ -299,9 +298,9 @@ class Counting(nn.Module):
 
 def test_buffers_begin_anew_with_every_walk():
     batch = labelled(32)
-    shared = Walks(Problem(Counting(), "cross_entropy", batch), [batch])
-    with shared.held():
-        found = [Walk(shared, SGD, 0.1).take(3).leaves[0] for _ in range(2)]
+    shared = TrialStart(Problem(Counting(), "cross_entropy", batch), [batch])
+    with shared.prepared():
+        found = [TrialRun(shared, SGD, 0.1).take(3).leaves[0] for _ in range(2)]
     assert torch.equal(found[0], found[1])
     assert shared.problem.model.passes == 1
 
@@ -312,7 +311,9 @@ def test_state_of_an_optimizer_divides():
     size = sum(parameter.numel() for parameter in model.parameters())
     problem = Problem(model, "cross_entropy", batch)
     rates = [
-        rehearsed(problem, [batch], rule, Preconditioner(torch.full((size,), scale), True)).rate
+        run_sample_trials(
+            problem, [batch], rule, Preconditioner(torch.full((size,), scale), True)
+        ).rate
         for scale in (0.05, 0.2)
     ]
     assert rates[1] == pytest.approx(4 * rates[0], rel=0.5)  # each is known to 1.5
@@ -320,8 +321,8 @@ def test_state_of_an_optimizer_divides():
 
 def test_walk_that_begins_broken_ends_the_search():
     batch = labelled(32)
-    shared = Walks(Problem(small_network(norm=False), "cross_entropy", batch), [batch])
+    shared = TrialStart(Problem(small_network(norm=False), "cross_entropy", batch), [batch])
     shared.first_losses[0] = 1e-9
-    search = rehearsal._Search(shared, SGD, None, can_die=False)
+    search = sample_trials._Search(shared, SGD, None, can_collapse=False)
     search.run(1.0, 36)
     assert (search.low, search.high) == (0.0, math.inf)

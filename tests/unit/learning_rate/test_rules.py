@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.learning_rate.rules import UpdateRule, rule_of
+from normscope.learning_rate.update_rule import UpdateRule, rule_of
 
 
 def weights():

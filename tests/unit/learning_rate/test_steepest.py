@@ -7,9 +7,8 @@ from tests.unit.learning_rate.problems import labelled, plateau, quadratic, smal
 from torch.nn.functional import cross_entropy
 
 from normscope.curvature import dense
-from normscope.learning_rate.preconditioner import Preconditioner
-from normscope.learning_rate.rules import UpdateRule, rule_of
-from normscope.learning_rate.steepest import Curvature, steepest_curvature
+from normscope.learning_rate.bound import Curvature, measure_curvature
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
 from normscope.problem.loss import whole_loss
 from normscope.problem.problem import Problem
 
@@ -28,10 +27,10 @@ def halves():
 
 def test_values_are_those_of_each_batch_alone():
     model = small_network()
-    found = steepest_curvature(Problem(model, "cross_entropy", halves()), halves(), SGD_RULE)
+    found = measure_curvature(Problem(model, "cross_entropy", halves()), halves(), SGD_RULE)
     assert found.values == pytest.approx([largest(model, batch) for batch in halves()], rel=0.02)
     assert found.converged
-    assert found.binding >= max(found.values)
+    assert found.largest >= max(found.values)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_later_values_are_those_after_steps_of_torch(options):
     model, batches = small_network(), halves()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, **options)
     rule = rule_of(optimizer)
-    found = steepest_curvature(Problem(model, "cross_entropy", batches), batches, rule)
+    found = measure_curvature(Problem(model, "cross_entropy", batches), batches, rule)
     seen, cap = list(found.values), math.inf
     for steps, value in zip((1, 4, 16), found.later, strict=True):
         rate = min(rule.largest_stable_rate(max(seen)), cap)
@@ -58,9 +57,9 @@ def test_later_values_are_those_after_steps_of_torch(options):
             moved = walked(model, batches, steps, rate, options)
         assert value == pytest.approx(largest(moved, batches[steps % 2]), rel=0.02)
         seen.append(value)
-    assert found.binding == max(seen)
-    assert found.unbroken == pytest.approx(cap, rel=0.02)
-    assert found.bound(rule) == min(rule.largest_stable_rate(found.binding), found.unbroken)
+    assert found.largest == max(seen)
+    assert found.stable_rate == pytest.approx(cap, rel=0.02)
+    assert found.bound(rule) == min(rule.largest_stable_rate(found.largest), found.stable_rate)
 
 
 def walked(model, batches, steps, rate, options):
@@ -83,7 +82,7 @@ def test_steps_of_a_dividing_optimizer_are_divided():
     model, (batch, _) = small_network(), halves()
     problem = Problem(model, "cross_entropy", [batch])
     scale = torch.rand(sum(p.numel() for p in model.parameters())) + 0.5
-    found = steepest_curvature(problem, [batch], SGD_RULE, Preconditioner(scale, is_given=True))
+    found = measure_curvature(problem, [batch], SGD_RULE, Preconditioner(scale, is_given=True))
     moved = copy.deepcopy(model).train()
     cross_entropy(moved(batch[0]), batch[1]).backward()
     rate = SGD_RULE.largest_stable_rate(found.values[0])
@@ -102,7 +101,7 @@ def test_steps_of_a_dividing_optimizer_are_divided():
 
 def test_quadratic_is_as_steep_later_as_here():
     problem = quadratic()
-    found = steepest_curvature(problem, [problem.data], SGD_RULE)
+    found = measure_curvature(problem, [problem.data], SGD_RULE)
     assert found.values == pytest.approx([4.0])
     assert found.later == pytest.approx((4.0, 4.0, 4.0))
 
@@ -113,8 +112,8 @@ def test_net_that_grows_steeper_at_once_is_bound_by_its_first_steps():
     with torch.no_grad():
         model[1].weight *= 1e-2
     data = (torch.randn(16, 4).double(), 10 * torch.ones(16, 1).double())
-    found = steepest_curvature(Problem(model, "squared_error", data), [data], SGD_RULE)
-    assert found.binding > 2 * max(found.values)
+    found = measure_curvature(Problem(model, "squared_error", data), [data], SGD_RULE)
+    assert found.largest > 2 * max(found.values)
 
 
 def test_steps_that_leave_the_range_of_numbers_are_shortened():
@@ -127,10 +126,10 @@ def test_steps_that_leave_the_range_of_numbers_are_shortened():
     with torch.no_grad():
         model.weight.fill_(-0.25)
         model.bias.zero_()
-    found = steepest_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
+    found = measure_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
     start = SGD_RULE.largest_stable_rate(max(found.values))
-    assert found.unbroken <= start / 2
-    assert found.bound(SGD_RULE) <= found.unbroken
+    assert found.stable_rate <= start / 2
+    assert found.bound(SGD_RULE) <= found.stable_rate
     assert all(map(math.isfinite, found.later))
 
 
@@ -142,17 +141,17 @@ def test_walk_that_breaks_at_every_rate_is_given_up():
         return 1 + output.mean().square() + 1e9 * (output.mean().abs() > 0) + 0.1 * output.mean()
 
     batch = (torch.ones(2, 1).double(), torch.zeros(2, 1).double())
-    found = steepest_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
+    found = measure_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
     assert found.later == ()
-    assert found.unbroken == pytest.approx(1.0 / 2**18)  # six halvings for each of three looks
+    assert found.stable_rate == pytest.approx(1.0 / 2**18)  # six halvings for each of three looks
 
 
 def test_net_on_a_plateau_is_bound_by_what_waits_beyond():
     problem, told = plateau(0.15), []
-    found = steepest_curvature(problem, [problem.data], SGD_RULE, tell=told.append)
+    found = measure_curvature(problem, [problem.data], SGD_RULE, tell=told.append)
     assert found.values == pytest.approx([1.0], rel=1e-3)  # of the bias alone
     assert len(told) == 4  # one batch and three looks, as a bar of progress counts them
-    assert found.begins_flat
+    assert found.starts_on_plateau
     assert found.beyond == max(found.later)
     # where the product of the four weights is 4, its curvature is 4 * (4 / sqrt 2)^2 = 32
     assert 16 < found.beyond < 64
@@ -161,21 +160,21 @@ def test_net_on_a_plateau_is_bound_by_what_waits_beyond():
 
 def test_net_whose_loss_falls_begins_on_no_plateau():
     model = small_network()
-    found = steepest_curvature(Problem(model, "cross_entropy", halves()), halves(), SGD_RULE)
+    found = measure_curvature(Problem(model, "cross_entropy", halves()), halves(), SGD_RULE)
     assert found.beyond is None
-    assert not found.begins_flat
+    assert not found.starts_on_plateau
 
 
 def test_plateau_that_is_no_steeper_beyond_is_none():
     flat = Curvature((2.0,), (8.0,), {}, "ggn", True, 1.0, 0.1, beyond=8.0)
     steep = Curvature((2.0,), (8.1,), {}, "ggn", True, 1.0, 0.1, beyond=8.1)
-    assert not flat.begins_flat
-    assert steep.begins_flat
+    assert not flat.starts_on_plateau
+    assert steep.starts_on_plateau
 
 
 def test_shares_are_those_of_the_steepest_direction():
     model, (batch, _) = small_network(), halves()
-    found = steepest_curvature(Problem(model, "cross_entropy", [batch]), [batch], SGD_RULE)
+    found = measure_curvature(Problem(model, "cross_entropy", [batch]), [batch], SGD_RULE)
     matrix = dense(model, "cross_entropy", batch, kind="ggn", mode="train")
     vector = torch.linalg.eigh(matrix.double())[1][:, -1]
     sizes = [p.numel() for p in model.parameters()]
@@ -189,6 +188,6 @@ def test_whole_loss_is_measured_by_its_hessian():
     model, (batch, _) = small_network(), halves()
     function = cross_entropy
     loss = whole_loss(lambda net, given: function(net(given[0]), given[1]))
-    found = steepest_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
+    found = measure_curvature(Problem(model, loss, [batch]), [batch], SGD_RULE)
     assert found.kind == "hessian"
     assert found.values == pytest.approx([largest(model, batch, "hessian")], rel=0.02)

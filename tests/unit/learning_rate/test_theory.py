@@ -6,8 +6,8 @@ from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
 from normscope.errors import InputError, NoClosureError
-from normscope.learning_rate.rules import UpdateRule
 from normscope.learning_rate.theory import mean_field_bound
+from normscope.learning_rate.update_rule import UpdateRule
 from normscope.meanfield.softmax import softmax_curvature
 from normscope.problem.loss import whole_loss
 from normscope.problem.problem import Problem
@@ -94,7 +94,7 @@ def test_classes_are_those_of_the_network_not_of_the_batch(engine):
     [
         ("squared_error", UpdateRule("Adam", second_moment=0.9), "not Adam"),
         (lambda f, y: f.sum(), SGD, "squared error and the cross-entropy only"),
-        (nn.CrossEntropyLoss(torch.ones(3)), SGD, "without weights of the classes"),
+        (nn.CrossEntropyLoss(torch.ones(3)), SGD, "without class weights"),
         (nn.CrossEntropyLoss(ignore_index=2), SGD, "or ignored labels"),
         (whole_loss(lambda net, batch: net(batch[0]).sum()), SGD, "loss(output, target)"),
     ],

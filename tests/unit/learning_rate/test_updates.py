@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from normscope.learning_rate.rules import rule_of
-from normscope.learning_rate.updates import Updates
+from normscope.learning_rate.update_rule import RuleSteps, rule_of
 
 CURVATURES = torch.tensor([1.0, 4.0, 0.3], dtype=torch.float64)
 OPTIMIZERS = [
@@ -35,7 +34,7 @@ def by_torch(kind, options, rate, steps=6):
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
 def test_steps_are_those_of_torch(kind, options):
     expected, rule = by_torch(kind, options, 0.1)
-    value, updates = begin(), Updates(rule)
+    value, updates = begin(), RuleSteps(rule)
     for _ in range(6):
         updates.apply(value, CURVATURES * value, 0.1)
     torch.testing.assert_close(value, expected)
@@ -45,7 +44,7 @@ def test_steps_are_those_of_torch(kind, options):
 def test_trainings_side_by_side_are_apart_and_some_may_end(kind, options):
     rates = [0.05, 0.1, 0.2]
     _, rule = by_torch(kind, options, 0.1)
-    value, updates = begin().repeat(3, 1), Updates(rule)
+    value, updates = begin().repeat(3, 1), RuleSteps(rule)
     column = torch.tensor(rates, dtype=torch.float64).view(-1, 1)
     for _ in range(3):
         updates.apply(value, CURVATURES * value, column)
@@ -62,7 +61,7 @@ def test_gradient_is_not_overwritten():
     for kind, options in OPTIMIZERS:
         gradient = CURVATURES.clone()
         _, rule = by_torch(kind, options, 0.1)
-        updates, value = Updates(rule), begin()
+        updates, value = RuleSteps(rule), begin()
         updates.apply(value, gradient, 0.1)
         updates.apply(value, gradient, 0.1)
         assert torch.equal(gradient, CURVATURES)

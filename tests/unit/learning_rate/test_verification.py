@@ -6,19 +6,22 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 
 from normscope.errors import StateError
-from normscope.learning_rate.copies import Workbench
-from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verification import BUDGET, _Search, _Verdict, verified_onset
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.verification import BUDGET, _Search, _Verdict, verify_limit
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 from normscope.training.batches import batch_source
+
+UNSTABLE = {_Verdict.UNSTABLE}
+FAILED = {_Verdict.UNSTABLE, _Verdict.COLLAPSED}
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("guess", [1.0, 0.03, 30.0, 1e4])
 def test_onset_of_a_quadratic_is_found_from_any_guess(momentum, guess):
     bound = 2 * (1 + momentum) / 4
-    found = verified_onset(Workbench(quadratic(), sgd(1.0, momentum), None, 0), guess * bound)
+    found = verify_limit(TrainingSetup(quadratic(), sgd(1.0, momentum), None, 0), guess * bound)
     assert found.steps <= BUDGET
     assert found.low <= 1.1 * bound
     assert found.high >= 0.95 * bound
@@ -27,7 +30,7 @@ def test_onset_of_a_quadratic_is_found_from_any_guess(momentum, guess):
 
 @pytest.mark.parametrize(("guess", "ramps"), [(1.0, 1), (30.0, 2), (1e8, 4)])
 def test_ramp_that_begins_too_high_is_repeated_from_64_times_lower(guess, ramps):
-    found = verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), guess * 0.5)
+    found = verify_limit(TrainingSetup(quadratic(), sgd(1.0), None, 0), guess * 0.5)
     assert found.ramps == ramps
     starts = [guess * 0.5 / 8 / 64**place for place in range(ramps)]
     for start, ramp in zip(starts, found.trials, strict=False):
@@ -37,7 +40,7 @@ def test_ramp_that_begins_too_high_is_repeated_from_64_times_lower(guess, ramps)
 
 def test_budget_holds_on_a_net_and_unstable_runs_end_at_once():
     problem = Problem(small_network(), "cross_entropy", labelled())
-    found = verified_onset(Workbench(problem, sgd(1.0), 16, 0), 1.0)
+    found = verify_limit(TrainingSetup(problem, sgd(1.0), 16, 0), 1.0)
     runs = found.trials[found.ramps :]
     assert found.steps == sum(each.steps for each in found.trials) <= BUDGET
     assert all(each.steps == 100 for each in runs if not each.unstable)
@@ -48,14 +51,14 @@ def test_budget_holds_on_a_net_and_unstable_runs_end_at_once():
 
 @pytest.mark.parametrize("budget", [20, 250])  # the ramp alone would take 54
 def test_tight_budget_is_kept(budget):
-    bench = Workbench(quadratic(), sgd(1.0), None, 0)
-    assert verified_onset(bench, 0.5, budget=budget).steps <= budget
+    bench = TrainingSetup(quadratic(), sgd(1.0), None, 0)
+    assert verify_limit(bench, 0.5, budget=budget).steps <= budget
 
 
 def test_loss_that_is_never_unstable_has_no_end():
     model = torch.nn.Linear(1, 1)
     problem = Problem(model, lambda f, y: 1 + 1e-30 * f.sum(), (torch.ones(2, 1), torch.ones(2, 1)))
-    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.1)
+    found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 0.1)
     assert math.isinf(found.high)
     assert found.onset == found.low > 1
     assert found.steps <= BUDGET
@@ -64,15 +67,15 @@ def test_loss_that_is_never_unstable_has_no_end():
 def test_every_run_starts_from_the_same_weights():
     problem = quadratic()
     before = problem.model.weight.detach().clone()
-    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.5)
+    found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 0.5)
     assert torch.equal(problem.model.weight, before)
-    again = verified_onset(Workbench(problem, sgd(1.0), None, 0), 0.5)
+    again = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 0.5)
     assert again.trials == found.trials
 
 
 def test_runs_are_told():
     told = []
-    found = verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5, told.append)
+    found = verify_limit(TrainingSetup(quadratic(), sgd(1.0), None, 0), 0.5, told.append)
     assert told[0].startswith("run 1: ramp from 0.0625")
     numbered = enumerate(told[1:], 2)
     assert all(text.startswith(f"run {number} at ") for number, text in numbered)
@@ -83,11 +86,11 @@ def test_runs_are_told():
 
 def test_rates_at_which_the_net_dies_are_beyond_the_limit_but_not_beyond_the_onset():
     problem = mortal()
-    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 1.0)
+    found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 1.0)
     runs = found.trials[found.ramps :]
-    assert found.fatal == min(each.rate for each in runs if each.died)
+    assert found.lowest_collapse == min(each.rate for each in runs if each.died)
     assert found.high == min((each.rate for each in runs if each.unstable), default=math.inf)
-    assert 0 < found.limit < found.fatal < found.onset  # the loss of a dead net is stable
+    assert 0 < found.limit < found.lowest_collapse < found.onset  # the loss of a dead net is stable
     assert found.ends[1] <= 1.05 * found.ends[0]  # its death is enclosed as closely
     assert found.steps <= BUDGET
 
@@ -101,15 +104,15 @@ class Scripted(_Search):
 
     def run(self, rate, order):
         shown = self.outcome(rate, order)
-        steps = {"held": 100, "died": 30, "unstable": 10}[shown]
-        done = Trial(rate, order, shown == "unstable", steps, 1.0, died=shown == "died")
+        steps = {"held": 100, "collapsed": 30, "unstable": 10}[shown]
+        done = ShortRun(rate, order, shown == "unstable", steps, 1.0, died=shown == "collapsed")
         self.trials.append(done)
         return done
 
 
 def brittle(rate, order):
     """It dies from 1 on and is unstable from 4 on."""
-    return "held" if rate < 1 else "died" if rate < 4 else "unstable"
+    return "held" if rate < 1 else "collapsed" if rate < 4 else "unstable"
 
 
 def judged(search):
@@ -118,35 +121,41 @@ def judged(search):
 
 def test_search_goes_down_from_a_death_since_the_net_may_break_below():
     search = Scripted(
-        lambda rate, order: "died" if rate > 4 else "unstable" if rate > 2 else "held"
+        lambda rate, order: "collapsed" if rate > 4 else "unstable" if rate > 2 else "held"
     )
     search.go_down(5.0)
-    assert list(judged(search).values()) == ["died", "unstable", "held"]
-    assert search.around_onset() == pytest.approx((5 / 1.6**2, 5 / 1.6))
+    assert list(judged(search).values()) == ["collapsed", "unstable", "held"]
+    assert search.enclosing(UNSTABLE) == pytest.approx((5 / 1.6**2, 5 / 1.6))
     search.go_up()
     assert max(search.verdicts) == 5.0  # an onset is enclosed already
 
 
 def test_search_goes_up_through_deaths_until_the_loss_is_unstable():
     search = Scripted(
-        lambda rate, order: "held" if rate < 1 else "died" if rate < 4 else "unstable"
+        lambda rate, order: "held" if rate < 1 else "collapsed" if rate < 4 else "unstable"
     )
     search.go_down(0.9)
     search.go_up()
-    assert list(judged(search).values()) == ["held", "died", "died", "died", "unstable"]
-    assert search.around_onset() == pytest.approx((0.9 * 1.6**3, 0.9 * 1.6**4))
-    assert search.around_death() == pytest.approx((0.9, 0.9 * 1.6))
+    assert list(judged(search).values()) == [
+        "held",
+        "collapsed",
+        "collapsed",
+        "collapsed",
+        "unstable",
+    ]
+    assert search.enclosing(UNSTABLE) == pytest.approx((0.9 * 1.6**3, 0.9 * 1.6**4))
+    assert search.enclosing(FAILED) == pytest.approx((0.9, 0.9 * 1.6))
 
 
 @pytest.mark.parametrize(
     ("shown", "verdict"),
     [
-        (("unstable", "died", "unstable"), "unstable"),
-        (("unstable", "died", "died"), "unstable"),
-        (("died", "unstable", "held"), "unstable"),
-        (("held", "died"), "died"),
+        (("unstable", "collapsed", "unstable"), "unstable"),
+        (("unstable", "collapsed", "collapsed"), "unstable"),
+        (("collapsed", "unstable", "held"), "unstable"),
+        (("held", "collapsed"), "collapsed"),
         (("unstable", "held", "held"), "held"),
-        (("died", "died"), "died"),
+        (("collapsed", "collapsed"), "collapsed"),
     ],
 )
 def test_death_is_no_instability_and_does_not_speak_against_one(shown, verdict):
@@ -157,17 +166,22 @@ def test_death_is_no_instability_and_does_not_speak_against_one(shown, verdict):
 
 def test_rates_around_the_onset_are_halved_before_those_around_the_death():
     search = Scripted(
-        lambda rate, order: "held" if rate < 1 else "died" if rate < 4 else "unstable"
+        lambda rate, order: "held" if rate < 1 else "collapsed" if rate < 4 else "unstable"
     )
     search.verdicts.update(
-        {0.5: _Verdict.HELD, 2.0: _Verdict.DIED, 3.9: _Verdict.DIED, 4.05: _Verdict.UNSTABLE}
+        {
+            0.5: _Verdict.HELD,
+            2.0: _Verdict.COLLAPSED,
+            3.9: _Verdict.COLLAPSED,
+            4.05: _Verdict.UNSTABLE,
+        }
     )
-    search.halve(search.around_onset)
+    search.bisect(UNSTABLE)
     assert search.trials == []
-    search.halve(search.around_death)
+    search.bisect(FAILED)
     assert [each.rate for each in search.trials[:2]] == [1.0, 1.0]
-    assert search.around_death()[0] >= 0.5
-    assert search.around_death()[1] == 1.0
+    assert search.enclosing(FAILED)[0] >= 0.5
+    assert search.enclosing(FAILED)[1] == 1.0
 
 
 def test_batches_whose_losses_differ_without_training_are_refused():
@@ -179,7 +193,7 @@ def test_batches_whose_losses_differ_without_training_are_refused():
     problem = Problem(line, "squared_error", (inputs, targets))
     told = []
     with pytest.raises(StateError, match=r"without any training.*larger batches"):
-        verified_onset(Workbench(problem, sgd(1.0), 1, 0), 1.0, told.append)
+        verify_limit(TrainingSetup(problem, sgd(1.0), 1, 0), 1.0, told.append)
     assert re.match(r"run \d+: the losses without training", told[-1])
 
 
@@ -193,7 +207,7 @@ def test_standstill_is_asked_of_the_order_that_failed():
     data = torch.ones(8, 1), torch.arange(8)
     problem = Problem(torch.nn.Linear(1, 1), loss, data)
     with pytest.raises(StateError, match="10 times that of the first without any training"):
-        verified_onset(Workbench(problem, sgd(1.0), 1, 0), 1.0)
+        verify_limit(TrainingSetup(problem, sgd(1.0), 1, 0), 1.0)
 
 
 class Fickle(torch.nn.Module):
@@ -226,18 +240,18 @@ def fickle(onsets, after=1):
     assert len(first) == 3  # the orders begin with different samples
     targets = torch.tensor([first.get(place, 0) for place in range(8)])
     problem = Problem(model, Fickle(onsets, after), (torch.ones(8, 1), targets))
-    return Workbench(problem, sgd(1.0), 2, 0)
+    return TrainingSetup(problem, sgd(1.0), 2, 0)
 
 
 @pytest.mark.parametrize("onsets", [(1.0, 3.0, 9.0), (9.0, 3.0, 1.0), (3.0, 9.0, 1.0)])
 def test_onset_is_the_median_over_orders_of_the_data(onsets):
-    found = verified_onset(fickle(onsets), 2.0)
+    found = verify_limit(fickle(onsets), 2.0)
     assert 2.3 < found.onset < 4.0  # not 1, not 9
 
 
 @pytest.mark.parametrize(("after", "low", "high"), [(19, 2.3, 4.0), (20, 0.7, 1.3)])
 def test_late_failure_on_one_order_is_enough(after, low, high):
-    found = verified_onset(fickle((1.0, 3.0, 9.0), after), 0.02)
+    found = verify_limit(fickle((1.0, 3.0, 9.0), after), 0.02)
     assert low < found.onset < high
 
 
@@ -255,7 +269,7 @@ def asked(monkeypatch):
 
     def run(search, rate, order):
         found.append((rate, order))
-        search.trials.append(Trial(rate, search.bench.seed + order, False, 100, 1.0))
+        search.trials.append(ShortRun(rate, search.setup.seed + order, False, 100, 1.0))
         return search.trials[-1]
 
     monkeypatch.setattr(_Search, "run", run)
@@ -264,39 +278,39 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize(("budget", "runs"), [(200, [(0.0, 2)]), (110, [])])
 def test_standstill_is_asked_of_the_last_failure_if_steps_are_left(asked, budget, runs):
-    search = _Search(Workbench(quadratic(), sgd(1.0), None, 7), budget, lambda text: None)
-    search.trials += [Trial(3.0, 8, True, 10, 9.0), Trial(2.0, 9, True, 10, 9.0)]
-    search._check_standstill()
+    search = _Search(TrainingSetup(quadratic(), sgd(1.0), None, 7), budget, lambda text: None)
+    search.trials += [ShortRun(3.0, 8, True, 10, 9.0), ShortRun(2.0, 9, True, 10, 9.0)]
+    search._check_untrained()
     assert asked == runs
 
 
 @pytest.mark.parametrize("verdict", _Verdict)
 def test_nothing_is_halved_without_both_ends(asked, verdict):
-    search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
+    search = _Search(TrainingSetup(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
     search.verdicts[1.0] = verdict
-    search.halve(search.around_onset)
-    search.halve(search.around_death)
+    search.bisect(UNSTABLE)
+    search.bisect(FAILED)
     assert asked == []
 
 
 def test_ends_are_around_the_smallest_rate_that_failed():
-    search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
+    search = _Search(TrainingSetup(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
     held, died, unstable = _Verdict
     search.verdicts.update({0.5: held, 0.7: held, 0.8: died, 1.0: unstable, 2.0: held, 3.0: died})
-    assert search.around_onset() == (0.8, 1.0)
-    assert search.around_death() == (0.7, 0.8)
+    assert search.enclosing(UNSTABLE) == (0.8, 1.0)
+    assert search.enclosing(FAILED) == (0.7, 0.8)
 
 
 def test_data_are_not_looked_at_if_the_net_only_died(asked):
-    search = _Search(Workbench(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
-    search.trials += [Trial(9.0, 0, True, 9, 3.0), Trial(3.0, 0, False, 60, 1.0, died=True)]
+    search = _Search(TrainingSetup(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
+    search.trials += [ShortRun(9.0, 0, True, 9, 3.0), ShortRun(3.0, 0, False, 60, 1.0, died=True)]
     search.ramps = 1
-    search._check_standstill()
+    search._check_untrained()
     assert asked == []
 
 
 def test_interval_is_halved_to_five_percent():
-    found = verified_onset(Workbench(quadratic(), sgd(1.0), None, 0), 0.5)
+    found = verify_limit(TrainingSetup(quadratic(), sgd(1.0), None, 0), 0.5)
     assert found.steps <= BUDGET - 100  # it did not end for want of steps
     assert found.high <= 1.05 * found.low
 
@@ -305,14 +319,14 @@ def test_interval_is_halved_to_five_percent():
 def test_data_are_looked_at_once_after_six_failures_in_a_row(failures, looked):
     onset, end = 3.0, 1.08**99 / 8  # where the ramp ends, as a multiple of the guess
     guess = onset * 1.6 ** (failures - 0.5) / (end / 2)
-    found = verified_onset(fickle((onset,) * 3), guess)
+    found = verify_limit(fickle((onset,) * 3), guess)
     assert sum(each.rate == 0 for each in found.trials) == looked
     assert found.low < onset <= found.high
 
 
 def test_data_are_not_looked_at_once_a_rate_has_held():
     problem = quadratic(eigenvalues=(4.0,), shares=(1.0,))  # a ramp from near its bound breaks soon
-    found = verified_onset(Workbench(problem, sgd(1.0), None, 0), 8 * 0.42, budget=250)
+    found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 8 * 0.42, budget=250)
     assert [each.failed for each in found.trials[:2]] == [True, False]
     assert all(each.rate > 0 for each in found.trials)
 
@@ -327,6 +341,6 @@ def batch_source_order(order):
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_batches_that_no_order_changes_are_run_once(batch_size):
     problem = quadratic()  # of two samples
-    found = verified_onset(Workbench(problem, sgd(1.0), batch_size, 0), 0.5)
+    found = verify_limit(TrainingSetup(problem, sgd(1.0), batch_size, 0), 0.5)
     rates = [each.rate for each in found.trials[found.ramps :]]
     assert len(rates) == len(set(rates))

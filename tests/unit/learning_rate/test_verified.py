@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verified import Verification
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.verification import Verification
 
 
 def runs(*outcomes):
     """A verification of a ramp and runs (rate, whether it failed)."""
-    trials = [Trial(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
+    trials = [ShortRun(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
     failed = [rate for rate, broke in outcomes if broke]
     return Verification(
-        0.1, max(failed, default=math.inf), (Trial(1e-9, 0, True, 9, 3), *trials), 1
+        0.1, max(failed, default=math.inf), (ShortRun(1e-9, 0, True, 9, 3), *trials), 1
     )
 
 
@@ -33,7 +33,7 @@ def test_lowest_failure_and_spread_are_those_of_the_runs_at_fixed_rates(outcomes
 
 
 def test_net_that_dies_fails_and_is_not_late():
-    dead = Trial(0.5, 0, False, 60, 1.0, died=True)
+    dead = ShortRun(0.5, 0, False, 60, 1.0, died=True)
     assert not dead.is_late
     assert Verification(0.1, 0.5, (dead,), 0).lowest_failure == 0.5
 
@@ -41,16 +41,16 @@ def test_net_that_dies_fails_and_is_not_late():
 def dying(*outcomes):
     """Runs of a net, (rate, order, what it showed), that was unstable at 0.9 and not at 0.8."""
     trials = [
-        Trial(rate, order, shown == "unstable", 60, 1.0, died=shown == "died")
+        ShortRun(rate, order, shown == "unstable", 60, 1.0, died=shown == "died")
         for rate, order, shown in outcomes
     ]
-    ramp = Trial(1e-9, 0, False, 9, 1.0, died=True)
+    ramp = ShortRun(1e-9, 0, False, 9, 1.0, died=True)
     return Verification(0.8, 0.9, (ramp, *trials), 1)
 
 
 def test_limit_is_below_the_onset_where_the_net_dies_first():
     found = dying((0.8, 0, "died"), (0.5, 0, "held"), (0.5, 1, "died"), (0.2, 0, "held"))
-    assert (found.fatal, found.died_first, found.ends) == (0.5, True, (0.2, 0.5))
+    assert (found.lowest_collapse, found.collapsed_first, found.ends) == (0.5, True, (0.2, 0.5))
     assert found.limit == pytest.approx(math.sqrt(0.1))
     assert found.onset == pytest.approx(math.sqrt(0.72))
     assert found.lowered_bound(1.0) == pytest.approx(found.limit / 2)
@@ -59,7 +59,7 @@ def test_limit_is_below_the_onset_where_the_net_dies_first():
 @pytest.mark.parametrize("rate", [0.9, 1.5])
 def test_net_that_dies_beyond_the_onset_changes_nothing(rate):
     found = dying((0.8, 0, "held"), (0.9, 0, "unstable"), (rate, 1, "died"))
-    assert (found.fatal, found.died_first, found.ends) == (rate, False, (0.8, 0.9))
+    assert (found.lowest_collapse, found.collapsed_first, found.ends) == (rate, False, (0.8, 0.9))
     assert found.limit == found.onset
 
 
@@ -70,8 +70,8 @@ def test_limit_of_a_net_that_lived_at_no_rate_is_the_lowest_death():
 
 def test_net_that_never_died_has_no_fatal_rate():
     found = dying((0.8, 0, "held"), (0.9, 0, "unstable"))
-    assert math.isinf(found.fatal)
-    assert not found.died_first
+    assert math.isinf(found.lowest_collapse)
+    assert not found.collapsed_first
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Walks against steps of torch's own optimizer."""
+"""TrialStart against steps of torch's own optimizer."""
 
 import copy
 import math
@@ -12,9 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import RMSprop
 
 from normscope.errors import StateError
-from normscope.learning_rate.preconditioner import Preconditioner
-from normscope.learning_rate.rules import UpdateRule, rule_of
-from normscope.learning_rate.walk import Walk, Walks
+from normscope.learning_rate.trial_run import TrialRun, TrialStart
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 
@@ -25,7 +24,7 @@ def thirds():
 
 
 def walks():
-    return Walks(Problem(small_network(), "cross_entropy", thirds()), thirds())
+    return TrialStart(Problem(small_network(), "cross_entropy", thirds()), thirds())
 
 
 def trained_by(optimizer, model, batches, steps):
@@ -41,7 +40,7 @@ def test_point_and_loss_are_those_of_torch(options):
     model, batches = small_network(), thirds()
     moved = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(moved.parameters(), lr=0.3, **options)
-    walk = Walk(walks(), rule_of(optimizer), 0.3).take(5)
+    walk = TrialRun(walks(), rule_of(optimizer), 0.3).take(5)
     trained_by(optimizer, moved, batches, 5)
     for name, parameter in moved.named_parameters():
         torch.testing.assert_close(walk.point[name], parameter.detach())
@@ -63,7 +62,9 @@ class TwoKinds(nn.Module):
 def test_steps_too_small_for_a_parameters_own_dtype_do_not_add_up():
     model, batches = TwoKinds(), thirds()
     moved = copy.deepcopy(model)
-    walk = Walk(Walks(Problem(model, "cross_entropy", batches), batches), UpdateRule("SGD"), 1e-4)
+    walk = TrialRun(
+        TrialStart(Problem(model, "cross_entropy", batches), batches), UpdateRule("SGD"), 1e-4
+    )
     trained_by(torch.optim.SGD(moved.parameters(), lr=1e-4), moved, batches, 60)
     walk.take(60)
     for name, parameter in moved.named_parameters():
@@ -82,8 +83,10 @@ def test_steps_of_rmsprop_are_divided():
     for parameter, part in zip(moved.parameters(), parts, strict=True):
         state = {"square_avg": part.square(), "momentum_buffer": torch.zeros_like(parameter)}
         optimizer.state[parameter] = {"step": torch.zeros(()), **state}
-    shared = Walks(Problem(model, "cross_entropy", batches), batches, Preconditioner(divisor, True))
-    walk = Walk(shared, rule_of(optimizer), 0.01).take(5)
+    shared = TrialStart(
+        Problem(model, "cross_entropy", batches), batches, Preconditioner(divisor, True)
+    )
+    walk = TrialRun(shared, rule_of(optimizer), 0.01).take(5)
     trained_by(optimizer, moved, batches, 5)
     for name, parameter in moved.named_parameters():
         torch.testing.assert_close(walk.point[name], parameter.detach())
@@ -92,8 +95,8 @@ def test_steps_of_rmsprop_are_divided():
 def test_steps_of_adam_go_along_the_mean_of_divided_gradients():
     problem = quadratic(eigenvalues=(4.0, 1.0), shares=(1.0, 1.0))
     divisor = torch.tensor([0.5, 2.0], dtype=torch.float64)
-    walk = Walk(
-        Walks(problem, [problem.data], Preconditioner(divisor, True)),
+    walk = TrialRun(
+        TrialStart(problem, [problem.data], Preconditioner(divisor, True)),
         UpdateRule("Adam", momentum=0.9, dampening=0.9, second_moment=0.999),
         0.01,
     ).take(2)
@@ -106,7 +109,7 @@ def test_steps_of_adam_go_along_the_mean_of_divided_gradients():
 def test_model_stays_as_it_is():
     shared = walks()
     before = copy.deepcopy(shared.problem.model.state_dict())
-    Walk(shared, UpdateRule("SGD"), 0.3).take(3)
+    TrialRun(shared, UpdateRule("SGD"), 0.3).take(3)
     for name, tensor in shared.problem.model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -117,25 +120,25 @@ def test_model_stays_as_it_is():
 )
 def test_loss_falls_or_stands_still(rate, fallen, broken):
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
-    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), rate).take(1)
-    assert (walk.has_fallen(), walk.is_broken) == (fallen, broken)
+    walk = TrialRun(TrialStart(problem, [problem.data]), UpdateRule("SGD"), rate).take(1)
+    assert (walk.has_decreased(), walk.is_unstable) == (fallen, broken)
 
 
 @pytest.mark.parametrize(("rate", "broken"), [(2.70, False), (2.76, True)])
 def test_walk_breaks_where_the_definition_says_and_goes_no_further(rate, broken):
     # the first step makes the loss (1 - rate)^2 times as large; the limit of 3 is at 2.73
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
-    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), rate)
-    assert walk.take(1).is_broken is broken
+    walk = TrialRun(TrialStart(problem, [problem.data]), UpdateRule("SGD"), rate)
+    assert walk.take(1).is_unstable is broken
     if broken:
         assert walk.take(5).taken == 1
 
 
 def test_step_out_of_the_range_of_numbers_is_broken():
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
-    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), 1e300).take(2)
-    assert walk.is_broken
-    assert not walk.has_fallen()
+    walk = TrialRun(TrialStart(problem, [problem.data]), UpdateRule("SGD"), 1e300).take(2)
+    assert walk.is_unstable
+    assert not walk.has_decreased()
 
 
 def test_error_of_the_model_on_the_way_reaches_the_user():
@@ -146,7 +149,9 @@ def test_error_of_the_model_on_the_way_reaches_the_user():
         if len(calls) == 3:
             raise StateError("the third")
 
-    walk = Walk(Walks(Problem(model, "cross_entropy", thirds()), thirds()), UpdateRule("SGD"), 0.1)
+    walk = TrialRun(
+        TrialStart(Problem(model, "cross_entropy", thirds()), thirds()), UpdateRule("SGD"), 0.1
+    )
     model.register_forward_pre_hook(break_at_the_third_pass)
     with pytest.raises(StateError, match="the third"):
         walk.take(3)
@@ -154,28 +159,28 @@ def test_error_of_the_model_on_the_way_reaches_the_user():
 
 def test_loss_that_is_not_positive_has_no_scale():
     problem = Problem(small_network(), lambda f, y: f.sum() - 1e4, thirds())
-    walk = Walk(Walks(problem, thirds()), UpdateRule("SGD"), 1e-3).take(1)
-    assert walk.has_fallen()
-    assert not walk.is_broken
+    walk = TrialRun(TrialStart(problem, thirds()), UpdateRule("SGD"), 1e-3).take(1)
+    assert walk.has_decreased()
+    assert not walk.is_unstable
 
 
 def test_walks_from_elsewhere_begin_there_with_the_batch_that_comes_next():
     shared = walks()
-    walk = Walk(shared, UpdateRule("SGD"), 0.3).take(4)
-    further = shared.beginning_at(walk.taken, walk.point)
+    walk = TrialRun(shared, UpdateRule("SGD"), 0.3).take(4)
+    further = shared.moved_to(walk.taken, walk.point)
     torch.testing.assert_close(further.batches[0][0], shared.batches[1][0])
     assert len(further.batches) == 3
     assert further.first_losses[0] == pytest.approx(walk._ratio * shared.first_losses[1])
-    whole, parted = walk.take(2).point, Walk(further, UpdateRule("SGD"), 0.3).take(2).point
+    whole, parted = walk.take(2).point, TrialRun(further, UpdateRule("SGD"), 0.3).take(2).point
     for name, tensor in whole.items():
         torch.testing.assert_close(parted[name], tensor)
 
 
 def test_walk_that_is_told_to_stops_where_the_loss_is_low_enough():
     problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
-    walk = Walk(Walks(problem, [problem.data]), UpdateRule("SGD"), 0.1).take(50, until=0.5)
+    walk = TrialRun(TrialStart(problem, [problem.data]), UpdateRule("SGD"), 0.1).take(50, until=0.5)
     assert walk.taken == 4  # 0.81^4 is 0.43, 0.81^3 is 0.53
-    assert walk.has_fallen(0.5)
+    assert walk.has_decreased(0.5)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, RMSprop])
@@ -184,7 +189,9 @@ def test_without_a_divisor_the_rule_itself_is_followed(optimizer):
     model = small_network().double()
     moved = copy.deepcopy(model).train()
     made = optimizer(moved.parameters(), lr=0.01, weight_decay=0.1)
-    walk = Walk(Walks(Problem(model, "cross_entropy", batches), batches), rule_of(made), 0.01)
+    walk = TrialRun(
+        TrialStart(Problem(model, "cross_entropy", batches), batches), rule_of(made), 0.01
+    )
     walk.take(5)
     trained_by(made, moved, batches, 5)
     for name, parameter in moved.named_parameters():
@@ -193,9 +200,9 @@ def test_without_a_divisor_the_rule_itself_is_followed(optimizer):
 
 def test_held_walks_go_where_others_do():
     apart, together, rule = walks(), walks(), UpdateRule("SGD", momentum=0.9)
-    expected = [Walk(apart, rule, rate).take(4) for rate in (0.1, 0.5)]
-    with together.held():
-        found = [Walk(together, rule, rate).take(4) for rate in (0.1, 0.5)]
+    expected = [TrialRun(apart, rule, rate).take(4) for rate in (0.1, 0.5)]
+    with together.prepared():
+        found = [TrialRun(together, rule, rate).take(4) for rate in (0.1, 0.5)]
         outputs = found[0].outputs()
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one.leaves, other.leaves)
@@ -207,8 +214,8 @@ def test_held_model_comes_back_after_an_error():
     own = dict(shared.problem.model.named_parameters())
 
     def interrupted():
-        with shared.held():
-            Walk(shared, UpdateRule("SGD"), 0.3).take(2)
+        with shared.prepared():
+            TrialRun(shared, UpdateRule("SGD"), 0.3).take(2)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -219,10 +226,10 @@ def test_held_model_comes_back_after_an_error():
 
 def test_walk_on_the_first_batch_alone_and_one_that_begins_there():
     shared, rule = walks(), UpdateRule("SGD")
-    alone = Walk(shared, rule, 0.2, first_only=True).take(3)
-    only = Walk(Walks(shared.problem, shared.batches[:1]), rule, 0.2).take(3)
+    alone = TrialRun(shared, rule, 0.2, first_only=True).take(3)
+    only = TrialRun(TrialStart(shared.problem, shared.batches[:1]), rule, 0.2).take(3)
     torch.testing.assert_close(alone.leaves, only.leaves)
-    further = Walk(shared, rule, 0.1, after=alone)
+    further = TrialRun(shared, rule, 0.1, after=alone)
     torch.testing.assert_close(further.gradients, only.gradients)
     pairs = zip(alone.leaves, alone.gradients, strict=True)
     moved = [leaf.detach() - 0.1 * gradient for leaf, gradient in pairs]
@@ -236,13 +243,13 @@ def test_decay_that_is_part_of_the_gradient_is_divided_too():
     with torch.no_grad():
         problem.model.weight.copy_(torch.tensor([[1.0, -1.0]]))
     divisor = torch.tensor([0.5, 2.0], dtype=torch.float64)
-    shared = Walks(problem, [problem.data], Preconditioner(divisor, True))
-    gradient = shared.start[2][0].squeeze()
+    shared = TrialStart(problem, [problem.data], Preconditioner(divisor, True))
+    gradient = shared.initial[2][0].squeeze()
     begin = torch.tensor([1.0, -1.0], dtype=torch.float64)
     rule = UpdateRule("RMSprop", second_moment=0.9, weight_decay=0.3)
-    coupled = Walk(shared, rule, 0.1).take(1).point["weight"].squeeze()
+    coupled = TrialRun(shared, rule, 0.1).take(1).point["weight"].squeeze()
     torch.testing.assert_close(coupled, begin - 0.1 * (gradient + 0.3 * begin) / divisor)
-    apart = Walk(shared, replace(rule, decoupled=True), 0.1).take(1).point["weight"].squeeze()
+    apart = TrialRun(shared, replace(rule, decoupled=True), 0.1).take(1).point["weight"].squeeze()
     torch.testing.assert_close(apart, begin * (1 - 0.03) - 0.1 * gradient / divisor)
 
 
@@ -258,8 +265,8 @@ class Partly(nn.Module):
 @pytest.mark.parametrize("divisor", [None, Preconditioner(torch.full((20,), 2.0), True)])
 def test_parameters_that_the_loss_does_not_use_stay(divisor):
     batch = labelled(32)
-    shared = Walks(Problem(Partly(), "cross_entropy", batch), [batch], divisor)
-    walk = Walk(shared, UpdateRule("SGD"), 0.1).take(2)
+    shared = TrialStart(Problem(Partly(), "cross_entropy", batch), [batch], divisor)
+    walk = TrialRun(shared, UpdateRule("SGD"), 0.1).take(2)
     assert torch.equal(walk.point["unused"], torch.ones(2))
 
 
@@ -275,12 +282,12 @@ class Overwriting(nn.Module):
 def test_inputs_that_the_model_overwrites_stay_as_they_are():
     batch = labelled(32)
     before = batch[0].clone()
-    shared = Walks(Problem(Overwriting(), "cross_entropy", batch), [batch])
-    Walk(shared, UpdateRule("SGD"), 0.3).take(2).outputs()
+    shared = TrialStart(Problem(Overwriting(), "cross_entropy", batch), [batch])
+    TrialRun(shared, UpdateRule("SGD"), 0.3).take(2).outputs()
     assert torch.equal(batch[0], before)
 
 
 def test_first_ratio_is_one():
-    walk = Walk(walks(), UpdateRule("SGD"), 0.3)
+    walk = TrialRun(walks(), UpdateRule("SGD"), 0.3)
     assert walk._ratio == pytest.approx(1.0)
     assert math.isfinite(walk.rate)

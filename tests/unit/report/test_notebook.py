@@ -22,8 +22,8 @@ from normscope.decoupled.inequalities import Inequalities
 from normscope.experiments.result import Result
 from normscope.layers.surgery.convert import Change
 from normscope.learning_rate.comparison import MODES, Compared
-from normscope.learning_rate.onset import Trial
-from normscope.learning_rate.verified import Verification
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.verification import Verification
 from normscope.probes import Cost
 from normscope.probes.cost import ScopeCost
 from normscope.results import Claim, Store
@@ -93,7 +93,7 @@ def advice():
 
 
 VERIFICATION = Verification(
-    0.1, 0.2, (Trial(0.2, 0, True, 9, 3.0), Trial(0.1, 1, False, 9, 1.0)), 1
+    0.1, 0.2, (ShortRun(0.2, 0, True, 9, 3.0), ShortRun(0.1, 1, False, 9, 1.0)), 1
 )
 VERDICT = Verdict(HOSTILE, "bound", "printed", 2.0, 1.0, False, -0.5, layer=HOSTILE)
 
@@ -156,7 +156,7 @@ def test_result_shows_itself_as_an_escaped_table(name, tmp_path):
     assert len(found.named("table")) == 1
     assert not found.named("script")
     assert text in found.elements[0].text
-    widths = [len(row) for row in rows_of(result)]
+    widths = [len(row) for row in table_rows(result)]
     assert len(set(widths)) <= 1
 
 
@@ -252,7 +252,7 @@ def test_tables_have_the_rows_they_are_said_to_have():
     assert run.to_dataframe()["loss"].tolist() == [1.0, 0.5]
 
 
-def rows_of(result):
+def table_rows(result):
     """The cells of each row of the table."""
     page = result._repr_html_() if not isinstance(result, Store) else "<table></table>"
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]

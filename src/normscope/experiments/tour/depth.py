@@ -11,7 +11,7 @@ from normscope.experiments.tour.net import LOSS, Net
 from normscope.experiments.yang2019.explosion import growth_per_layer
 from normscope.experiments.yang2019.growth import batch_growth
 from normscope.experiments.yang2019.stack import Stack, squared_gradients
-from normscope.learning_rate.gradient_growth import gradient_growth
+from normscope.learning_rate.network_properties import gradient_growth
 from normscope.probes import Scope
 
 __all__ = ["depth", "expected_growth", "skips"]

@@ -1,0 +1,271 @@
+"""The curvature bound: top eigenvalues at the start and after the first training steps."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor
+
+from normscope.curvature.operator import CurvatureOperator
+from normscope.curvature.search import Request
+from normscope.curvature.top_eigenvalue import extreme_eigenvalues
+from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
+from normscope.problem.batch import Batch
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.parameters import ParameterLayout
+from normscope.problem.problem import Problem
+
+__all__ = ["Curvature", "Tell", "measure_curvature", "preconditioned_eigenvalue"]
+
+Tell = Callable[[str], None]
+_TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Largest eigenvalues of the train-mode curvature.
+
+    Args:
+        values: one for each batch, at the current weights.
+        later: after 1, 4 and 16 steps, each time at the bound of the values before, or at the
+            largest half of it that was stable; without those that cannot be measured. If 16 steps
+            did not decrease the loss: also where it has begun to decrease, and after 1, 4 and 16
+            steps from there.
+        shares: squared length of the top eigenvector by module, in decreasing order; they sum to
+            one. Of the batch with the largest value.
+        kind: "ggn", or "hessian" where the loss does not show the model's output.
+        converged: whether every search did.
+        products: matvecs of all searches.
+        seconds: of all searches.
+        beyond: the largest of those measured after a plateau, which `later` ends with; None if
+            there was no plateau.
+        stable_rate: the learning rate to which the checks had to be lowered; infinite if none was
+            unstable.
+    """
+
+    values: tuple[float, ...]
+    later: tuple[float, ...]
+    shares: dict[str, float]
+    kind: str
+    converged: bool
+    products: float
+    seconds: float
+    beyond: float | None = None
+    stable_rate: float = math.inf
+
+    @property
+    def largest(self) -> float:
+        """The largest of all eigenvalues, which determines the bound."""
+        return max(*self.values, *self.later, 0.0)
+
+    @property
+    def starts_on_plateau(self) -> bool:
+        """Whether the curvature is over four times as large once the loss has decreased."""
+        return self.beyond is not None and self.beyond > 4 * max(self.values)
+
+    def bound(self, rule: UpdateRule) -> float:
+        """Return the rule's bound on the learning rate, or less if that was unstable at once."""
+        return min(rule.largest_stable_rate(self.largest), self.stable_rate)
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        shown = {
+            "values": ", ".join(f"{value:.4g}" for value in self.values),
+            "later": ", ".join(f"{value:.4g}" for value in self.later),
+            "products": round(self.products),
+        }
+        return pairs_html({**vars(self), **shown}, f"Top eigenvalues of the {self.kind}")
+
+
+def measure_curvature(
+    problem: Problem,
+    batches: Sequence[Batch],
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None = None,
+    seed: int = 0,
+    tell: Tell = lambda text: None,
+) -> Curvature:
+    """Measure the top eigenvalue on every batch and after the first steps.
+
+    The matrix is the Gauss-Newton matrix of the loss in train mode, with derivatives through the
+    batch statistics, for each batch by itself, as a training step sees it. In networks with small
+    initial outputs the curvature rises at once, and a bound from the start alone would not hold:
+    it is measured again after 1 step at that bound, after 4 at the new one, and after 16. If these
+    did not decrease the loss, the network is on a plateau: `leave_plateau` leaves it, and the
+    checks are repeated from there.
+
+    Args:
+        problem: model, loss and data; not changed.
+        batches: of the problem's data.
+        rule: of the optimizer.
+        preconditioner: of the optimizer; None for SGD.
+        seed: of dropout and noise.
+        tell: called with a text as each part begins.
+
+    Returns:
+        The eigenvalues, and the top eigenvector's shares by module.
+    """
+    begin = time.perf_counter()
+    start = TrialStart(problem, batches, preconditioner, seed)
+    checks = _CurvatureChecks("ggn" if problem.has_outputs else "hessian", rule, start, seed)
+    for number in range(len(batches)):
+        tell(f"curvature of batch {number + 1} of {len(batches)}")
+        checks.measure_batch(start.evaluator(number))
+    later, decreased = checks.after_steps(start, max(*checks.values, 0.0), tell)
+    beyond = [] if decreased else checks.beyond_plateau(start, max(checks.values))
+    return Curvature(
+        values=tuple(checks.values),
+        later=(*later, *beyond),
+        shares=checks.shares(start.layout),
+        kind=checks.kind,
+        converged=checks.converged,
+        products=checks.products,
+        seconds=time.perf_counter() - begin,
+        beyond=max(beyond, default=None),
+        stable_rate=checks.stable_rate,
+    )
+
+
+class _CurvatureChecks:
+    """Eigenvalue searches one after another, each started from the last one's eigenvector."""
+
+    def __init__(self, kind: str, rule: UpdateRule, start: TrialStart, seed: int) -> None:
+        self.kind, self._rule, self._seed = kind, rule, seed
+        self._preconditioner = start.preconditioner
+        self._guess: Tensor | None = None
+        self._top_vector: Tensor | None = None
+        self.values: list[float] = []
+        self.products, self.converged = 0.0, True
+        self.stable_rate = math.inf
+
+    def measure_batch(self, evaluator: Evaluator) -> None:
+        """Add the eigenvalue at the current weights on one more batch."""
+        value, vector = self._eigenpair(evaluator)
+        if self._top_vector is None or value > max(self.values):
+            self._top_vector = vector
+        self.values.append(value)
+
+    def shares(self, layout: ParameterLayout) -> dict[str, float]:
+        """Return the squared length of the top eigenvector by module, in decreasing order."""
+        assert self._top_vector is not None
+        squares = self._top_vector.square() / self._top_vector.square().sum()
+        found: dict[str, float] = {}
+        for name, entries in layout.slices.items():
+            module = name.rpartition(".")[0]
+            found[module] = found.get(module, 0.0) + float(squares[entries].sum())
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def after_steps(
+        self, start: TrialStart, largest: float, tell: Tell = lambda text: None
+    ) -> tuple[list[float], bool]:
+        """Measure after 1, 4 and 16 steps, each time at the bound of the values before.
+
+        Args:
+            start: of the steps.
+            largest: eigenvalue there.
+            tell: called with a text as each part begins.
+
+        Returns:
+            The eigenvalues, and whether the last steps decreased the loss; true if none were taken.
+        """
+        found: list[float] = []
+        decreased = True
+        for steps in (1, 4, 16):
+            rate = self._rule.largest_stable_rate(max([largest, *found]))
+            if math.isfinite(rate):
+                tell(f"curvature after {steps} step{'s' * (steps > 1)}")
+                run = self._stable_run(start, steps, rate)
+                found += [] if run.is_unstable else self._measure(run.evaluator())
+                decreased = run.has_decreased()
+        return found, decreased
+
+    def _stable_run(self, start: TrialStart, steps: int, rate: float) -> TrialRun:
+        """Take steps at a rate, or at the largest half of it that is stable (six halvings).
+
+        The curvature after unstable steps is not that of any training.
+        """
+        run = TrialRun(start, self._rule, min(rate, self.stable_rate)).take(steps)
+        for _ in range(6):
+            if not run.is_unstable:
+                break
+            self.stable_rate = run.rate / 2
+            run = TrialRun(start, self._rule, self.stable_rate).take(steps)
+        return run
+
+    def beyond_plateau(self, start: TrialStart, largest: float) -> list[float]:
+        """Measure where a constant loss has begun to decrease, and after steps from there."""
+        run = leave_plateau(start, largest) if largest > 0 else None
+        if run is None:
+            return []
+        left = start.moved_to(run.taken, run.point)
+        found = self._measure(left.evaluator(0))
+        return [*found, *self.after_steps(left, max([*found, 0.0]))[0]]
+
+    def _measure(self, evaluator: Evaluator) -> list[float]:
+        """Return the eigenvalue in a list; an empty list if it cannot be measured."""
+        try:
+            return [self._eigenpair(evaluator)[0]]
+        except NormscopeError:
+            return []
+
+    def _eigenpair(self, evaluator: Evaluator) -> tuple[float, Tensor]:
+        operator = CurvatureOperator(evaluator, self.kind)
+        if self._preconditioner is not None:
+            value, vector, products = preconditioned_eigenvalue(operator, self._preconditioner)
+            self.products += products
+            return value, vector
+        request = Request(1, "largest", _TOLERANCE, 80, self._seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NormscopeWarning)  # the advice reports convergence
+            top = extreme_eigenvalues(operator, request, self._guess, time.perf_counter())
+        self.products += top.matvecs
+        self.converged &= top.converged
+        self._guess = top.vectors[:, :1]
+        return top.value, top.vectors[:, 0]
+
+
+def preconditioned_eigenvalue(
+    operator: CurvatureOperator, preconditioner: Preconditioner, tolerance: float = _TOLERANCE
+) -> tuple[float, Tensor, int]:
+    r"""Return the largest eigenvalue of the curvature in units of the optimizer's steps.
+
+    .. math:: \lambda_{\max}(P^{-1/2} (G + W) P^{-1/2})
+
+    Args:
+        operator: G.
+        preconditioner: P, and the diagonal W of the weight decay in the gradient.
+        tolerance: relative.
+
+    Returns:
+        The eigenvalue, its vector in scaled parameters, and the number of matvecs.
+    """
+    root = preconditioner.scale.sqrt()
+    products = 0
+
+    def matvec(values: np.ndarray) -> np.ndarray:
+        nonlocal products
+        products += 1
+        vector = torch.as_tensor(values.reshape(-1), dtype=root.dtype, device=root.device)
+        product = operator @ (vector / root) / root
+        if preconditioner.decay is not None:
+            product = product + vector * preconditioner.decay / preconditioner.scale
+        return product.double().cpu().numpy()
+
+    size = operator.shape[0]
+    if size == 1:
+        return float(matvec(np.ones(1))[0]), torch.ones_like(root), 1
+    start = torch.randn(size, generator=torch.Generator().manual_seed(0)).double().numpy()
+    scaled = LinearOperator((size, size), matvec=matvec, dtype=np.float64)
+    values, vectors = eigsh(scaled, k=1, which="LA", tol=tolerance, v0=start, ncv=min(size, 12))
+    vector = torch.as_tensor(vectors[:, 0], dtype=root.dtype, device=root.device)
+    return float(values[0]), vector, products

@@ -1,0 +1,235 @@
+"""Trial runs of the whole network on a few samples, at one learning rate after another."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.learning_rate.trial_run import (
+    TrialRun,
+    TrialStart,
+    leave_plateau,
+    may_be_on_plateau,
+)
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
+from normscope.problem.batch import Batch, pieces, rows, sample_count, tensors_of
+from normscope.problem.problem import Problem
+
+__all__ = ["SampleTrials", "run_sample_trials"]
+
+# Chosen on networks without normalization whose limits are known; docs/learning_rate.md lists the
+# accuracy for other values.
+_SAMPLES = 32  # in a small batch at most
+_BATCHES = 8  # small batches, in turn
+_STEPS = 15  # steps after which a rate counts as stable
+_GRADIENTS = 36  # in all
+_LEAST_GRADIENTS = 18  # for the rates, however many leaving a plateau has taken
+_FAR, _NEAR = 4.0, 2.0  # ratios of one rate to the next while the limit is not enclosed
+
+
+@dataclass(frozen=True)
+class SampleTrials:
+    """The outcome of trial runs on a few samples.
+
+    Args:
+        low: the largest stable rate; zero if none was stable.
+        high: the smallest rate that was unstable or made the outputs constant; infinite if none
+            did.
+        samples: of the largest batch.
+        gradients: taken in all.
+        beyond: whether the network was first trained until it left a plateau.
+    """
+
+    low: float
+    high: float
+    samples: int
+    gradients: int
+    beyond: bool
+
+    @property
+    def rate(self) -> float | None:
+        """The limit, between the two; None if no rate was unstable."""
+        if math.isinf(self.high):
+            return None
+        return math.sqrt(self.low * self.high) if self.low else self.high / math.sqrt(_NEAR)
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(vars(self), "Trial runs on a few samples")
+
+
+def run_sample_trials(
+    problem: Problem,
+    batches: Sequence[Batch],
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None = None,
+    seed: int = 0,
+) -> SampleTrials:
+    """Find the stability limit of the whole network on a few of its samples.
+
+    Each run takes 15 steps on batches of 32 samples in turn, from the current weights; an unstable
+    loss ends it. The rates decrease from one that is usually too high, 8 over the curvature along
+    the gradient, until one is stable; bisection follows until 36 gradients are used. A network
+    whose outputs hardly differ is first trained until it leaves its plateau, on which every rate is
+    stable for a while. At least 18 gradients are left for the rates. Whole batches are used if the
+    network is already trained, or if its loss differs much between batches of 32.
+
+    Args:
+        problem: model and loss; not changed.
+        batches: a few, from which samples are drawn.
+        rule: of the optimizer, which starts without state.
+        preconditioner: divisor from the optimizer's state, if it has one; None: the rule computes
+            it from the gradients.
+        seed: of the samples, dropout and noise.
+
+    Returns:
+        The rates that enclose the limit.
+    """
+    small = TrialStart(problem, _small_batches(problem, batches, seed), preconditioner, seed)
+    with small.prepared():
+        outputs = TrialRun(small, rule, 0.0).outputs()
+        if not (_is_noisy(small.first_losses) or _is_trained(small, outputs)):
+            return _run_trials(small, rule, outputs)
+    whole = TrialStart(problem, batches, preconditioner, seed)
+    with whole.prepared():
+        return _run_trials(whole, rule, TrialRun(whole, rule, 0.0).outputs())
+
+
+def _run_trials(start: TrialStart, rule: UpdateRule, outputs: Tensor | None) -> SampleTrials:
+    """Run the trials inside `TrialStart.prepared`; ``outputs`` are of the first batch."""
+    after = _after_plateau(start, outputs)
+    rate = _first_rate(start, rule, after)
+    search = _Search(start, rule, after, can_collapse=not _are_constant(outputs))
+    search.run(rate, max(_GRADIENTS - start.gradients, _LEAST_GRADIENTS))
+    samples = max(map(sample_count, start.batches))
+    return SampleTrials(search.low, search.high, samples, start.gradients, after is not None)
+
+
+def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> list[Batch]:
+    """Split batches into small ones.
+
+    Batches drawn from the data are already mixed; those of the user may be sorted by class and are
+    shuffled first.
+    """
+    if problem.is_one_batch and sample_count(batches[0]) < sample_count(problem.data):
+        return [piece for batch in batches for piece in pieces(batch, _SAMPLES)][:_BATCHES]
+    generator, found = torch.Generator().manual_seed(seed), list[Batch]()
+    for batch in batches:
+        order = torch.randperm(sample_count(batch), generator=generator)
+        device = next(tensors_of(batch)).device
+        found += [rows(batch, part.to(device)) for part in pieces(order, _SAMPLES)]
+    return found[:_BATCHES]
+
+
+def _is_noisy(losses: Sequence[float]) -> bool:
+    """Return whether the losses of small batches deviate by more than 20 % of their mean."""
+    return len(losses) > 1 and statistics.stdev(losses) > 0.2 * statistics.mean(losses)
+
+
+def _is_trained(start: TrialStart, outputs: Tensor | None) -> bool:
+    """Return whether the loss is below 75 % of that of the mean output.
+
+    The gradient of a few samples is then unlike that of a whole batch.
+    """
+    if outputs is None:
+        return False
+    constant = outputs.mean(0, keepdim=True).expand_as(outputs)
+    with torch.no_grad():
+        loss = start.problem.loss_of(constant.clone(), start.placed[0][1]).item()
+    return start.first_losses[0] < 0.75 * loss
+
+
+def _after_plateau(start: TrialStart, outputs: Tensor | None) -> TrialRun | None:
+    """Return the run that left a plateau; None if there is none."""
+    if start.preconditioner is not None:  # a network in training
+        return None
+    if outputs is not None and not may_be_on_plateau(start.problem, outputs, start.placed[0][1]):
+        return None
+    curvature = _curvature_along_gradient(start)
+    if not 0 < curvature < math.inf:
+        return None
+    # 0.92: a few samples are fitted sooner than many
+    return leave_plateau(start, curvature, caution=0.2, decreased=0.92, first_only=True)
+
+
+class _Search:
+    """Tries rates one after another until the gradients are used up."""
+
+    def __init__(
+        self, start: TrialStart, rule: UpdateRule, after: TrialRun | None, can_collapse: bool
+    ) -> None:
+        self._start, self._rule, self._after = start, rule, after
+        self._can_collapse = can_collapse
+        self.low, self.high = 0.0, math.inf
+
+    def run(self, rate: float, steps: int) -> None:
+        """Enclose the limit to a factor of 1.5.
+
+        Args:
+            rate: to start with.
+            steps: of all runs together, at most.
+        """
+        while 0 < rate < math.inf and steps > 0 and not self.high <= 1.5 * self.low:
+            run = TrialRun(self._start, self._rule, rate, after=self._after)
+            run.take(min(_STEPS, steps))
+            steps -= run.taken
+            if not run.taken:  # unstable before any step, at any rate
+                break
+            if run.is_unstable or self._has_collapsed(run):
+                self.high = rate
+            elif run.taken == _STEPS:
+                self.low = rate
+            else:  # out of steps: undecided
+                break
+            # a rate that is far too high fails within 7 steps
+            rate = self._next_rate(is_far=run.is_unstable and run.taken <= 7)
+
+    def _has_collapsed(self, run: TrialRun) -> bool:
+        return self._can_collapse and run.taken == _STEPS and _are_constant(run.outputs())
+
+    def _next_rate(self, is_far: bool) -> float:
+        if not self.low:
+            return self.high / (_FAR if is_far else _NEAR)
+        return self.low * _FAR if math.isinf(self.high) else math.sqrt(self.low * self.high)
+
+
+def _first_rate(start: TrialStart, rule: UpdateRule, after: TrialRun | None) -> float:
+    """Return a rate that is usually too high; zero if the gradient is zero or not finite.
+
+    It is 8 over the curvature along the gradient; with a divisor 4 times the typical weight.
+    """
+    if rule.second_moment is not None:
+        return 4.0 * _length(start.initial[0]) / math.sqrt(start.layout.size)
+    curvature = _curvature_along_gradient(start, after)
+    return 8.0 / curvature if 0 < curvature < math.inf else 0.0
+
+
+def _curvature_along_gradient(start: TrialStart, after: TrialRun | None = None) -> float:
+    """Return the change of the first batch's gradient along itself, by a short step."""
+    leaves, gradients = start.initial[0::2] if after is None else (after.leaves, after.gradients)
+    norm = _length(gradients)
+    if not 0 < norm < math.inf:
+        return 0.0
+    rounding = max(torch.finfo(leaf.dtype).eps for leaf in leaves)
+    length = 3.0 * math.sqrt(rounding) * (_length(leaves) or 1.0)
+    run = TrialRun(start, UpdateRule("SGD"), length / norm, after, first_only=True).take(1)
+    pairs = zip(run.gradients, gradients, strict=True)
+    return (
+        _length([new - old for new, old in pairs if new is not None and old is not None]) / length
+    )
+
+
+def _length(tensors: Sequence[Tensor | None]) -> float:
+    """Return the norm of all tensors as one vector."""
+    return math.hypot(*(float(each.detach().norm()) for each in tensors if each is not None))
+
+
+def _are_constant(outputs: Tensor | None) -> bool:
+    """Return whether all samples have the same output; False if there is none."""
+    return outputs is not None and len(outputs) > 1 and bool((outputs == outputs[:1]).all())

@@ -1,0 +1,178 @@
+"""A training setup (problem, optimizer, batch size, seed) and copies of it that may be trained."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from normscope.errors import InputError, StateError
+from normscope.problem.batch import Batch, sample_count
+from normscope.problem.isolation import (
+    fixed_randomness,
+    generators_of_data,
+    generators_of_model,
+    undisturbed,
+)
+from normscope.problem.loss import modules_of_loss
+from normscope.problem.problem import Problem
+from normscope.training.batches import batch_source
+from normscope.training.optimizers import OptimizerFactory, bind_optimizer, sgd
+
+__all__ = ["TrainingSetup", "bind_all_parameters", "optimizer_or_sgd"]
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A problem with its optimizer, batch size and seed.
+
+    Args:
+        problem: the user's model, loss and data; none of them is changed.
+        optimizer: the user's optimizer of that model, whose state the copies start from; or a
+            factory.
+        batch_size: samples per step; None: the batches of the data.
+        seed: of the data order, dropout and noise.
+    """
+
+    problem: Problem
+    optimizer: OptimizerFactory | Optimizer
+    batch_size: int | None
+    seed: int
+
+    @property
+    def orders_differ(self) -> bool:
+        """Whether another data order makes other batches: not if each batch holds all samples."""
+        return self.batch_size is not None and self.batch_size < sample_count(self.problem.data)
+
+    @contextmanager
+    def copied(self, rate: float) -> Iterator[tuple[Problem, Optimizer]]:
+        """Provide copies of model and optimizer to train; random numbers follow the seed.
+
+        Args:
+            rate: learning rate of every parameter group.
+
+        Yields:
+            The problem with the copied model, and the copied optimizer.
+        """
+        model, optimizer = self._copy()
+        for parameter in model.parameters():
+            parameter.grad = None
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        problem = Problem(model, self.problem.loss, self.problem.data)
+        with self._restored(nn.Module(), self._generators(model)):
+            yield problem, optimizer
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Restore the modules of model and loss and all random numbers on exit."""
+        model = self.problem.model
+        with self._restored(model, self._generators(model)):
+            yield
+
+    @contextmanager
+    def _restored(self, model: nn.Module, generators: list[torch.Generator]) -> Iterator[None]:
+        others = modules_of_loss(self.problem.loss, self.problem.model)
+        with (
+            undisturbed(model, *others),
+            fixed_randomness(self.seed, self.problem.device, generators),
+        ):
+            yield
+
+    def _generators(self, model: nn.Module) -> list[torch.Generator]:
+        owned = generators_of_model(model) + generators_of_data(self.problem.data)
+        return list({id(generator): generator for generator in owned}.values())
+
+    def batches(self, count: int) -> list[Batch]:
+        """Return the first batches of a training run, at most ``count``, none of them twice."""
+        problem = self.problem
+        if problem.is_one_batch and self.batch_size is None:
+            return [problem.placed(problem.data)]
+        generators = generators_of_data(problem.data)
+        with fixed_randomness(self.seed, problem.device, generators):
+            # first: it rejects a batch size that does not fit
+            source = batch_source(problem, self.batch_size, self.seed, drop_last=True)
+            return [source.draw() for _ in range(min(count, self._batch_count()))]
+
+    def _batch_count(self) -> int:
+        if self.problem.is_one_batch:
+            assert self.batch_size is not None
+            return max(1, sample_count(self.problem.data) // self.batch_size)
+        try:
+            return len(self.problem.data)
+        except TypeError:  # an iterable without a length: no limit, batches may repeat
+            return sys.maxsize
+
+    def _copy(self) -> tuple[nn.Module, Optimizer]:
+        """Copy model and optimizer together, so that the optimizer holds the copy's parameters."""
+        given = self.optimizer
+        try:
+            if isinstance(given, Optimizer):
+                return copy.deepcopy((self.problem.model, given))
+            model = copy.deepcopy(self.problem.model)
+        except Exception as error:
+            raise StateError(
+                f"the model cannot be copied for a trial run ({type(error).__name__}: {error}); "
+                "make it fit for copy.deepcopy, or use verify=False."
+            ) from error
+        return model, bind_optimizer(given, model)
+
+
+def bind_all_parameters(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:
+    """Return the user's optimizer, or what a factory makes for the model.
+
+    Args:
+        optimizer: an optimizer of the model's parameters or a factory.
+        model: the user's model.
+
+    Returns:
+        An optimizer over the model's own parameters, to be read and never stepped.
+
+    Raises:
+        InputError: if it leaves a trainable parameter out.
+    """
+    made = bind_optimizer(optimizer, model)
+    held = {id(p) for group in made.param_groups for p in group["params"]}
+    left_out = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left_out:
+        raise InputError(
+            f"the optimizer leaves out {left_out[0]!r} and {len(left_out) - 1} more trainable "
+            "parameters; set requires_grad=False on those that are not trained."
+        )
+    return made
+
+
+def optimizer_or_sgd(
+    optimizer: OptimizerFactory | Optimizer | None,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+) -> OptimizerFactory | Optimizer:
+    """Return the given optimizer, or a factory of SGD.
+
+    Args:
+        optimizer: of the user; None for SGD.
+        momentum: of SGD.
+        nesterov: whether it is Nesterov's.
+        weight_decay: of SGD.
+
+    Returns:
+        An optimizer or a factory of one.
+
+    Raises:
+        InputError: if options of SGD are given beside an optimizer.
+    """
+    if optimizer is None:
+        return sgd(1.0, momentum, nesterov, weight_decay)
+    if momentum or nesterov or weight_decay:
+        raise InputError(
+            "momentum, nesterov and weight_decay are options of the default SGD; an optimizer "
+            "has its own: leave them out."
+        )
+    return optimizer

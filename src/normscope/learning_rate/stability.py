@@ -1,0 +1,199 @@
+"""The definition of instability, and one short training run that tests for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normscope.problem.loss import is_squared_error
+from normscope.problem.problem import Problem
+from normscope.training import train
+
+__all__ = ["STEPS", "ShortRun", "growth_limit", "is_unstable", "is_unstable_loss", "short_run"]
+
+STEPS = 100
+"""Steps within which an instability counts."""
+_EARLY_STEPS = 20  # an instability within these is caused by the rate, not by the data order
+_CHECK_EVERY = 10  # steps between two checks for constant outputs
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """One short training run at a learning rate.
+
+    Args:
+        rate: the learning rate; of a ramp the last one.
+        order: seed of the data order.
+        unstable: whether the loss became non-finite or exceeded the limit.
+        steps: gradients taken; an unstable run ends at once.
+        worst: the largest loss divided by the first one; 1 if the first loss is not positive.
+        died: whether the network collapsed instead: its output is the same for every sample, as
+            behind units that are zero for all of them. Its loss then stays constant, which is
+            stable by the definition.
+    """
+
+    rate: float
+    order: int
+    unstable: bool
+    steps: int
+    worst: float
+    died: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run was unstable or the network collapsed."""
+        return self.unstable or self.died
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the run was unstable, but not in its first 20 steps.
+
+        A rate that breaks the first steps does so on nearly every data order. Later instabilities
+        depend on chance: one order breaks at a third of the rate at which another does.
+        """
+        return self.unstable and self.steps > _EARLY_STEPS
+
+    def _repr_html_(self) -> str:
+        from normscope.results.notebook import pairs_html
+
+        return pairs_html(vars(self), "One short run")
+
+
+def growth_limit(loss: object) -> float:
+    """Return the multiple of its first value above which a loss counts as unstable.
+
+    Args:
+        loss: as `Problem` holds it.
+
+    Returns:
+        3 for the squared error; 1.5 for the cross-entropy and all others, whose gradient is
+        bounded, so that they grow more slowly.
+
+    >>> growth_limit(nn.MSELoss()), growth_limit(nn.CrossEntropyLoss())
+    (3.0, 1.5)
+    """
+    return 3.0 if is_squared_error(loss) else 1.5
+
+
+def is_unstable_loss(loss: float, first: float, limit: float) -> bool:
+    """Return whether one loss of a training run is unstable.
+
+    Args:
+        loss: of a step.
+        first: of the first step; if it is not positive, only non-finite losses are unstable.
+        limit: of `growth_limit`.
+
+    >>> is_unstable_loss(1.6, 1.0, 1.5), is_unstable_loss(1.5, 1.0, 1.5)
+    (True, False)
+    >>> is_unstable_loss(math.nan, 0.0, 1.5)
+    True
+    """
+    return not math.isfinite(loss) or loss > limit * first > 0
+
+
+def short_run(
+    problem: Problem,
+    optimizer: Optimizer,
+    batch_size: int | None,
+    order: int,
+    steps: int = STEPS,
+    rate_at: Callable[[int], float] | None = None,
+) -> ShortRun:
+    """Train the problem's model in place until it is unstable or the steps are used up.
+
+    Args:
+        problem: a copy that may be trained, loss and data.
+        optimizer: of its parameters.
+        batch_size: samples per step; None: the batches of the data.
+        order: seed of the data order.
+        steps: largest number of gradients to take.
+        rate_at: learning rate by step, set on every parameter group; None: the optimizer's own.
+
+    Returns:
+        The outcome.
+    """
+    limit = growth_limit(problem.loss)
+    taken, first, worst, unstable, rate = 0, 0.0, 1.0, False, 0.0
+    running = train(problem, optimizer, steps, batch_size, order, divergence_factor=limit)
+    with closing(running), _CollapseCheck(problem.model) as collapse:
+        for step in running:
+            taken += 1
+            first = step.loss if taken == 1 else first
+            worst = max(worst, step.loss / first) if first > 0 else 1.0
+            if rate_at is not None:
+                for group in step.optimizer.param_groups:
+                    group["lr"] = rate_at(step.index)
+            rate = float(step.optimizer.param_groups[0]["lr"])
+            unstable = step.diverged
+            if unstable or collapse.check(step.index):
+                break
+    return ShortRun(rate, order, unstable, taken, worst, died=collapse.found)
+
+
+class _CollapseCheck:
+    """Detects that a model's outputs, which once differed between samples, became constant.
+
+    A forward hook keeps the last output, if it is a tensor with samples first.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._output: Tensor | None = None
+        self._has_differed, self._constant = False, 0
+        self.found = False
+
+    def __enter__(self) -> Self:
+        self._handle = self._model.register_forward_hook(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _keep(self, model: nn.Module, inputs: object, output: object) -> None:
+        self._output = output.detach() if isinstance(output, Tensor) else None
+
+    def check(self, index: int) -> bool:
+        """Check every tenth step; collapsed once outputs are constant at two checks in a row."""
+        output = self._output
+        if output is None or output.dim() == 0 or len(output) < 2 or index % _CHECK_EVERY:
+            return self.found
+        if bool((output != output[:1]).any()):
+            self._has_differed, self._constant = True, 0
+        elif self._has_differed:
+            self._constant += 1
+            self.found = self._constant == 2  # momentum may leave the first one again
+        return self.found
+
+
+def is_unstable(
+    problem: Problem, optimizer: Optimizer, batch_size: int | None = None, order: int = 0
+) -> bool:
+    """Return whether training is unstable at the optimizer's learning rate; trains the model.
+
+    The definition used throughout: within the first 100 steps the loss becomes non-finite or
+    exceeds 3 times (squared error) or 1.5 times (other losses) its first value. The stability
+    limit is the smallest such learning rate, to 5 %, in the median over three data orders.
+
+    Args:
+        problem: a copy that may be trained, loss and data.
+        optimizer: of its parameters.
+        batch_size: samples per step; None: the batches of the data.
+        order: seed of the data order.
+
+    Returns:
+        True as soon as it is unstable; False after 100 steps.
+
+    >>> import torch
+    >>> from normscope.training import sgd
+    >>> line = nn.Linear(1, 1, bias=False)
+    >>> problem = Problem(line, "squared_error", (torch.ones(2, 1), torch.full((2, 1), 9.0)))
+    >>> is_unstable(problem, sgd(2.1)(line.parameters()))  # curvature 1, so the limit is near 2
+    True
+    """
+    return short_run(problem, optimizer, batch_size, order).unstable

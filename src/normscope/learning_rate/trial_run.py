@@ -1,0 +1,344 @@
+"""Short trial runs: a few training steps from a start, without changing the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.learning_rate.stability import growth_limit
+from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, UpdateRule
+from normscope.problem.batch import Batch, copied
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.isolation import generators_of_model, seed_randomness, substituted
+from normscope.problem.loss import is_cross_entropy, known_loss
+from normscope.problem.parameters import parameter_layout
+from normscope.problem.problem import Problem
+
+__all__ = [
+    "DECREASED",
+    "TrialRun",
+    "TrialStart",
+    "gradient_on",
+    "leave_plateau",
+    "may_be_on_plateau",
+]
+
+Leaves: TypeAlias = tuple[Tensor, ...]  # the parameters, in the layout's order
+Gradients: TypeAlias = tuple[Tensor | None, ...]  # None where the loss does not depend on it
+
+DECREASED = 0.95
+"""Share of its first value on the same batch at which a loss counts as decreased."""
+
+
+class TrialStart:
+    """The start that several trial runs share: model, loss, batches and parameters.
+
+    Attributes:
+        gradients: number of gradients taken from here.
+
+    Args:
+        problem: model, loss and data; not changed.
+        batches: one for each step, in turn.
+        preconditioner: constant divisor of the steps; None: the optimizer's rule computes it.
+        seed: of dropout and noise.
+        point: parameters that differ from the current weights.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        batches: Sequence[Batch],
+        preconditioner: Preconditioner | None = None,
+        seed: int = 0,
+        point: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.problem, self.batches = problem, batches
+        self.preconditioner, self._seed = preconditioner, seed
+        self.layout = parameter_layout(problem.model)
+        self._problems = [Problem(problem.model, problem.loss, [batch]) for batch in batches]
+        self.placed = [problem.placed(batch) for batch in batches]
+        whole = Evaluator(self._problems[0], self.layout, "train", seed)
+        self._evaluator = whole.on(self._problems[0], point)
+        self._generators = generators_of_model(problem.model)
+        self._is_prepared = False
+        self.gradients = 0
+
+    def moved_to(self, number: int, point: Mapping[str, Tensor]) -> TrialStart:
+        """Return a start at another point, with the batches in turn from step ``number`` on."""
+        first = number % len(self.batches)
+        batches = [*self.batches[first:], *self.batches[:first]]
+        return TrialStart(self.problem, batches, self.preconditioner, self._seed, point)
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Isolate the model once for all trial runs inside.
+
+        Buffers are reset for every run; plain attributes that a forward pass changes are not.
+        """
+        with self.context(self._evaluator.leaves()):
+            self._is_prepared = True
+            try:
+                yield
+            finally:
+                self._is_prepared = False
+
+    def context(self, leaves: Leaves) -> AbstractContextManager[None]:
+        """Isolate the model, with these parameters, for first derivatives."""
+        if not self._is_prepared:
+            return self._evaluator.scene(leaves, twice=False)
+        model, point = self.problem.model, self._evaluator.point
+        # buffers are copied again: no run sees what another one changed
+        copies = {name: point[name].clone() for name, _ in model.named_buffers()}
+        return substituted(model, copies | dict(zip(self.layout.names, leaves, strict=True)))
+
+    @cached_property
+    def initial(self) -> tuple[Leaves, float, Gradients]:
+        """Parameters at the start, with loss and gradients of the first batch."""
+        leaves = self._evaluator.leaves()
+        with self.context(leaves):
+            return leaves, *self.loss_and_gradients(0, leaves)
+
+    @cached_property
+    def first_losses(self) -> list[float]:
+        """The loss of every batch at the start, by one forward pass each."""
+        losses = []
+        with self.context(self._evaluator.leaves()), torch.no_grad():
+            for batch in self.placed:
+                self._reseed()
+                losses.append(self.problem.loss_on(copied(batch)).item())
+        return losses
+
+    def _reseed(self) -> None:
+        """Use the same dropout and noise for every loss, so that losses can be compared."""
+        seed_randomness(self._seed, self.problem.device, self._generators)
+
+    def loss_and_gradients(self, number: int, leaves: Leaves) -> tuple[float, Gradients]:
+        """Return loss and gradients on the batch of a step; call it inside `context`."""
+        self.gradients += 1
+        self._reseed()
+        return _loss_and_gradients(self.problem, self.placed[number % len(self.placed)], leaves)
+
+    def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
+        """Return an evaluator on the batch of a step, at ``point`` (None: the start)."""
+        return self._evaluator.on(self._problems[number % len(self.batches)], point)
+
+
+class TrialRun:
+    """A run of a few steps on the batches in turn, by an optimizer's rule.
+
+    Attributes:
+        rate: the learning rate.
+        taken: steps so far.
+        leaves: the current parameters.
+        gradients: of the next batch, at the current parameters.
+
+    Args:
+        start: model, loss and batches.
+        rule: of the optimizer.
+        rate: the learning rate.
+        after: a run on the first batch alone, whose end is the start; None: the start itself.
+        first_only: whether every step is on the first batch.
+    """
+
+    def __init__(
+        self,
+        start: TrialStart,
+        rule: UpdateRule,
+        rate: float,
+        after: TrialRun | None = None,
+        first_only: bool = False,
+    ) -> None:
+        self._start, self.rate = start, rate
+        self._decay = 0.0
+        if start.preconditioner is not None:  # it divides weight decay in the gradient, too
+            self._decay = 0.0 if rule.decoupled else rule.weight_decay
+            rule = replace(rule, second_moment=None, weight_decay=rule.weight_decay - self._decay)
+        self._count = 1 if first_only else len(start.batches)
+        self.taken = 0
+        if after is None:
+            leaves, loss, self.gradients = start.initial
+            self._ratio = self._relative(loss)
+        else:
+            leaves, self.gradients, self._ratio = after.leaves, after.gradients, after._ratio
+        self.leaves: Leaves = tuple(each.detach().clone().requires_grad_() for each in leaves)
+        self._steps = [RuleSteps(rule) for _ in leaves]
+
+    @property
+    def _next(self) -> int:
+        """Index of the next batch."""
+        return self.taken % self._count
+
+    def evaluator(self) -> Evaluator:
+        """Return an evaluator at the current parameters, on the next batch."""
+        return self._start.evaluator(self._next, self.point)
+
+    @property
+    def point(self) -> dict[str, Tensor]:
+        """The current parameters by name."""
+        leaves = zip(self._start.layout.names, self.leaves, strict=True)
+        return {name: leaf.detach().clone() for name, leaf in leaves}
+
+    def outputs(self) -> Tensor | None:
+        """Return the model's outputs on the next batch; None with a `whole_loss`."""
+        start = self._start
+        if not start.problem.has_outputs:
+            return None
+        with start.context(self.leaves), torch.no_grad():
+            return start.problem.output_on(copied(start.placed[self._next]))
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the current loss is unstable, see `normscope.learning_rate.is_unstable`."""
+        return not self._ratio <= growth_limit(self._start.problem.loss)
+
+    def has_decreased(self, share: float = DECREASED) -> bool:
+        """Return whether the loss is at most this share of the first one on the same batch."""
+        return self._ratio <= share
+
+    def take(self, steps: int, until: float = -math.inf) -> TrialRun:
+        """Take steps as long as the loss is stable.
+
+        Args:
+            steps: largest number.
+            until: stop once the loss is at most this share of its first value.
+
+        Returns:
+            The run itself.
+        """
+        with self._start.context(self.leaves):
+            for _ in range(steps):
+                if self.is_unstable or self.has_decreased(until):
+                    break
+                self._step()
+        return self
+
+    def _step(self) -> None:
+        """Take one step; then compute loss and gradients on the next batch."""
+        with torch.no_grad():
+            moves = zip(self._steps, self.leaves, self._divided_gradients(), strict=True)
+            for steps, leaf, gradient in moves:
+                if gradient is not None:
+                    steps.apply(leaf, gradient, self.rate)
+        self.taken += 1
+        loss, self.gradients = self._start.loss_and_gradients(self._next, self.leaves)
+        self._ratio = self._relative(loss)
+
+    def _divided_gradients(self) -> Gradients:
+        """Return the gradients, divided by the constant preconditioner if there is one."""
+        scale, layout = self._start.preconditioner, self._start.layout
+        if scale is None:
+            return self.gradients
+        parts = zip(self.gradients, self.leaves, layout.split(scale.scale), strict=True)
+        return tuple(
+            None if gradient is None else gradient.add(leaf, alpha=self._decay) / part
+            for gradient, leaf, part in parts
+        )
+
+    def _relative(self, loss: float) -> float:
+        """Divide a loss by the first one of the same batch; 0 if that is not positive."""
+        first = self._start.first_losses[self._next]
+        if not math.isfinite(loss):
+            return math.nan
+        return loss / first if first > 0 else 0.0
+
+
+def gradient_on(evaluator: Evaluator, batch: Batch) -> Tensor:
+    """Return the gradient on one batch as a flat vector in the layout's order.
+
+    Args:
+        evaluator: model and loss at a point; not changed.
+        batch: of the problem's data.
+    """
+    placed = evaluator.problem.placed(batch)
+    leaves = evaluator.leaves()
+    with evaluator.scene(leaves, twice=False):
+        _, gradients = _loss_and_gradients(evaluator.problem, placed, leaves)
+    return evaluator.layout.join(gradients)
+
+
+def _loss_and_gradients(problem: Problem, batch: Batch, leaves: Leaves) -> tuple[float, Gradients]:
+    loss = problem.loss_on(copied(batch))  # a model may overwrite its input
+    return loss.item(), torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def leave_plateau(
+    start: TrialStart,
+    top_eigenvalue: float,
+    caution: float = 0.1,
+    decreased: float = DECREASED,
+    first_only: bool = False,
+) -> TrialRun | None:
+    """Run until the loss has begun to decrease.
+
+    A deep network with small weights gives nearly the same output for every sample. Its loss stays
+    on a plateau for tens of steps, flat in all directions but those of the last biases, until the
+    weights below have grown; then the curvature rises at once. Momentum 0.9 shortens this: while
+    the gradient keeps its direction, one step is worth ten of gradient descent.
+
+    Args:
+        start: model, loss and batches.
+        top_eigenvalue: at the start, positive, which bounds the learning rate.
+        caution: share of that bound to use: the curvature beyond the plateau is larger.
+        decreased: share of its first value at which a loss counts as decreased.
+        first_only: whether to use the first batch alone.
+
+    Returns:
+        The run that ended where the loss has decreased; None if it did not within 32 steps. A run
+        that becomes unstable is repeated at a quarter of its rate, twice at most.
+    """
+    rule = UpdateRule("SGD", momentum=0.9)
+    rate = caution * rule.largest_stable_rate(top_eigenvalue)
+    for attempt in range(3):
+        run = TrialRun(start, rule, rate / 4**attempt, first_only=first_only)
+        run.take(32, until=decreased)
+        if run.has_decreased(decreased):
+            return run
+        if not run.is_unstable:
+            return None
+    return None
+
+
+def may_be_on_plateau(problem: Problem, outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether a network may start on a plateau: its outputs hardly differ.
+
+    Args:
+        problem: for its loss.
+        outputs: of some samples, up to a constant.
+        targets: of the same samples.
+
+    Returns:
+        False if the outputs' standard deviation over samples exceeds 0.15 for the logits of a
+        cross-entropy, or 3 % of the targets' for a squared error (networks on a plateau have at
+        most 0.5 %; logits that small also precede a fast rise of the curvature). True for other
+        losses, and for targets that torch would broadcast.
+    """
+    if is_cross_entropy(problem.loss):
+        alike = 0.15
+        outputs = outputs.movedim(1, -1) if outputs.dim() > 2 else outputs  # classes last
+    elif known_loss(problem.loss, outputs, targets) is not None:  # squared error
+        alike = 0.03 * _deviation(_as_vectors(targets, outputs))
+    else:
+        return True
+    return not _deviation(outputs) > alike
+
+
+def _as_vectors(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Return targets in the shape of the outputs; labels as one-hot vectors."""
+    if targets.shape == outputs.shape:
+        return targets
+    return functional.one_hot(targets.long(), outputs.shape[-1])
+
+
+def _deviation(values: Tensor) -> float:
+    """Return the standard deviation over samples and positions, root mean square over entries."""
+    vectors = values.to(torch.float64)
+    vectors = vectors.unsqueeze(1) if vectors.dim() == 1 else vectors.flatten(0, -2)
+    return math.sqrt(torch.var(vectors, dim=0, correction=0).mean().item())
