@@ -44,8 +44,9 @@ class Recipe:
         measure: takes settings, ``store`` and ``progress``; returns the labelled numbers.
         claims: the paper's statements, judged by these numbers.
         figure: draws them in the paper's layout.
-        scales: settings of each scale that differ from the measurement's own defaults.
-        revision: to be raised when a change of the code changes the numbers.
+        scales: settings of each scale that differ from the defaults.
+        defaults: the settings with their defaults.
+        revision: raised when a change of the code changes the numbers.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Recipe:
     claims: Callable[[xr.Dataset], list[Claim]]
     figure: Callable[[xr.Dataset], Figure]
     scales: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Any]
     revision: int = 1
 
     def __call__(self, store: Store, progress: Progress, **settings: Any) -> xr.Dataset:
@@ -64,11 +66,6 @@ class Recipe:
     def summary(self) -> str:
         """The first line of the measurement's docstring."""
         return (inspect.getdoc(self.measure) or "").partition("\n")[0]
-
-    def defaults(self) -> dict[str, Any]:
-        """The measurement's settings with their own defaults."""
-        parameters = inspect.signature(self.measure).parameters.values()
-        return {each.name: each.default for each in parameters if each.name not in GIVEN}
 
     def settings(self, scale: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """All settings at a scale.
@@ -86,7 +83,7 @@ class Recipe:
         """
         if scale not in SCALES:
             raise unknown_name("scale", scale, SCALES)
-        known = self.defaults()
+        known = self.defaults
         for name, value in overrides.items():
             if name not in known:
                 raise unknown_name(f"setting of {self.name}", name, known)
@@ -141,6 +138,7 @@ def experiment(
     claims: Callable[[xr.Dataset], list[Claim]],
     figure: Callable[[xr.Dataset], Figure],
     scales: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, Any] | None = None,
     revision: int = 1,
 ) -> Callable[[Measurement], Measurement]:
     """Decorator: register a measurement as an experiment.
@@ -150,6 +148,7 @@ def experiment(
         claims: the paper's statements, judged by the measured numbers.
         figure: draws them.
         scales: for each of quick, small and paper the settings that differ from the defaults.
+        defaults: the settings with their defaults; by default those of the function's signature.
         revision: to be raised when a change of the code changes the numbers.
 
     Returns:
@@ -163,10 +162,17 @@ def experiment(
         raise InputError(f"experiment {name} has no settings for {', '.join(missing)}.")
 
     def register(measure: Measurement) -> Measurement:
-        EXPERIMENTS.register(name=name)(Recipe(name, measure, claims, figure, scales, revision))
+        own = _signature_defaults(measure) if defaults is None else defaults
+        recipe = Recipe(name, measure, claims, figure, scales, own, revision)
+        EXPERIMENTS.register(name=name)(recipe)
         return measure
 
     return register
+
+
+def _signature_defaults(measure: Measurement) -> dict[str, Any]:
+    parameters = inspect.signature(measure).parameters.values()
+    return {each.name: each.default for each in parameters if each.name not in GIVEN}
 
 
 def run(

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import xarray as xr
+from normscope.experiments.santurkar2018.figure1 import _claims as claims_of_figure1
 
 from normscope.experiments.santurkar2018 import activation_statements, statements
-from normscope.experiments.santurkar2018.figure1 import _claims as claims_of_figure1
-from normscope.experiments.santurkar2018.judge import compared, verdict
+from normscope.experiments.santurkar2018.judging import compared, verdict
 
 SEEDS, STEPS, LAYERS, UNITS, POINTS = 3, 8, 4, 2, 3
 SOURCE = "santurkar2018, a test"

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import xarray as xr
-
-from normscope.experiments.santurkar2018 import activation_statements, statements
 from normscope.experiments.santurkar2018.figure4 import _claims as claims_of_figure4
 from normscope.experiments.santurkar2018.figure6 import _claims as claims_of_figure6
 from normscope.experiments.santurkar2018.figure9 import _claims as claims_of_figure9
-from normscope.experiments.santurkar2018.judge import compared
-from normscope.experiments.santurkar2018.pooling import (
+
+from normscope.experiments.santurkar2018 import activation_statements, statements
+from normscope.experiments.santurkar2018.judging import (
     _median,
+    compared,
     geometric_mean,
     step_weights,
     weighted_mean,

@@ -14,7 +14,7 @@ import xarray as xr
 from normscope.errors import InputError
 from normscope.experiments.recipe import Progress, experiment
 from normscope.experiments.santurkar2018.deep_linear import LEARNING_RATE, deep_linear_trainings
-from normscope.experiments.santurkar2018.judge import spread, verdict
+from normscope.experiments.santurkar2018.judging import spread, verdict
 from normscope.experiments.santurkar2018.trainings import MOMENTS, trained
 from normscope.plots.training_curves import losses_by_rate
 from normscope.results import Claim, Store

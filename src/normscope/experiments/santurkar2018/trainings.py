@@ -1,8 +1,19 @@
-"""One training with the scope attached: the record that all figures of the paper are made from.
+r"""Trainings with probes attached: the records that all figures of the paper are made from.
 
 A figure asks for trainings and selects from them; a training that is in the store is not run again.
-So all figures of a network cost its trainings once, and a run that was cut off goes on with the
+So all figures of a network cost its trainings once, and an interrupted run resumes with the
 training that was under way.
+
+**The scale of the deep linear network's loss.** The paper minimizes ``|W_1 ... W_k x - A x|^2``
+with a learning rate of 1e-6 and does not say whether the loss is summed or averaged over the 1000
+samples and the 10 outputs. Gradient descent answers: dividing the loss by a number has the effect
+of dividing the learning rate by it, so 1e-6 is 1e-9 of the sum if the loss is a mean over samples,
+and 1e-10 if it is a mean over samples and outputs. Measured with seed 0, in squared error per
+sample: with the summed loss, 1e-6 takes the standard network from 130 to 44 in 300 steps and to 20,
+where it stays, in 1000; 1e-7 needs ten times as many, and 1e-5 diverges within 20 steps. At 1e-9
+all 10,000 steps lead only as far as ten of these, to 113, and at 1e-10 as far as one. So the loss
+is the sum: only then does it level off within the paper's 10,000 steps, and only then is 1e-6 near
+the largest stable learning rate of the standard network. `loss_scale` measures it.
 """
 
 from __future__ import annotations
@@ -10,49 +21,55 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor, nn
+from torch.nn import functional
 
-from normscope.experiments.recipe import Measurement, Progress
-from normscope.experiments.santurkar2018.curve import Curve
-from normscope.experiments.santurkar2018.networks import NETWORKS
-from normscope.probes import PROBES, Probe, Scope
 from normscope.problem.problem import Problem
+from normscope.data import Dataset, load
+from normscope.data.catalogue import DATASETS
+from normscope.experiments.recipe import Progress
+from normscope.problem.loss import Loss, cross_entropy
+from normscope.models import build
+from normscope.probes import PROBES, Probe, Scope
 from normscope.results import Store
-from normscope.training import sgd, train
+from normscope.training import evaluate, sgd, train
 
-__all__ = ["EVERYTHING", "MOMENTS", "Training", "named_like", "seeded", "trained"]
+__all__ = ["ALL_PROBES", "MOMENTS", "NETWORKS", "Curve", "Training", "run_trainings", "seeded"]
 
 RECORDS = "santurkar2018 training"
-REVISION = 1  # to be raised when a change of the code changes the numbers
+REVISION = 1  # raise it when a change of the code changes the numbers
 
 MOMENTS = ("activation_moments",)
-EVERYTHING = (
+ALL_PROBES = (
     *("loss_variation", "gradient_predictiveness", "effective_smoothness"),
     *("covariate_shift", "activation_moments"),
 )
-_UNITS, _BINS = 4, 24  # sampled of each layer, and of each unit's histogram
+_UNITS, _BINS = 4, 24  # units sampled per layer, and bins of each unit's histogram
+_CURVES = ("training_loss", "training_accuracy", "test_accuracy")
 
 
 @dataclass(frozen=True)
 class Training:
-    """All that decides a training and what is measured on it, but the seed.
+    """All settings of a training and its probes, except the seed.
 
     Args:
         network: "vgg" or "deep_linear".
         norm: its normalization.
         learning_rate: of plain gradient descent.
-        steps: updates.
-        measured: steps before whose update the probes look, and the accuracy is taken.
-        batch_size: samples of a step; None: all of them.
+        steps: number of updates.
+        measured: steps before whose update the probes and the accuracy are measured.
+        batch_size: samples per step; None for all of them.
         probes: names of the probes.
         distances: points on the gradient's ray, in multiples of the learning rate.
-        shift_every: at least so many steps from one measurement of the covariate shift, a pass
-            for every layer, to the next.
-        evaluated: samples of either split on which the accuracy is taken.
+        shift_every: least number of steps between measurements of the covariate shift, which
+            costs a pass for every layer.
+        evaluated: samples of either split on which the accuracy is measured.
         options: of the network and its data.
     """
 
@@ -62,7 +79,7 @@ class Training:
     steps: int
     measured: tuple[int, ...]
     batch_size: int | None = None
-    probes: tuple[str, ...] = EVERYTHING
+    probes: tuple[str, ...] = ALL_PROBES
     distances: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     shift_every: int = 1
     evaluated: int = 0
@@ -70,44 +87,157 @@ class Training:
 
     @property
     def label(self) -> str:
-        """For a person who waits."""
+        """Short description for progress messages."""
         return f"{self.network} {self.norm}, learning rate {self.learning_rate:g}"
 
 
-def trained(
-    trainings: Sequence[Training], seeds: Iterable[int], store: Store, progress: Progress
-) -> xr.Dataset:
-    """Trainings that differ in normalization or learning rate, from the store or run now.
+@dataclass(frozen=True)
+class Network:
+    """A network of the paper.
 
     Args:
-        trainings: every pair of their normalizations and learning rates once, or not at all.
+        build: returns the model of a training and a seed.
+        data: returns its data.
+        loss: the loss that the paper's learning rate refers to.
+    """
+
+    build: Callable[[Training, int], nn.Module]
+    data: Callable[[Training, int], Dataset]
+    loss: Loss
+
+
+def summed_squares(output: Tensor, target: Tensor) -> Tensor:
+    r"""Return the squared distance to the target, summed over outputs and samples.
+
+    .. math:: L = \sum_{i=1}^{m} \lVert f_i - y_i \rVert^2
+
+    Reference: santurkar2018, Appendix A.1.
+
+    Args:
+        output: (batch, outputs).
+        target: like the output.
+
+    Returns:
+        The loss, a scalar tensor.
+
+    >>> import torch
+    >>> summed_squares(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)).item()
+    5.0
+    """
+    return functional.mse_loss(output, target, reduction="sum")
+
+
+@lru_cache(maxsize=1)
+def _images(name: str) -> Dataset:
+    """Load the images once per process."""
+    return load(name)
+
+
+def _vgg_data(training: Training, seed: int) -> Dataset:
+    return _images(training.options["data"])
+
+
+def _vgg(training: Training, seed: int) -> nn.Module:
+    shape = tuple(_vgg_data(training, seed).train.x.shape[1:])
+    width = training.options["width"]
+    return build("vgg", norm=training.norm, seed=seed, input_shape=shape, width=width)
+
+
+def _deep_linear(training: Training, seed: int) -> nn.Module:
+    return build("deep_linear", norm=training.norm, seed=seed, depth=training.options["depth"])
+
+
+def _deep_linear_data(training: Training, seed: int) -> Dataset:
+    """Return data with a new matrix A and new inputs for every seed."""
+    samples = training.options["samples"]
+    return DATASETS["gaussian"](samples=samples, test_samples=1, seed=seed)
+
+
+NETWORKS = {
+    "vgg": Network(_vgg, _vgg_data, cross_entropy),
+    "deep_linear": Network(_deep_linear, _deep_linear_data, summed_squares),
+}
+
+
+class Curve:
+    """Training loss and accuracies at the measured steps and at the end.
+
+    Args:
+        data: training and test data.
+        loss: the training loss.
+        measured: the steps at which to record.
+        evaluated: samples of either split on which the accuracy is measured; 0 for none.
+    """
+
+    def __init__(self, data: Dataset, loss: Loss, measured: Sequence[int], evaluated: int) -> None:
+        self._due = frozenset(measured)
+        self._loss = loss
+        self._size = min(evaluated, len(data.train.x), len(data.test.x))
+        self._data = data
+        self._losses_since: list[float] = []
+        self._rows: dict[str, list[float]] = {name: [] for name in _CURVES}
+        self._last = (0, float("nan"))
+
+    def record(self, step: int, loss: float, model: nn.Module) -> None:
+        """Record a step's loss and, at a measured step, the accuracies."""
+        self._losses_since.append(loss)
+        self._last = (step, loss)
+        if step in self._due:
+            self._rows["training_loss"].append(float(np.mean(self._losses_since)))
+            self._losses_since = []
+            for name, split in (("training", self._data.train), ("test", self._data.test)):
+                self._rows[f"{name}_accuracy"].append(self._accuracy(model, *split))
+
+    def _accuracy(self, model: nn.Module, x: Tensor, y: Tensor) -> float:
+        if not self._size:
+            return float("nan")
+        part = (x[: self._size], y[: self._size])
+        found = evaluate(model, self._loss, part).accuracy
+        return float("nan") if found is None else found
+
+    def variables(self, model: nn.Module, diverged: bool) -> dict[str, Any]:
+        """Return the curves and the numbers at the end."""
+        curves = {name: ("step", np.array(values)) for name, values in self._rows.items()}
+        return {
+            **curves,
+            "final_loss": float("nan") if diverged else self._last[1],
+            "final_test_accuracy": self._accuracy(model, *self._data.test),
+            "updates_taken": self._last[0] + (not diverged),
+            "diverged": int(diverged),
+        }
+
+
+def run_trainings(
+    trainings: Sequence[Training], seeds: Iterable[int], store: Store, progress: Progress
+) -> xr.Dataset:
+    """Return trainings that differ in normalization or learning rate, from the store or run now.
+
+    Args:
+        trainings: each pair of their normalizations and learning rates at most once.
         seeds: each training is run with each.
         store: keeps one record for each training and seed.
-        progress: called with a label before each.
+        progress: called before each.
 
     Returns:
         The probes' variables over (norm, learning_rate, seed, step, ...); ``training_loss`` (the
         mean of the steps since the last measured one), ``training_accuracy`` and
         ``test_accuracy`` over step too; ``final_loss``, ``final_test_accuracy`` and
-        ``updates_taken`` without it. Not a number after a divergence.
+        ``updates_taken`` without it. NaN after a divergence.
     """
     seeds = list(seeds)
     by_rate: dict[float, dict[str, xr.Dataset]] = {}
     for place, training in enumerate(trainings):
-        runs: list[xr.Dataset] = []
+        runs: dict[int, xr.Dataset] = {}
         for seed in seeds:
             done = f"{place * len(seeds) + len(runs)} of {len(trainings) * len(seeds)}"
             progress(f"{training.label}, seed {seed}, {done} trainings done")
-            runs.append(_record(training, seed, store))
-        aligned = [_aligned(run, training) for run in runs]
-        by_rate.setdefault(training.learning_rate, {})[training.norm] = _along(
-            "seed", dict(zip(seeds, aligned, strict=True))
-        )
+            runs[seed] = _aligned(_record(training, seed, store), training)
+        by_rate.setdefault(training.learning_rate, {})[training.norm] = _along("seed", runs)
     return _along("learning_rate", {rate: _along("norm", runs) for rate, runs in by_rate.items()})
 
 
 def _along(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
-    """Datasets side by side along a new dimension; not a number where one of them has no value."""
+    """Concatenate datasets along a new dimension; NaN where one of them has no value."""
     labels = xr.Variable(dimension, list(parts))
     return xr.concat(
         list(parts.values()),
@@ -121,24 +251,22 @@ def _along(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
 
 
 def _record(training: Training, seed: int, store: Store) -> xr.Dataset:
-    parameters = {key: _plain(value) for key, value in asdict(training).items()}
-
-    def run() -> xr.Dataset:
-        return _run(training, seed)
-
-    return store.compute(RECORDS, parameters, seed, run, REVISION, diverged=_has_diverged)
-
-
-def _has_diverged(record: xr.Dataset) -> bool:
-    return bool(record["diverged"] == 1)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    parameters = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(training).items()
+    }
+    return store.compute(
+        RECORDS,
+        parameters,
+        seed,
+        lambda: _run(training, seed),
+        REVISION,
+        diverged=lambda record: bool(record["diverged"] == 1),
+    )
 
 
 def _aligned(record: xr.Dataset, training: Training) -> xr.Dataset:
-    """The record over all steps that were to be measured, also after a divergence."""
+    """Return the record over all steps that were to be measured, also after a divergence."""
     steps = np.array(training.measured, dtype=np.int64)
     return record.drop_vars("seed", errors="ignore").reindex(step=steps)
 
@@ -163,7 +291,7 @@ def _run(training: Training, seed: int) -> xr.Dataset:
         ) as scope,
     ):
         for step in train(problem, optimizer, training.steps, training.batch_size, seed):
-            curve.see(step.index, step.loss, model)
+            curve.record(step.index, step.loss, model)
             scope.step(*step.batch)
             diverged = step.diverged
     measured = scope.results.drop_vars(("channel", "learning_rate"), errors="ignore")
@@ -180,7 +308,7 @@ def _probes(training: Training) -> list[Probe]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's global random numbers from a seed; afterwards they go on as before.
+    """Seed torch's global generator inside the context; restore its state on exit.
 
     Args:
         seed: of the noise of noisy layers.
@@ -191,10 +319,3 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-def named_like(measure: Measurement, select: Callable[..., xr.Dataset]) -> Measurement:
-    """The measurement under the selection's name and with its docstring."""
-    measure.__name__, measure.__doc__ = select.__name__, select.__doc__
-    measure.__module__, measure.__qualname__ = select.__module__, select.__qualname__
-    return measure

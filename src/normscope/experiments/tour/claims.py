@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.santurkar2018.judge import compared, spread
-from normscope.experiments.santurkar2018.statements import NAMES, is_smoother, shifts_no_less
+from normscope.experiments.santurkar2018.claims import NAMES, is_smoother, shifts_no_less
+from normscope.experiments.santurkar2018.judging import compared, spread
 from normscope.experiments.tour.diagram import diagram_part
 from normscope.experiments.tour.findings_of_theory import statement_counts
 from normscope.experiments.wei2018.phase_diagram import agreement
