@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from normscope.data import gaussian_inputs
-from normscope.experiments.yang2019.explosion import growth_per_layer
-from normscope.experiments.yang2019.explosion_claims import INPUTS, REFERENCE
-from normscope.experiments.yang2019.growth import batch_growth, layer_growth, residual_growth
-from normscope.experiments.yang2019.stack import Stack, squared_gradients
+from normscope.experiments.yang2019.explosion import INPUTS, REFERENCE, growth_per_layer
+from normscope.experiments.yang2019.growth import (
+    Stack,
+    batch_growth,
+    layer_growth,
+    residual_growth,
+    squared_gradients,
+)
 
 LIMIT = math.pi / (math.pi - 1)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from normscope.experiments.santurkar2018.networks import summed_squares
 
 from normscope.data.gaussian import gaussian
 from normscope.experiments import EXPERIMENTS, run
+from normscope.experiments.santurkar2018.trainings import summed_squares
 from normscope.models import build
 from normscope.problem.problem import Problem
 from normscope.training import Outcome, fit, sgd

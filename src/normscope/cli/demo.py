@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normscope.experiments import Result
-    from normscope.experiments.tour.kept import Record
+    from normscope.experiments.tour.record import Record
 
 _UNFINISHED = "demo-unfinished.sqlite"
 
@@ -40,13 +40,13 @@ def demo(
     from normscope.cli.output import progress
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
-    from normscope.experiments.tour.kept import record_of, seconds_in_store, with_record
+    from normscope.experiments.tour.record import record_of, seconds_in_store, with_record
     from normscope.results import Store
 
     check_folder(out, "files")
     recipe = EXPERIMENTS["tour"]
     overrides: dict[str, object] = {} if seed is None else {"seed": seed}
-    overrides |= device_setting("demo", recipe.defaults(), device)
+    overrides |= device_setting("demo", recipe.defaults, device)
     settings = recipe.settings(scale, overrides)  # refuse before anything is written
     out.mkdir(parents=True, exist_ok=True)
     kept = out / _UNFINISHED

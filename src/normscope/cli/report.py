@@ -79,8 +79,8 @@ def _page(numbers: xr.Dataset) -> Report | None:
     """The page of a demo's numbers; None of any others."""
     if "theory_says" not in numbers:  # before anything heavy is loaded
         return None
-    from normscope.experiments.tour.kept import is_tour
     from normscope.experiments.tour.page import tour_report
+    from normscope.experiments.tour.record import is_tour
 
     if not is_tour(numbers):
         return None

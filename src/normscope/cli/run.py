@@ -90,4 +90,4 @@ def _overrides(
         if "seed" in found:
             raise InputError("the seed is given twice; leave out --seed or --set seed=.")
         found["seed"] = seed
-    return found | device_setting(recipe.name, recipe.defaults(), device)
+    return found | device_setting(recipe.name, recipe.defaults, device)

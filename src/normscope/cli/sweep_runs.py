@@ -74,7 +74,7 @@ class Request:
             return {field.name for field in fields(Training)}
         from normscope.experiments import EXPERIMENTS
 
-        return set(EXPERIMENTS[self.name].defaults())
+        return set(EXPERIMENTS[self.name].defaults)
 
     def planned(self) -> tuple[Work, Sequence[Unit], Diagram | None]:
         """The work, its units, and for a phase diagram the plan that they come from."""

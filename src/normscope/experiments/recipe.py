@@ -18,20 +18,20 @@ import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.experiments.result import Result
+from normscope.progress import ProgressCallback, ignore_progress
 from normscope.registry import Registry, unknown_name
 from normscope.results import Claim, Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENTS", "LARGEST_SEED", "SCALES", "Progress", "Recipe", "experiment", "run"]
+__all__ = ["EXPERIMENTS", "LARGEST_SEED", "SCALES", "Recipe", "experiment", "run"]
 
 SCALES = ("quick", "small", "paper")
 """How large an experiment is run."""
 LARGEST_SEED = 2**31 - 2**20  # the numbers' files hold 32 bits, and further seeds follow it
 GIVEN = ("store", "progress")  # arguments of a measurement that are no settings
 
-Progress = Callable[[str], None]
 Measurement = Callable[..., xr.Dataset]  # its settings, ``store`` and ``progress`` by keyword
 
 
@@ -57,7 +57,7 @@ class Recipe:
     defaults: Mapping[str, Any]
     revision: int = 1
 
-    def __call__(self, store: Store, progress: Progress, **settings: Any) -> xr.Dataset:
+    def __call__(self, store: Store, progress: ProgressCallback, **settings: Any) -> xr.Dataset:
         """Measure with these settings; what the store computes is of this revision."""
         with store.revised(self.revision):
             return self.measure(store=store, progress=progress, **settings)
@@ -180,7 +180,7 @@ def run(
     scale: str = "quick",
     *,
     store: Store | None = None,
-    progress: Progress = lambda label: None,
+    progress: ProgressCallback = ignore_progress,
     **overrides: Any,
 ) -> Result:
     """Run an experiment: measure, judge the paper's claims, be ready to draw.
@@ -190,7 +190,7 @@ def run(
         scale: quick (seconds, embedded data), small (minutes, real data) or paper.
         store: keeps finished trainings: a run that was cut off goes on, and experiments that need
             the same trainings share them. None: kept in memory for this call.
-        progress: called with a label before each part.
+        progress: receives an event before each part.
         **overrides: settings that differ from the scale's.
 
     Returns:

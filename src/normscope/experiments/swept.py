@@ -10,6 +10,7 @@ import xarray as xr
 
 from normscope.errors import InputError
 from normscope.experiments.recipe import EXPERIMENTS
+from normscope.progress import ignore_progress
 from normscope.results import Store
 from normscope.sweeps import Cell, Unit, Work, grid_cells
 
@@ -30,7 +31,7 @@ def run_cells(name: str, cells: Sequence[Cell]) -> list[xr.Dataset]:
     for cell in cells:
         with Store(":memory:") as store:
             settings = {**cell.parameters, "seed": cell.seed}
-            found.append(EXPERIMENTS[name](store, lambda label: None, **settings))
+            found.append(EXPERIMENTS[name](store, ignore_progress, **settings))
     return found
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from normscope.experiments.kohler2018 import halfspace, mlp, ols
-from normscope.experiments.kohler2018.halfspace_claims import halfspace_claims
-from normscope.experiments.kohler2018.mlp_claims import mlp_claims
+from normscope.experiments.kohler2018.halfspace import halfspace_claims
+from normscope.experiments.kohler2018.mlp import mlp_claims
 from normscope.experiments.kohler2018.problems import moments
 from normscope.experiments.recipe import Recipe
 from normscope.experiments.result import Result

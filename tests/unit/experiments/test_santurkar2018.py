@@ -7,12 +7,20 @@ import xarray as xr
 
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.santurkar2018 import trainings
-from normscope.experiments.santurkar2018.both import beside, linear_part
-from normscope.experiments.santurkar2018.deep_linear import DISTANCES as LINEAR_DISTANCES
-from normscope.experiments.santurkar2018.deep_linear import measured_steps
-from normscope.experiments.santurkar2018.networks import summed_squares
-from normscope.experiments.santurkar2018.trainings import MOMENTS, RECORDS, Training, trained
-from normscope.experiments.santurkar2018.vgg import DISTANCES
+from normscope.experiments.santurkar2018.measurements import (
+    LINEAR_DISTANCES,
+    VGG_DISTANCES,
+    beside,
+    linear_part,
+    measured_steps,
+)
+from normscope.experiments.santurkar2018.trainings import (
+    MOMENTS,
+    RECORDS,
+    Training,
+    run_trainings,
+    summed_squares,
+)
 from normscope.models import build
 from normscope.problem.problem import Problem
 from normscope.results import State, Store
@@ -54,7 +62,7 @@ def test_paper_scale_is_the_papers(name):
 
 
 def test_distances_span_the_papers_ranges():
-    assert (DISTANCES[0], DISTANCES[-1]) == (0.5, 4.0)
+    assert (VGG_DISTANCES[0], VGG_DISTANCES[-1]) == (0.5, 4.0)
     assert (LINEAR_DISTANCES[0], LINEAR_DISTANCES[-1]) == (0.01, 30.0)
 
 
@@ -75,7 +83,7 @@ def test_figures_share_their_trainings():
 
 def test_interrupted_run_goes_on_with_the_training_under_way(tmp_path, monkeypatch):
     asked = [linear("none"), linear("batch")]
-    whole = trained(asked, [0, 1], Store(":memory:"), quiet)
+    whole = run_trainings(asked, [0, 1], Store(":memory:"), quiet)
     original, calls = trainings.Scope.step, []
 
     def stops_once(self, *batch):
@@ -86,10 +94,10 @@ def test_interrupted_run_goes_on_with_the_training_under_way(tmp_path, monkeypat
 
     monkeypatch.setattr(trainings.Scope, "step", stops_once)
     with Store(tmp_path / "runs.sqlite") as store, pytest.raises(KeyboardInterrupt):
-        trained(asked, [0, 1], store, quiet)
+        run_trainings(asked, [0, 1], store, quiet)
     with Store(tmp_path / "runs.sqlite") as store:
         assert store.counts(RECORDS)[State.FINISHED] == 2
-        resumed = trained(asked, [0, 1], store, quiet)
+        resumed = run_trainings(asked, [0, 1], store, quiet)
         attempts = sorted(record.attempts for record in store.select(RECORDS))
     assert attempts == [1, 1, 1, 2]
     assert len(calls) == 30 + 2 * 12
@@ -134,8 +142,8 @@ def test_mean_loss_trains_as_the_sum_with_the_rate_divided():
 
 def test_probes_leave_the_training_as_it_is():
     with Store(":memory:") as store:
-        watched = trained([linear("batch")], [0], store, quiet)
-        alone = trained([linear("batch", probes=MOMENTS, measured=(0,))], [0], store, quiet)
+        watched = run_trainings([linear("batch")], [0], store, quiet)
+        alone = run_trainings([linear("batch", probes=MOMENTS, measured=(0,))], [0], store, quiet)
     assert watched["final_loss"].item() == alone["final_loss"].item()
 
 
@@ -144,14 +152,14 @@ def test_noise_of_a_training_comes_from_its_seed():
     for before in (1, 2):
         torch.manual_seed(before)
         noisy = linear("noisy", probes=MOMENTS, measured=(0,), steps=3)
-        ends.append(trained([noisy], [0], Store(":memory:"), quiet)["final_loss"].item())
+        ends.append(run_trainings([noisy], [0], Store(":memory:"), quiet)["final_loss"].item())
     assert np.isfinite(ends[0])
     assert ends[0] == ends[1]
 
 
 def test_divergence_is_a_result_with_holes():
     with Store(":memory:") as store:
-        results = trained([linear(rate=1.0), linear(rate=1e-6)], [0], store, quiet)
+        results = run_trainings([linear(rate=1.0), linear(rate=1e-6)], [0], store, quiet)
         counts = store.counts(RECORDS)
     assert (counts[State.DIVERGED], counts[State.FINISHED]) == (1, 1)
     assert results["training_loss"].sel(learning_rate=1e-6).notnull().all()

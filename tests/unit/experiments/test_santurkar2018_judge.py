@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import xarray as xr
-from normscope.experiments.santurkar2018.figure1 import _claims as claims_of_figure1
 
-from normscope.experiments.santurkar2018 import activation_statements, statements
+from normscope.experiments.santurkar2018 import claims as statements
+from normscope.experiments.santurkar2018.figures import figure1_claims as claims_of_figure1
 from normscope.experiments.santurkar2018.judging import compared, verdict
 
 SEEDS, STEPS, LAYERS, UNITS, POINTS = 3, 8, 4, 2, 3
@@ -55,10 +55,8 @@ JUDGES = {
         statements.predicts_better(data, "batch", SOURCE, "net", True)
     ],
     "shifts_no_less": lambda data: statements.shifts_no_less(data, SOURCE, "net"),
-    "changes_moments_more": lambda data: activation_statements.changes_moments_more(
-        data, "batch", SOURCE
-    ),
-    "drifts_more": lambda data: [activation_statements.drifts_more(data, "batch", SOURCE)],
+    "changes_moments_more": lambda data: statements.changes_moments_more(data, "batch", SOURCE),
+    "drifts_more": lambda data: [statements.drifts_more(data, "batch", SOURCE)],
 }
 
 

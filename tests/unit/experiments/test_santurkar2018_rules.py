@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import xarray as xr
-from normscope.experiments.santurkar2018.figure4 import _claims as claims_of_figure4
-from normscope.experiments.santurkar2018.figure6 import _claims as claims_of_figure6
-from normscope.experiments.santurkar2018.figure9 import _claims as claims_of_figure9
 
-from normscope.experiments.santurkar2018 import activation_statements, statements
+from normscope.experiments.santurkar2018 import claims as statements
+from normscope.experiments.santurkar2018.figures import figure4_claims as claims_of_figure4
+from normscope.experiments.santurkar2018.figures import figure6_claims as claims_of_figure6
+from normscope.experiments.santurkar2018.figures import figure9_claims as claims_of_figure9
 from normscope.experiments.santurkar2018.judging import (
     _median,
     compared,
@@ -188,7 +188,7 @@ def test_drift_is_the_distance_of_normal_distributions():
     mean = curves([[[0]], [[3]], [[3]]], [[[0]], [[4]], [[4]]], None, of_unit)
     variance = curves([[[1]], [[25]], [[25]]], [[[1]], [[1]], [[1]]], None, of_unit)
     data = xr.Dataset({"activation_mean": mean, "activation_variance": variance})
-    claim = activation_statements.drifts_more(data, "batch", SOURCE)
+    claim = statements.drifts_more(data, "batch", SOURCE)
     assert claim.measured == "standard 4, BatchNorm 5; 1 of 1 seeds"
 
 
@@ -196,7 +196,7 @@ def test_drift_leaves_out_the_step_it_starts_from():
     """Medians of 1 and 9, of 3 and 3; with the start's zero 1 and 3, which would turn it."""
     mean = curves([[[0]], [[1]], [[9]]], [[[0]], [[3]], [[3]]], None, ("layer", "unit"))
     data = xr.Dataset({"activation_mean": mean, "activation_variance": xr.ones_like(mean)})
-    claim = activation_statements.drifts_more(data, "batch", SOURCE)
+    claim = statements.drifts_more(data, "batch", SOURCE)
     assert claim.measured == "standard 3, BatchNorm 5; 1 of 1 seeds"
 
 
@@ -204,7 +204,7 @@ def test_changes_of_moments_are_medians():
     of_unit = ("layer", "unit")
     change = curves([[[1, 9]], [[2, 8]], [[9, 9]]], [[[5, 5]]] * 3, None, of_unit)
     names = ("activation_mean_change", "activation_variance_change")
-    claims = activation_statements.changes_moments_more(
+    claims = statements.changes_moments_more(
         xr.Dataset(dict.fromkeys(names, change)), "batch", SOURCE
     )
     assert {claim.measured for claim in claims} == {"standard 5, BatchNorm 8.5; 1 of 1 seeds"}

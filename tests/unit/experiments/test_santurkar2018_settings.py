@@ -9,14 +9,15 @@ from normscope.data import Dataset
 from normscope.data.dataset import Split
 from normscope.errors import InputError
 from normscope.experiments.santurkar2018 import loss_scale as scale
-from normscope.experiments.santurkar2018.curve import Curve
-from normscope.experiments.santurkar2018.deep_linear import deep_linear_trainings
-from normscope.experiments.santurkar2018.figure6 import figure6
-from normscope.experiments.santurkar2018.figure8 import figure8
-from normscope.experiments.santurkar2018.networks import NETWORKS
-from normscope.experiments.santurkar2018.shape import normalized_layers
-from normscope.experiments.santurkar2018.trainings import EVERYTHING, MOMENTS, seeded
-from normscope.experiments.santurkar2018.vgg import vgg_trainings
+from normscope.experiments.santurkar2018.figures import figure6, figure8, normalized_layers
+from normscope.experiments.santurkar2018.measurements import deep_linear_trainings, vgg_trainings
+from normscope.experiments.santurkar2018.trainings import (
+    ALL_PROBES,
+    MOMENTS,
+    NETWORKS,
+    Curve,
+    seeded,
+)
 from normscope.problem.loss import cross_entropy
 from normscope.results import Store
 
@@ -42,7 +43,7 @@ def test_only_digits_are_looked_at_in_three_points_of_the_ray():
 
 def test_landscape_is_measured_at_the_papers_rate():
     probes = {each.learning_rate: each.probes for each in on_images(rates=(0.1, 0.5))}
-    assert probes == {0.1: EVERYTHING, 0.5: MOMENTS}
+    assert probes == {0.1: ALL_PROBES, 0.5: MOMENTS}
 
 
 def test_deep_linear_network_trains_as_the_paper_says():
@@ -150,7 +151,7 @@ def test_curve_notes_means_of_losses_and_accuracies_of_their_own_split():
     splits = (Split(x, torch.tensor(labels)) for labels in ([0, 0, 0, 1], [0, 1, 1, 1]))
     curve = Curve(Dataset("four", *splits), cross_entropy, (0, 2), evaluated=4)
     for step, loss in enumerate((5.0, 3.0, 2.0, 1.0)):
-        curve.see(step, loss, First())
+        curve.record(step, loss, First())
     found = curve.variables(First(), diverged=False)
     assert found["training_loss"][1].tolist() == [5.0, 2.5]
     assert found["training_accuracy"][1].tolist() == [0.75, 0.75]

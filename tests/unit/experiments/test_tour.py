@@ -1,23 +1,19 @@
 """The tour at quick scale: one run serves all tests."""
 
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
-from normscope.cli.output import Lines
 from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
 from normscope.experiments.tour.headlines import findings, question
-from normscope.experiments.tour.kept import is_tour, record_of, seconds_in_store, with_record
-from normscope.experiments.tour.limits import training
-from normscope.experiments.tour.net import LOSS, Net
-from normscope.experiments.tour.pace import SHARES, Pace, all_shares
 from normscope.experiments.tour.page import tour_report
+from normscope.experiments.tour.parts import LOSS, Net, training
+from normscope.experiments.tour.record import is_tour, record_of, seconds_in_store, with_record
 from normscope.experiments.tour.summary import (
     HEADS,
     LEGEND,
@@ -25,6 +21,7 @@ from normscope.experiments.tour.summary import (
     summary_rows,
     summary_table,
 )
+from normscope.experiments.tour.tour import COSTS, WeightedProgress, total_cost
 from normscope.learning_rate import max_learning_rate
 from normscope.models import build
 from normscope.results import Store
@@ -33,13 +30,13 @@ SETTINGS = EXPERIMENTS["tour"].settings("quick", {})
 
 
 @pytest.fixture(scope="module")
-def told():
+def events():
     return []
 
 
 @pytest.fixture(scope="module")
-def result(told):
-    return run("tour", progress=told.append)
+def result(events):
+    return run("tour", progress=events.append)
 
 
 @pytest.fixture(scope="module")
@@ -47,85 +44,31 @@ def results(result):
     return result.dataset
 
 
-DONE = re.compile(r"(\d+) % done; ([a-z ]+): ")
-
-
-def test_progress_tells_how_much_of_the_tour_is_done(result, told):
-    found = [DONE.match(text).groups() for text in told]
-    done, kinds = [int(share) for share, _ in found], [kind for _, kind in found]
-    assert [kind for kind in SHARES if kind not in kinds] == []
+def test_progress_counts_every_part_by_its_cost(result, events):
+    kinds = [event.stage.partition(":")[0] for event in events]
+    assert [kind for kind in COSTS if kind not in kinds] == []
+    done = [event.done for event in events]
     assert done[0] == 0
     assert done == sorted(done)
-    whole = all_shares(len(SETTINGS["norms"]), SETTINGS["seeds"])
-    last = 100 * (whole - SHARES["phase diagram"]) // whole  # nothing else is left over then
-    assert done[kinds.index("phase diagram")] == last
-    assert done[-1] < 100
-    assert not any(", " in text for text in told)  # a log would take it for a part's name
+    whole = total_cost(len(SETTINGS["norms"]), SETTINGS["seeds"])
+    assert {event.total for event in events} == {whole}
+    assert done[kinds.index("phase diagram")] == whole - COSTS["phase diagram"]  # the last part
+    assert done[-1] < whole
 
 
-def test_tour_that_goes_on_says_how_many_parts_it_found():
-    told = []
-    pace = Pace(told.append, 5 * SHARES["depth"])
-    for is_stored in (True, True, False, True):
-        with pace.part("depth", "batch", "seed 0") as tell:
+def test_parts_found_in_a_store_count_as_kept():
+    events = []
+    weighted = WeightedProgress(events.append, 5 * COSTS["landscape"])
+    for seed, is_stored in enumerate((True, True, False, True, False)):
+        with weighted.part("landscape", f"batch, seed {seed}") as send:
             if not is_stored:
-                tell("")
-    with pace.part("depth", "batch", "seed 1") as tell:
-        tell("")
-    assert told == [
-        "40 % done (2 parts kept: 40 %); depth: batch; seed 0",
-        "80 % done (3 parts kept: 60 %); depth: batch; seed 1",
+                send("step 1")
+    cost = COSTS["landscape"]
+    assert [(event.done, event.kept) for event in events] == [
+        (2 * cost, 2 * cost),
+        (4 * cost, 3 * cost),
     ]
-
-
-def test_time_left_is_sane_whether_or_not_parts_are_in_a_store(capsys):
-    now = [0.0]
-    log = Lines("demo", None, lambda: now[0])
-    pace = Pace(log.tell, 10 * 18 + 10 * 2)
-    for number in range(10):  # five of them are there already, and take no time
-        with pace.part("learning rate", "batch", f"seed {number}") as tell:
-            for each in range(9) if number > 4 else ():
-                tell(f"run {each}")
-                now[0] += 4.0
-                log.look()
-    for number in range(10):
-        with pace.part("training", "batch", f"seed {number}") as tell:
-            tell("")
-            now[0] += 4.0
-            log.look()
-    lines = capsys.readouterr().err.splitlines()
-    left = re.compile(r"\((\d+) s, about (\d+) s left\)$")
-    told = [tuple(map(int, found.groups())) for line in lines if (found := left.search(line))]
-    assert len(told) > 5
-    assert "45 % done (5 parts kept: 45 %)" in lines[0]
-    for seconds, rest in told:
-        assert (220 - seconds) / 2 <= rest <= 2 * (220 - seconds)
-
-
-def test_parts_found_between_computed_ones_take_no_time():
-    """A store of the first seed, then a tour of three: every third part is there."""
-    now, left, told = [0.0], [], []
-    log = Lines("demo", None, lambda: now[0])
-
-    def note(text):
-        log.tell(text)
-        told.append(text.split("; ")[0])
-        left.append(log._left.seconds)
-
-    pace = Pace(note, 9 * SHARES["landscape"])
-    for norm in ("none", "batch", "layer"):
-        for seed in range(3):
-            with pace.part("landscape", norm, f"seed {seed}") as tell:
-                if seed:
-                    tell("")
-                    now[0] += 30.0
-    assert told[1::2] == [
-        "22 % done (1 part kept: 11 %)",
-        "55 % done (2 parts kept: 22 %)",
-        "88 % done (3 parts kept: 33 %)",
-    ]
-    # what is known to be left: seven, five, four, two and one part
-    assert left[1:] == pytest.approx([210.0, 150.0, 120.0, 60.0, 30.0], abs=3)
+    assert (events[0].stage, events[0].detail) == ("landscape: batch, seed 2", "step 1")
 
 
 def test_limit_is_the_advisors_on_the_same_net(results):
@@ -258,7 +201,7 @@ def test_findings_are_a_few_short_sentences_with_numbers(results):
 
 def test_report_has_a_section_for_each_part_with_its_picture(result):
     report = tour_report(with_record(result, "normscope demo"))
-    assert list(report.findings) == findings(result.dataset)
+    assert list(report.combine) == findings(result.dataset)
     assert len(report.sections) == len(STORIES) + 1
     assert [len(section.pictures) for section in report.sections] == [*[1] * len(STORIES), 0]
     assert all(picture.text for section in report.sections for picture in section.pictures)

@@ -6,19 +6,18 @@ import xarray as xr
 
 from normscope.experiments.tour.findings import (
     about_curvature,
-    about_landscape,
-    about_shift,
-)
-from normscope.experiments.tour.findings_of_limits import about_limits, about_training
-from normscope.experiments.tour.findings_of_theory import (
     about_depth,
     about_diagram,
+    about_landscape,
+    about_limits,
+    about_shift,
     about_theorems,
+    about_training,
 )
 from normscope.experiments.tour.headlines import findings
+from normscope.experiments.tour.page import tables_of
 from normscope.experiments.tour.summary import LEGEND
-from normscope.experiments.tour.tables import tables_of
-from normscope.experiments.tour.words import contrast
+from normscope.experiments.tour.wording import contrast
 
 CELL = ("norm", "seed")
 

@@ -10,17 +10,18 @@ import xarray as xr
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.experiments import run
 from normscope.experiments.recipe import EXPERIMENTS
-from normscope.experiments.yang2019.explosion import growth_per_layer
-from normscope.experiments.yang2019.explosion_claims import explosion_claims
+from normscope.experiments.yang2019.explosion import explosion_claims, growth_per_layer
 from normscope.experiments.yang2019.growth import (
+    ARCHITECTURES,
+    Stack,
     _averages,
     _relu_averages,
     batch_growth,
     residual_growth,
     spread,
+    squared_gradients,
 )
-from normscope.experiments.yang2019.stack import ARCHITECTURES, Stack, squared_gradients
-from normscope.experiments.yang2019.trainability_claims import trainability_claims
+from normscope.experiments.yang2019.trainability import trainability_claims
 from normscope.results import Store
 
 TINY = {

@@ -1,4 +1,4 @@
-"""A hidden tanh layer: each unit's bound, and where the claim of alignment holds."""
+"""What the article says of networks with a hidden layer, and what is true of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,82 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from normscope.decoupled import HiddenUnits, Options, SignedDesign, margin_loss, train_units
-from normscope.experiments.kohler2018.mlp_claims import mlp_claims
 from normscope.experiments.kohler2018.problems import Moments, moments, stacked
-from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.recipe import experiment
 from normscope.plots.convergence import units_figure
-from normscope.results import Store
+from normscope.progress import Progress, ProgressCallback
+from normscope.results import Claim, Store
 
-__all__ = ["coupling", "joint_minimum", "mlp"]
+__all__ = ["coupling", "joint_minimum", "mlp", "mlp_claims"]
+
+ARTICLE = "article on batch normalization (kohler2018), multilayer perceptrons"
+ROUNDING = 1e-26  # of a squared gradient
+
+
+def mlp_claims(results: xr.Dataset) -> list[Claim]:
+    """The article's statements on hidden units, as printed and as they hold.
+
+    Args:
+        results: as the experiment returns them.
+
+    Returns:
+        The claims.
+    """
+    return [_bound(results), _ends_on_line(results), _printed(results), _singular(results)]
+
+
+def _bound(results: xr.Dataset) -> Claim:
+    left = results["gradient"]
+    share = left / results["bound"]
+    # below rounding there is nothing to compare; a nan is not below it and makes the claim fail
+    worst = float(share.where(~(left <= ROUNDING), 0.0).max(skipna=False))
+    fall = float((left.isel(step=-1) / left.isel(step=0)).max(skipna=False))
+    return Claim(
+        "each unit, from zero: |grad f|^2 in the norm of S^-1 <= (1 - mu/L)^(2t) C gap_0 plus the "
+        "square of the bisection's bound",
+        f"{ARTICLE}; errata",
+        f"largest left / right {worst:.2g} over {results.sizes['unit']} units, "
+        f"{results.sizes['step']} points, {results.sizes['seed']} seeds; the gradient falls to "
+        f"{fall:.1e} of its start or less",
+        worst <= 1 and fall < 1e-2,
+    )
+
+
+def _ends_on_line(results: xr.Dataset) -> Claim:
+    off = results["off_line_from_zero"]
+    return Claim(
+        "unit by unit from zero, every unit ends on the line of S^-1 u",
+        f"{ARTICLE}; errata",
+        f"largest 1 - cos {float(off.max()):.1e} over {off.size} units",
+        float(off.max(skipna=False)) < 1e-4,
+    )
+
+
+def _printed(results: xr.Dataset) -> Claim:
+    off = results["off_line_joint"].max("unit")
+    gain = (results["value_line"] - results["value_joint"]).min()
+    return Claim(
+        "the critical points of each hidden unit align along one line",
+        ARTICLE,
+        f"the best joint minimum has units off the line, largest 1 - cos {float(off.min()):.3g} to "
+        f"{float(off.max()):.3g} by seed, with a gradient of "
+        f"{float(results['stationary'].max()):.0e}, and is lower than any point of the line, by "
+        f"{float(gain):.1e} or more",
+        bool((off < 1e-4).all()),
+    )
+
+
+def _singular(results: xr.Dataset) -> Claim:
+    off = results["off_line_joint"].max("unit") > 1e-4
+    singular = results["singular"] < 1e-5
+    return Claim(
+        "a joint critical point lies off the line only where the matrix of mean second derivatives "
+        "by the units' margins is singular",
+        "errata of kohler2018: from Stein's identity",
+        f"least over largest eigenvalue there {float(results['singular'].max()):.0e} or less",
+        bool((singular | ~off).all()),
+    )
+
 
 Array = NDArray[np.float64]
 
@@ -36,7 +105,7 @@ def mlp(
     seeds: int = 3,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """GDNP over hidden units from zero, and the joint minimum, for Gaussian z by quadrature.
 
@@ -52,7 +121,7 @@ def mlp(
         seeds: problems.
         seed: first seed; the others follow it.
         store: not needed: a run is too short to be resumed.
-        progress: called with a label before each problem.
+        progress: receives an event before each problem.
 
     Returns:
         ``gradient`` and ``bound`` (seed, unit, step); ``off_line_from_zero`` and
@@ -65,7 +134,7 @@ def mlp(
     own_seeds = list(range(seed, seed + seeds))
     found = []
     for own in own_seeds:
-        progress(f"seed {own}")
+        progress(Progress(f"seed {own}"))
         random = np.random.default_rng(own)
         given = moments(dimensions, condition, quotient, random)
         design = given.quadrature(nodes)

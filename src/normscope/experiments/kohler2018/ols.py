@@ -9,8 +9,9 @@ import xarray as xr
 
 from normscope.decoupled import LeastSquaresPath, ordinary_least_squares
 from normscope.experiments.kohler2018.problems import moments, stacked
-from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.recipe import experiment
 from normscope.plots.convergence import least_squares_figure
+from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 
 __all__ = ["ols"]
@@ -117,7 +118,7 @@ def ols(
     seeds: int = 3,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """Gaps of five methods on least squares, with the bound of the normalized one.
 
@@ -130,7 +131,7 @@ def ols(
         seeds: problems of each condition.
         seed: first seed; the others follow it.
         store: not needed: a run is too short to be resumed.
-        progress: called with a label before each condition.
+        progress: receives an event before each condition.
 
     Returns:
         ``gap`` and ``excess`` (condition, seed, optimizer, step); ``bound`` (condition, seed,
@@ -141,7 +142,7 @@ def ols(
     own_seeds = list(range(seed, seed + seeds))
     by_condition = []
     for condition in conditions:
-        progress(f"condition {condition:g}")
+        progress(Progress(f"condition {condition:g}"))
         each = [_problem(condition, own, dimensions, steps) for own in own_seeds]
         by_condition.append(stacked(each, "seed", own_seeds))
     return stacked(by_condition, "condition", conditions)

@@ -20,10 +20,10 @@ from normscope.experiments.santurkar2018.claims import (
 )
 from normscope.experiments.santurkar2018.judging import spread, verdict
 from normscope.experiments.santurkar2018.measurements import VGG_RATE, figure, linear_part
-from normscope.plots.santurkar_curves import accuracy_and_distributions, training_of_both
-from normscope.plots.santurkar_distributions import distributions_over_training
-from normscope.plots.santurkar_landscape import landscape, predictiveness, training_and_landscape
-from normscope.plots.santurkar_layers import moment_changes, shift_by_layer, shift_with_training
+from normscope.plots.distributions import distributions_over_training
+from normscope.plots.layer_shift import moment_changes, shift_by_layer, shift_with_training
+from normscope.plots.loss_landscape import landscape, predictiveness, training_and_landscape
+from normscope.plots.training_curves import accuracy_and_distributions, training_of_both
 from normscope.results import Claim
 
 VGG, LINEAR, BOTH = ("vgg",), ("deep_linear",), ("vgg", "deep_linear")

@@ -1,7 +1,8 @@
-"""Which scale of the deep linear network's loss the paper's learning rate belongs to.
+"""Which scale of the deep linear network's loss the paper's learning rate refers to.
 
-Unlike the rules in `judge`, the line between trained and not, half of the first loss, was drawn
-with curves of seed 0 in view: as a mean over samples an eighth of the loss goes in 10,000 steps.
+Unlike the rules in `judging`, the threshold between trained and not trained, half of the first
+loss, was chosen after seeing curves of seed 0: with the mean over samples the loss falls by an
+eighth in 10,000 steps.
 """
 
 from __future__ import annotations
@@ -12,33 +13,34 @@ import numpy as np
 import xarray as xr
 
 from normscope.errors import InputError
-from normscope.experiments.recipe import Progress, experiment
-from normscope.experiments.santurkar2018.deep_linear import LEARNING_RATE, deep_linear_trainings
+from normscope.experiments.recipe import experiment
 from normscope.experiments.santurkar2018.judging import spread, verdict
-from normscope.experiments.santurkar2018.trainings import MOMENTS, trained
+from normscope.experiments.santurkar2018.measurements import LINEAR_RATE, deep_linear_trainings
+from normscope.experiments.santurkar2018.trainings import MOMENTS, run_trainings
 from normscope.plots.training_curves import losses_by_rate
+from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 
 __all__ = ["loss_scale"]
 
 _SOURCE = "santurkar2018, Appendix A.1"
-_SAME = 1e-6  # rates that differ by less, relatively, are one
+_SAME = 1e-6  # relative difference below which two rates are equal
 _OUTPUTS = 10  # of the network, over which a mean may run besides the samples
-_TRAINED = 0.5  # of the first loss: a network with less of it left has trained
+_TRAINED = 0.5  # share of the first loss below which a network counts as trained
 
 
 def _means(samples: int) -> dict[str, float]:
-    """What the printed rate of a mean is of the summed loss, by what the mean is over."""
-    over_samples = LEARNING_RATE / samples
+    """Return the rates of the summed loss that equal the printed rate of a mean."""
+    over_samples = LINEAR_RATE / samples
     return {"the samples": over_samples, "samples and outputs": over_samples / _OUTPUTS}
 
 
 def _claims(results: xr.Dataset) -> list[Claim]:
-    """What is left of the first loss, by the rate that the printed one is of the summed loss."""
+    """Judge the share of the first loss that is left at each rate."""
     left = _left(results).sel(norm="none")
     rates, steps = left["learning_rate"].values, results.attrs["steps"]
     claims = [
-        _share(_at(left, LEARNING_RATE), "trains", "is summed", steps),
+        _share(_at(left, LINEAR_RATE), "trains", "is summed", steps),
         *(
             _share(_at(left, rate), "does not train", f"is a mean over {what}", steps)
             for what, rate in _means(results.attrs["samples"]).items()
@@ -50,13 +52,13 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         "unknown" if lacks else f"{rate:g}" for rate, lacks in zip(best, missing, strict=True)
     )
     text = "1e-6 is the best of the rates tried for the standard network (summed loss)"
-    held = np.isclose(best, LEARNING_RATE, rtol=_SAME, atol=0)
+    held = np.isclose(best, LINEAR_RATE, rtol=_SAME, atol=0)
     measured = f"best rate by seed, after {steps:,} steps: {found}"
     return [*claims, _judged(text, measured, held, missing)]
 
 
 def _left(results: xr.Dataset) -> xr.DataArray:
-    """Share of the first loss; infinite after a divergence, not a number if there was no run."""
+    """Return the share of the first loss; infinite after a divergence, NaN without a run."""
     first = results["training_loss"].isel(step=0)
     share = results["final_loss"] / first
     return share.where(np.isfinite(share) | first.isnull(), np.inf)
@@ -76,7 +78,7 @@ def _share(left: xr.DataArray, does: str, loss: str, steps: int) -> Claim:
 
 
 def _judged(text: str, measured: str, held: np.ndarray, missing: np.ndarray) -> Claim:
-    """The claim, undecided if a number it needs is missing in a seed."""
+    """Return the claim, undecided if a number it needs is missing in a seed."""
     if not missing.any():
         return Claim(text, _SOURCE, measured, verdict(held))
     lack = f"undecided: not measured in {missing.sum()} of {len(missing)} seeds"
@@ -84,7 +86,7 @@ def _judged(text: str, measured: str, held: np.ndarray, missing: np.ndarray) -> 
 
 
 def _check_rates(rates: Sequence[float], samples: int) -> None:
-    needed = (LEARNING_RATE, *_means(samples).values())
+    needed = (LINEAR_RATE, *_means(samples).values())
     if all(np.isclose(rates, rate, rtol=_SAME, atol=0).any() for rate in needed):
         return
     raise InputError(
@@ -113,7 +115,7 @@ def loss_scale(
     seeds: int = 3,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """Loss of the deep linear network over learning rates of the summed loss.
 
@@ -131,7 +133,7 @@ def loss_scale(
         seeds: repetitions.
         seed: the first of them.
         store: keeps the trainings.
-        progress: called with a label before each.
+        progress: receives an event before each.
 
     Returns:
         ``training_loss`` over (norm, learning_rate, seed, step) and ``final_loss``.
@@ -140,5 +142,5 @@ def loss_scale(
     every = max(1, steps // 10)
     size = {"depth": depth, "samples": samples, "linear_steps": steps, "linear_every": every}
     trainings = deep_linear_trainings(("none", "batch"), rates, MOMENTS, **size)
-    results = trained(trainings, range(seed, seed + seeds), store, progress)
+    results = run_trainings(trainings, range(seed, seed + seeds), store, progress)
     return results[["training_loss", "final_loss"]].assign_attrs(samples=samples, steps=steps)

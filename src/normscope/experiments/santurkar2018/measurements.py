@@ -14,13 +14,14 @@ import numpy as np
 import xarray as xr
 
 from normscope.errors import InputError
-from normscope.experiments.recipe import SCALES, Progress, experiment
+from normscope.experiments.recipe import SCALES, experiment
 from normscope.experiments.santurkar2018.trainings import (
     ALL_PROBES,
     MOMENTS,
     Training,
     run_trainings,
 )
+from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def figure(
     def register(select: Select) -> Select:
         @functools.wraps(select)
         def measure(
-            *, seeds: int, seed: int, store: Store, progress: Progress, **settings: Any
+            *, seeds: int, seed: int, store: Store, progress: ProgressCallback, **settings: Any
         ) -> xr.Dataset:
             own = {each: {key: settings[key] for key in DEFAULTS[each]} for each in networks}
             trainings = {  # check all settings before the first training

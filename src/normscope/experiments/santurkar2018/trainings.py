@@ -30,13 +30,13 @@ import xarray as xr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.problem.problem import Problem
 from normscope.data import Dataset, load
 from normscope.data.catalogue import DATASETS
-from normscope.experiments.recipe import Progress
-from normscope.problem.loss import Loss, cross_entropy
 from normscope.models import build
 from normscope.probes import PROBES, Probe, Scope
+from normscope.problem.loss import Loss, cross_entropy
+from normscope.problem.problem import Problem
+from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 from normscope.training import evaluate, sgd, train
 
@@ -208,7 +208,7 @@ class Curve:
 
 
 def run_trainings(
-    trainings: Sequence[Training], seeds: Iterable[int], store: Store, progress: Progress
+    trainings: Sequence[Training], seeds: Iterable[int], store: Store, progress: ProgressCallback
 ) -> xr.Dataset:
     """Return trainings that differ in normalization or learning rate, from the store or run now.
 
@@ -229,8 +229,9 @@ def run_trainings(
     for place, training in enumerate(trainings):
         runs: dict[int, xr.Dataset] = {}
         for seed in seeds:
-            done = f"{place * len(seeds) + len(runs)} of {len(trainings) * len(seeds)}"
-            progress(f"{training.label}, seed {seed}, {done} trainings done")
+            done = place * len(seeds) + len(runs)
+            stage = f"{training.label}, seed {seed}"
+            progress(Progress(stage, "", done, len(trainings) * len(seeds), "trainings"))
             runs[seed] = _aligned(_record(training, seed, store), training)
         by_rate.setdefault(training.learning_rate, {})[training.norm] = _along("seed", runs)
     return _along("learning_rate", {rate: _along("norm", runs) for rate, runs in by_rate.items()})

@@ -7,20 +7,40 @@ Numbers are medians over the seeds, with the range over them in brackets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.tour.words import contrast, enumerated, factor, number
-from normscope.plots.names import with_norm
+from normscope.experiments.tour.parts import diagram_part
+from normscope.experiments.tour.wording import (
+    contrast,
+    enumerated,
+    factor,
+    number,
+    shared_rate,
+    typical,
+)
+from normscope.experiments.wei2018.phase_diagram import grid_boundary
+from normscope.plots.names import statement_name, with_norm
 
 __all__ = [
     "about_curvature",
+    "about_depth",
+    "about_diagram",
     "about_landscape",
+    "about_limits",
     "about_shift",
+    "about_theorems",
+    "about_training",
+    "boundary_rows",
+    "late_loss",
     "norms_of",
     "over_steps",
     "reference_of",
     "shift_cosine",
+    "statement_counts",
+    "worst_in_a_seed",
 ]
 
 
@@ -134,3 +154,236 @@ _APART = 1.1  # from here on a mode is worth a sentence
 _SAME_RATE = (
     "The rate is the same for all: a net with a higher limit takes steps that are small for it."
 )
+
+
+def about_limits(results: xr.Dataset) -> list[str]:
+    """Where training breaks, and who knew."""
+    norms, limit = norms_of(results), results["limit"]
+    shown = contrast(limit, "is largest", "smallest")
+    sentences = [f"The learning rate at which training breaks {shown}.{_span(limit)}"]
+    open_ended = [norm for norm in norms if np.isinf(results["unstable"].sel(norm=norm)).any()]
+    if open_ended:
+        names = enumerated([with_norm(norm) for norm in open_ended])
+        sentences.append(f"The short runs found no end {names}: there the limit may be higher.")
+    return [*sentences, _prediction(results), *_theory(results)]
+
+
+def _span(limit: xr.DataArray) -> str:
+    """How far apart the normalizations are."""
+    if limit.sizes["norm"] < 2:
+        return ""
+    middle = limit.median("seed")
+    return f" The one is {number(float(middle.max() / middle.min()))} times the other."
+
+
+def _prediction(results: xr.Dataset) -> str:
+    """How good the prediction was."""
+    offs = {
+        norm: factor(*(float(results[name].sel(norm=norm).median()) for name in _PREDICTED))
+        for norm in norms_of(results)
+    }
+    best, worst = min(offs, key=offs.__getitem__), max(offs, key=offs.__getitem__)
+    apart = (
+        f"by a factor of {offs[worst]:.2f}"
+        if best == worst
+        else f"by a factor of {offs[best]:.2f} ({with_norm(best)}) to {offs[worst]:.2f} "
+        f"({with_norm(worst)})"
+    )
+    return (
+        "Predicted from the first weights, before any run, the limit is off "
+        f"{apart}{worst_in_a_seed(results)}."
+    )
+
+
+def worst_in_a_seed(results: xr.Dataset) -> str:
+    """How far off the prediction was at worst; medians over the seeds hide that."""
+    if results.sizes["seed"] < 2:
+        return ""
+    predicted, limit = (results[name] for name in _PREDICTED)
+    worst = float(np.maximum(predicted / limit, limit / predicted).max())
+    return f" by the median over the seeds, at worst {worst:.2f} in one seed"
+
+
+_PREDICTED = ("predicted", "limit")
+_NO_FORMULA = "has no closure here for the module"  # as `meanfield.predict` says it
+
+
+def _theory(results: xr.Dataset) -> list[str]:
+    """What the architecture alone said."""
+    norms = norms_of(results)
+    covered = [norm for norm in norms if results["theory"].sel(norm=norm).notnull().all()]
+    sentences = []
+    if covered:
+        rates = enumerated([_estimate(results.sel(norm=norm), norm) for norm in covered])
+        sentences.append(
+            "From the architecture alone, mean-field theory estimates the rate below which no "
+            f"direction is unstable at {rates}."
+        )
+    return sentences + _not_covered(results, [norm for norm in norms if norm not in covered])
+
+
+def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
+    """Why there is no estimate of some nets: mostly a layer that the theory has no formula for."""
+    layers, others = [], []
+    for norm in norms:
+        reason = str(results["theory_says"].sel(norm=norm).values.ravel()[0])
+        if _NO_FORMULA in reason:
+            layers.append(with_norm(norm))
+        else:
+            reason = reason.partition(". ")[0].rstrip(".")
+            others.append(f"It makes no estimate {with_norm(norm)}: {reason}.")
+    if layers:
+        those = "that layer" if len(layers) == 1 else "those layers"
+        others.insert(
+            0,
+            f"It makes no estimate {enumerated(layers)}: it has no formula for what {those} "
+            f"{'does' if len(layers) == 1 else 'do'} to the signal.",
+        )
+    return [each.replace("It", "Mean-field theory", 1) for each in others]
+
+
+def _estimate(results: xr.Dataset, norm: str) -> str:
+    """The theory's estimate of one net beside the measured one."""
+    theory, measured = (typical(results[name]) for name in ("theory", "curvature_bound"))
+    return f"{theory} {with_norm(norm)} (by measured curvature and short runs: {measured})"
+
+
+def about_training(results: xr.Dataset) -> list[str]:
+    """How the nets train, all at one rate and each at half its own limit."""
+    steps = results.sizes["training_step"]
+    accuracy = results["test_accuracy"].fillna(0.0)  # a net that broke classifies nothing
+    return [
+        f"At one rate for all, {shared_rate(results)}, {_ended(results, 'shared_')}.",
+        f"With each net at half its own limit {_ended(results, '')}.",
+        f"There, after {steps} steps, the accuracy on samples that were not trained on "
+        f"{contrast(accuracy, 'is highest', 'lowest', 3)}.",
+    ]
+
+
+def _ended(results: xr.Dataset, prefix: str) -> str:
+    """How many trainings diverged, and the losses of those that never did."""
+    of, steps = results.sizes["seed"], results.sizes["training_step"]
+    outcome = results[f"{prefix}outcome"] == "diverged"
+    counts = {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
+    parts = [f"{n} of {of} {with_norm(norm)}" for norm, n in counts.items() if n]
+    begin = f"trainings diverge: {enumerated(parts)}" if parts else "no training diverges"
+    whole = [norm for norm, n in counts.items() if not n]
+    if not whole:
+        return begin
+    late = late_loss(results, prefix).sel(norm=whole)
+    return f"{begin}; after {steps} steps the loss {contrast(late, 'is highest', 'lowest')}"
+
+
+def late_loss(results: xr.Dataset, prefix: str = "") -> xr.DataArray:
+    """The mean of the last ten training losses; not a number after a divergence."""
+    losses: xr.DataArray = results[f"{prefix}training_loss"]
+    return losses.isel(training_step=slice(-10, None)).mean("training_step", skipna=False)
+
+
+def about_depth(results: xr.Dataset) -> list[str]:
+    """How gradients grow backwards through depth."""
+    layers = results.sizes["depth_layer"]
+    norms, growth = norms_of(results), results["growth"]
+    shown = contrast(growth, "is largest", "smallest", 3)
+    sentences = [
+        f"Backwards through {layers} layers, before training, the growth of the squared gradient "
+        f"per layer {shown}.",
+    ]
+    if "batch" in norms:
+        skips = typical(results["growth_with_skips"], 3)
+        expected = number(float(results["expected_growth"]), 3)
+        sentences.append(
+            f"Theory expects {expected} of a wide net with BatchNorm at this batch size. With skip "
+            f"connections around each BatchNorm the measured factor is {skips}."
+        )
+    return sentences
+
+
+def statement_counts(results: xr.Dataset) -> dict[str, dict[str, tuple[int, int]]]:
+    """How many of the verdicts on each statement hold, by form.
+
+    Args:
+        results: of the tour.
+
+    Returns:
+        By form and statement: how many hold, and of how many.
+    """
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    rows = zip(
+        results["form"].values, results["statement"].values, results["refuted"].values, strict=True
+    )
+    for form, statement, refuted in rows:
+        held, of = counts.setdefault(str(form), {}).get(str(statement), (0, 0))
+        counts[str(form)][str(statement)] = (held + (not refuted), of + 1)
+    return counts
+
+
+def about_theorems(results: xr.Dataset) -> list[str]:
+    """Which statements hold on the net's own layers."""
+    layers = len(np.unique(results["norm_layer"].values))
+    sentences: list[str] = []
+    for form, counts in statement_counts(results).items():
+        held, of = (sum(pair[place] for pair in counts.values()) for place in (0, 1))
+        failing = [
+            f"{statement_name(name)} (fails in {cases - good} of {cases}, by up to "
+            f"{_miss(results, form, name)})"
+            for name, (good, cases) in counts.items()
+            if good < cases
+        ]
+        how = _HOW.get(form, form)
+        fails = f"; not so {enumerated(failing)}" if failing else ""
+        where = f" on the {layers} BatchNorm layers of this run's net" if not sentences else ""
+        sentences.append(
+            f"Of {of} checks{where} the theorems {how} hold in {'all' if held == of else held}"
+            f"{fails}."
+        )
+    return [" ".join(sentences)] if sentences else []
+
+
+_HOW = {"exact": "in their exact form", "printed": "as printed, at a vanishing eps,"}
+
+
+def _miss(results: xr.Dataset, form: str, statement: str) -> str:
+    """The largest difference of the sides among the failures, relative to their terms."""
+    own = (results["form"].values == form) & (results["statement"].values == statement)
+    failed = own & (results["refuted"].values == 1)
+    return f"{np.abs(results['slack'].values[failed]).max():.1g} of its terms"
+
+
+def about_diagram(results: xr.Dataset) -> list[str]:
+    """How near the theory's line is to where training breaks."""
+    part = diagram_part(results)
+    both = boundary_rows(part)
+    runs = f"{part['test_loss'].size} short trainings over the scale of BatchNorm and the learning"
+    if not both:
+        return [f"{runs} rate: no row holds both a stable and a broken one to hold theory against."]
+    offs = [factor(theory, found) for _, found, theory in both]
+    within = sum(off <= 2 for off in offs)
+    return [
+        f"{runs} rate: the theory's critical rate is within a factor of 2 of the measured one at "
+        f"{within} of {len(both)} scales, at worst a factor of {max(offs):.1f} away (neighbouring "
+        f"rates of the grid are a factor of {_grid_step(part):.1f} apart)."
+    ]
+
+
+def boundary_rows(part: xr.Dataset) -> list[tuple[float, float, float]]:
+    """Where training breaks and where theory says so, for each scale at which both are known.
+
+    Args:
+        part: the diagram.
+
+    Returns:
+        Scale of BatchNorm, measured and theoretical learning rate.
+    """
+    measured = grid_boundary(part)
+    line = part["critical_learning_rate"].sel(closure="train")
+    known = [
+        (float(gamma), float(measured.sel(gamma=gamma)), float(line.sel(gamma=gamma)))
+        for gamma in part["gamma"].values
+    ]
+    return [row for row in known if np.isfinite(row[1]) and np.isfinite(row[2])]
+
+
+def _grid_step(part: xr.Dataset) -> float:
+    rates = part["learning_rate"].values
+    return float(np.max(rates[1:] / rates[:-1])) if len(rates) > 1 else 1.0

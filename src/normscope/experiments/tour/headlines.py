@@ -1,7 +1,7 @@
-"""The tour's first screen: what was asked, and what was found in a few short sentences.
+"""The first screen of the report: the question, and the results in a few short sentences.
 
-They are right whichever way the numbers come out. Numbers are medians over the seeds; the parts of
-the tour give the range over them.
+Every sentence is derived from the numbers, so it is correct whichever way they come out. Numbers
+are medians over the seeds; the sections of the report give the range over them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.tour.diagram import diagram_part
-from normscope.experiments.tour.findings import norms_of, over_steps
-from normscope.experiments.tour.findings_of_limits import worst_in_a_seed
-from normscope.experiments.tour.findings_of_theory import boundary_rows, statement_counts
-from normscope.experiments.tour.words import enumerated, extremes, factor, number, shared_rate
+from normscope.experiments.tour.findings import (
+    boundary_rows,
+    norms_of,
+    over_steps,
+    statement_counts,
+    worst_in_a_seed,
+)
+from normscope.experiments.tour.parts import diagram_part
+from normscope.experiments.tour.wording import enumerated, extremes, factor, number, shared_rate
 from normscope.plots.names import statement_name, with_norm
 
 __all__ = ["findings", "question"]

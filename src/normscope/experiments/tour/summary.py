@@ -10,17 +10,17 @@ import xarray as xr
 
 from normscope.experiments.tour.findings import (
     about_curvature,
+    about_depth,
+    about_diagram,
     about_landscape,
+    about_limits,
     about_shift,
+    about_theorems,
+    about_training,
+    late_loss,
     norms_of,
     over_steps,
     shift_cosine,
-)
-from normscope.experiments.tour.findings_of_limits import about_limits, about_training, late_loss
-from normscope.experiments.tour.findings_of_theory import (
-    about_depth,
-    about_diagram,
-    about_theorems,
 )
 from normscope.experiments.tour.headlines import findings
 from normscope.plots.names import name_of

@@ -1,29 +1,215 @@
-"""The tour: one net under several normalizations, seen by everything that normscope measures."""
+"""The tour: one net under several normalizations, measured by everything that normscope has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.recipe import Progress, experiment
-from normscope.experiments.tour.assembly import Assembly, Tell, side_by_side
+from normscope.experiments.recipe import experiment
 from normscope.experiments.tour.claims import tour_claims
-from normscope.experiments.tour.curvature import THRESHOLD, curvature
-from normscope.experiments.tour.depth import depth, expected_growth, skips
-from normscope.experiments.tour.diagram import diagram
-from normscope.experiments.tour.landscape import landscape
-from normscope.experiments.tour.limits import limits, training
-from normscope.experiments.tour.net import Net
-from normscope.experiments.tour.pace import Pace, all_shares
-from normscope.experiments.tour.statements import statements
+from normscope.experiments.tour.parts import (
+    THRESHOLD,
+    Net,
+    curvature,
+    depth,
+    diagram,
+    expected_growth,
+    landscape,
+    limits,
+    skips,
+    statements,
+    training,
+)
 from normscope.plots.overview import overview
+from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 
-__all__ = ["NORMS", "tour"]
+__all__ = ["COSTS", "NORMS", "WeightedProgress", "total_cost", "tour"]
+
+Send = Callable[[object], None]  # takes a progress event or a text
+
+# Cost of each part: tenths of a second that it takes at small scale on one core.
+COSTS = {
+    "learning rate": 18,
+    "training": 2,
+    "landscape": 7,
+    "curvature": 19,
+    "depth": 1,
+    "theorems": 54,
+    "phase diagram": 25,
+}
+
+
+def total_cost(norms: int, seeds: int) -> int:
+    """Return the cost of a whole tour of so many normalizations and seeds."""
+    for_each = ("learning rate", "training", "training", "landscape", "depth")
+    return (
+        norms * seeds * sum(COSTS[kind] for kind in for_each)
+        + norms * COSTS["curvature"]
+        + seeds * COSTS["depth"]  # with skip connections
+        + COSTS["theorems"]
+        + COSTS["phase diagram"]
+    )
+
+
+class WeightedProgress:
+    """Sends progress events in which each part counts by its cost.
+
+    A part found in a store counts as kept: it is done, but took no time in this run.
+
+    Args:
+        progress: receives the events.
+        total: cost of the whole.
+
+    Examples:
+        >>> events = []
+        >>> weighted = WeightedProgress(events.append, 20)
+        >>> with weighted.part("landscape", "batch, seed 0"):  # no event: it was in the store
+        ...     pass
+        >>> with weighted.part("landscape", "batch, seed 1") as send:
+        ...     send("step 1")
+        >>> print(events[0])
+        landscape: batch, seed 1, step 1, 35 % done (35 % by earlier runs)
+    """
+
+    def __init__(self, progress: ProgressCallback, total: int) -> None:
+        self._progress = progress
+        self._computed, self._kept, self._total = 0, 0, total
+
+    @contextmanager
+    def part(self, kind: str, what: str) -> Iterator[Send]:
+        """Count one part of the tour.
+
+        Args:
+            kind: a name of ``COSTS``.
+            what: which of them.
+
+        Yields:
+            A function that reports what the part is doing; a part that never calls it was found in
+            a store.
+        """
+        cost, begun = COSTS[kind], -1
+
+        def send(detail: object = "") -> None:
+            nonlocal begun
+            begun = min(begun + 1, cost - 1)  # not done before it ends
+            done = self._computed + self._kept + begun
+            stage = f"{kind}: {what}"
+            self._progress(Progress(stage, str(detail), done, self._total, "%", kept=self._kept))
+
+        yield send
+        if begun < 0:
+            self._kept += cost
+        else:
+            self._computed += cost
+
+
+def side_by_side(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
+    """Datasets along a new dimension; not a number where one of them has no value.
+
+    >>> both = side_by_side("seed", {0: xr.Dataset({"a": 1.0}), 4: xr.Dataset({"a": 2.0})})
+    >>> both["a"].sel(seed=4).item()
+    2.0
+    """
+    return xr.concat(
+        list(parts.values()),
+        xr.Variable(dimension, list(parts)),
+        data_vars="all",
+        coords="minimal",
+        compat="equals",
+        join="outer",
+        combine_attrs="drop_conflicts",
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Computes parts of the tour for every normalization and seed, or takes them from the store.
+
+    Args:
+        net: the network.
+        norms: its normalizations.
+        seeds: of weights and order of the data.
+        store: keeps each part.
+        progress: counts the parts.
+    """
+
+    net: Net
+    norms: Sequence[str]
+    seeds: Sequence[int]
+    store: Store
+    progress: WeightedProgress
+    _computed: set[tuple[str, int]] = field(default_factory=set, init=False)  # by this run
+
+    def one(
+        self, kind: str, what: str, seed: int, measure: Callable[[Send], xr.Dataset], **further: Any
+    ) -> xr.Dataset:
+        """One part, from the store or computed now.
+
+        Args:
+            kind: of the part, a name of ``COSTS``.
+            what: which one, for a person who waits.
+            seed: of its random numbers.
+            measure: computes it; receives a function that reports what it is doing.
+            **further: its settings beside those of the net.
+
+        Returns:
+            What was measured.
+        """
+        parameters = self.net.settings(part=kind, **further)
+        key = repr(parameters), seed
+        with self.progress.part(kind, f"{what}, seed {seed}") as send:
+
+            def run() -> xr.Dataset:
+                send("")  # not if it is in the store
+                self._computed.add(key)
+                return measure(send)
+
+            if key in self._computed:
+                send("")  # one training serves two parts: no earlier run kept it
+            return self.store.compute("tour part", parameters, seed, run)
+
+    def each(
+        self,
+        kind: str,
+        measure: Callable[[str, int, Send], xr.Dataset],
+        seeds: Sequence[int] | None = None,
+        **further: Any,
+    ) -> xr.Dataset:
+        """A part of every normalization and seed.
+
+        Args:
+            kind: of the part.
+            measure: computes it from normalization, seed and a function that reports its state.
+            seeds: other than all of them.
+            **further: settings of the part; a mapping holds one value for each (norm, seed).
+
+        Returns:
+            All of them over (norm, seed).
+        """
+        rows = {}
+        for norm in self.norms:
+            found = {}
+            for seed in self.seeds if seeds is None else seeds:
+                own = {key: _own(value, norm, seed) for key, value in further.items()}
+
+                def run(send: Send, norm: str = norm, seed: int = seed) -> xr.Dataset:
+                    return measure(norm, seed, send)
+
+                found[seed] = self.one(kind, norm, seed, run, norm=norm, **own)
+            rows[norm] = side_by_side("seed", found)
+        return side_by_side("norm", rows)
+
+
+def _own(value: Any, norm: str, seed: int) -> Any:
+    return value[norm, seed] if isinstance(value, Mapping) else value
+
 
 NORMS = ("none", "batch", "noisy", "l1", "layer")
 QUICK: dict[str, Any] = {
@@ -70,7 +256,7 @@ def tour(
     seeds: int = 3,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """One net under several normalizations: limits, landscape, curvature, depth, theorems, phases.
 
@@ -108,9 +294,9 @@ def tour(
         (verdict), phase diagram (gamma, learning_rate, diagram_seed; closure).
     """
     net = Net(data, width, layers, batch_size, momentum)
-    pace = Pace(progress, all_shares(len(norms), seeds))
-    parts = Assembly(net, list(norms), range(seed, seed + seeds), store, pace)
-    rates = parts.each("learning rate", lambda norm, own, tell: limits(net, norm, own, tell))
+    weighted = WeightedProgress(progress, total_cost(len(norms), seeds))
+    parts = Parts(net, list(norms), range(seed, seed + seeds), store, weighted)
+    rates = parts.each("learning rate", lambda norm, own, send: limits(net, norm, own, send))
     half = _by_cell(rates["recommended"])
     common, largest = (float(getattr(rates["recommended"], end)()) for end in ("min", "max"))
     found = [
@@ -126,10 +312,10 @@ def tour(
     return _joined(found, net, common)
 
 
-def _trained(parts: Assembly, rates: dict[tuple[str, int], float], steps: int) -> xr.Dataset:
+def _trained(parts: Parts, rates: dict[tuple[str, int], float], steps: int) -> xr.Dataset:
     """Trainings, each at a rate of its own."""
 
-    def measure(norm: str, own: int, tell: Tell) -> xr.Dataset:
+    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
         return training(parts.net, norm, own, rates[norm, own], steps)
 
     return parts.each("training", measure, rate=rates, steps=steps)
@@ -140,20 +326,20 @@ def _shared(trained: xr.Dataset) -> xr.Dataset:
     return trained.rename({str(name): f"shared_{name}" for name in trained.data_vars})
 
 
-def _watched(parts: Assembly, rate: float, steps: int, every: int) -> xr.Dataset:
+def _watched(parts: Parts, rate: float, steps: int, every: int) -> xr.Dataset:
     """Trainings under the scope, all at one rate."""
 
-    def measure(norm: str, own: int, tell: Tell) -> xr.Dataset:
+    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
         return landscape(parts.net, norm, own, rate, steps, every)
 
     return parts.each("landscape", measure, rate=rate, steps=steps, every=every)
 
 
-def _curved(parts: Assembly, probes: int, products: int) -> xr.Dataset:
+def _curved(parts: Parts, probes: int, products: int) -> xr.Dataset:
     """Spectra of the first seed's nets."""
     samples = 2 * parts.net.batch_size
 
-    def measure(norm: str, own: int, tell: Tell) -> xr.Dataset:
+    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
         return curvature(parts.net, norm, own, samples, probes, products)
 
     first = parts.seeds[:1]
@@ -161,11 +347,11 @@ def _curved(parts: Assembly, probes: int, products: int) -> xr.Dataset:
     return parts.each("curvature", measure, first, **settings).isel(seed=0, drop=True)
 
 
-def _depth(parts: Assembly, layers: int) -> xr.Dataset:
+def _depth(parts: Parts, layers: int) -> xr.Dataset:
     """Gradients through depth, plain and with skips."""
     net = parts.net
 
-    def measure(norm: str, own: int, tell: Tell) -> xr.Dataset:
+    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
         return depth(net, norm, own, layers)
 
     plain = parts.each("depth", measure, layers=layers)
@@ -179,16 +365,16 @@ def _depth(parts: Assembly, layers: int) -> xr.Dataset:
     return both.assign(expected_growth=expected_growth(net))
 
 
-def _with_skips(net: Net, own: int, layers: int, tell: Tell) -> xr.Dataset:
+def _with_skips(net: Net, own: int, layers: int, send: Send) -> xr.Dataset:
     return skips(net, own, layers)
 
 
-def _statements(parts: Assembly, rate: float, steps: int) -> xr.Dataset:
+def _statements(parts: Parts, rate: float, steps: int) -> xr.Dataset:
     """The theorems on the first seed's net."""
     net, own = parts.net, parts.seeds[0]
     samples = min(net.batch_size, 64)
 
-    def measure(tell: Tell) -> xr.Dataset:
+    def measure(send: Send) -> xr.Dataset:
         return statements(net, own, rate, steps, samples)
 
     settings = {"rate": rate, "steps": steps, "samples": samples}
@@ -196,12 +382,12 @@ def _statements(parts: Assembly, rate: float, steps: int) -> xr.Dataset:
 
 
 def _phases(
-    parts: Assembly, gammas: Sequence[float], rates: Sequence[float], epochs: float
+    parts: Parts, gammas: Sequence[float], rates: Sequence[float], epochs: float
 ) -> xr.Dataset:
     """The phase diagram of the first seed; its trainings are records of their own."""
-    with parts.pace.part("phase diagram", f"{len(gammas) * len(rates)} trainings") as tell:
-        tell("")
-        return diagram(parts.net, gammas, rates, epochs, parts.seeds[:1], parts.store, tell)
+    with parts.progress.part("phase diagram", f"{len(gammas) * len(rates)} trainings") as send:
+        send("")
+        return diagram(parts.net, gammas, rates, epochs, parts.seeds[:1], parts.store, send)
 
 
 def _by_cell(rates: xr.DataArray) -> dict[tuple[str, int], float]:

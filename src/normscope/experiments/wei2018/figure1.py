@@ -13,7 +13,7 @@ from torch import nn
 
 from normscope.curvature import top_eigenvalue
 from normscope.data import gaussian_inputs
-from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.recipe import experiment
 from normscope.meanfield import (
     Graph,
     convolutional_specification,
@@ -22,6 +22,7 @@ from normscope.meanfield import (
 )
 from normscope.models import build
 from normscope.plots.meanfield import figure_one
+from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 
 __all__ = ["figure1"]
@@ -103,7 +104,7 @@ def figure1(
     momentum: float = 0.9,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """Largest eigenvalue and critical learning rate over gamma, by every closure and measured.
 
@@ -121,7 +122,7 @@ def figure1(
         momentum: of the critical learning rate.
         seed: first seed; the others follow it.
         store: keeps each network's measurement.
-        progress: called with a label before each measurement.
+        progress: receives an event before each measurement.
 
     Returns:
         ``lambda_max`` and ``max_learning_rate`` (architecture, closure, gamma); the same with
@@ -160,14 +161,14 @@ def figure1(
 
 
 def _networks(
-    plans: Mapping[str, dict[str, Any]], seeds: range, store: Store, progress: Progress
+    plans: Mapping[str, dict[str, Any]], seeds: range, store: Store, progress: ProgressCallback
 ) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues (architecture, mode, gamma, seed), and without norms (architecture, seed)."""
     gammas = len(next(iter(plans.values()))["gammas"])
     found = np.full((len(plans), len(MODES), gammas, len(seeds)), np.nan)
     alone = np.full((len(plans), len(seeds)), np.nan)
     for (a, name), s in _pairs(list(plans), range(len(seeds))):
-        progress(f"{name}, seed {seeds[s]}")
+        progress(Progress(f"{name}, seed {seeds[s]}"))
         compute = partial(_network, **plans[name], seed=seeds[s])
         measured = store.compute("wei2018/figure1 network", plans[name], seeds[s], compute)
         found[a, :, :, s] = measured["lambda_max"]

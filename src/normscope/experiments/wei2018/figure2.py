@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.recipe import experiment
 from normscope.experiments.wei2018.phase_diagram import (
     agreement,
     both_losses,
@@ -16,6 +16,7 @@ from normscope.experiments.wei2018.phase_diagram import (
     smaller_is,
 )
 from normscope.plots.phase_diagram import phase_diagrams
+from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 
 __all__ = ["panel"]
@@ -112,7 +113,7 @@ def panel(
     threads: int = 1,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """Test loss over gamma and learning rate with the theory's lines: one panel of Figure 2.
 
@@ -137,7 +138,7 @@ def panel(
         threads: of each worker.
         seed: first seed; the others follow it.
         store: keeps each training.
-        progress: called with a label as trainings end.
+        progress: receives an event as trainings end.
 
     Returns:
         ``test_loss``, ``train_loss``, ``diverged`` and others (loss, gamma, learning_rate, seed),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.recipe import experiment
 from normscope.experiments.wei2018.phase_diagram import (
     agreement,
     both_losses,
@@ -17,6 +17,7 @@ from normscope.experiments.wei2018.phase_diagram import (
     nearest_half,
 )
 from normscope.plots.phase_diagram import phase_diagrams
+from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 
 __all__ = ["figure3"]
@@ -82,7 +83,7 @@ def figure3(
     workers: int = 2,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """Test loss over initial weights and learning rate: the fully connected net without a norm.
 
@@ -104,7 +105,7 @@ def figure3(
         workers: trainings at the same time, one thread each.
         seed: first seed; the others follow it.
         store: keeps each training.
-        progress: called with a label as trainings end.
+        progress: receives an event as trainings end.
 
     Returns:
         As Figure 2, with ``sigma_w`` in place of gamma.

@@ -9,8 +9,9 @@ import numpy as np
 import xarray as xr
 from scipy.stats import spearmanr
 
-from normscope.experiments.recipe import Progress, experiment
+from normscope.experiments.recipe import experiment
 from normscope.plots.training_curves import gamma_curves
+from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store, record_key
 from normscope.sweeps.cells import Cell, Unit, grid_cells
 from normscope.sweeps.diagram import TRAININGS, complete
@@ -93,7 +94,7 @@ def figure4(
     threads: int = 2,
     seed: int = 0,
     store: Store,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> xr.Dataset:
     """Learning curves of VGG16 and PreAct-ResNet18 for several initial gammas, all else equal.
 
@@ -115,7 +116,7 @@ def figure4(
         threads: of a training.
         seed: first seed; the others follow it.
         store: keeps each training.
-        progress: called with a label as trainings end.
+        progress: receives an event as trainings end.
 
     Returns:
         ``loss`` (model, gamma, seed, step), ``test_loss_by_epoch`` and ``test_accuracy_by_epoch``

@@ -1,25 +1,229 @@
-r"""How fast gradients grow in wide normalized networks, by theory: for any batch and activation.
-
-In a wide net whose layers are linear, batch normalization, activation, the activations of a batch
-come to a state where all pairs of samples look alike. A unit's centred inputs are then an isotropic
-Gaussian vector in B - 1 dimensions, so that what the layer divides by and the direction u of the
-normalized output are independent, u is uniform on the sphere, and the gradient from above, which is
-without a part along 1, is isotropic too. Fact C.1 then gives the growth per layer.
-"""
+"""Settings of the experiments, refused before anything is measured if they cannot be used."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.layers import normalization
+from normscope.models.activations import activation_layers
+from normscope.models.initialization import linear, meanfield
 from normscope.registry import unknown_name
 
-__all__ = ["ACTIVATIONS", "batch_growth", "layer_growth", "residual_growth", "spread"]
+__all__ = [
+    "ACTIVATIONS",
+    "ARCHITECTURES",
+    "Stack",
+    "batch_growth",
+    "known_names",
+    "layer_growth",
+    "positive_numbers",
+    "residual_growth",
+    "spread",
+    "squared_gradients",
+    "whole_number",
+    "whole_numbers",
+]
+
+
+def whole_number(name: str, value: Any, at_least: int) -> int:
+    """A setting that counts something.
+
+    Args:
+        name: of the setting.
+        value: given.
+        at_least: the least that makes sense.
+
+    Returns:
+        The number.
+
+    Raises:
+        InputError: if it is no whole number, or too small.
+
+    >>> whole_number("depth", 8, at_least=4)
+    8
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
+        raise InputError(f"{name} must be a whole number from {at_least} on, got {value!r}.")
+    return int(value)
+
+
+def whole_numbers(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
+    """Several of them, different ones, in increasing order.
+
+    Args:
+        name: of the setting.
+        values: given, at least one.
+        at_least: the least that makes sense.
+
+    Returns:
+        The numbers.
+
+    >>> whole_numbers("depths", [20, 10], at_least=2)
+    (10, 20)
+    """
+    _check_distinct(name, values)
+    return tuple(sorted(whole_number(f"each of {name}", value, at_least) for value in values))
+
+
+def positive_numbers(name: str, values: Sequence[Any]) -> tuple[float, ...]:
+    """Several numbers above zero, different ones, in increasing order.
+
+    Args:
+        name: of the setting.
+        values: given, at least one.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        InputError: if one of them is no number, or not above zero.
+    """
+    _check_distinct(name, values)
+    for value in values:
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise InputError(f"each of {name} must be a number above zero, got {value!r}.")
+    return tuple(sorted(float(value) for value in values))
+
+
+def known_names(name: str, values: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
+    """Several names, different ones, in the order given.
+
+    Args:
+        name: of the setting.
+        values: given, at least one.
+        known: those there are.
+
+    Returns:
+        The names.
+
+    Raises:
+        UnknownNameError: if there is none of a name.
+    """
+    _check_distinct(name, values)
+    for value in values:
+        if value not in known:
+            raise unknown_name(f"one of {name}", str(value), known)
+    return tuple(values)
+
+
+def _check_distinct(name: str, values: Sequence[Any]) -> None:
+    if not len(values):
+        raise InputError(f"{name} must name at least one, got none.")
+    try:
+        repeated = len(set(values)) < len(values)
+    except TypeError:  # lists in the list
+        repeated = True
+    if repeated:
+        raise InputError(f"{name} must be different values, got {list(values)}.")
+
+
+# normalization, and whether there are skip connections
+ARCHITECTURES = {
+    "batch": ("batch", False),
+    "batch, skip": ("batch", True),
+    "layer": ("layer", False),
+    "layer, skip": ("layer", True),
+}
+WEIGHT_VARIANCE = 2.0
+
+
+class Stack(nn.Module):
+    r"""A stem, equal blocks, and a linear head.
+
+    A plain block is :math:`\phi(N(Wx))`, a residual one :math:`x + W\phi(N(x))`; after residual
+    blocks one more normalization and activation, as in pre-activation nets.
+
+    Reference: yang2019; he2016 for the residual blocks. Notation: N = normalization.
+
+    Args:
+        architecture: a name of ``ARCHITECTURES``.
+        inputs: features.
+        outputs: of the head.
+        depth: number of blocks.
+        width: units.
+        activation: linear, relu or tanh.
+        seed: of the weights.
+
+    >>> Stack("batch, skip", 5, 2, depth=3, width=4)(torch.ones(6, 5)).shape
+    torch.Size([6, 2])
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        inputs: int,
+        outputs: int,
+        *,
+        depth: int,
+        width: int,
+        activation: str = "relu",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        norm, self.residual = ARCHITECTURES[architecture]
+        self.flatten = nn.Flatten()
+        self.stem = linear(inputs, width, bias=False)
+
+        def normalized() -> list[nn.Module]:
+            return [normalization(norm, width, 0), *activation_layers(activation)]
+
+        product = partial(linear, width, width, bias=False)
+        if self.residual:
+            blocks = [nn.Sequential(*normalized(), product()) for _ in range(depth)]
+            self.last = nn.Sequential(*normalized())
+        else:
+            # the stem is the first block's product
+            blocks = [nn.Sequential(*normalized())]
+            blocks += [nn.Sequential(product(), *normalized()) for _ in range(depth - 1)]
+            self.last = nn.Sequential()
+        self.blocks = nn.ModuleList(blocks)
+        self.head = linear(width, outputs, bias=False)
+        meanfield(self, torch.Generator().manual_seed(seed), sigma_w2=WEIGHT_VARIANCE, sigma_b2=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs, (batch, outputs)."""
+        x = self.stem(self.flatten(x))
+        for block in self.blocks:
+            x = x + block(x) if self.residual else block(x)
+        result: Tensor = self.head(self.last(x))
+        return result
+
+
+def squared_gradients(network: Stack, inputs: Tensor, seed: int) -> npt.NDArray[np.float64]:
+    """The squared norm of a random output's gradient by each block's output, from the stem up.
+
+    Args:
+        network: in training mode; its parameters get no gradients.
+        inputs: a batch.
+        seed: of the random direction in the outputs.
+
+    Returns:
+        One number per block.
+    """
+    network.requires_grad_(False)
+    outputs: list[Tensor] = []
+    x = network.stem(network.flatten(inputs)).requires_grad_()
+    for block in network.blocks:
+        x = x + block(x) if network.residual else block(x)
+        outputs.append(x)
+    final = network.head(network.last(x))
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(final.shape, generator=generator, dtype=final.dtype)
+    gradients = torch.autograd.grad(final, outputs, direction)
+    return np.array([float(each.double().square().sum()) for each in gradients])
+
 
 Array = npt.NDArray[np.float64]
 _SAMPLES = 2_000_000  # numbers drawn for an average over the sphere
