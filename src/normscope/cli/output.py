@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normscope.cli.counts import (
     DONE_OF_ALL,
@@ -52,7 +52,7 @@ def _finite(value: object) -> object:
 @contextmanager
 def progress(
     label: str, total: int | None = None, counted: str = PARTS
-) -> Iterator[Callable[[str], None]]:
+) -> Iterator[Callable[[Any], None]]:
     """What is on, on stderr: a bar with the time left in a terminal, plain lines elsewhere.
 
     Args:

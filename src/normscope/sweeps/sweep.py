@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from normscope.errors import InputError
 from normscope.results import Store
@@ -38,7 +39,7 @@ def sweep(
     threads: int = 1,
     address: str | None = None,
     max_attempts: int = 3,
-    progress: Callable[[str], None] = lambda label: None,
+    progress: Callable[[Any], None] = lambda label: None,
 ) -> Report:
     """Compute every cell that has no result yet.
 

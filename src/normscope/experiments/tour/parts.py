@@ -129,7 +129,7 @@ def limits(net: Net, norm: str, seed: int, progress: Callable[[object], None]) -
         progress: receives the events of the short runs.
 
     Returns:
-        ``limit``, ``curvature_bound``, ``recommended``, ``predicted``, ``theory`` (not a number where
+        ``limit``, ``curvature_bound``, ``recommended``, ``predicted``, ``theory`` (NaN where
         the theory does not cover the net: ``theory_says`` has the reason), ``stable`` and
         ``unstable``, the rates between which the short runs enclosed the limit.
     """
