@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from normscope.errors import StateError
-from normscope.results.writer_lock import WriterLock
+from normscope.results.lock import WriterLock
 
 
 def test_lock_is_for_one_and_leaves_no_file(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError
-from normscope.results.content import assemble, decode, encode, pieces_of
+from normscope.results import Store
+from normscope.results.codec import encode, to_raw
 
 
 def round_trip(dataset: xr.Dataset) -> xr.Dataset:
-    return assemble(decode(encode(pieces_of(dataset))))
+    with Store(":memory:") as store:
+        return store.compute("demo", {}, 0, lambda: dataset)
 
 
 def assert_same_bits(found: xr.Dataset, expected: xr.Dataset) -> None:
@@ -134,7 +136,7 @@ def test_attribute_comes_back_with_its_type(name: str) -> None:
 
 def test_content_is_npy_and_strict_json() -> None:
     dataset = xr.Dataset({"v": ("x", [1.0, 2.0])}, attrs={"a": float("nan")})
-    content = encode(pieces_of(dataset))
+    content = encode(to_raw(dataset))
     json.loads(content.layout, parse_constant=lambda name: pytest.fail(name))
     array = np.load(io.BytesIO(zlib.decompress(content.blobs[0])), allow_pickle=False)
     assert array.tolist() == [1.0, 2.0]
@@ -170,7 +172,7 @@ def test_arrays_that_come_back_can_be_changed() -> None:
 )
 def test_what_only_pickle_could_keep_is_refused(dataset: xr.Dataset, message: str) -> None:
     with pytest.raises(ArgumentTypeError, match=message):
-        encode(pieces_of(dataset))
+        round_trip(dataset)
 
 
 def test_texts_that_xarray_holds_otherwise_come_back_as_plain_ones() -> None:
@@ -181,7 +183,7 @@ def test_texts_that_xarray_holds_otherwise_come_back_as_plain_ones() -> None:
 
 
 def test_digest_tells_every_change() -> None:
-    content = encode(pieces_of(xr.Dataset({"v": ("x", [1.0, 2.0]), "w": ((), 1)})))
+    content = encode(to_raw(xr.Dataset({"v": ("x", [1.0, 2.0]), "w": ((), 1)})))
     first, second = content.blobs
     changed = [
         content.digest("other", 0),
@@ -197,6 +199,6 @@ def test_digest_tells_every_change() -> None:
 
 def test_texts_held_as_objects_become_texts_of_fixed_width() -> None:
     given = xr.Dataset({"v": ("norm", [1.0, 2.0])}, {"norm": np.array(["l1", "batch"], object)})
-    back = assemble(decode(encode(pieces_of(given))))
+    back = round_trip(given)
     assert back["norm"].dtype == np.dtype("<U5")
     assert back["norm"].values.tolist() == ["l1", "batch"]

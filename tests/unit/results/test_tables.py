@@ -1,4 +1,4 @@
-"""Versions that records ran on, in new files and in those of before they were kept."""
+"""Versions and start times of records, in new files and in files without those tables."""
 
 import sqlite3
 
@@ -6,8 +6,8 @@ import pytest
 import xarray as xr
 
 from normscope.report import report_of
-from normscope.results import Store, versions
-from normscope.results.versions import present_versions
+from normscope.results import Store, tables
+from normscope.results.tables import present_versions
 
 
 def fill(path, *seeds):
@@ -49,7 +49,7 @@ def test_pending_records_have_no_versions(path):
 def test_every_set_of_versions_is_told(path, monkeypatch):
     fill(path, 0)
     here = present_versions()
-    monkeypatch.setattr(versions, "_present_text", lambda: '{"torch": "9.0"}')
+    monkeypatch.setattr(tables, "_versions_json", lambda: '{"torch": "9.0"}')
     fill(path, 1)
     with Store(path, read_only=True) as store:
         assert store.versions("demo") == [here, {"torch": "9.0"}]
@@ -59,7 +59,7 @@ def test_every_set_of_versions_is_told(path, monkeypatch):
 
 
 def test_record_that_is_started_anew_has_its_last_versions(path, monkeypatch):
-    monkeypatch.setattr(versions, "_present_text", lambda: '{"torch": "9.0"}')
+    monkeypatch.setattr(tables, "_versions_json", lambda: '{"torch": "9.0"}')
     with Store(path) as store, pytest.raises(ZeroDivisionError):
         store.compute("demo", {"rate": 0.1}, 0, lambda: 1 / 0)
     monkeypatch.undo()
@@ -81,3 +81,41 @@ def test_older_file_takes_new_records_with_their_versions(older):
         assert store.versions("demo") == [{}, present_versions()]
     (section,) = report_of([older]).sections
     assert section.versions["torch"] == f"{present_versions()['torch']}, not recorded"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr(tables.time, "time", lambda: now[0])
+    return now
+
+
+def test_time_is_that_of_the_last_attempt(tmp_path, clock):
+    with Store(tmp_path / "runs.sqlite") as store:
+        first, second, pending = (store.add("demo", {}, seed) for seed in range(3))
+        store.start(first)
+        clock[0] = 200.0
+        store.start(second)
+        store.fail(second, "no memory")
+        clock[0] = 300.0
+        store.start(second)
+        store.finish(second, xr.Dataset({"y": 1.0}))
+        assert store.times("demo") == {first: 100.0, second: 300.0}
+        assert pending not in store.times("demo")
+        assert store.times("other") == {}
+
+
+def test_older_file_has_no_times_until_a_record_is_started_in_it(tmp_path, clock):
+    path = tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        store.start(store.add("demo", {}, 0))
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE started_at")
+    connection.close()
+    with Store(path, read_only=True) as store:
+        assert store.times("demo") == {}
+    with Store(path) as store:
+        key = store.add("demo", {}, 1)
+        store.start(key)
+        assert store.times("demo") == {key: 100.0}

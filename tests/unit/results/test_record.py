@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import normscope
 from normscope.errors import ArgumentTypeError, InputError
+from normscope.report.divergence_words import factor_of
 from normscope.results import record_key
-from normscope.results.identity import canonical_json
+from normscope.results.record import canonical_json, training_settings
 
 
 class Norm(StrEnum):
@@ -124,3 +126,16 @@ def test_text_that_is_not_unicode_is_refused() -> None:
 
 def test_canonical_json_writes_floats_exactly() -> None:
     assert canonical_json([0.1, 1e-300, 1e22, -0.0]) == "[0.1,1e-300,1e+22,-0.0]"
+
+
+@pytest.mark.parametrize("settings", ["from elsewhere", "[1]", "3", 7, ""])
+def test_settings_from_elsewhere_are_none(settings):
+    found = xr.Dataset(attrs={"settings": settings})
+    assert training_settings(found) == {}
+    assert factor_of([found]) is None
+
+
+def test_settings_are_those_of_the_trainings():
+    found = xr.Dataset(attrs={"settings": '{"divergence_factor": 50, "norm": "batch"}'})
+    assert training_settings(found)["norm"] == "batch"
+    assert factor_of([found, found]) == 50.0
