@@ -27,7 +27,7 @@ class NormFactory(Protocol):
     """Creates the normalization layers of one network."""
 
     def __call__(self, num_features: int, dimensions: int) -> nn.Module:
-        """Return a layer for ``num_features`` units, or channels with ``dimensions`` spatial ones."""
+        """Return a layer for units, or for channels with that many spatial dimensions."""
         ...
 
 

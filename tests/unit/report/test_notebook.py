@@ -15,8 +15,8 @@ from tests.references.html_outline import outline
 from torch import nn
 
 import normscope as ns
-from normscope.data.content import Check
-from normscope.data.inventory import Status as DataStatus
+from normscope.data import Check
+from normscope.data import Status as DataStatus
 from normscope.decoupled.alternation import Trained
 from normscope.decoupled.inequalities import Inequalities
 from normscope.experiments.result import Result

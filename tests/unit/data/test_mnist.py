@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.data.synthetic import idx
 
-from normscope.data.idx import parse_idx
+from normscope.data.mnist import parse_idx
 from normscope.errors import DataError
 
 ARRAY = np.arange(24).reshape(2, 3, 4)

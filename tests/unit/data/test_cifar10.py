@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.data.synthetic import python2_pickle, python3_pickle
 
-from normscope.data.cifar_formats import parse_records, records_of_pickle
+from normscope.data.cifar10 import parse_records, records_of_pickle
 from normscope.errors import DataError
 
 
@@ -23,7 +23,7 @@ def test_parse_records_gives_one_row_per_image(records: np.ndarray) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 3072, 3074])
 def test_parse_records_refuses_a_wrong_length(length: int) -> None:
-    with pytest.raises(DataError, match=f"some-file.*its {length} bytes are not a whole number"):
+    with pytest.raises(DataError, match=f"some-file.*its {length} bytes are not a multiple"):
         parse_records(bytes(length), "some-file")
 
 

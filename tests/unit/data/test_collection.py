@@ -11,7 +11,7 @@ from tests.unit.data.synthetic import SmallData
 
 import normscope as ns
 from normscope.data import mnist
-from normscope.data.locate import download_root, find_source
+from normscope.data.collection import download_root, find_source
 from normscope.errors import DataError
 
 
