@@ -59,7 +59,7 @@ IMAGES = np.zeros((2, 3072), dtype=np.uint8)
         ({"labels": [1, 2], "data": IMAGES.tolist()}, "'data' is not an array"),
         ({"labels": [1, 2], "data": IMAGES[:, :-1].copy()}, "'data' is not an array"),
         ({"labels": [1, 2], "data": IMAGES.astype(np.int16)}, "'data' is not an array"),
-        ({"data": IMAGES}, "'labels' are not one whole number per image"),
+        ({"data": IMAGES}, "'labels' are not one integer per image"),
         ({"labels": [1], "data": IMAGES}, "'labels' are not one"),
         ({"labels": ["a", "b"], "data": IMAGES}, "'labels' are not one"),
         ({"labels": [1.0, 2.0], "data": IMAGES}, "'labels' are not one"),
