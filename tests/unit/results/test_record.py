@@ -12,7 +12,7 @@ import xarray as xr
 
 import normscope
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.report.divergence_words import factor_of
+from normscope.report.narrative import factor_of
 from normscope.results import record_key
 from normscope.results.record import canonical_json, training_settings
 
