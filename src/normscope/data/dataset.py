@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from normscope.registry import Registry, package_modules, unknown_name
+from normscope.registry import Registry, unknown_name
 
 
 class Split(NamedTuple):
@@ -42,7 +42,7 @@ class Dataset:
         return f"Dataset({self.name}: train {train}, test {test}, {len(self.classes)} classes)"
 
 
-DATASETS: Registry[Callable[..., Dataset]] = Registry("dataset", package_modules("normscope.data"))
+DATASETS: Registry[Callable[..., Dataset]] = Registry("dataset", package="normscope.data")
 """The loaders of the data sets by name."""
 
 
