@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from normscope.errors import ArgumentTypeError, InputError, StateError
-from normscope.problem.isolation import fixed_randomness
+from normscope.problem.isolation import RandomGenerators
 
 __all__ = ["OptimizerFactory", "bind_optimizer", "sgd", "step_on_copies", "take_step"]
 
@@ -191,7 +191,8 @@ def step_on_copies(
     if getattr(step, "hooked", False):  # torch wraps every step to run hooks
         step = getattr(step, "__wrapped__", step)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), fixed_randomness(seed, device):
+        fixed = RandomGenerators(device).preserved(seed)
+        with torch.inference_mode(False), torch.enable_grad(), fixed:
             step(clone)
     except Exception as error:
         raise StateError(

@@ -9,7 +9,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.errors import InputError
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 RAY = ["loss_variation", "gradient_predictiveness", "effective_smoothness"]
 NAMES = ("loss", "ray_loss", "gradient_distance", "gradient_cosine")

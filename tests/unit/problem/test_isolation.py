@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from normscope.curvature import operator, top_eigenvalue
 from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.problem.isolation import fixed_randomness, undisturbed
+from normscope.problem import RandomGenerators, isolated
 
 
 class StoppedError(Exception):
@@ -179,7 +179,7 @@ def test_restoring_is_repeated_if_it_is_interrupted():
     model.__dict__["_parameters"] = InterruptsOnce(model._parameters)
 
     def disturb():
-        with undisturbed(model):
+        with isolated(model):
             model._parameters["weight"] = torch.zeros(2, 2)
             model.training = False
 
@@ -213,7 +213,7 @@ def test_fixed_randomness_repeats_and_restores_every_source():
     state = own.get_state()
     draws = []
     for _ in range(2):
-        with fixed_randomness(4, torch.device("cpu"), [own]):
+        with RandomGenerators(own).preserved(4):
             draws.append(
                 (
                     torch.rand(1).item(),

@@ -6,7 +6,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.errors import InputError, MisfitError, ShapeError
-from normscope.problem.diagnose import Fitting, misfit
+from normscope.problem import FitCheck, misfit_error
 
 
 def fully_connected():
@@ -14,7 +14,7 @@ def fully_connected():
 
 
 def raised(model, x):
-    with pytest.raises(ShapeError) as caught, Fitting(model, x):
+    with pytest.raises(ShapeError) as caught, FitCheck(model, x):
         model(x)
     assert isinstance(caught.value, RuntimeError)  # which is what torch raises
     assert "\n" not in str(caught.value)
@@ -39,10 +39,10 @@ def raised(model, x):
         ),
         (nn.Conv1d(3, 2, 3), (4, 5), "expects 3 dimensions (samples, channels, width), got"),
         (nn.Conv2d(1, 2, 3), (4, 3, 8, 8), "expects 1 channel, got"),
-        (nn.Conv2d(1, 2, 9), (4, 1, 8, 8), "refuses its input"),
+        (nn.Conv2d(1, 2, 9), (4, 1, 8, 8), "rejects its input"),
         (nn.LayerNorm(3), (4, 5), "normalized_shape"),
-        (nn.MaxPool2d(2), (4, 1, 1, 1), "refuses its input"),
-        (nn.Unflatten(1, (2, 3)), (4, 5), "refuses its input"),
+        (nn.MaxPool2d(2), (4, 1, 1, 1), "rejects its input"),
+        (nn.Unflatten(1, (2, 3)), (4, 5), "rejects its input"),
     ],
 )
 def test_sentence_says_what_the_layer_expects_and_got(layer, shape, expected):
@@ -68,28 +68,28 @@ def test_sentence_names_the_layer_and_the_batch():
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
-def test_whole_numbers_are_to_be_converted(layer, shape, dtype):
+def test_integer_inputs_are_to_be_converted(layer, shape, dtype):
     message = raised(nn.Sequential(layer), torch.ones(shape, dtype=dtype))
     name = type(layer).__name__
-    assert f"layer '0' ({name}) got inputs that are whole numbers ({dtype})" in message
+    assert f"layer '0' ({name}) got integer inputs ({dtype})" in message
     assert message.endswith("convert them with .float().")
 
 
 def test_embedding_is_not_told_to_take_other_numbers():
-    """It wants whole numbers, and what it refuses is said by torch."""
+    """It takes integers; torch's own message says what it rejects."""
     model, x = nn.Sequential(nn.Embedding(5, 2)), torch.ones(3, 1)
-    with pytest.raises(RuntimeError, match="indices") as caught, Fitting(model, x):
+    with pytest.raises(RuntimeError, match="indices") as caught, FitCheck(model, x):
         model(x)
     assert not isinstance(caught.value, MisfitError)
 
 
 def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match="no grad"), Fitting(nn.Identity(), None):
+    with pytest.raises(RuntimeError, match="no grad"), FitCheck(nn.Identity(), None):
         raise RuntimeError("element 0 of tensors does not require grad; no grad")
-    assert misfit(RuntimeError("out of memory"), nn.Identity(), torch.zeros(1)) is None
-    with pytest.raises(KeyboardInterrupt), Fitting(nn.Identity(), None):
+    assert misfit_error(RuntimeError("out of memory"), nn.Identity(), torch.zeros(1)) is None
+    with pytest.raises(KeyboardInterrupt), FitCheck(nn.Identity(), None):
         raise KeyboardInterrupt
-    with pytest.raises(InputError, match="size mismatch of ours"), Fitting(nn.Identity(), None):
+    with pytest.raises(InputError, match="size mismatch of ours"), FitCheck(nn.Identity(), None):
         raise InputError("size mismatch of ours")
 
 

@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import InputError, StateError
 from normscope.learning_rate import max_learning_rate
+from normscope.problem import Problem, check_data, try_batches
 from normscope.problem.loss import WrongLabelError
-from normscope.problem.precheck import _batches_of_odd_rows, look_over, try_batches
-from normscope.problem.problem import Problem
+from normscope.problem.precheck import _batches_of_outliers
 
 SIZE = 16
 
@@ -61,7 +61,7 @@ def test_first_wrong_sample_is_named_as_the_data_counts(spoil, listed):
     told = f"number {place} of batch {batch} of the data" if listed else f"number {row} of the data"
     problem = Problem(network(), "cross_entropy", in_batches(*data) if listed else data)
     with pytest.raises(BAD[spoil][0], match=f"The first such sample is {told}, counted from 0"):
-        look_over(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
+        check_data(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
 
 
 def test_label_is_looked_for_among_the_targets_alone():
@@ -72,7 +72,7 @@ def test_label_is_looked_for_among_the_targets_alone():
     model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(8, 3))
     problem = Problem(model, "cross_entropy", (words, labels))
     with pytest.raises(InputError, match="The first such sample is number 40 of the data"):
-        look_over(problem, [(words[:16], labels[:16])], 16, seed=0)
+        check_data(problem, [(words[:16], labels[:16])], 16, seed=0)
 
 
 def test_wrong_label_passes_between_processes():
@@ -86,14 +86,14 @@ def test_wrong_label_passes_between_processes():
 def test_wrong_data_far_behind_is_found(spoil, listed):
     data = samples()
     first = [tuple(part[:SIZE].clone() for part in data)]
-    look_over(Problem(network(), "cross_entropy", data), first, SIZE, seed=0)  # nothing is wrong
+    check_data(Problem(network(), "cross_entropy", data), first, SIZE, seed=0)  # nothing is wrong
     spoil(*data)
     error, message = BAD[spoil]
     given = in_batches(*data) if listed else data
     problem = Problem(network(), "cross_entropy", given)
     try_batches(problem, first, "train", 0)  # those are not wrong
     with pytest.raises(error, match=message if not listed else message.partition(", in")[0]):
-        look_over(problem, first, None if listed else SIZE, seed=0)
+        check_data(problem, first, None if listed else SIZE, seed=0)
 
 
 def with_wrong_label_behind_others(inputs, labels):
@@ -121,7 +121,7 @@ def test_wrong_label_is_found_behind_many_unusual_samples(spoil, size):
     problem = Problem(Filling(), "cross_entropy", given)
     first = [tuple(part[:SIZE].clone() for part in data)]
     with pytest.raises(InputError, match="expected labels from 0 to 2"):
-        look_over(problem, first, size, seed=0)
+        check_data(problem, first, size, seed=0)
 
 
 def test_advice_without_verification_refuses_labels_sorted_by_class():
@@ -138,7 +138,7 @@ def test_few_of_many_unusual_batches_are_tried():
     model = network()
     seen = []
     model[0].register_forward_hook(lambda module, given, output: seen.append(len(output)))
-    look_over(Problem(model, "cross_entropy", in_batches(*data)), [first], None, seed=0)
+    check_data(Problem(model, "cross_entropy", in_batches(*data)), [first], None, seed=0)
     assert seen == [SIZE, SIZE]  # the greatest label is in many
 
 
@@ -146,7 +146,7 @@ def test_truths_and_empty_tensors_are_looked_over():
     inputs, labels = torch.ones(6, 2), torch.arange(6) > 3
     batch = {"inputs": inputs, "labels": labels, "none": torch.zeros(6, 0, dtype=torch.long)}
     known = [None, (0, 0), None]
-    (chosen,) = _batches_of_odd_rows(batch, known, 3)
+    (chosen,) = _batches_of_outliers(batch, known, 3)
     assert chosen["labels"].tolist() == [True, True, False]
 
 
@@ -179,7 +179,7 @@ def test_model_that_takes_missing_values_is_not_refused():
     data = samples()
     with_nan(*data)
     problem = Problem(Filling(), "cross_entropy", data)
-    look_over(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
+    check_data(problem, [tuple(part[:SIZE] for part in data)], SIZE, seed=0)
 
 
 def test_unusual_samples_are_tried_once_and_leave_the_model_alone():
@@ -190,7 +190,7 @@ def test_unusual_samples_are_tried_once_and_leave_the_model_alone():
     seen = []
     model[0].register_forward_hook(lambda module, given, output: seen.append(len(output)))
     problem = Problem(model, "cross_entropy", (inputs, labels))
-    look_over(problem, [(inputs[:SIZE], labels[:SIZE])], SIZE, seed=0)
+    check_data(problem, [(inputs[:SIZE], labels[:SIZE])], SIZE, seed=0)
     assert seen == [SIZE, SIZE]
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from normscope import max_learning_rate
 from normscope.curvature import top_eigenvalue, trace
-from normscope.problem.loss import modules_of_loss
+from normscope.problem import loss_modules
 
 
 class Remembering(nn.Module):
@@ -63,4 +63,4 @@ def test_every_run_begins_with_the_same_loss():
 
 def test_modules_that_a_function_names_are_found():
     loss = Remembering()
-    assert modules_of_loss(lambda output, target: loss(output, target), nn.Linear(1, 1)) == [loss]
+    assert loss_modules(lambda output, target: loss(output, target), nn.Linear(1, 1)) == [loss]

@@ -7,13 +7,8 @@ import torch
 from torch.func import grad, jacrev
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
-from normscope.problem.loss import (
-    LOSSES,
-    accuracy,
-    check_probabilities,
-    cross_entropy,
-    squared_error,
-)
+from normscope.problem import LOSSES, accuracy, cross_entropy, squared_error
+from normscope.problem.loss import check_probabilities
 
 SAMPLES, CLASSES = 7, 5
 LABELS = torch.tensor([0, 4, 2, 2, 1, 3, 0])
@@ -197,6 +192,6 @@ def test_check_probabilities_refuses_other_values(row):
 @pytest.mark.parametrize("loss", [cross_entropy, squared_error])
 @pytest.mark.parametrize("output", [{"logits": torch.zeros(2, 3)}, (torch.zeros(2, 3),)])
 def test_output_that_is_no_tensor_is_refused_in_a_sentence(loss, output):
-    said = f"^the model's output must be a tensor, got {type(output).__name__}; pick one in a whole"
+    said = f"^the model.s output must be a tensor, got {type(output).__name__}; select one in a"
     with pytest.raises(ArgumentTypeError, match=said):
         loss(output, torch.tensor([0, 1]))

@@ -6,10 +6,8 @@ from torch import nn
 
 from normscope.curvature import operator
 from normscope.curvature.images import channels_last
+from normscope.problem import Evaluator, Problem, parameter_layout
 from normscope.problem import evaluate as evaluation
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
 
 SEEN: list[bool] = []  # not the model's own: that is put back as it was
 
@@ -184,4 +182,4 @@ def test_a_bias_before_a_norm_layer_does_not_keep_images_as_given(mode):
     model = nn.Sequential(*layers)
     data = torch.randn(8, 2, 5, 6), torch.arange(8) % 2
     evaluator = Evaluator(Problem(model, "cross_entropy", data), parameter_layout(model), mode, 0)
-    assert evaluator._rearranges(data)
+    assert evaluator._uses_channels_last(data)

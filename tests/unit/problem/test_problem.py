@@ -15,9 +15,15 @@ from normscope.errors import (
     StateError,
     UnknownNameError,
 )
-from normscope.problem.batch import moved, pieces, rows, sample_count
-from normscope.problem.loss import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import (
+    Problem,
+    isolated,
+    move_batch,
+    rows,
+    sample_count,
+    split_batch,
+    whole_loss,
+)
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
 
@@ -65,9 +71,10 @@ def test_problem_evaluates_elsewhere_without_touching_the_model():
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     expected = nn.functional.cross_entropy(functional_call(model, shifted | dict(buffers), X), Y)
     buffers = {name: before[name].clone() for name in buffers}
-    assert torch.equal(problem.loss_on((X, Y), shifted | buffers), expected)
-    output = problem.output_on((X, Y), shifted | {n: before[n].clone() for n in buffers})
-    assert torch.equal(problem.loss_of(output, Y), expected)
+    with isolated(model, tensors=shifted | buffers):
+        assert torch.equal(problem.loss_on((X, Y)), expected)
+    with isolated(model, tensors=shifted | {n: before[n].clone() for n in buffers}):
+        assert torch.equal(problem.loss_of(problem.output_on((X, Y)), Y), expected)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
@@ -83,7 +90,8 @@ def test_whole_loss_calls_the_model_in_its_own_way_also_elsewhere():
     expected = nn.functional.cross_entropy(model(X, X + 1), Y)
     assert torch.equal(problem.loss_on(given), expected)
     zeros = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    assert problem.loss_on(given, zeros).item() == pytest.approx(torch.log(torch.tensor(2.0)))
+    with isolated(model, tensors=zeros):
+        assert problem.loss_on(given).item() == pytest.approx(torch.log(torch.tensor(2.0)))
     with pytest.raises(StateError, match="whole_loss"):
         problem.output_on(given)
     with pytest.raises(StateError, match="whole_loss"):
@@ -227,7 +235,7 @@ def test_batch_rows_and_pieces_keep_samples_together():
     chosen = rows(batch, torch.tensor([4, 1]))
     assert torch.equal(chosen["x"], X[[4, 1]])
     assert torch.equal(chosen["pair"][1], Y[[4, 1]])
-    cut = pieces((X, Y), 4)
+    cut = split_batch((X, Y), 4)
     assert [sample_count(piece) for piece in cut] == [3, 3]
     assert torch.equal(torch.cat([piece[0] for piece in cut]), X)
     assert cut[0][0].data_ptr() == X.data_ptr()
@@ -236,12 +244,12 @@ def test_batch_rows_and_pieces_keep_samples_together():
 def test_batch_sample_count_refuses_unequal_lengths_and_no_tensor():
     with pytest.raises(ShapeError, match="as many in each"):
         sample_count((X, Y[:2]))
-    with pytest.raises(ArgumentTypeError, match="without any"):
+    with pytest.raises(ArgumentTypeError, match="holds tensors"):
         sample_count({"text": "abc"})
 
 
 def test_batch_moved_casts_floating_point_only():
-    x, y = moved((X, Y), torch.device("cpu"), torch.bfloat16)
+    x, y = move_batch((X, Y), torch.device("cpu"), torch.bfloat16)
     assert (x.dtype, y.dtype) == (torch.bfloat16, torch.int64)
 
 
@@ -269,9 +277,9 @@ def test_problem_looks_at_the_values_in_memory_only_once(monkeypatch):
 def test_batch_keeps_named_tuples_and_their_names():
     pair = NamedPair(X, Y)
     for made in (
-        moved(pair, torch.device("cpu"), torch.float64),
+        move_batch(pair, torch.device("cpu"), torch.float64),
         rows(pair, torch.tensor([2, 0])),
-        pieces(pair, 4)[0],
+        split_batch(pair, 4)[0],
         rows({"inner": pair}, torch.tensor([1]))["inner"],
     ):
         assert type(made) is NamedPair
@@ -284,7 +292,7 @@ def test_batch_keeps_named_tuples_and_their_names():
 @pytest.mark.parametrize("samples", range(1, 12))
 @pytest.mark.parametrize("size", range(1, 13))
 def test_batch_pieces_leave_no_sample_alone(samples, size):
-    sizes = [len(piece) for piece in pieces(torch.zeros(samples, 1), size)]
+    sizes = [len(piece) for piece in split_batch(torch.zeros(samples, 1), size)]
     assert sum(sizes) == samples
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= min(2, size, samples)
@@ -322,7 +330,7 @@ def test_targets_that_a_loss_of_torch_does_not_take_are_told_with_their_shape(lo
         with pytest.raises(InputError) as caught:
             refused((X, target))
         assert said in str(caught.value)
-        assert str(caught.value).endswith("; give the targets that it asks for.")
+        assert str(caught.value).endswith("; give the targets that it expects.")
 
 
 def test_what_a_loss_of_the_users_own_raises_is_not_touched():

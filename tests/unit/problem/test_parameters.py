@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from normscope.problem.parameters import parameter_layout
+from normscope.problem import parameter_layout
 
 
 def test_split_and_join_are_inverse():

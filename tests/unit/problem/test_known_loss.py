@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from normscope.problem import is_cross_entropy, is_squared_error, known_loss
 from normscope.problem import loss as losses
-from normscope.problem.loss import is_cross_entropy, is_squared_error, known_loss
 
 SCORES = torch.zeros(4, 3)
 LABELS = torch.tensor([0, 2, 1, 2])
