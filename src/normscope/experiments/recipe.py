@@ -1,4 +1,4 @@
-"""What an experiment is: settings by scale, a measurement, claims and a figure under one name.
+"""Experiments: settings by scale, a measurement, claims and a figure under one name.
 
 A file in ``experiments/<paper>/`` that decorates its measurement with `experiment` is found by the
 command line, the listing, the documentation and the tests.
@@ -29,15 +29,15 @@ __all__ = ["EXPERIMENTS", "LARGEST_SEED", "SCALES", "Recipe", "experiment", "run
 
 SCALES = ("quick", "small", "paper")
 """How large an experiment is run."""
-LARGEST_SEED = 2**31 - 2**20  # the numbers' files hold 32 bits, and further seeds follow it
-GIVEN = ("store", "progress")  # arguments of a measurement that are no settings
+LARGEST_SEED = 2**31 - 2**20  # NetCDF files hold 32 bits, and further seeds follow it
+GIVEN = ("store", "progress")  # arguments of a measurement that are not settings
 
 Measurement = Callable[..., xr.Dataset]  # its settings, ``store`` and ``progress`` by keyword
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An experiment: all that is needed to run it, judge it and draw it.
+    """An experiment: how to run it, judge its claims and draw it.
 
     Args:
         name: ``paper/figure``.
@@ -58,7 +58,7 @@ class Recipe:
     revision: int = 1
 
     def __call__(self, store: Store, progress: ProgressCallback, **settings: Any) -> xr.Dataset:
-        """Measure with these settings; what the store computes is of this revision."""
+        """Measure with these settings; the store records this revision."""
         with store.revised(self.revision):
             return self.measure(store=store, progress=progress, **settings)
 
@@ -72,7 +72,7 @@ class Recipe:
 
         Args:
             scale: quick, small or paper.
-            overrides: settings that go before the scale's.
+            overrides: settings that replace the scale's.
 
         Returns:
             The settings by name.
@@ -93,10 +93,10 @@ class Recipe:
 
 
 def _check_kind(what: str, value: Any, default: Any) -> None:
-    """Refuse a text for a number, one value for several, none for some, and the like.
+    """Raise if a setting has another type than its default.
 
-    A whole number that is positive by default must be positive; where the default is None anything
-    goes.
+    An integer that is positive by default must be positive; with a default of None any value is
+    accepted.
     """
     if default is None or value is None:
         return
@@ -119,7 +119,7 @@ def _check_seed(seed: Any) -> None:
 
 
 def _modules() -> Iterator[str]:
-    """Every module of every paper's folder, not imported yet."""
+    """Yield the names of all modules in the papers' folders, without importing them."""
     home = Path(__file__).parent
     for paper in pkgutil.iter_modules([str(home)]):
         if paper.ispkg:
@@ -129,7 +129,7 @@ def _modules() -> Iterator[str]:
 
 
 EXPERIMENTS: Registry[Recipe] = Registry("experiment", _modules())
-"""The experiments by name, ``paper/figure``; `experiment` registers one."""
+"""Experiments by name, ``paper/figure``; `experiment` registers one."""
 
 
 def experiment(
@@ -183,13 +183,13 @@ def run(
     progress: ProgressCallback = ignore_progress,
     **overrides: Any,
 ) -> Result:
-    """Run an experiment: measure, judge the paper's claims, be ready to draw.
+    """Run an experiment: measure and judge the paper's claims.
 
     Args:
         name: such as ``santurkar2018/figure4``; ``normscope list`` shows all.
         scale: quick (seconds, embedded data), small (minutes, real data) or paper.
-        store: keeps finished trainings: a run that was cut off goes on, and experiments that need
-            the same trainings share them. None: kept in memory for this call.
+        store: keeps finished trainings: an interrupted run resumes, and experiments that need the
+            same trainings share them. None: kept in memory for this call.
         progress: receives an event before each part.
         **overrides: settings that differ from the scale's.
 

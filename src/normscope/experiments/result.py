@@ -1,4 +1,4 @@
-"""What a run of an experiment gives: numbers, verdicts, a figure, and the files of all three."""
+"""The result of an experiment: numbers, verdicts, a figure, and the files of all three."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Result:
         claims: the paper's statements with their verdicts.
         settings: all settings of the run.
         overrides: those of them that differ from the scale's.
-        seconds: of the run; less than it took in all if trainings were found in a store.
+        seconds: duration of this run, without trainings found in a store.
         draw: makes the figure from the numbers.
-        label: a name of the user's own for this run.
+        label: a user-defined name for this run.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Result:
     label: str | None = None
 
     def figure(self) -> Figure:
-        """The figure, in the paper's layout."""
+        """Return the figure, in the paper's layout."""
         return self.draw(self.dataset)
 
     @property
@@ -71,7 +71,7 @@ class Result:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What it ran on."""
+        """Versions of normscope, torch, numpy and Python."""
         return {
             "normscope": __version__,
             "torch": torch.__version__.partition("+")[0],
@@ -80,7 +80,7 @@ class Result:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the numbers, as plain values."""
+        """Return everything except the dataset, as plain values."""
         return {
             "name": self.name,
             "label": self.label,
@@ -126,7 +126,7 @@ class Result:
         return paths
 
     def section(self) -> Section:
-        """This run as a section of a report, with its figure and its numbers."""
+        """Return this run as a section of a report."""
         drawn = picture_of(self.figure(), text=self.name)
         return result_section(self.to_dict(), drawn.svg, self.dataset, drawn.panels)
 
@@ -143,7 +143,7 @@ class Result:
         return write_report(Report(section.title, findings_of([section]), [section]), path)
 
     def to_markdown(self) -> str:
-        """A page: the command, the figure and the claims with their verdicts."""
+        """Return a Markdown page: the command, the figure and the claims with their verdicts."""
         settings = ", ".join(f"{key}={_value(value)}" for key, value in self.settings.items())
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         picture = f"{self.name.rpartition('/')[2]}.svg"
@@ -158,7 +158,7 @@ class Result:
         return "\n\n".join(parts) + "\n"
 
     def __str__(self) -> str:
-        """The verdicts, one line each; those of a quick run say so."""
+        """Return the verdicts, one line each; a quick run is marked."""
         lines = [f"{self.name} at {self.scale} scale, {self.seconds:.1f} s"]
         quick = self.scale == "quick"
         lines += [QUICK] if quick else []
@@ -176,12 +176,12 @@ class Result:
 
 
 def _plain(value: Any) -> Any:
-    """A setting as JSON holds it."""
+    """Convert a setting to JSON types."""
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _value(value: Any) -> str:
-    """A setting as the command line takes it: a Python literal without blanks, or a text."""
+    """Format a setting for the command line: a Python literal without spaces, or a string."""
     return value if isinstance(value, str) else repr(_plain(value)).replace(", ", ",")

@@ -1,4 +1,4 @@
-"""Any experiment as the work of a sweep: a cell runs it with one combination of settings."""
+"""Sweeps over an experiment: each cell runs it with one combination of settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["experiment_sweep", "run_cells"]
 
 
 def run_cells(name: str, cells: Sequence[Cell]) -> list[xr.Dataset]:
-    """Run an experiment once for each cell; trainings are not kept beyond it.
+    """Run an experiment once for each cell, with a store in memory.
 
     Args:
         name: of the experiment.
@@ -38,7 +38,7 @@ def run_cells(name: str, cells: Sequence[Cell]) -> list[xr.Dataset]:
 def experiment_sweep(
     name: str, scale: str, values: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> tuple[Work, list[Unit]]:
-    """The sweep of an experiment over some of its settings.
+    """Return the work and units of a sweep over some settings of an experiment.
 
     Args:
         name: of the experiment.
@@ -57,7 +57,7 @@ def experiment_sweep(
         raise InputError("the seeds of a sweep are given by --seeds, not as a setting.")
     for setting, each in values.items():
         for value in each:
-            recipe.settings(scale, {setting: value})  # refuse before anything is stored
+            recipe.settings(scale, {setting: value})  # fail before anything is stored
     settings = recipe.settings(scale, {setting: each[0] for setting, each in values.items()})
     settings.pop("seed", None)
     axes = {setting: each for setting, each in values.items() if len(each) > 1}

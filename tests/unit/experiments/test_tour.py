@@ -159,7 +159,7 @@ def test_numbers_keep_how_they_were_made(result, tmp_path):
     assert record.settings == result.to_dict()["settings"]
     assert (record.versions, record.command) == (result.versions, "normscope demo")
     assert record.seconds == pytest.approx(result.seconds + 7)
-    assert record.earlier_words == "7 of them before it was cut off"
+    assert record.earlier_words == "7 of them before it was interrupted"
     bare = record_of(result.dataset)  # as a library's user has them
     assert bare.settings["width"] == SETTINGS["width"]
     assert bare.seconds is None

@@ -89,7 +89,7 @@ def test_limits_say_where_no_end_was_found_and_what_theory_does_not_cover(result
     assert "Mean-field theory makes no estimate with BatchNorm: no such layer." in text
 
 
-def test_layers_without_a_formula_are_told_in_words(results):
+def test_layers_without_a_formula_are_named(results):
     says = "features.1: mean-field theory has no closure here for the module A. Supported are B."
     without = results.assign(
         theory_says=(CELL, [["head", "head"], [says, says]]),
@@ -157,7 +157,7 @@ def test_eigenvalues_are_said_to_be_of_one_seed(results):
     (table,) = tables_of("curvature", results)
     assert table.caption.endswith("; first seed alone")
     assert table.note.startswith("-: no finite number")  # BatchNorm has none in eval mode
-    assert "the eigenvalue of the first seed alone" in LEGEND
+    assert "eigenvalue of the first seed" in LEGEND
 
 
 def test_landscape_says_what_is_smaller_in_every_seed(results):
@@ -182,7 +182,7 @@ def test_equal_shift_is_lower_in_no_net(results):
 def test_curvature_warns_of_modes_that_differ_only(results):
     first, warning = about_curvature(results)
     assert "is largest without normalization, 9, and smallest with BatchNorm, 2, in this" in first
-    assert "4 with the statistics held fixed with BatchNorm, where training feels 2" in warning
+    assert "4 with the statistics held fixed with BatchNorm, instead of 2" in warning
     same = results.assign(lambda_max=results["lambda_max"].sel(mode="train", drop=True))
     alike = same.assign(lambda_max=same["lambda_max"].expand_dims(mode=results["mode"]))
     assert len(about_curvature(alike)) == 1
@@ -263,11 +263,11 @@ def test_first_screen_follows_the_numbers(results):
         in limits
     )
     assert (
-        "every limit within a factor of 2.00 by the median over the seeds, at worst 2.67 in one "
-        "seed." in limits  # 4 / 1.5 in seed 1, where the medians are 3 and 1.5
+        # 4 / 1.5 in seed 1, where the medians are 3 and 1.5
+        "within 2.00x of every limit (median over seeds; worst 2.67x)." in limits
     )
     alone = findings(whole.isel(seed=[0]))[0]
-    assert alone.endswith("every limit within a factor of 2.00.")
+    assert alone.endswith("within 2.00x of every limit.")
     assert (
         "diverges without normalization (1 of 2 seeds); at half its own limit, training" in training
     )

@@ -258,7 +258,7 @@ def test_trainability_without_a_comparison_decides_nothing(plain, depths, expect
 
 
 def test_trainability_trains_on_what_did_not_train(tmp_path):
-    """A learning rate of nothing: both depths stop, and are trained anew with twice the steps."""
+    """A learning rate of nothing: both depths stop, and are trained again with twice the steps."""
     begun = []
     choices = {**FEW, "depths": (3, 2), "learning_rates": (1e-9,), "longer": 2}
     result = run("yang2019/trainability", progress=begun.append, **choices)
@@ -267,7 +267,7 @@ def test_trainability_trains_on_what_did_not_train(tmp_path):
     assert list(numbers["depth"].values) == [2, 3]
     assert np.isfinite(numbers["best_loss"]).all()
     assert np.isfinite(numbers["longer_loss"]).all()
-    assert [label.endswith("24 steps") for label in begun] == [False] * 4 + [True] * 2
+    assert [event.stage.endswith("24 steps") for event in begun] == [False] * 4 + [True] * 2
     assert len(result.claims) == 3
     labels = [text.get_text() for text in result.figure().axes[0].get_legend().get_texts()]
     assert "batch, 2 times the steps" in labels

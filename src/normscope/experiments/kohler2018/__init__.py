@@ -1,1 +1,1 @@
-"""Length-direction decoupling, as the encyclopaedia article on batch normalization tells it."""
+"""Length-direction decoupling, after the encyclopaedia article on batch normalization."""

@@ -1,4 +1,4 @@
-"""What the article says of halfspaces, in the corrected forms."""
+"""Halfspaces: the inequalities of GDNP in their corrected forms, and the claims about them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _inequality(results: xr.Dataset, part: str, text: str) -> Claim:
 
 
 def _left_out(left: xr.DataArray, right: xr.DataArray) -> str:
-    """Which points were not compared, and why; empty if there are none."""
+    """Return which points were not compared, and why; empty if all were."""
     parts = []
     for loss in left["loss"].values:
         own, bound = left.sel(loss=loss), right.sel(loss=loss)
@@ -170,7 +170,7 @@ def halfspace(
 ) -> xr.Dataset:
     """GDNP on Gaussian halfspaces: inequalities, minimum, critical points, decoupling identity.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, after the encyclopaedia article on batch normalization.
 
     Args:
         dimensions: of the inputs.
@@ -182,7 +182,7 @@ def halfspace(
         most_steps: on the way to the minimum.
         seeds: problems.
         seed: first seed; the others follow it.
-        store: not needed: a run is too short to be resumed.
+        store: not used; a run takes seconds.
         progress: receives an event before each problem.
 
     Returns:
@@ -216,7 +216,7 @@ def _sides(given: Moments, loss: str, steps: int) -> xr.Dataset:
     """Both sides of the inequalities for Gaussian z with these moments."""
     design = given.matched()
     objective = GaussianObjective(design, margin_loss(loss))
-    # a fixed number of halvings and no safeguard: the algorithm as it is analysed
+    # a fixed number of halvings and no safeguard: the algorithm of the analysis
     options = Options(BISECTIONS, safeguard=False)
     path = list(itertools.islice(gdnp(objective, -design.mean, options), steps))
     sides = asdict(inequalities(objective, design, path))
@@ -229,7 +229,7 @@ def _scaled(design: SignedDesign, scale: float) -> SampleObjective:
 
 
 def _excess(design: SignedDesign, scale: float, form: str, most_steps: int) -> float:
-    """What GDNP's last value has above that of L-BFGS; infinite where it broke."""
+    """Return GDNP's last value minus that of L-BFGS; 1e300 where it diverged."""
     objective = _scaled(design, scale)
     options = Options(form=form, safeguard=form == "exact", length_tolerance=1e-10)
     value = np.inf
@@ -242,7 +242,7 @@ def _excess(design: SignedDesign, scale: float, form: str, most_steps: int) -> f
 
 
 def best_by_lbfgs(objective: Objective) -> float:
-    """The least value that L-BFGS finds for the same objective.
+    """Return the smallest value that L-BFGS finds for the same objective.
 
     Args:
         objective: over samples or a Gaussian.

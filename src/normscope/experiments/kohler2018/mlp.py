@@ -1,4 +1,4 @@
-"""What the article says of networks with a hidden layer, and what is true of it."""
+"""Networks with a hidden layer: the article's claims, as printed and as they hold."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def mlp(
 ) -> xr.Dataset:
     """GDNP over hidden units from zero, and the joint minimum, for Gaussian z by quadrature.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, after the encyclopaedia article on batch normalization.
 
     Args:
         dimensions: of the inputs; the quadrature has ``nodes`` to this power.
@@ -120,7 +120,7 @@ def mlp(
         steps: of each unit's direction.
         seeds: problems.
         seed: first seed; the others follow it.
-        store: not needed: a run is too short to be resumed.
+        store: not used; a run takes seconds.
         progress: receives an event before each problem.
 
     Returns:
@@ -145,7 +145,7 @@ def mlp(
 
 
 def _from_zero(given: Moments, design: SignedDesign, units: int, steps: int) -> xr.Dataset:
-    """Unit by unit from nothing."""
+    """Train unit by unit from zero."""
     net = HiddenUnits(
         design, margin_loss("logistic"), np.zeros((units, design.size)), np.ones(units)
     )
@@ -165,7 +165,7 @@ def _from_zero(given: Moments, design: SignedDesign, units: int, steps: int) -> 
 def _jointly(
     given: Moments, design: SignedDesign, units: int, random: np.random.Generator
 ) -> xr.Dataset:
-    """The best of four joint minima over all units."""
+    """Return the best of four joint minima over all units."""
     drawn = [random.standard_normal((units, design.size)) for _ in range(4)]
     found = [joint_minimum(design, start) for start in drawn]
     weights, value, gradient = min(found, key=lambda each: each[1])

@@ -1,4 +1,4 @@
-"""Least squares: the rate of the normalized parametrization beside four other methods."""
+"""Least squares: the rate of the normalized parametrization compared with four other methods."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def ols(
 ) -> xr.Dataset:
     """Gaps of five methods on least squares, with the bound of the normalized one.
 
-    Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
+    Reference: kohler2018, after the encyclopaedia article on batch normalization.
 
     Args:
         conditions: of S, whose eigenvalues lie evenly on a logarithmic axis.

@@ -1,4 +1,4 @@
-"""Statements on training, landscape and shift as claims; `judge` has the rules."""
+"""Claims about training, landscape, covariate shift and activations; `judging` has the rules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trains_better(
         results: ``training_loss`` over (norm, seed, step).
         norm: that should be better.
         source: of the statement.
-        network: its name, for the text.
+        network: its name in the claim.
         over: the one that should be worse.
 
     Returns:
@@ -72,7 +72,7 @@ def trains_as_well(results: xr.Dataset, norm: str, source: str, network: str) ->
         results: ``training_loss`` over (norm, seed, step).
         norm: that should do as well as BatchNorm.
         source: of the statement.
-        network: its name, for the text.
+        network: its name in the claim.
 
     Returns:
         The claim.
@@ -80,13 +80,13 @@ def trains_as_well(results: xr.Dataset, norm: str, source: str, network: str) ->
     text = f"{network} trains with the {NAMES[norm]} as well as with BatchNorm or better"
     late = {name: _late_loss(results, name) for name in (norm, "batch")}
     start = results["training_loss"].sel(norm="batch").isel(step=0)
-    room = _AS_WELL * (start - late["batch"]).clip(min=0)
+    allowance = _AS_WELL * (start - late["batch"]).clip(min=0)
     names, note = (NAMES[norm], NAMES["batch"]), ""
-    if "none" in results["norm"]:  # how much the statement says: does the standard network pass?
+    if "none" in results["norm"]:  # whether the standard network would pass as well
         bare = np.atleast_1d(_late_loss(results, "none").values)
-        passes = is_below(bare, np.atleast_1d(late["batch"].values), room)
+        passes = is_below(bare, np.atleast_1d(late["batch"].values), allowance)
         note = f" (standard {spread(bare)}, as well in {passes.sum()} of {len(passes)} seeds)"
-    return compared(text, source, late[norm], late["batch"], names, allowance=room, note=note)
+    return compared(text, source, late[norm], late["batch"], names, allowance=allowance, note=note)
 
 
 def is_smoother(
@@ -98,7 +98,7 @@ def is_smoother(
         results: the ray probes' variables over (norm, seed, step).
         norm: that should be smoother.
         source: of the statement.
-        network: its name, for the text.
+        network: its name in the claim.
         second_half: whether to judge by the second half of the measured steps.
 
     Returns:
@@ -126,7 +126,7 @@ def is_better_throughout(
     Args:
         results: ``training_loss`` and the ray probes' variables over (norm, seed, step).
         source: of the statements.
-        network: its name, for the text.
+        network: its name in the claim.
         second_half: whether to judge the landscape by the second half of the measured steps.
 
     Returns:
@@ -142,13 +142,13 @@ def is_better_throughout(
 def predicts_better(
     results: xr.Dataset, norm: str, source: str, network: str, second_half: bool
 ) -> Claim:
-    """The gradients met along the gradient differ less from it than in the standard network.
+    """Gradients along the ray differ less from the first one than in the standard network.
 
     Args:
         results: ``gradient_distance`` over (norm, seed, step, distance).
         norm: whose gradients should be more predictive.
         source: of the statement.
-        network: its name, for the text.
+        network: its name in the claim.
         second_half: whether to judge by the second half of the measured steps.
 
     Returns:
@@ -171,7 +171,7 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
     Args:
         results: ``shift_cosine`` and ``shift_distance`` over (norm, seed, step, layer).
         source: of the statement.
-        network: its name, for the text.
+        network: its name in the claim.
 
     Returns:
         A claim for the cosine and one for the l2 difference.
@@ -179,7 +179,7 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
     later = results.sel(norm=["batch", "none"]).isel(layer=slice(1, None))
     cosine = weighted_mean(later["shift_cosine"], ("step", "layer"))
     distance = geometric_mean(later["shift_distance"], ("step", "layer"))
-    room = _SIMILAR_DISTANCE * distance.sel(norm="none")
+    allowance = _SIMILAR_DISTANCE * distance.sel(norm="none")
     stem = f"{network}: with BatchNorm the covariate shift is similar or worse"
     names = (NAMES["batch"], NAMES["none"])
     return [
@@ -198,7 +198,7 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
             distance.sel(norm="none"),
             distance.sel(norm="batch"),
             names[::-1],
-            allowance=room,
+            allowance=allowance,
             note=_left_out(later["shift_distance"], int((later["shift_distance"] == 0).sum())),
         ),
     ]
@@ -209,7 +209,7 @@ def _with(norm: str) -> str:
 
 
 def _late_loss(results: xr.Dataset, norm: str) -> xr.DataArray:
-    """Over the last quarter; infinite if the run did not get there."""
+    """Return the mean loss over the last quarter; infinite if the run diverged before."""
     losses = results["training_loss"].sel(norm=norm)
     late = losses.isel(step=slice(-max(1, losses.sizes["step"] // 4), None))
     return late.mean("step", skipna=False).fillna(np.inf).where(losses.notnull().any("step"))
@@ -225,14 +225,16 @@ def _over_all(whole: xr.DataArray, norm: str) -> str:
 
 
 def _or_infinite(results: xr.Dataset, name: str) -> xr.DataArray:
-    """A number on the ray, infinite where it is not finite; missing where a run has none of it.
+    """Return a ray variable, infinite where it is not finite; NaN where a run did not measure it.
 
-    A run that diverged has infinite ones even so, if another run has numbers.
+    A run that diverged counts as infinite if another run was measured.
     """
     values = results[name]
     losses = results.get("training_loss", values)
     measured, made = _in_runs(values.notnull()), _in_runs(losses.notnull())
-    steps = next(name for name in losses.dims if str(name).endswith("step"))  # the tour has its own
+    steps = next(
+        name for name in losses.dims if str(name).endswith("step")
+    )  # the tour has another name for it
     diverged = ~_in_runs(abs(losses.isel({steps: [-1]})) < np.inf)
     known = made & (measured | diverged) & measured.any()
     return values.where(np.isfinite(values) | ~known, np.inf)
@@ -243,7 +245,7 @@ def _in_runs(found: xr.DataArray) -> xr.DataArray:
 
 
 def _left_out(shift: xr.DataArray, zeros: int) -> str:
-    """What a mean of the shift does without, for the reader; a run without any is not counted."""
+    """Return a note on the values that a mean leaves out; runs without any do not count."""
     measured = shift.notnull().any("layer")
     lost = measured.any(("norm", "seed")) & measured.any("step") & ~measured
     counts = {

@@ -1,29 +1,28 @@
-"""How the paper's statements are judged.
+"""Rules that judge the paper's statements.
 
-The rules were written down before any of the numbers they judge was seen. What was known by then:
-loss curves of seed 0 (VGG without normalization, the deep linear network at three learning rates),
-from which the number of steps at small scale and the rule of the second half come. One rule was
-changed since, with the verdicts known: the weight of a measured step. A review found that the
-earlier one, by which each measured step counted the same, counted early training most, as the deep
-linear network is measured ten times as densely in its first tenth. How numbers that are missing,
-zero or beyond a divergence are treated was made explicit at the same time.
+The rules were written before the numbers they judge were seen. Known at that time were loss curves
+of seed 0 (VGG without normalization, the deep linear network at three learning rates), which gave
+the number of steps at small scale and the rule of the second half. One rule was changed later, with
+the verdicts known: the weight of a measured step. The earlier rule weighted every measured step
+equally, and so counted early training most, since the deep linear network is measured ten times as
+densely in its first tenth. The treatment of missing, zero and infinite numbers was made explicit at
+the same time.
 
 - A statement compares two networks trained from the same seeds. It is *reproduced* if it holds in
   every seed, *not reproduced* if in none, and *undecided* otherwise or with fewer than three seeds.
-  It is undecided too, and says so, if a number it needs was not measured in a seed.
+  It is also undecided if a number it needs was not measured in a seed.
 - A run that diverged has an infinite loss, and a number on the ray that is not finite is infinite;
   an infinite number is never below, or similar to, another. A run that did not diverge and has no
-  number at all on the ray was not measured there. Covariate shift and moments have no number after
-  a divergence: they are those of the steps before it, and the statement says how many steps of the
-  shift it does without.
+  number on the ray was not measured there. Covariate shift and moments have no number after a
+  divergence: they are those of the steps before it, and the claim gives the number of steps left
+  out.
 - Training performance is the training loss averaged over the last quarter of the measured steps.
-- A median or mean over measured steps weighs each by the steps of training it stands for: half the
-  way to the measured one on either side, at the ends the whole way to the only one. Steps that are
-  measured evenly, as VGG's are, weigh the same.
+- A median or mean over measured steps weights each by half the distance to its two neighbours, at
+  the ends by the distance to the only neighbour. Evenly spaced steps, as VGG's, weigh the same.
 - The landscape of a training (width of the loss band, largest change of the gradient, beta) is the
   median over measured steps: for VGG over the second half of them, since a short run of the
-  standard network begins on a plateau where it has no landscape to speak of (the median over all
-  is printed beside it), for the deep linear network over all.
+  standard network begins on a plateau where its landscape is flat (the median over all steps is
+  printed as well), for the deep linear network over all.
 - The predictiveness of gradients is the change of the gradient at each distance on the ray, the
   median over the same steps as for the landscape, averaged over the distances.
 - Covariate shift is compared over all measured steps and all layers but the first, which nothing
@@ -61,7 +60,7 @@ MANY_SEEDS = 3
 
 
 def verdict(held: np.ndarray) -> bool | None:
-    """Whether a statement holds, from whether it held in each seed.
+    """Return True if a statement held in every seed, False if in none, None if undecided.
 
     >>> verdict(np.array([True, True, True])), verdict(np.array([True, False, True]))
     (True, None)
@@ -72,13 +71,13 @@ def verdict(held: np.ndarray) -> bool | None:
 
 
 def spread(values: np.ndarray) -> str:
-    """Mean and standard deviation over seeds, or the range where a value is infinite.
+    """Format mean and standard deviation over seeds, or the range where a value is infinite.
 
     Args:
-        values: of the seeds; those that are not a number are left out.
+        values: of the seeds; NaN is left out.
 
     Returns:
-        The text.
+        The formatted string.
 
     >>> spread(np.array([1.0, 2.0, 3.0]))
     '2 ± 1'
@@ -107,13 +106,13 @@ def compared(
     allowance: xr.DataArray | float = 0.0,
     note: str = "",
 ) -> Claim:
-    """The claim that a number of one network is below another's, seed by seed.
+    """Return the claim that a number of one network is below another's, seed by seed.
 
     Args:
         text: the statement.
         source: where it is made.
-        left: the number that should be smaller, over seed; infinite after a divergence, not a
-            number if it was not measured.
+        left: the number that should be smaller, over seed; infinite after a divergence, NaN if
+            it was not measured.
         right: the one that should be larger.
         names: of the two networks.
         allowance: by how much the left one may be larger; zero asks for smaller.
@@ -135,25 +134,25 @@ def compared(
 def is_below(
     low: np.ndarray, high: np.ndarray, allowance: xr.DataArray | float = 0.0
 ) -> np.ndarray:
-    """Whether a number is below another, or above by no more than is allowed, in each seed.
+    """Return for each seed whether a number is below another, up to the allowance.
 
-    What is infinite or not a number is below nothing.
+    Infinity and NaN are below nothing.
 
     >>> is_below(np.array([1.0, 1.0, np.inf]), np.array([1.0, 0.95, np.inf]), 0.1).tolist()
     [True, True, False]
     """
-    room = np.broadcast_to(np.asarray(allowance, dtype=float), high.shape)
+    margin = np.broadcast_to(np.asarray(allowance, dtype=float), high.shape)
     with np.errstate(invalid="ignore"):
-        below = np.where(room > 0, low <= high + room, low < high)
+        below = np.where(margin > 0, low <= high + margin, low < high)
     held: np.ndarray = np.isfinite(low) & below
     return held
 
 
 def step_weights(steps: np.ndarray) -> np.ndarray:
-    """How many steps of training each measured one stands for: half the way to both neighbours.
+    """Return the weight of each measured step: half the distance to both neighbours.
 
-    The first and the last stand for the whole way to their only neighbour, so that evenly spaced
-    steps all weigh the same; one step alone weighs 1.
+    The first and the last weigh the distance to their only neighbour, so that evenly spaced steps
+    all weigh the same; a single step weighs 1.
 
     Args:
         steps: at which was measured, increasing.
@@ -170,14 +169,14 @@ def step_weights(steps: np.ndarray) -> np.ndarray:
 
 
 def weighted_median(values: xr.DataArray, dimensions: Sequence[str] = ("step",)) -> xr.DataArray:
-    """The value with half of the weight on either side, or the middle of the two that share it.
+    """Return the value with half of the weight on either side, or the mean of the two middle ones.
 
     Args:
-        values: over step and others; what is not a number is left out, infinite ones count.
+        values: over step and others; NaN is left out, infinity counts.
         dimensions: over which, ``step`` among them.
 
     Returns:
-        The medians; not a number where there is no value.
+        The medians; NaN where there is no value.
 
     >>> weighted_median(xr.DataArray([5.0, 1.0, 3.0], {"step": [0, 1, 9]}, "step")).item()
     3.0
@@ -191,19 +190,19 @@ def weighted_median(values: xr.DataArray, dimensions: Sequence[str] = ("step",))
 
 
 def weighted_mean(values: xr.DataArray, dimensions: Sequence[str] = ("step",)) -> xr.DataArray:
-    """The mean by the weights of steps; arguments and what is left out as in `weighted_median`."""
+    """Return the mean by the weights of steps; arguments as in `weighted_median`."""
     return values.weighted(_weights(values)).mean(list(dimensions))
 
 
 def geometric_mean(values: xr.DataArray, dimensions: Sequence[str] = ("step",)) -> xr.DataArray:
-    """The geometric mean by the weights of steps; zeros, which would be all of it, are left out.
+    """Return the geometric mean by the weights of steps; zeros are left out.
 
     Args:
         values: not negative, over step and others.
         dimensions: over which, ``step`` among them.
 
     Returns:
-        The means; not a number where there is no positive value.
+        The means; NaN where there is no positive value.
 
     >>> round(geometric_mean(xr.DataArray([2.0, 0.0, 8.0], dims="step")).item(), 12)
     4.0
@@ -214,7 +213,7 @@ def geometric_mean(values: xr.DataArray, dimensions: Sequence[str] = ("step",)) 
 
 
 def _weights(values: xr.DataArray) -> xr.DataArray:
-    """Of the steps at which any of the values was measured; 0 for the others."""
+    """Return weights of the steps at which any value was measured; 0 for the others."""
     others = [name for name in values.dims if name != "step"]
     measured = values.notnull().any(others).values
     weights = np.zeros(len(measured))

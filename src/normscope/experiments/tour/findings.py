@@ -1,8 +1,7 @@
-"""What the tour found of landscape and curvature, in sentences made of its numbers alone.
+"""Sentences of the report, derived from the numbers of the tour.
 
-They are right whichever way the numbers come out. Every function returns the sentences of one part;
-the first stands on the report's first screen.
-Numbers are medians over the seeds, with the range over them in brackets.
+The sentences are correct whichever way the numbers come out. Every function returns those of one
+part. Numbers are medians over the seeds, with the range in brackets.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def reference_of(results: xr.Dataset) -> str:
 
 
 def about_landscape(results: xr.Dataset) -> list[str]:
-    """The bands along the gradient, at one learning rate for all."""
+    """Describe the bands along the gradient, at one learning rate for all."""
     widths = results["loss_high"] - results["loss_low"]
     rate = number(float(results["common_rate"]))
     shown = contrast(over_steps(widths), "varies most", "least")
@@ -70,7 +69,7 @@ def about_landscape(results: xr.Dataset) -> list[str]:
     below = [f"{what} {_smaller(results, over_steps(each))}" for what, each in parts.items()]
     against = f"Smaller than {with_norm(reference_of(results))} in every seed: {'; '.join(below)}."
     return [
-        f"At one learning rate for all, {rate}, half the smallest limit, the loss met along the "
+        f"At one learning rate for all, {rate}, half the smallest limit, the loss along the "
         f"gradient {shown}.",
         *([against] if len(norms_of(results)) > 1 else []),
         _SAME_RATE,
@@ -96,7 +95,7 @@ def _smaller(results: xr.Dataset, values: xr.DataArray) -> str:
 
 
 def about_shift(results: xr.Dataset) -> list[str]:
-    """Internal covariate shift by the paper's measure."""
+    """Describe internal covariate shift by the paper's measure."""
     cosine, reference = shift_cosine(results), with_norm(reference_of(results))
     shown = contrast(cosine, "is highest", "lowest", 3)
     where = _smaller(results, cosine)
@@ -120,19 +119,19 @@ def shift_cosine(results: xr.Dataset) -> xr.DataArray:
 
 
 def about_curvature(results: xr.Dataset) -> list[str]:
-    """The spectrum before training, and what a wrong mode would say."""
+    """Describe the spectrum before training, and the values of other modes."""
     largest = results["lambda_max"]
     shown = contrast(largest.sel(mode="train").expand_dims("seed"), "is largest", "smallest")
     wrong = (_other_modes(largest.sel(norm=norm), norm) for norm in norms_of(results))
     return [
-        "Before training the largest eigenvalue of the Gauss-Newton matrix as training feels it, "
-        f"with the batch's own statistics, {shown} (first seed).",
+        "Before training the largest eigenvalue of the Gauss-Newton matrix in train mode "
+        f"{shown} (first seed).",
         *list(filter(None, wrong))[:1],
     ]
 
 
 def _other_modes(largest: xr.DataArray, norm: str) -> str:
-    """What other modes would say, where that differs."""
+    """Describe the values of other modes, where they differ."""
     value = float(largest.sel(mode="train"))
     others = {words: float(largest.sel(mode=mode)) for mode, words in _MODES.items()}
     apart = [
@@ -143,21 +142,21 @@ def _other_modes(largest: xr.DataArray, norm: str) -> str:
     if not apart:
         return ""
     return (
-        f"A tool that does not follow the batch would report {enumerated(apart)} "
-        f"{with_norm(norm)}, where training feels {number(value)}."
+        f"Without the batch statistics the value would be {enumerated(apart)} "
+        f"{with_norm(norm)}, instead of {number(value)}."
     )
 
 
 _NOWHERE = "in no other net"
 _MODES = {"frozen": "with the statistics held fixed", "eval": "in eval mode"}
-_APART = 1.1  # from here on a mode is worth a sentence
+_APART = 1.1  # least factor between modes that is reported
 _SAME_RATE = (
     "The rate is the same for all: a net with a higher limit takes steps that are small for it."
 )
 
 
 def about_limits(results: xr.Dataset) -> list[str]:
-    """Where training breaks, and who knew."""
+    """Describe the stability limits, and how close each prediction came."""
     norms, limit = norms_of(results), results["limit"]
     shown = contrast(limit, "is largest", "smallest")
     sentences = [f"The learning rate at which training breaks {shown}.{_span(limit)}"]
@@ -169,7 +168,7 @@ def about_limits(results: xr.Dataset) -> list[str]:
 
 
 def _span(limit: xr.DataArray) -> str:
-    """How far apart the normalizations are."""
+    """Return the ratio of the largest and the smallest limit."""
     if limit.sizes["norm"] < 2:
         return ""
     middle = limit.median("seed")
@@ -177,7 +176,7 @@ def _span(limit: xr.DataArray) -> str:
 
 
 def _prediction(results: xr.Dataset) -> str:
-    """How good the prediction was."""
+    """Describe the error of the prediction."""
     offs = {
         norm: factor(*(float(results[name].sel(norm=norm).median()) for name in _PREDICTED))
         for norm in norms_of(results)
@@ -196,20 +195,20 @@ def _prediction(results: xr.Dataset) -> str:
 
 
 def worst_in_a_seed(results: xr.Dataset) -> str:
-    """How far off the prediction was at worst; medians over the seeds hide that."""
+    """Describe the largest error in a single seed, which medians hide."""
     if results.sizes["seed"] < 2:
         return ""
     predicted, limit = (results[name] for name in _PREDICTED)
     worst = float(np.maximum(predicted / limit, limit / predicted).max())
-    return f" by the median over the seeds, at worst {worst:.2f} in one seed"
+    return f" (median over seeds; worst {worst:.2f}x)"
 
 
 _PREDICTED = ("predicted", "limit")
-_NO_FORMULA = "has no closure here for the module"  # as `meanfield.predict` says it
+_NO_FORMULA = "has no closure here for the module"  # part of the message of `meanfield.predict`
 
 
 def _theory(results: xr.Dataset) -> list[str]:
-    """What the architecture alone said."""
+    """Describe the estimate of mean-field theory."""
     norms = norms_of(results)
     covered = [norm for norm in norms if results["theory"].sel(norm=norm).notnull().all()]
     sentences = []
@@ -223,7 +222,7 @@ def _theory(results: xr.Dataset) -> list[str]:
 
 
 def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
-    """Why there is no estimate of some nets: mostly a layer that the theory has no formula for."""
+    """Explain missing estimates: mostly a layer that the theory has no formula for."""
     layers, others = [], []
     for norm in norms:
         reason = str(results["theory_says"].sel(norm=norm).values.ravel()[0])
@@ -243,7 +242,7 @@ def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
 
 
 def _estimate(results: xr.Dataset, norm: str) -> str:
-    """The theory's estimate of one net beside the measured one."""
+    """Format the theory's estimate of one net and the measured bound."""
     theory, measured = (typical(results[name]) for name in ("theory", "curvature_bound"))
     return f"{theory} {with_norm(norm)} (by measured curvature and short runs: {measured})"
 
@@ -275,7 +274,7 @@ def _ended(results: xr.Dataset, prefix: str) -> str:
 
 
 def late_loss(results: xr.Dataset, prefix: str = "") -> xr.DataArray:
-    """The mean of the last ten training losses; not a number after a divergence."""
+    """Return the mean of the last ten training losses; NaN after a divergence."""
     losses: xr.DataArray = results[f"{prefix}training_loss"]
     return losses.isel(training_step=slice(-10, None)).mean("training_step", skipna=False)
 
@@ -367,7 +366,7 @@ def about_diagram(results: xr.Dataset) -> list[str]:
 
 
 def boundary_rows(part: xr.Dataset) -> list[tuple[float, float, float]]:
-    """Where training breaks and where theory says so, for each scale at which both are known.
+    """Return measured and theoretical stability limits, for each scale at which both are known.
 
     Args:
         part: the diagram.

@@ -51,8 +51,8 @@ def findings(results: xr.Dataset) -> list[str]:
     Returns:
         At most five sentences or pairs of them, with their numbers.
     """
-    tell = (_limits, _training, _landscape, _curvature, _theory)
-    return [text for each in tell if (text := each(results))]
+    parts = (_limits, _training, _landscape, _curvature, _theory)
+    return [text for each in parts if (text := each(results))]
 
 
 def _limits(results: xr.Dataset) -> str:
@@ -66,7 +66,7 @@ def _limits(results: xr.Dataset) -> str:
     which = "every limit" if limit.size > 1 else "it"
     return (
         f"The learning rate at which training breaks {_ends(limit)}{apart}. The prediction from "
-        f"the first weights, before any run, meets {which} within a factor of {max(offs):.2f}"
+        f"the first weights, before any run, is within {max(offs):.2f}x of {which}"
         f"{worst_in_a_seed(results)}."
     )
 
@@ -80,7 +80,7 @@ def _training(results: xr.Dataset) -> str:
 
 
 def _diverged(results: xr.Dataset, prefix: str) -> str:
-    """Which trainings broke."""
+    """Describe which trainings diverged."""
     outcome, of = results[f"{prefix}outcome"] == "diverged", results.sizes["seed"]
     counts = {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
     broken = [f"{with_norm(norm)} ({n} of {of} seeds)" for norm, n in counts.items() if n]
@@ -127,14 +127,14 @@ def _theory(results: xr.Dataset) -> str:
 def _ends(
     values: xr.DataArray, most: str = "is largest", least: str = "smallest", alone: str = "is"
 ) -> str:
-    """The largest and the smallest over the normalizations; not a number counts as infinite.
+    """The largest and the smallest over the normalizations; NaN counts as infinite.
 
     >>> _ends(xr.DataArray([1.0, 4.0], dims="norm", coords={"norm": ["none", "batch"]}))
     'is largest with BatchNorm, 4, and smallest without normalization, 1'
     """
     known = values.fillna(np.inf)
-    told = {norm: number(float(known.sel(norm=norm))) for norm in map(str, known["norm"].values)}
-    if len(told) < 2:
-        return " ".join(f"{alone} {value} {with_norm(norm)}" for norm, value in told.items())
+    shown = {norm: number(float(known.sel(norm=norm))) for norm in map(str, known["norm"].values)}
+    if len(shown) < 2:
+        return " ".join(f"{alone} {value} {with_norm(norm)}" for norm, value in shown.items())
     low, high = extremes(known)
-    return f"{most} {with_norm(high)}, {told[high]}, and {least} {with_norm(low)}, {told[low]}"
+    return f"{most} {with_norm(high)}, {shown[high]}, and {least} {with_norm(low)}, {shown[low]}"

@@ -84,7 +84,7 @@ def _rates(results: xr.Dataset) -> Table:
         "The limit lies between the largest rate that still trains and the smallest that breaks; "
         "take half of it. Stable at first: the rate below which no direction is unstable at the "
         "first weights, by the curvature measured there; where a short run broke below that, at "
-        "most half of the lowest rate that broke. The theory estimates what the curvature says, "
+        "most half of the lowest rate that broke. The theory estimates the curvature bound "
         "from the architecture alone. -: no rate that breaks was found, or theory has no estimate."
     )
     columns = ["normalization", "seed", *_RATES.values()]
@@ -151,7 +151,7 @@ def _checks(results: xr.Dataset) -> Table:
 def _diagram(results: xr.Dataset) -> Table:
     known = boundary_rows(diagram_part(results))
     rows = [[*row, factor(row[1], row[2])] for row in known]
-    columns = ["scale of BatchNorm", "training breaks at", "theory says", "factor between them"]
+    columns = ["scale of BatchNorm", "training breaks at", "theory predicts", "ratio"]
     return Table("Learning rates at which training breaks", columns, rows, digits=_DIGITS)
 
 
@@ -175,7 +175,7 @@ def _by_norm(
 
 
 def _number(values: xr.DataArray) -> float | None:
-    """The median; None if that is no finite number."""
+    """Return the median; None if it is not finite."""
     found = float(np.median(values.values))
     return found if np.isfinite(found) else None
 
@@ -226,7 +226,7 @@ _PICTURES: dict[str, _Drawing] = {
         norm_landscape,
         "Bands of the loss and of the gradient's change along the gradient over training, one "
         "panel for each normalization, and the effective smoothness of all.",
-        "Bands reach from the least to the largest value met from half a step to four steps along "
+        "Bands reach from the least to the largest value from half a step to four steps along "
         "the gradient; medians over seeds. Behind each band, in grey, the one it is compared with.",
     ),
     "shift": (
@@ -252,7 +252,7 @@ _PICTURES: dict[str, _Drawing] = {
         verdicts,
         "Difference of the two sides of every statement on every unit that was checked, exact and "
         "as printed.",
-        "An identity holds where its sides differ by rounding alone; a bound may have room. Some "
+        "An identity holds where its sides differ by rounding alone; a bound may have slack. Some "
         "statements are an identity in their exact form and a bound as printed.",
     ),
     "diagram": (
@@ -326,8 +326,8 @@ def _record(results: xr.Dataset) -> Section:
     return Section(
         "Settings and data",
         [
-            "What the papers say of such nets is judged beside each part, by these numbers; there "
-            "± stands between the mean over the seeds and their standard deviation.",
+            "The papers' claims are judged in each section by these numbers, given as mean ± "
+            "standard deviation over the seeds.",
             SAME_AGAIN,
         ],
         settings=record.settings,

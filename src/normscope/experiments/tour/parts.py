@@ -106,7 +106,7 @@ class Net:
         return Problem(self.model(norm, seed, depth), LOSS, self.samples.train)
 
     def batch(self, samples: int | None = None) -> tuple[Tensor, Tensor]:
-        """The first training samples: a batch, or as many as asked for."""
+        """Return the first training samples: one batch, or the given number."""
         x, y = self.samples.train
         size = self.batch_size if samples is None else samples
         return x[:size], y[:size]
@@ -165,7 +165,7 @@ def training(net: Net, norm: str, seed: int, rate: float, steps: int) -> xr.Data
         steps: updates.
 
     Returns:
-        ``training_loss`` (training_step), not a number after a divergence; ``test_accuracy`` with
+        ``training_loss`` (training_step), NaN after a divergence; ``test_accuracy`` with
         the population statistics of the training data; ``outcome``.
     """
     problem, data = net.problem(norm, seed), net.samples
@@ -205,12 +205,12 @@ def landscape(net: Net, norm: str, seed: int, rate: float, steps: int, every: in
         net: the network.
         norm: its normalization.
         seed: of weights, order of the data and noise.
-        rate: of SGD; the ray is looked at in multiples of it.
+        rate: of SGD, and the unit of the distances on the ray.
         steps: updates.
         every: steps from one measurement to the next.
 
     Returns:
-        The probes' variables over step, distance and layer; not a number after a divergence.
+        The probes' variables over step, distance and layer; NaN after a divergence.
     """
     problem = net.problem(norm, seed)
     optimizer = sgd(rate, net.momentum)(problem.model.parameters())

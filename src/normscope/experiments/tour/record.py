@@ -1,4 +1,4 @@
-"""The numbers of a tour with how they were made, so that a file of them gives its page again."""
+"""How a tour was run, kept in the attributes of its dataset, so that a file can be reported."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Record:
     Args:
         settings: all settings, by name.
         versions: of the packages it ran on, by name.
-        command: that gives it again.
+        command: that reproduces it.
         seconds: it took in all; None if that is not known.
-        earlier: seconds of them in runs that were cut off.
+        earlier: seconds of them in interrupted runs.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class Record:
 
     @property
     def earlier_words(self) -> str:
-        """What part of the seconds is of earlier runs.
+        """Return which part of the seconds was spent in earlier runs.
 
         >>> Record(seconds=90.0, earlier=31.7).earlier_words
-        '32 of them before it was cut off'
+        '32 of them before it was interrupted'
         """
-        return f"{self.earlier:.0f} of them before it was cut off" if self.earlier else ""
+        return f"{self.earlier:.0f} of them before it was interrupted" if self.earlier else ""
 
 
 def with_record(result: Result, command: str, earlier: float = 0.0) -> xr.Dataset:
@@ -53,7 +53,7 @@ def with_record(result: Result, command: str, earlier: float = 0.0) -> xr.Datase
 
     Args:
         result: of the experiment "tour".
-        command: that gives it again.
+        command: that reproduces it.
         earlier: seconds of what it found in a store.
 
     Returns:
@@ -92,7 +92,7 @@ def seconds_in_store(store: Store, settings: Mapping[str, Any]) -> float:
     """The seconds of a tour's parts that a store has already.
 
     Args:
-        store: of tours, such as one that was cut off.
+        store: of tours, such as an interrupted one.
         settings: of this tour; parts of other nets and seeds are not counted.
 
     Returns:

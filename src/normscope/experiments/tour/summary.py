@@ -1,4 +1,4 @@
-"""The tour in one row for each normalization."""
+"""Summary of the tour: one row for each normalization."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ HEADS = {
     "growth": "growth per layer",
 }
 LEGEND = (
-    "Take half the limit; the accuracy is of that. Loss and smoothness: along the gradient, at one "
-    "rate. Shift cosine: 1 is no shift. Last two: before training, the eigenvalue of the first "
-    "seed alone. -: no number, as theory has none or a training diverged."
+    "Recommended = limit / 2; accuracy measured there. Loss and smoothness: along the gradient, at "
+    "one rate. Shift cosine: 1 means no shift. Last two: before training; eigenvalue of the first "
+    "seed. -: no number, since theory has none or a training diverged."
 )
 SAME_AGAIN = (
     "The same command on the same machine, with the same number of threads, gives these numbers "
-    "again to the last bit. Elsewhere sums are taken in another order, and near the limit training "
-    "is chaotic: limits may differ by about 15 %, and a claim that is close by its verdict."
+    "again bit for bit. On other machines rounding differs, and training near the limit is "
+    "chaotic: limits may differ by about 15 %, and borderline verdicts may flip."
 )
 _DIGITS = 3
 _HEAD_WIDTH = 8  # of a terminal, for words that are not longer

@@ -32,7 +32,7 @@ from normscope.results import Store
 
 __all__ = ["COSTS", "NORMS", "WeightedProgress", "total_cost", "tour"]
 
-Send = Callable[[object], None]  # takes a progress event or a text
+Send = Callable[[object], None]  # takes a progress event or a string
 
 # Cost of each part: tenths of a second that it takes at small scale on one core.
 COSTS = {
@@ -111,7 +111,7 @@ class WeightedProgress:
 
 
 def side_by_side(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
-    """Datasets along a new dimension; not a number where one of them has no value.
+    """Concatenate datasets along a new dimension; NaN where one of them has no value.
 
     >>> both = side_by_side("seed", {0: xr.Dataset({"a": 1.0}), 4: xr.Dataset({"a": 2.0})})
     >>> both["a"].sel(seed=4).item()
@@ -154,10 +154,10 @@ class Parts:
 
         Args:
             kind: of the part, a name of ``COSTS``.
-            what: which one, for a person who waits.
+            what: which one, for progress messages.
             seed: of its random numbers.
             measure: computes it; receives a function that reports what it is doing.
-            **further: its settings beside those of the net.
+            **further: its settings in addition to those of the net.
 
         Returns:
             What was measured.

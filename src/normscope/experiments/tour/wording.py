@@ -1,4 +1,4 @@
-"""Numbers in sentences: over seeds, over normalizations, and what was larger than what."""
+"""Formatting of numbers over seeds and normalizations for sentences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def number(value: float, digits: int = 2) -> str:
 def shared_rate(results: xr.Dataset) -> str:
     """The learning rate that all nets share, and where it comes from.
 
-    The limits told elsewhere are medians over the seeds; this one is the largest of them all.
+    Limits elsewhere are medians over the seeds; this one is the largest of all.
 
     >>> limits = xr.DataArray([[2.04, 2.302]], dims=("norm", "seed"))
     >>> shared_rate(xr.Dataset({"limit": limits, "shared_rate": 1.151}))
@@ -87,7 +87,7 @@ def counted(held: int, of: int) -> str:
 
 
 def in_seeds(smaller: xr.DataArray, larger: xr.DataArray) -> str:
-    """In how many seeds the first is below the second; what is not a number counts as infinite.
+    """In how many seeds the first is below the second; NaN counts as infinite.
 
     >>> seeds = xr.DataArray([1.0, 5.0], dims="seed")
     >>> in_seeds(seeds, xr.full_like(seeds, 3.0))
@@ -99,7 +99,7 @@ def in_seeds(smaller: xr.DataArray, larger: xr.DataArray) -> str:
 
 
 def factor(value: float, reference: float) -> float:
-    """How many times the one is the other, whichever is larger.
+    """Return the ratio of the larger to the smaller value.
 
     >>> factor(2.0, 4.0)
     2.0
@@ -127,7 +127,7 @@ def contrast(values: xr.DataArray, most: str, least: str, digits: int = 2) -> st
     'is most with BatchNorm, 4, and least without normalization, 1, in this run'
 
     Args:
-        values: over (norm, seed); not a number counts as infinite.
+        values: over (norm, seed); NaN counts as infinite.
         most: what to say of the largest.
         least: what to say of the smallest.
         digits: of the numbers.

@@ -108,7 +108,7 @@ def figure3(
         progress: receives an event as trainings end.
 
     Returns:
-        As Figure 2, with ``sigma_w`` in place of gamma.
+        As Figure 2, with ``sigma_w`` instead of gamma.
     """
     settings = {
         "model": "fully_connected",

@@ -1,4 +1,4 @@
-"""What Figures 2 and 3 share: diagrams for both losses, and the claims judged by them."""
+"""Shared by Figures 2 and 3: diagrams for both losses, and their claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of gradient explosion, judged by the measured growth."""
+"""Gradient explosion: measured growth per layer and the claims about it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from normscope.experiments.yang2019.growth import (
     ARCHITECTURES,
     Stack,
     batch_growth,
+    integer,
+    integers,
     known_names,
     layer_growth,
     residual_growth,
     squared_gradients,
-    whole_number,
-    whole_numbers,
 )
 from normscope.plots.depth import gradient_growth
 from normscope.progress import Progress, ProgressCallback
@@ -37,13 +37,13 @@ REFERENCE = {4: 3.00, 8: 1.79, 16: 1.59, 64: 1.49, 256: 1.466, 1024: 1.458}
 PAPER, ARTICLE = "yang2019", "yang2019, in the encyclopaedia article"
 DERIVED = "yang2019, derived for every batch in normscope.experiments.yang2019.growth"
 INPUTS = 1000  # features of the Gaussian inputs: with few, the batch's samples are alike
-WIDE = 500  # below it the theory of infinite width is not put to the test
-DEEP = 10  # below it ends make too much of a mean over the layers
-SPREADS = 3  # standard deviations over the seeds that the table may be away
+WIDE = 500  # least width at which the theory of infinite width is judged
+DEEP = 10  # least depth at which a mean over the layers is judged
+SPREADS = 3  # allowed distance from the table, in standard deviations over the seeds
 
 
 def explosion_claims(results: xr.Dataset) -> list[Claim]:
-    """Every claim about the growth that these numbers say something of.
+    """Return the claims about the growth that these numbers can judge.
 
     Args:
         results: as the experiment yang2019/explosion returns it.
@@ -108,7 +108,7 @@ def _falls(results: xr.Dataset) -> Claim:
 
 
 def _matches_theory(results: xr.Dataset, activation: str) -> Claim:
-    """Batches of four are shown but not judged: their inverse variance has no second moment."""
+    """Judge batches above four: below, the inverse variance has no second moment."""
     ratio = (results["growth"] / results["expected_growth"]).sel(activation=activation)
     means = ratio.mean("seed")
     texts = [f"{size}: {float(means.sel(batch_size=size)):.3f}" for size in means.batch_size.values]
@@ -225,7 +225,7 @@ def _layers(results: xr.Dataset) -> Claim:
 
 
 def _finite(results: xr.Dataset) -> str:
-    """What sets a measured net apart from the theory's."""
+    """Describe how a measured net differs from the theory's."""
     return f"finite width ({results.attrs['width']} units, {INPUTS} input features)"
 
 
@@ -274,7 +274,7 @@ def explosion(
     """Growth of the squared gradient norm per layer, against batch size, width, depth, activation.
 
     Fully connected nets at initialization on Gaussian inputs, with batch normalization, with it
-    and skip connections, and with layer normalization beside; the gradient is that of a random
+    and skip connections, and with layer normalization; the gradient is that of a random
     combination of outputs by each block's output.
 
     Reference: yang2019.
@@ -300,15 +300,15 @@ def explosion(
         ``gain_by_depth`` (architecture, depth, seed) from the last layer to the first.
     """
     activations = known_names("activations", activations, list(ACTIVATIONS))
-    batch_sizes = whole_numbers("batch_sizes", batch_sizes, at_least=4)
-    widths = whole_numbers("widths", widths, at_least=2)
-    depths = whole_numbers("depths", depths, at_least=2)
+    batch_sizes = integers("batch_sizes", batch_sizes, at_least=4)
+    widths = integers("widths", widths, at_least=2)
+    depths = integers("depths", depths, at_least=2)
     base = {
-        "depth": whole_number("depth", depth, at_least=4),
-        "width": whole_number("width", width, at_least=2),
-        "batch_size": whole_number("batch_size", batch_size, at_least=4),
+        "depth": integer("depth", depth, at_least=4),
+        "width": integer("width", width, at_least=2),
+        "batch_size": integer("batch_size", batch_size, at_least=4),
     }
-    own_seeds = range(seed, seed + whole_number("seeds", seeds, at_least=1))
+    own_seeds = range(seed, seed + integer("seeds", seeds, at_least=1))
     swept: dict[str, list[Any]] = {
         "architecture": list(ARCHITECTURES),
         "activation": list(activations),

@@ -1,4 +1,7 @@
-"""Settings of the experiments, refused before anything is measured if they cannot be used."""
+"""Growth of gradients with depth: the networks, their measurement and the expected rates.
+
+Settings are validated before anything is measured.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ __all__ = [
     "ARCHITECTURES",
     "Stack",
     "batch_growth",
+    "integer",
+    "integers",
     "known_names",
     "layer_growth",
     "positive_numbers",
     "residual_growth",
     "spread",
     "squared_gradients",
-    "whole_number",
-    "whole_numbers",
 ]
 
 
-def whole_number(name: str, value: Any, at_least: int) -> int:
+def integer(name: str, value: Any, at_least: int) -> int:
     """A setting that counts something.
 
     Args:
@@ -48,17 +51,17 @@ def whole_number(name: str, value: Any, at_least: int) -> int:
         The number.
 
     Raises:
-        InputError: if it is no whole number, or too small.
+        InputError: if it is not an integer, or too small.
 
-    >>> whole_number("depth", 8, at_least=4)
+    >>> integer("depth", 8, at_least=4)
     8
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
-        raise InputError(f"{name} must be a whole number from {at_least} on, got {value!r}.")
+        raise InputError(f"{name} must be an integer of at least {at_least}, got {value!r}.")
     return int(value)
 
 
-def whole_numbers(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
+def integers(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
     """Several of them, different ones, in increasing order.
 
     Args:
@@ -69,11 +72,11 @@ def whole_numbers(name: str, values: Sequence[Any], at_least: int) -> tuple[int,
     Returns:
         The numbers.
 
-    >>> whole_numbers("depths", [20, 10], at_least=2)
+    >>> integers("depths", [20, 10], at_least=2)
     (10, 20)
     """
     _check_distinct(name, values)
-    return tuple(sorted(whole_number(f"each of {name}", value, at_least) for value in values))
+    return tuple(sorted(integer(f"each of {name}", value, at_least) for value in values))
 
 
 def positive_numbers(name: str, values: Sequence[Any]) -> tuple[float, ...]:
@@ -87,7 +90,7 @@ def positive_numbers(name: str, values: Sequence[Any]) -> tuple[float, ...]:
         The numbers.
 
     Raises:
-        InputError: if one of them is no number, or not above zero.
+        InputError: if one of them is not a positive number.
     """
     _check_distinct(name, values)
     for value in values:
@@ -278,7 +281,7 @@ def batch_growth(activation: str, batch_size: int) -> float:
 
 
 def spread(activation: str, batch_size: int) -> float:
-    """The share q - p of the activations' second moment that tells samples apart.
+    """Return q - p, the part of the activations' second moment that differs between samples.
 
     >>> round(spread("linear", 5), 4)
     1.25

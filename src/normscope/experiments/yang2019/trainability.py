@@ -1,4 +1,4 @@
-"""What is said of the depth that still trains, judged by final losses within a budget of steps."""
+"""Depth up to which networks train within a budget of steps, and the claims about it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from normscope.data import load
 from normscope.experiments.recipe import experiment
 from normscope.experiments.yang2019.growth import (
     Stack,
+    integer,
+    integers,
     positive_numbers,
-    whole_number,
-    whole_numbers,
 )
 from normscope.plots.depth import trainability as draw
 from normscope.problem.problem import Problem
@@ -184,8 +184,8 @@ def trainability(
     """Training loss within some steps against depth, with and without skips, per learning rate.
 
     Fully connected ReLU nets with batch normalization, plain SGD, cross-entropy. Plain nets that do
-    not train within the steps are trained anew with more of them: what is slow is told from what
-    cannot be trained.
+    not train within the steps are trained again with more steps, to distinguish slow ones from
+    those that cannot be trained.
 
     Reference: yang2019.
 
@@ -205,19 +205,19 @@ def trainability(
     Returns:
         ``loss`` (architecture, depth, learning_rate, seed): the mean of the last ten steps, not a
         number after a divergence; ``best_loss`` (architecture, depth, seed); ``longer_loss``
-        (depth, learning_rate, seed) of plain nets with more steps, not a number where none was
+        (depth, learning_rate, seed) of plain nets with more steps, NaN where none was
         trained so.
     """
-    depths = whole_numbers("depths", depths, at_least=1)
+    depths = integers("depths", depths, at_least=1)
     rates = positive_numbers("learning_rates", learning_rates)
     common = {
         "data": data,
-        "width": whole_number("width", width, at_least=1),
-        "batch_size": whole_number("batch_size", batch_size, at_least=2),
-        "steps": whole_number("steps", steps, at_least=1),
+        "width": integer("width", width, at_least=1),
+        "batch_size": integer("batch_size", batch_size, at_least=2),
+        "steps": integer("steps", steps, at_least=1),
     }
-    longer = whole_number("longer", longer, at_least=1)
-    seeds = whole_number("seeds", seeds, at_least=1)
+    longer = integer("longer", longer, at_least=1)
+    seeds = integer("seeds", seeds, at_least=1)
     samples = load(data)
     coordinates = {
         "architecture": list(NAMES),
@@ -241,7 +241,7 @@ def _with_more_steps(
     common: dict[str, Any],
     results: xr.Dataset,
 ) -> xr.DataArray:
-    """Losses of the plain nets that did not train, trained anew with more steps."""
+    """Losses of the plain nets that did not train, trained again with more steps."""
     losses = xr.full_like(results["loss"].sel(architecture="batch", drop=True), math.nan)
     plain, times = results["best_loss"].sel(architecture="batch"), results.attrs["longer"]
     stuck = stuck_depths(plain, math.log(results.attrs["classes"]))
