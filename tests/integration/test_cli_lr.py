@@ -100,9 +100,8 @@ def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
     monkeypatch.setattr("normscope.cli.output.progress", log)
     options = ["--norms", "none,batch", "--steps", "2", "--no-verify", "--json"]
     assert main(["compare", *SMALL, *options]) == 0
-    parts = list(dict.fromkeys(text.partition(", ")[0] for text in told))
-    assert parts == ["none (1 of 2)", "batch (2 of 2)"]
-    assert told[-1] == "batch (2 of 2), training at half the limit"
+    assert list(dict.fromkeys(event.stage for event in told)) == ["none", "batch"]
+    assert told[-1].detail == "training at half the limit"
     assert totals == [len(told)]  # without verification all parts are known
     told.clear()
     assert main(["lr", *SMALL, "--no-verify", "--json"]) == 0
@@ -216,7 +215,7 @@ def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys
         raise KeyboardInterrupt
 
     home = importlib.import_module("normscope.learning_rate.advisor")
-    monkeypatch.setattr(home, "verified_onset", interrupted)
+    monkeypatch.setattr(home, "verify_limit", interrupted)
     assert main(["lr", *SMALL, "--out", str(tmp_path / "rates.svg")]) == 130
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.counts import STEPS
 from normscope.cli.destinations import printing_first
 from normscope.cli.figures import check_figure, save_figure
 from normscope.cli.lr import (
@@ -140,7 +138,7 @@ def _compared(place: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Co
     parts = parts_of_advice(problem[-1], given["batch_size"], verify) + 1  # a training
     counted = "part {} of about {}" if verify else PARTS
     with progress("compare", parts * max(len(norms), 1), counted) as tell:
-        ask = partial(compared, *problem, progress=_counting(tell, norms), **given)
+        ask = partial(compared, *problem, progress=tell, **given)
         try:
             return call_user_code(place, ask)
         except UnfitNormError as error:  # in the words of the command line
@@ -161,14 +159,3 @@ def _criterion(comparison: Comparison) -> str:
     limit = comparison.rows[0].advice.growth_limit
     assert limit is not None  # compare tells it
     return f"unstable: the loss is not finite, or beyond {limit:g} times its first value."
-
-
-def _counting(tell: Callable[[str], None], norms: list[str]) -> Callable[[str], None]:
-    """Tells which of the normalizations is on."""
-
-    def told(text: str) -> None:
-        norm, _, what = text.partition(": ")
-        what = STEPS.sub("", what)  # of this norm alone
-        tell(f"{norm} ({norms.index(norm) + 1} of {len(norms)}), {what}")
-
-    return told

@@ -74,7 +74,7 @@ def progress(
     else:
         shown = Lines(label, total, counted=counted)
     with shown:
-        yield shown.tell
+        yield lambda event: shown.tell(str(event))
 
 
 class Bar:

@@ -1,4 +1,4 @@
-"""Content of a data set's files, checked for structure and against the official digests."""
+"""The raw content of a data set's files, checked for structure and against official digests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Part:
     """One part of a data set, read from disk.
 
     Args:
-        array: its bytes, in the shape of its format.
+        array: its bytes, in the shape its format gives them.
         sha256: digest of its raw content.
     """
 
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether one file has the official content, and what is wrong otherwise."""
+    """Whether one file has the official content, and what is wrong if it has not."""
 
     file: Path
     part: str
@@ -61,12 +61,12 @@ class Check:
 
 
 def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str, Part]:
-    """Read all parts of a data set and check their structure.
+    """Every part of a data set, its structure checked.
 
     Args:
         collection: the data set.
         source: where its files are.
-        verify: require the official digests and sizes.
+        verify: require the official digests, and let no file unpack to more than the official size.
 
     Returns:
         The parts by name.
@@ -78,7 +78,7 @@ def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str
             for part, where, raw in _contents(collection, source, path, verify)
         }
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # unpacking and hashing release the GIL
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # unpacking and hashing leave the GIL
         return {
             name: part
             for parts in threads.map(read, source.paths())
@@ -88,24 +88,21 @@ def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str
 
 def _part(collection: Collection, name: str, raw: bytes, where: str, verify: bool) -> Part:
     array = collection.parse(name, raw, where)
-    sha256, official = hashlib.sha256(raw).hexdigest(), collection.official[name].sha256
-    if verify and sha256 != official:
-        raise DataError(
-            f"{where} does not have the official content: its sha256 is {sha256} and should be "
-            f"{official}; replace the file, or allow a variant with verify=False."
-        )
+    sha256 = hashlib.sha256(raw).hexdigest()
+    if verify:
+        _require_official(collection, name, sha256, where)
     return Part(array, sha256)
 
 
 def check_parts(
     collection: Collection, source: Source, progress: Callable[[str], None]
 ) -> list[Check]:
-    """Check whether each part's file has the official content; continue after a damaged file.
+    """For each part, whether its file has the official content; a damaged file stops no other.
 
     Args:
         collection: the data set.
         source: where its files are.
-        progress: called with the name of each part before it is checked.
+        progress: called with the name of each part when its turn comes.
 
     Returns:
         One check per part, and one for an archive that cannot be read at all.
@@ -115,25 +112,38 @@ def check_parts(
         try:
             for part, where, raw in _contents(collection, source, path, verify=True):
                 progress(part)
-                checks.append(_check(collection, part, path, where, raw))
+                checks.append(_checked(collection, part, path, where, raw))
         except DataError as error:
-            parts = ", ".join(part for part, file in source.files.items() if file == path)
-            checks.append(Check(path, parts, False, str(error)))
+            checks.append(Check(path, _part_of(source, path), False, str(error)))
     return checks
 
 
-def _check(collection: Collection, part: str, path: Path, where: str, raw: bytes) -> Check:
+def _checked(collection: Collection, part: str, path: Path, where: str, raw: bytes) -> Check:
     try:
-        found = _part(collection, part, raw, where, verify=True)
+        collection.parse(part, raw, where)
+        _require_official(collection, part, hashlib.sha256(raw).hexdigest(), where)
     except DataError as error:
         return Check(path, part, False, str(error))
-    return Check(path, part, True, f"sha256 {found.sha256}")
+    return Check(path, part, True, f"sha256 {collection.official[part].sha256}")
+
+
+def _part_of(source: Source, path: Path) -> str:
+    return ", ".join(part for part, file in source.files.items() if file == path)
+
+
+def _require_official(collection: Collection, part: str, sha256: str, where: str) -> None:
+    official = collection.official[part].sha256
+    if sha256 != official:
+        raise DataError(
+            f"{where} does not have the official content: its sha256 is {sha256} and should be "
+            f"{official}; replace the file, or admit a variant of your own with verify=False."
+        )
 
 
 def _contents(
     collection: Collection, source: Source, path: Path, verify: bool
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yield name, location and content of each part in a file."""
+    """Name, place and raw content of each part that a file holds."""
     layout = source.layout
     limits = {
         part: (official.size if verify else _VARIANT_LIMIT) + layout.overhead
@@ -143,12 +153,12 @@ def _contents(
         packed = {
             part: read_file(path, limits[part]) for part in limits if source.files[part] == path
         }
-        locations = {part: str(path) for part in packed}
+        places = {part: str(path) for part in packed}
     else:
         packed = _members(path, {part: names[0] for part, names in layout.files.items()}, limits)
-        locations = {part: f"{layout.files[part][0]} of {path}" for part in packed}
+        places = {part: f"{layout.files[part][0]} of {path}" for part in packed}
     for part in list(packed):
-        yield part, locations[part], layout.decode(packed.pop(part), locations[part])
+        yield part, places[part], layout.decode(packed.pop(part), places[part])
 
 
 def _members(path: Path, members: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, bytes]:

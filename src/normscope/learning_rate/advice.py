@@ -12,18 +12,16 @@ from normscope.learning_rate.prediction import Prediction
 from normscope.learning_rate.theory import MeanFieldBound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
-from normscope.text import WIDTH, text_table, wrap
+from normscope.text import Rendered, Table
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.axes import Axes
 
-__all__ = ["Advice"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Advice:
+class Advice(Rendered):
     """The largest learning rate of a model, loss and data.
 
     Args:
@@ -172,9 +170,9 @@ class Advice:
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row: the numbers and their reasons, without lists."""
-        from normscope.results.frame import frame
+        import pandas as pd
 
-        return frame([self.scalars()])
+        return pd.DataFrame([self.scalars()])
 
     def scalars(self) -> dict[str, Any]:
         """Return the scalars of `to_dict`, and the two ends of each interval."""
@@ -214,17 +212,5 @@ class Advice:
 
         return learning_rates(self.to_xarray(), ax)
 
-    def text(self, width: int = WIDTH) -> str:
-        """Return the table and the explanation in lines of at most ``width`` characters."""
-        table = text_table(table_rows(self), table_title(self), numbers=("value",), width=width)
-        return wrap(f"{table}\n\n{self.explanation}", width)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        return table_html(table_rows(self), table_title(self), self.explanation)
+    def _table(self) -> Table:
+        return Table(table_rows(self), table_title(self), [self.explanation], numbers=("value",))

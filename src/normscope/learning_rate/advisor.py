@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from normscope.errors import InputError, StateError
 from normscope.layers.kinds import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.bound import Tell, measure_curvature
+from normscope.learning_rate.bound import measure_curvature
 from normscope.learning_rate.network_properties import scale_invariant_weights
 from normscope.learning_rate.prediction import predict_limit
 from normscope.learning_rate.setup import TrainingSetup, bind_all_parameters, optimizer_or_sgd
@@ -32,15 +32,14 @@ from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.loss import WholeLoss
 from normscope.problem.parameters import parameter_layout
-from normscope.problem.precheck import check_data
+from normscope.problem.precheck import look_over
 from normscope.problem.problem import Data, Problem
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.validation import check_bool, check_callback, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
     from normscope.training.optimizers import OptimizerFactory
-
-__all__ = ["max_learning_rate"]
 
 _BATCHES = 4  # for the prediction
 _CURVATURE_BATCHES = 3  # of these for the curvature bound
@@ -58,7 +57,7 @@ def max_learning_rate(
     weight_decay: float = 0.0,
     batch_size: int | None = None,
     seed: int = 0,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Advice:
     r"""Find how large a learning rate training can take from the current weights.
 
@@ -84,7 +83,8 @@ def max_learning_rate(
         batch_size: samples per step, drawn from data that is one batch; None: the batches of the
             data.
         seed: of the data order, dropout and noise.
-        progress: called with a text as each part begins.
+        progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
+            shows them.
 
     Returns:
         The advice; it prints as a table.
@@ -109,34 +109,36 @@ def max_learning_rate(
     bound = bind_all_parameters(given, model)
     setup = TrainingSetup(problem, given, batch_size, seed)
     with torch.inference_mode(False), setup.isolated():
-        parts = _advise(setup, bound, verify, progress or (lambda text: None))
+        parts = _advise(setup, bound, verify, progress or ignore_progress)
     norms = {kind_of(layer) or "other" for layer in norm_layers(model).values()}
     seconds = time.perf_counter() - begin
     return Advice(**parts, norms=tuple(sorted(norms)), seconds=seconds)
 
 
-def _advise(setup: TrainingSetup, optimizer: Optimizer, verify: bool, tell: Tell) -> dict[str, Any]:
+def _advise(
+    setup: TrainingSetup, optimizer: Optimizer, verify: bool, progress: ProgressCallback
+) -> dict[str, Any]:
     """Return the parts of the advice by name."""
     problem, seed, rule = setup.problem, setup.seed, rule_of(optimizer)
     batches = setup.batches(_BATCHES)
-    check_data(problem, batches, setup.batch_size, seed)
+    look_over(problem, batches, setup.batch_size, seed)
     _check_first_loss(problem, batches[0], seed)
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
-    curvature = measure_curvature(problem, few, rule, preconditioner, seed, tell)
+    curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress)
     if not math.isfinite(curvature.bound(rule)):
         raise StateError(
             "the loss has no positive curvature at these weights, so that no learning rate is too "
             "large; start from weights at which the loss depends on the parameters."
         )
-    tell("prediction")
+    progress(Progress("prediction"))
     bound = functools.partial(curvature.bound, rule)
     prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed)
     return {
         "rule": rule,
         "curvature": curvature,
         "prediction": prediction,
-        "verification": verify_limit(setup, prediction.rate, tell) if verify else None,
+        "verification": verify_limit(setup, prediction.rate, progress) if verify else None,
         "mean_field": mean_field_bound(problem, batches[0], rule),
         "invariant": scale_invariant_weights(problem, batches[0], seed),
         "batch_size": max(map(sample_count, batches)),

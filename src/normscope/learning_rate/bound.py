@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +23,14 @@ from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
+from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.text import Rendered, Table, plural
 
-__all__ = ["Curvature", "Tell", "measure_curvature", "preconditioned_eigenvalue"]
-
-Tell = Callable[[str], None]
 _TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
 
 
 @dataclass(frozen=True)
-class Curvature:
+class Curvature(Rendered):
     """Largest eigenvalues of the train-mode curvature.
 
     Args:
@@ -76,15 +75,10 @@ class Curvature:
         """Return the rule's bound on the learning rate, or less if that was unstable at once."""
         return min(rule.largest_stable_rate(self.largest), self.stable_rate)
 
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        shown = {
-            "values": ", ".join(f"{value:.4g}" for value in self.values),
-            "later": ", ".join(f"{value:.4g}" for value in self.later),
-            "products": round(self.products),
-        }
-        return pairs_html({**vars(self), **shown}, f"Top eigenvalues of the {self.kind}")
+    def _table(self) -> Table:
+        lists = {"values": self.values, "later": self.later}
+        shown = {name: ", ".join(f"{each:.4g}" for each in found) for name, found in lists.items()}
+        return Table({**vars(self), **shown}, f"Top eigenvalues of the {self.kind}")
 
 
 def measure_curvature(
@@ -93,7 +87,7 @@ def measure_curvature(
     rule: UpdateRule,
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
-    tell: Tell = lambda text: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> Curvature:
     """Measure the top eigenvalue on every batch and after the first steps.
 
@@ -110,7 +104,7 @@ def measure_curvature(
         rule: of the optimizer.
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
-        tell: called with a text as each part begins.
+        progress: receives an event before each measurement.
 
     Returns:
         The eigenvalues, and the top eigenvector's shares by module.
@@ -119,9 +113,9 @@ def measure_curvature(
     start = TrialStart(problem, batches, preconditioner, seed)
     checks = _CurvatureChecks("ggn" if problem.has_outputs else "hessian", rule, start, seed)
     for number in range(len(batches)):
-        tell(f"curvature of batch {number + 1} of {len(batches)}")
+        progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))
         checks.measure_batch(start.evaluator(number))
-    later, decreased = checks.after_steps(start, max(*checks.values, 0.0), tell)
+    later, decreased = checks.after_steps(start, max(*checks.values, 0.0), progress)
     beyond = [] if decreased else checks.beyond_plateau(start, max(checks.values))
     return Curvature(
         values=tuple(checks.values),
@@ -166,14 +160,14 @@ class _CurvatureChecks:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def after_steps(
-        self, start: TrialStart, largest: float, tell: Tell = lambda text: None
+        self, start: TrialStart, largest: float, progress: ProgressCallback = ignore_progress
     ) -> tuple[list[float], bool]:
         """Measure after 1, 4 and 16 steps, each time at the bound of the values before.
 
         Args:
             start: of the steps.
             largest: eigenvalue there.
-            tell: called with a text as each part begins.
+            progress: receives an event before each measurement.
 
         Returns:
             The eigenvalues, and whether the last steps decreased the loss; true if none were taken.
@@ -183,7 +177,7 @@ class _CurvatureChecks:
         for steps in (1, 4, 16):
             rate = self._rule.largest_stable_rate(max([largest, *found]))
             if math.isfinite(rate):
-                tell(f"curvature after {steps} step{'s' * (steps > 1)}")
+                progress(Progress("curvature", f"after {plural(steps, 'step')}"))
                 run = self._stable_run(start, steps, rate)
                 found += [] if run.is_unstable else self._measure(run.evaluator())
                 decreased = run.has_decreased()

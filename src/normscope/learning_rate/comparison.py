@@ -19,14 +19,14 @@ from normscope.errors import ArgumentTypeError, InputError, NormscopeError, Norm
 from normscope.layers import convert
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import max_learning_rate
-from normscope.learning_rate.bound import Tell
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
 from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd
 from normscope.learning_rate.stability import STEPS, is_unstable_loss
 from normscope.problem.batch import Batch
 from normscope.problem.loss import WholeLoss
 from normscope.problem.problem import Data, Problem
-from normscope.text import WIDTH, text_table, wrap
+from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
+from normscope.text import Rendered, Table
 from normscope.training import fit
 
 if TYPE_CHECKING:
@@ -38,12 +38,9 @@ if TYPE_CHECKING:
     from normscope.problem.loss import Loss
     from normscope.training.optimizers import OptimizerFactory
 
-__all__ = ["AVERAGED", "MODES", "Compared", "Comparison", "UnfitNormError", "compare"]
-
 MODES = ("train", "frozen", "eval")
 AVERAGED = 10
 """Losses at the end of a training whose mean is the final loss."""
-_TITLE = "The same network under several normalizations"
 _MARK = "*"  # beside a limit that no runs enclose, or that a training has refuted
 
 
@@ -73,7 +70,7 @@ class UnfitNormError(InputError):
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class Compared(Rendered):
     """One normalization.
 
     Args:
@@ -148,18 +145,16 @@ class Compared:
         }
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return one row."""
-        from normscope.results.frame import frame
+        """Return one row of scalars."""
+        return Comparison((self,), len(self.losses)).to_dataframe()
 
-        return frame([self.scalars()])
-
-    def _repr_html_(self) -> str:
-        return Comparison((self,), len(self.losses))._repr_html_()
+    def _table(self) -> Table:
+        return Comparison((self,), len(self.losses))._table()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
-    """The same network under several normalizations.
+class Comparison(Rendered):
+    """The same net under several normalizations.
 
     The loss in the table is `Compared.final_loss`, a mean of the last ten.
 
@@ -197,9 +192,9 @@ class Comparison:
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per norm, with the columns of its advice."""
-        from normscope.results.frame import frame
+        import pandas as pd
 
-        return frame(row.scalars() for row in self.rows)
+        return pd.DataFrame([row.scalars() for row in self.rows])
 
     def to_xarray(self) -> xr.Dataset:
         """Return rates, eigenvalues by mode and losses by step, all by norm."""
@@ -237,24 +232,7 @@ class Comparison:
 
         return comparison(self.to_xarray())
 
-    def text(self, width: int = WIDTH) -> str:
-        """Return the table and the notes in lines of at most ``width`` characters."""
-        cells = self._cells()
-        table = text_table(cells, _TITLE, numbers=[*cells[0]][1:], width=width)
-        return wrap("\n".join([table, *([""] if self.notes else []), *self.notes]), width)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        return table_html(self._cells(), _TITLE, "\n".join(self.notes))
-
-    def _cells(self) -> list[dict[str, str]]:
-        """Return the strings of the table by column, row by row."""
+    def _table(self) -> Table:
         found = []
         for row in self.rows:
             numbers: dict[str, float | None] = {
@@ -269,7 +247,8 @@ class Comparison:
             if row.is_unstable or not _is_enclosed(row.advice):
                 cells["limit"] += _MARK
             found.append({"norm": row.norm, **cells})
-        return found
+        title = "The same net under several normalizations"
+        return Table(found, title, self.notes, numbers=[*found[0]][1:])
 
 
 def _is_enclosed(advice: Advice) -> bool:
@@ -337,7 +316,7 @@ def compare(
     batch_size: int | None = None,
     steps: int = 200,
     seed: int = 0,
-    progress: Tell = lambda text: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> Comparison:
     """Compare learning rates, curvature and training of a network under several normalizations.
 
@@ -357,7 +336,7 @@ def compare(
         batch_size: samples per step, drawn from data that is one batch.
         steps: of the training at half the limit.
         seed: of the data order, dropout and noise.
-        progress: called with a text as each part begins.
+        progress: receives an event as each part begins, as in `max_learning_rate`.
 
     Returns:
         The comparison; it prints as a table, and ``plot()`` draws one figure.
@@ -381,7 +360,8 @@ def compare(
     rows = []
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
         _check_norms(TrainingSetup(Problem(model, loss, data), given, batch_size, seed), norms)
-        for norm in norms:
+        for number, norm in enumerate(norms):
+            report = nested_progress(progress, norm, number, len(norms), "normalizations")
             problem = Problem(convert(model, to=norm), loss, data)
             advice = max_learning_rate(
                 problem.model,
@@ -391,9 +371,9 @@ def compare(
                 optimizer=given,
                 batch_size=batch_size,
                 seed=seed,
-                progress=_prefixed(progress, norm),
+                progress=report,
             )
-            progress(f"{norm}: training at half the limit")
+            report(Progress("training at half the limit"))
             setup = TrainingSetup(problem, given, batch_size, seed)
             rows.append(_compare_norm(norm, setup, advice, steps))
     return Comparison(tuple(rows), steps)
@@ -406,10 +386,6 @@ def _check_norms(setup: TrainingSetup, norms: Sequence[str]) -> None:
         reasons = unfit_norms(setup.problem, norms, batch, setup.seed)
     if reasons:
         raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
-
-
-def _prefixed(tell: Tell, norm: str) -> Tell:
-    return lambda text: tell(f"{norm}: {text}")
 
 
 def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -> Compared:

@@ -11,8 +11,6 @@ from normscope.learning_rate.verification import Verification
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
 
-__all__ = ["explain", "table_rows", "table_title"]
-
 _BATCH_NORMS = {"batch", "noisy", "l1", "l2", "linf"}
 
 

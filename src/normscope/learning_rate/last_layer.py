@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from normscope.problem.evaluate import Evaluator
 
-__all__ = ["LastLayer", "last_layer"]
-
 
 @dataclass(frozen=True)
 class LastLayer:
@@ -54,7 +52,7 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     leaves = tuple(point[name] for name in evaluator.layout.names)
     features, targets, found = [], [], None
     for number, batch in evaluator.batches():
-        with evaluator.isolated(leaves, number, twice=False), torch.no_grad():
+        with evaluator.scene(leaves, number, twice=False), torch.no_grad():
             calls = _LinearCalls()
             output = calls.record(evaluator.problem.model, batch[0].clone())
         name = calls.layer_with_output(output) if isinstance(output, Tensor) else None

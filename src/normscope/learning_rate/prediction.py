@@ -15,14 +15,13 @@ from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
-
-__all__ = ["Prediction", "limit_after_one_step", "predict_limit"]
+from normscope.text import Rendered
 
 _CONSISTENT = 4.0  # largest accepted ratio of the last layer's limits before and after one step
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Rendered):
     """A predicted stability limit.
 
     Args:
@@ -37,11 +36,6 @@ class Prediction:
     layer: str | None
     standing: float | None
     reason: str
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        return pairs_html(vars(self), "Predicted stability limit")
 
 
 def predict_limit(

@@ -17,10 +17,9 @@ from normscope.learning_rate.trial_run import (
     may_be_on_plateau,
 )
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.problem.batch import Batch, rows, sample_count, split_batch, tensors_of
+from normscope.problem.batch import Batch, pieces, rows, sample_count, tensors_of
 from normscope.problem.problem import Problem
-
-__all__ = ["SampleTrials", "run_sample_trials"]
+from normscope.text import Rendered
 
 # Chosen on networks without normalization whose limits are known; docs/learning_rate.md lists the
 # accuracy for other values.
@@ -33,7 +32,7 @@ _FAR, _NEAR = 4.0, 2.0  # ratios of one rate to the next while the limit is not 
 
 
 @dataclass(frozen=True)
-class SampleTrials:
+class SampleTrials(Rendered):
     """The outcome of trial runs on a few samples.
 
     Args:
@@ -57,11 +56,6 @@ class SampleTrials:
         if math.isinf(self.high):
             return None
         return math.sqrt(self.low * self.high) if self.low else self.high / math.sqrt(_NEAR)
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        return pairs_html(vars(self), "Trial runs on a few samples")
 
 
 def run_sample_trials(
@@ -118,12 +112,12 @@ def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> lis
     shuffled first.
     """
     if problem.is_one_batch and sample_count(batches[0]) < sample_count(problem.data):
-        return [piece for batch in batches for piece in split_batch(batch, _SAMPLES)][:_BATCHES]
+        return [piece for batch in batches for piece in pieces(batch, _SAMPLES)][:_BATCHES]
     generator, found = torch.Generator().manual_seed(seed), list[Batch]()
     for batch in batches:
         order = torch.randperm(sample_count(batch), generator=generator)
         device = next(tensors_of(batch)).device
-        found += [rows(batch, part.to(device)) for part in split_batch(order, _SAMPLES)]
+        found += [rows(batch, part.to(device)) for part in pieces(order, _SAMPLES)]
     return found[:_BATCHES]
 
 

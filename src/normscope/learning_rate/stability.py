@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 from normscope.problem.loss import is_squared_error
 from normscope.problem.problem import Problem
+from normscope.text import Rendered
 from normscope.training import train
-
-__all__ = ["STEPS", "ShortRun", "growth_limit", "is_unstable", "is_unstable_loss", "short_run"]
 
 STEPS = 100
 """Steps within which an instability counts."""
@@ -24,7 +23,7 @@ _CHECK_EVERY = 10  # steps between two checks for constant outputs
 
 
 @dataclass(frozen=True)
-class ShortRun:
+class ShortRun(Rendered):
     """One short training run at a learning rate.
 
     Args:
@@ -58,11 +57,6 @@ class ShortRun:
         depend on chance: one order breaks at a third of the rate at which another does.
         """
         return self.unstable and self.steps > _EARLY_STEPS
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        return pairs_html(vars(self), "One short run")
 
 
 def growth_limit(loss: object) -> float:

@@ -15,12 +15,11 @@ from normscope.meanfield.softmax import output_curvature
 from normscope.problem.batch import Batch
 from normscope.problem.loss import KnownLoss, is_cross_entropy, known_loss
 from normscope.problem.problem import Problem
-
-__all__ = ["MeanFieldBound", "mean_field_bound"]
+from normscope.text import Rendered
 
 
 @dataclass(frozen=True)
-class MeanFieldBound:
+class MeanFieldBound(Rendered):
     """A bound on the learning rate from the architecture alone.
 
     Args:
@@ -37,11 +36,6 @@ class MeanFieldBound:
     fisher: float | None = None
     factor: float | None = None
     frozen: tuple[str, ...] = ()
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        return pairs_html(vars(self), "Mean-field bound")
 
 
 def mean_field_bound(

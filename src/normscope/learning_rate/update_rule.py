@@ -14,8 +14,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.problem.parameters import ParameterLayout
 
-__all__ = ["Preconditioner", "RuleSteps", "UpdateRule", "preconditioner_of", "rule_of"]
-
 
 @dataclass(frozen=True)
 class UpdateRule:

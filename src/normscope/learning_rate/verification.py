@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from normscope.errors import StateError
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import STEPS, ShortRun, short_run
+from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.text import Rendered, Table
 
-__all__ = ["BUDGET", "Verification", "verify_limit"]
-
-Tell = Callable[[str], None]
 BUDGET = 600
 """Gradients of all short runs together."""
 _TOLERANCE = 0.05  # relative, on the limit
@@ -25,7 +23,7 @@ _MARGIN = 2.0  # below the lowest failure, if the curvature did not foresee it
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Rendered):
     """The outcome of the short runs.
 
     Args:
@@ -107,15 +105,13 @@ class Verification:
         """Gradients taken in all runs."""
         return sum(each.steps for each in self.trials)
 
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
+    def _table(self) -> Table:
         rows = [
             {"kind": "ramp" if number < self.ramps else "fixed rate", **vars(each)}
             for number, each in enumerate(self.trials)
         ]
         end = "no instability found" if math.isinf(self.high) else f"no longer at {self.high:.3g}"
-        return table_html(rows, f"Stable up to {self.low:.3g}, {end}")
+        return Table(rows, f"Stable up to {self.low:.3g}, {end}")
 
 
 def _middle(low: float, high: float) -> float:
@@ -126,7 +122,10 @@ def _middle(low: float, high: float) -> float:
 
 
 def verify_limit(
-    setup: TrainingSetup, guess: float, tell: Tell = lambda text: None, budget: int = BUDGET
+    setup: TrainingSetup,
+    guess: float,
+    progress: ProgressCallback = ignore_progress,
+    budget: int = BUDGET,
 ) -> Verification:
     """Find the stability limit by training copies for a short while.
 
@@ -144,7 +143,7 @@ def verify_limit(
     Args:
         setup: the problem with its optimizer and batch size.
         guess: a learning rate near the limit.
-        tell: called with a text as each run begins.
+        progress: receives an event before each run.
         budget: largest number of gradients.
 
     Returns:
@@ -153,7 +152,7 @@ def verify_limit(
     Raises:
         StateError: if the losses of untrained batches differ by more than the limit of growth.
     """
-    search = _Search(setup, budget, tell)
+    search = _Search(setup, budget, progress)
     end = search.ramp(guess * _RAMP_START)
     search.go_down(end / _RAMP_DELAY)
     search.go_up()
@@ -175,7 +174,7 @@ class _Verdict(Enum):
 class _Search:
     setup: TrainingSetup
     budget: int
-    tell: Tell
+    progress: ProgressCallback
     trials: list[ShortRun] = field(default_factory=list)
     verdicts: dict[float, _Verdict] = field(default_factory=dict)
     ramps: int = 0
@@ -186,8 +185,8 @@ class _Search:
 
     def _report(self, what: str) -> None:
         """Report that a run begins, and how much of the budget is used."""
-        used = f"({self.budget - self.left} of at most {self.budget} steps)"
-        self.tell(f"run {len(self.trials) + 1}{what} {used}")
+        used, run = self.budget - self.left, f"run {len(self.trials) + 1}{what}"
+        self.progress(Progress("short runs", run, used, self.budget, "steps", "bound"))
 
     def ramp(self, start: float) -> float:
         """Return the learning rate at which a growing one failed, or the last one tried."""

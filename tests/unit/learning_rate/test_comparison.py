@@ -20,6 +20,7 @@ from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.verification import Verification
 from normscope.problem.problem import Problem
+from normscope.progress import Progress
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 
@@ -62,7 +63,7 @@ def test_training_at_half_the_limit_learns(compared):
 
 def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     lines = str(compared).splitlines()
-    assert lines[0] == "The same network under several normalizations"
+    assert lines[0] == "The same net under several normalizations"
     assert lines[2].split()[:3] == ["norm", "bound", "limit"]
     assert [line.split()[0] for line in lines[4:]] == ["none", "batch"]
     assert max(map(len, lines)) <= 80
@@ -136,7 +137,8 @@ def test_options_reach_the_advice(with_options):
     )
     kept = found["none"].advice.to_dict()
     assert {**kept, "seconds": 0} == {**alone.to_dict(), "seconds": 0}
-    assert told == [*(f"none: {text}" for text in alone_told), "none: training at half the limit"]
+    details = [*map(str, alone_told), "training at half the limit"]
+    assert told == [Progress("none", each, 0, 1, "normalizations") for each in details]
 
 
 def test_training_is_that_of_torch_at_half_the_limit(with_options):

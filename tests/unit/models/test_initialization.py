@@ -13,8 +13,7 @@ from torch import nn
 
 from normscope.errors import InputError
 from normscope.models import build
-from normscope.models.initialization import INITIALIZATIONS
-from normscope.models.parts import convolution, linear
+from normscope.models.initialization import INITIALIZATIONS, convolution, linear
 
 RARE = 1e-4
 
