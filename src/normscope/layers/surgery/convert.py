@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,7 @@ from normscope.layers.kinds import (
 from normscope.layers.surgery.inference import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.diagnose import require_module
-
-if TYPE_CHECKING:
-    import pandas as pd
+from normscope.text import Rendered, Table
 
 _logger = logging.getLogger("normscope.layers")
 
@@ -33,7 +31,7 @@ _BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Rendered):
     """One change that :func:`convert` makes.
 
     Attributes:
@@ -57,21 +55,9 @@ class Change:
         added = f", adds {', '.join(self.added)}" if self.added else ""
         return f"{self.name or 'model'}: {self.before} -> {self.after}, {kept}{added}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Strings and lists."""
-        return {**vars(self), "kept": list(self.kept), "added": list(self.added)}
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row."""
-        from normscope.results.frame import frame
-
-        return frame([self.to_dict()])
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
+    def _table(self) -> Table:
         tensors = {"kept": ", ".join(self.kept) or None, "added": ", ".join(self.added) or None}
-        return pairs_html({"before": self.before, "after": self.after, **tensors}, self.name)
+        return Table({"before": self.before, "after": self.after, **tensors}, self.name)
 
 
 def convert(model: nn.Module, to: str) -> nn.Module:
