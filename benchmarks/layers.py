@@ -25,9 +25,14 @@ from rich.table import Table
 from timing import interleaved
 from torch import Tensor, nn
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
-from normscope.layers.lp_norm import LpNorm1d, LpNorm2d
-from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d
+from normscope.layers import (
+    BatchNorm1d,
+    BatchNorm2d,
+    LpNorm1d,
+    LpNorm2d,
+    NoisyBatchNorm1d,
+    NoisyBatchNorm2d,
+)
 
 SHAPES = [(128, 64, 32, 32), (128, 1000), (1024, 1000)]
 ORDERS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}

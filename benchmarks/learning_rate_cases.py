@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normscope.data import load
 from normscope.errors import DataError
 from normscope.import_path import import_object
-from normscope.layers.kinds import normalization
+from normscope.layers import normalization
 from normscope.models import build
 
 BATCH_SIZE = 128

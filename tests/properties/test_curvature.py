@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from normscope.curvature import operator, top_eigenvalue
-from normscope.layers.batch_norm import BatchNorm1d
+from normscope.layers import BatchNorm1d
 
 NORMS = {
     "none": lambda width: nn.Identity(),

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normscope.errors import NormscopeWarning
-from normscope.layers.batch_norm import BatchNorm2d
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
-from normscope.layers.lp_norm import LpNorm2d
-from normscope.layers.noisy import NoisyBatchNorm2d
-from normscope.layers.surgery.fold import fold
+from normscope.layers import BatchNorm2d, LpNorm2d, NoisyBatchNorm2d, fold, is_batch_norm
+from normscope.layers.kinds import is_lp_norm
 
 PARTS = ("conv", "grouped", "padded", "reflect", "transposed", "norm", "relu", "dropout", "group")
 NORMS = (nn.BatchNorm2d, BatchNorm2d, NoisyBatchNorm2d, LpNorm2d)

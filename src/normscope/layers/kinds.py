@@ -47,12 +47,14 @@ class NormKind:
         make: makes a layer from (num_features, dimensions, **options).
         matches: whether a module is of this kind.
         options: names of the options that ``make`` takes, besides device and dtype.
+        layers: classes that only normalize, so that another layer can replace them.
         summary: one line of description.
     """
 
     make: NormFactory
     matches: Matches
     options: tuple[str, ...]
+    layers: tuple[type[nn.Module], ...]
     summary: str
 
     def __call__(self, num_features: int, dimensions: int, **options: Any) -> nn.Module:
@@ -66,8 +68,7 @@ NORMS: Registry[NormKind] = Registry("normalization")
 
 def norm_kind(
     name: str,
-    layer: type[nn.Module] | tuple[type[nn.Module], ...] | None = None,
-    *,
+    *layers: type[nn.Module],
     matches: Matches | None = None,
     options: Sequence[str] | None = None,
 ) -> Callable[[NormFactory], NormFactory]:
@@ -75,8 +76,8 @@ def norm_kind(
 
     Args:
         name: of the kind.
-        layer: the class or classes of its layers; or give ``matches``.
-        matches: whether a module is of this kind; by default, whether it is of class ``layer``.
+        *layers: the classes of its layers.
+        matches: whether a module is of this kind; by default, whether it is of these classes.
         options: options that the factory takes; by default its keyword parameters.
 
     Returns:
@@ -88,9 +89,9 @@ def norm_kind(
 
     def register(factory: NormFactory) -> NormFactory:
         named = [*inspect.signature(factory).parameters][2:] if options is None else options
-        test = matches or (lambda module: layer is not None and isinstance(module, layer))
+        test = matches or (lambda module: isinstance(module, layers))
         summary = (factory.__doc__ or "").strip().partition("\n")[0]
-        NORMS.register(name=name)(NormKind(factory, test, tuple(named), summary))
+        NORMS.register(name=name)(NormKind(factory, test, tuple(named), layers, summary))
         return factory
 
     return register
@@ -268,7 +269,7 @@ def batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _BATCH_NORMS[dimensions](num_features, **options)
 
 
-@norm_kind("noisy", _NOISY_NORMS, options=_BATCH_OPTIONS)
+@norm_kind("noisy", *_NOISY_NORMS, options=_BATCH_OPTIONS)
 def noisy_batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Batch normalization followed by noise that changes at every step.
 

@@ -2,7 +2,7 @@ r"""Normalization over the batch and over each sample.
 
 BatchNorm divides by the standard deviation over data and positions,
 :math:`s^2 = q - q_{xy}` (both averaged over positions), not by the root of q. With gradients
-through the statistics, the sum over batch and positions of what comes back vanishes, channel by
+through the statistics, the gradients at its input sum to zero over batch and positions in each
 channel.
 
 Reference: wei2018, Section 3.1; ioffe2015, Algorithm 1.
@@ -36,11 +36,11 @@ class Norm(Operation):
     eps: float = 0.0
 
     def _scale(self, variance: Array) -> Array:
-        """What centred values are multiplied by, (settings,)."""
+        """Factor of the centred values, (settings,)."""
         return np.asarray(np.asarray(self.gamma) / np.sqrt(variance + self.eps))
 
     def _affine(self, field: Field, mean: Array, kernel: Array, variance: Array) -> Field:
-        """Centred moments scaled and shifted."""
+        """Scale and shift centred moments."""
         scale = self._scale(np.maximum(variance, 1e-300))
         mean = mean * scale[:, None]
         kernel = kernel * np.square(scale)[:, None, None, None]
@@ -81,14 +81,14 @@ class BatchNorm(Norm):
 
 @dataclass(frozen=True)
 class SampleNorm(Norm):
-    """Layer or group normalization of wide layers: each sample's own variance is its mean one.
+    """Layer or group normalization of wide layers: the variance of a sample equals its mean.
 
     Args:
         gamma: root mean square of the scale; a number, or one for each setting of a sweep.
         beta: mean of the shift.
         beta_variance: variance of the shift over channels.
         eps: added to the variance.
-        shape: of what it normalizes over, which must be the whole sample; None not to ask.
+        shape: of what it normalizes over, which must be the whole sample; None for no check.
     """
 
     shape: tuple[int, ...] | None = None
@@ -110,7 +110,7 @@ class SampleNorm(Norm):
     def pull_back(
         self, signal: Signal, fields: list[Field], output: Field, setting: Setting
     ) -> list[Signal]:
-        """The gradients at its input; it removes two of very many directions, which is nothing."""
+        """The gradients at its input; the two directions that it removes are negligible."""
         scale = np.square(self._scale(_sample_variance(fields[0])))
         kernel = signal.kernel * scale[:, None, None, None]
         return [replace(signal, kernel=kernel, centred=False)]
@@ -123,10 +123,10 @@ def batch_variance(field: Field) -> Array:
 
 
 def small_batch_growth(values: float) -> float:
-    """How much more a squared gradient grows where few values make up the statistics.
+    """Growth factor of a squared gradient due to statistics of few values.
 
-    It is exact for linear nets (the mean of the inverse variance of normal values less the two
-    directions that are removed) and was measured for ReLU nets, within 3 %.
+    It is exact for linear nets (the mean inverse variance of normal values, minus the two
+    directions that are removed) and within 3 % of measurements for ReLU nets.
 
     Reference: yang2019.
 
@@ -134,7 +134,7 @@ def small_batch_growth(values: float) -> float:
         values: samples times positions.
 
     Returns:
-        (values - 2) / (values - 3), without bound below four.
+        (values - 2) / (values - 3); infinite below four values.
 
     >>> small_batch_growth(8), small_batch_growth(float("inf"))
     (1.2, 1.0)
@@ -150,10 +150,10 @@ def _sample_variance(field: Field) -> Array:
 
 
 def _projected(kernel: Array, output: Field, tilt: float) -> Array:
-    """Products of gradients without their mean and without their part along the unit's values.
+    """Remove from products of gradients their mean and their part along the values of the unit.
 
-    The second matters where a unit's mean differs between positions: a gradient that leans on the
-    value (as through ReLU, which lets it pass where the value is large) follows those means.
+    The second matters where the mean of a unit differs between positions: a gradient that depends
+    on the value (as through ReLU, which passes it where the value is large) follows those means.
     """
     rows = kernel.sum(-1)
     taken = rows[:, :, None] + rows[:, None, :] - rows.mean(-1)[:, None, None]

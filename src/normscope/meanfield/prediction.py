@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.meanfield.field import PAIR, SAME, Field, Signal
 from normscope.meanfield.integrals import Array
-from normscope.text import WIDTH, text_table, wrap
+from normscope.text import Rendered, Table, integer_if_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,10 @@ _LEGEND = (
     "gradient²: of one sample, by the layer's outputs; growth: over that of the layer above.",
     "term, share: the layer's part of the lower bound.",
 )
+_KEYS = (
+    *("closure", "batch_size", "gamma", "lambda_max", "lower_bound", "max_learning_rate"),
+    *("regime", "reason", "notes", "layers"),
+)
 _CLOSURES = {
     "train": "through batch statistics, as training does",
     "frozen": "batch statistics as constants",
@@ -49,7 +53,7 @@ _REGIMES = {
 
 
 @dataclass(frozen=True, eq=False)
-class LayerRow:
+class LayerRow(Rendered):
     """Order parameters of one linear layer or convolution, and its term of the bound.
 
     Numbers, or arrays over the values of gamma in a sweep. In the paper ``second_moment`` is q,
@@ -102,10 +106,6 @@ class LayerRow:
         scale = self.inputs * float(self.input_second_moment) * float(self.gradient)
         return abs(float(self.term)) <= NOTHING * scale
 
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings and lists."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
-
 
 def row_of(
     name: str, fan_in: int, output: Field, source: Field, signal: Signal, term: Array, bulk: Array
@@ -140,7 +140,7 @@ def _moments(field: Field) -> tuple[Array, Array, Array]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Prediction:
+class Prediction(Rendered):
     """Largest eigenvalue of the Fisher matrix at initialization, by theory.
 
     In a sweep over gamma, numbers are arrays (NaN where undetermined), regime and reason tuples.
@@ -198,20 +198,12 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers, strings and lists."""
-        from normscope.results.frame import as_count
-
-        return {
-            "closure": self.closure,
-            "batch_size": as_count(self.batch_size),
-            "gamma": _plain(self.gamma),
-            "lambda_max": _plain(self.lambda_max),
-            "lower_bound": _plain(self.lower_bound),
-            "max_learning_rate": _plain(self.max_learning_rate()),
-            "regime": _plain(self.regime),
-            "reason": _plain(self.reason),
-            "notes": list(self.notes),
-            "layers": [row.to_dict() for row in self.layers],
+        rate = self.max_learning_rate()
+        plain = super().to_dict() | {
+            "batch_size": integer_if_whole(self.batch_size),
+            "max_learning_rate": rate.tolist() if isinstance(rate, np.ndarray) else rate,
         }
+        return {name: plain[name] for name in _KEYS}
 
     def to_xarray(self) -> xr.Dataset:
         """The table with coordinates ``layer``, and ``gamma`` for a sweep."""
@@ -221,15 +213,10 @@ class Prediction:
         shape = () if self.gamma is None else self.gamma.shape
         columns = [row.to_dict() for row in self.layers]
         names = [column.pop("name") for column in columns]
-        variables: dict[str, Any] = {
-            key: (
-                ("layer", *sweep),
-                np.stack(
-                    [np.broadcast_to(np.asarray(c[key], dtype=float), shape) for c in columns]
-                ),
-            )
-            for key in columns[0]
-        }
+        variables: dict[str, Any] = {}
+        for key in columns[0]:
+            values = [np.broadcast_to(np.asarray(c[key], dtype=float), shape) for c in columns]
+            variables[key] = (("layer", *sweep), np.stack(values))
         variables["lambda_max"] = (sweep, _number(self.lambda_max))
         variables["lower_bound"] = (sweep, _number(self.lower_bound))
         variables["regime"] = (sweep, np.asarray(self.regime))
@@ -255,37 +242,13 @@ class Prediction:
         """
         from normscope.plots.meanfield import order_parameters
 
-        return order_parameters(self.to_xarray().assign_attrs(reason=_plain(self.reason)), ax)
+        return order_parameters(self.to_xarray().assign_attrs(reason=self.to_dict()["reason"]), ax)
 
-    def text(self, width: int = WIDTH) -> str:
-        """The table and its explanation.
-
-        Args:
-            width: in characters.
-
-        Returns:
-            Lines of that width at most.
-        """
-        rows = self._layer_rows() if self.gamma is None else self._sweep_rows()
-        table = text_table(rows, self._heading(), width=width)
+    def _table(self) -> Table:
         if self.gamma is not None:
-            words = [*map(_in_words, dict.fromkeys(self.regime))]
-        else:
-            words = [*_LEGEND, *self._footing()]
-        return wrap("\n".join([table, "", *words]), width)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        if self.gamma is not None:
-            return table_html(self._sweep_rows(), self._heading())
-        notes = "\n".join([*_LEGEND, *self._footing()])
-        return table_html(self._layer_rows(), self._heading(), notes)
+            words = [*map(_describe_regime, dict.fromkeys(self.regime))]
+            return Table(self._sweep_rows(), self._heading(), words)
+        return Table(self._layer_rows(), self._heading(), [*_LEGEND, *self._footing()])
 
     def _heading(self) -> str:
         closure = f"{self.closure} ({_CLOSURES[self.closure]})"
@@ -317,7 +280,11 @@ class Prediction:
             )
         bound = f"lower bound per output {0.0 if self._is_rounding else self.lower_bound:.4g}"
         notes = [f"note: {note}." for note in self.notes]
-        return [f"{largest}; {bound}", f"{_in_words(str(self.regime))}: {self.reason}", *notes]
+        return [
+            f"{largest}; {bound}",
+            f"{_describe_regime(str(self.regime))}: {self.reason}",
+            *notes,
+        ]
 
     def _sweep_rows(self) -> list[dict[str, Any]]:
         assert self.gamma is not None
@@ -331,15 +298,9 @@ class Prediction:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _in_words(regime: str) -> str:
+def _describe_regime(regime: str) -> str:
     return f"regime {regime} ({_REGIMES[regime]})"
 
 
 def _number(value: float | Array | None) -> Array:
     return np.asarray(np.nan if value is None else value, dtype=float)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
-    return list(value) if isinstance(value, tuple) else value

@@ -1,8 +1,7 @@
-"""The paper's own recursions, to the letter: chains of linear layers and convolutions with ReLU.
+"""The recursions as printed in the paper, for chains of linear layers and convolutions with ReLU.
 
 BatchNorm divides by the root of q, and the products of gradients at two positions start at one and
-keep their mean over positions from layer to layer. Both are approximations that the other closures
-do without.
+keep their mean over positions from layer to layer. The other closures avoid both approximations.
 
 Reference: wei2018, Eqs. (20)-(25), (34)-(43) and Claim 3.1; base cases of Claim 6.1.
 """
@@ -29,7 +28,7 @@ Three = tuple[Array, Array, Array]  # for one sample; two samples; two samples a
 
 @dataclass(frozen=True)
 class _Step:
-    """One layer of the paper: weights, then perhaps BatchNorm, then ReLU (not after the last)."""
+    """One layer of the paper: weights, optional BatchNorm, and ReLU except after the last."""
 
     name: str
     weights: Weighted
@@ -48,7 +47,7 @@ def printed_estimate(graph: Graph, data: Input) -> Estimate:
         The estimate; its largest eigenvalue is the lower bound, as in the paper.
 
     Raises:
-        InputError: if the paper has no recursion for something in the network.
+        InputError: if the paper has no recursion for an operation of the network.
     """
     steps = _steps(graph)
     below: list[Three] = [_input_moments(data)]

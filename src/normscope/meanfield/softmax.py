@@ -1,7 +1,7 @@
-"""How much the loss bends in the outputs of a network that has learned nothing yet.
+"""Curvature of the loss with respect to the outputs of a network at initialization.
 
-The theory is about half the squared error, whose second derivative by the outputs is the identity.
-The cross-entropy's is that of the softmax at the initial outputs.
+The theory is for half the squared error, whose second derivative by the outputs is the identity.
+That of the cross-entropy depends on the softmax of the initial outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normscope.meanfield.prediction import Prediction
 
 LOSSES = ("squared_error", "cross_entropy")
 """The losses whose curvature in the outputs is known."""
-_POINTS = (128, 256)  # of the shared part and of the samples' own
+_POINTS = (128, 256)  # for the shared and the individual part
 _FEWER = (8, 64)  # for many classes, whose sums fluctuate less
 _MANY = 50
 
@@ -30,7 +30,7 @@ def output_curvature(loss: str, prediction: Prediction, classes: int) -> float |
 
     Args:
         loss: squared_error or cross_entropy.
-        prediction: of the network; the last line of its table has the moments of the outputs.
+        prediction: of the network; its last row has the moments of the outputs.
         classes: number of outputs.
 
     Returns:
@@ -53,18 +53,18 @@ def softmax_curvature(
 ) -> float | Array:
     r"""Largest second derivative of the cross-entropy by the outputs, averaged over the samples.
 
-    Initial outputs are normal: a part that all samples share, of variance ``pair``, and one of
-    each sample's own. Where the mean feature makes the top of the Fisher matrix, the cross-entropy
-    multiplies it by
+    Initial outputs are normal: the sum of a part that all samples share, of variance ``pair``, and
+    an individual part. Where the mean feature gives the top eigenvalue of the Fisher matrix, the
+    cross-entropy multiplies it by
 
     .. math:: h = E_{\text{shared}}\, \lambda_{\max}\left(
         E_x[\operatorname{diag} p(x) - p(x) p(x)^\top]\right)
 
-    with the probabilities p of the softmax: 1 / classes for outputs that vanish, more for outputs
-    that prefer the same class for all samples, less for outputs that are sure, sample by sample.
-    The samples' own parts are taken as independent of their features; docs/sweeps.md has the
-    measured error. The means are over 128 and 256 points of fixed Sobol sequences (fewer for many
-    classes): good to 2 %, to 7 % where samples share nothing.
+    with the softmax probabilities p: 1 / classes for zero outputs, more if the outputs prefer the
+    same class for all samples, less if they are confident but differ between samples. The
+    individual parts are assumed independent of the features; docs/sweeps.md has the measured
+    error. The means are over 128 and 256 points of fixed Sobol sequences (fewer for many classes),
+    accurate to 2 %, or to 7 % if samples share nothing.
 
     Args:
         second_moment: of an output; a number or one for each setting.
@@ -72,7 +72,7 @@ def softmax_curvature(
         classes: number of outputs.
 
     Returns:
-        The curvature, of the shape of the moments; not-a-number where these are not finite.
+        The curvature, of the shape of the moments; NaN where these are not finite.
 
     Raises:
         InputError: if there are fewer than two classes.
@@ -108,7 +108,7 @@ def _curvature(second_moment: float, pair: float, classes: int) -> float:
 
 @lru_cache(maxsize=8)
 def _points(classes: int) -> tuple[Array, Array]:
-    """Normal points of the shared part and of a sample's own."""
+    """Normal points for the shared and the individual part."""
     counts = _POINTS if classes <= _MANY else _FEWER
     first, second = (
         qmc.MultivariateNormalQMC(np.zeros(classes), rng=np.random.default_rng(seed)).random(count)

@@ -1,9 +1,9 @@
 r"""Linear layers and convolutions.
 
-With N the inputs of a unit, weights of variance :math:`\sigma_w^2/N` and biases of variance
-:math:`\sigma_b^2`, the second moments of what comes out are :math:`\sigma_b^2 + \sigma_w^2` times
-the mean second moments of what goes in; gradients come back with their sums over positions times
-:math:`\sigma_w^2`.
+With N inputs of a unit, weights of variance :math:`\sigma_w^2/N` and biases of variance
+:math:`\sigma_b^2`, the second moments of the output are :math:`\sigma_b^2 + \sigma_w^2` times the
+mean second moments of the input. Sums of gradients over positions are multiplied by
+:math:`\sigma_w^2` in the backward pass.
 
 Reference: wei2018, Eqs. (20)-(25) and (34)-(43).
 """
@@ -26,11 +26,11 @@ class Linear(Weighted):
     """A fully connected layer on a vector.
 
     Args:
-        inputs: size of the vector it takes.
+        inputs: size of the input vector.
         outputs: units.
         weight_variance: variance of a weight times the number of inputs.
         bias_variance: variance of a bias.
-        has_bias: whether there are biases to differentiate by.
+        has_bias: whether it has biases.
     """
 
     inputs: int
@@ -69,13 +69,13 @@ class Convolution(Weighted):
     """A convolution over one, two or three dimensions.
 
     Args:
-        inputs: channels it takes.
-        outputs: channels it gives.
+        inputs: input channels.
+        outputs: output channels.
         window: geometry of its filter.
         groups: into which the channels are split.
         weight_variance: variance of a weight times the inputs of a unit.
         bias_variance: variance of a bias.
-        has_bias: whether there are biases to differentiate by.
+        has_bias: whether it has biases.
     """
 
     inputs: int
@@ -88,7 +88,7 @@ class Convolution(Weighted):
 
     @property
     def fan_in(self) -> int:  # type: ignore[override]  # computed, where the base declares it
-        """Inputs of one unit: its channels times the places of the filter."""
+        """Inputs of one unit: its channels times the positions of the filter."""
         return self.inputs // self.groups * self.window.size
 
     @property
@@ -126,20 +126,20 @@ class Convolution(Weighted):
         return [_through(signal, self.weight_variance * signal.collapsed().kernel, output)]
 
     def _taken(self, field: Field, resolve: bool) -> Array:
-        """Mean over the places of the filter of the kernel below; padding counts as zero."""
+        """Mean of the input kernel over the positions of the filter; padding counts as zero."""
         if field.resolved:
             return gathered(field.kernel, self.window, field.positions) / self.window.size
         if not resolve:
             return field.kernel
         kept = shared_places(self.window, field.positions) / self.window.size
-        own = np.eye(len(kept), dtype=bool)  # one place sees one position for one window only
+        own = np.eye(len(kept), dtype=bool)  # a filter position has one input position
         return np.asarray(
             kept * np.where(own, field.kernel[..., :1, :1], field.kernel[..., :1, 1:])
         )
 
 
 def _through(signal: Signal, kernel: Array, output: Field) -> Signal:
-    """The signal below a weighted layer, which has mixed its channels once more."""
+    """The signal below a weighted layer; its path counts the layer."""
     step = np.zeros_like(signal.path)
     step[:, 0] = np.where(signal.path[:, 1] > 0, 1 / output.channels, 0.0)  # not of the outputs
     step[:, 1] = 1.0

@@ -1,4 +1,4 @@
-"""Which positions of a map a filter or a pooling window sees."""
+"""Which positions of a map a filter or a pooling window covers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Window:
         stride: step from one window to the next.
         padding: zeros added before and after, per dimension.
         dilation: step inside a window.
-        round_up: whether a last incomplete window counts.
+        round_up: whether to include a last incomplete window (torch's ceil_mode).
     """
 
     kernel: tuple[int, ...]
@@ -40,7 +40,7 @@ class Window:
 
     @property
     def padded(self) -> bool:
-        """Whether windows reach over the border."""
+        """Whether windows extend beyond the border."""
         return self.round_up or any(side for sides in self.padding for side in sides)
 
     def outputs(self, positions: tuple[int, ...]) -> tuple[int, ...]:
@@ -71,20 +71,20 @@ class Window:
         if not self.round_up:
             return room // self.stride[axis] + 1
         count = -(-room // self.stride[axis]) + 1
-        # the last window has to begin inside the map or its first padding
+        # the last window must begin inside the map or its leading padding
         return count - ((count - 1) * self.stride[axis] >= size + before)
 
 
 @functools.lru_cache(maxsize=64)
 def seen_positions(window: Window, positions: tuple[int, ...]) -> NDArray[np.intp]:
-    """Flat index of the position that each place of each window sees.
+    """Flat index of the map position under each element of each window.
 
     Args:
         window: the geometry.
         positions: sizes of the map below.
 
     Returns:
-        (places of the window, windows); the number of positions where it sees padding.
+        (elements of the window, windows); padding has the number of positions as its index.
 
     >>> seen_positions(Window((2,), (1,), ((1, 0),), (1,)), (3,))
     array([[3, 0, 1],
@@ -106,7 +106,7 @@ def seen_positions(window: Window, positions: tuple[int, ...]) -> NDArray[np.int
 
 
 def gathered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array:
-    """Sum over the places of a window of a kernel's entries at what two windows see there.
+    """Sum, over the elements of a window, of the kernel at the positions under two windows.
 
     Args:
         kernel: (..., positions, positions).
@@ -142,7 +142,7 @@ def scattered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Arra
 
 
 class _Plan:
-    """Margins of a padded map, and the slice of it that each place of a window sees."""
+    """Margins of a padded map, and the slice of it under each element of a window."""
 
     def __init__(self, window: Window, positions: tuple[int, ...]) -> None:
         self.outputs = window.outputs(positions)
@@ -162,7 +162,7 @@ class _Plan:
 
 
 def shared_places(window: Window, positions: tuple[int, ...]) -> Array:
-    """Places of a window at which two windows both see the map and not its padding.
+    """Number of elements of a window under which two windows both have the map, not padding.
 
     >>> shared_places(Window((3,), (1,), ((1, 1),), (1,)), (3,))
     array([[2., 2., 1.],

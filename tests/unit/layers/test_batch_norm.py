@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing._internal.common_modules import module_db
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normscope.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.batch_norm_function import batch_norm
 
 PAIRS = {

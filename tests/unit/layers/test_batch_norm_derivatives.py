@@ -8,7 +8,7 @@ from tests.references import batch_norm as reference
 from torch import func, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normscope.layers import BatchNorm1d, BatchNorm2d
 from normscope.layers.batch_norm_function import batch_norm
 
 # The first use of forward mode makes PyTorch script its own decompositions.

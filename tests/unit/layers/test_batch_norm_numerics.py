@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normscope.layers import BatchNorm1d, BatchNorm2d
 from normscope.layers.batch_norm_function import batch_norm
 
 PATHS = {"default": None, "closed_form": False}

@@ -12,7 +12,7 @@ from torch import func, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normscope.layers import BatchNorm1d, BatchNorm2d
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import func, nn
 
-from normscope.layers.batch_norm import BatchNorm1d
+from normscope.layers import BatchNorm1d
 
 # The first use of forward mode makes PyTorch script its own decompositions.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from normscope.layers import lp_function, noisy
+from normscope.layers import Noise, lp_function, noisy
 from normscope.layers.compiled import binding
 from normscope.layers.compiled.build import library
 from normscope.layers.lp_function import closed_form_gradient, lp_normalize, plain_lp_norm
-from normscope.layers.noisy import Noise, draw
+from normscope.layers.noisy import draw
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels here")
 

@@ -7,11 +7,20 @@ import torch
 from torch import nn
 
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
-from normscope.layers.kinds import NORMS, NoNorm, kind_of, norm_layers
-from normscope.layers.lp_norm import LpNorm1d, LpNorm2d
-from normscope.layers.noisy import NoisyBatchNorm2d
-from normscope.layers.surgery.convert import Change, convert, plan_conversion
+from normscope.layers import (
+    NORMS,
+    BatchNorm1d,
+    BatchNorm2d,
+    Change,
+    LpNorm1d,
+    LpNorm2d,
+    NoisyBatchNorm2d,
+    NoNorm,
+    convert,
+    kind_of,
+    norm_layers,
+    plan_conversion,
+)
 
 KINDS = sorted(NORMS)
 NORMALIZING = [kind for kind in KINDS if kind != "none"]

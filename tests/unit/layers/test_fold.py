@@ -7,11 +7,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from normscope.errors import ArgumentTypeError, NormscopeWarning, StateError
-from normscope.layers.batch_norm import BatchNorm2d
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
-from normscope.layers.lp_norm import LpNorm1d, LpNorm2d
-from normscope.layers.noisy import NoisyBatchNorm2d
-from normscope.layers.surgery.fold import fold
+from normscope.layers import BatchNorm2d, LpNorm1d, LpNorm2d, NoisyBatchNorm2d, fold, is_batch_norm
+from normscope.layers.kinds import is_lp_norm
 
 
 @pytest.fixture(autouse=True)

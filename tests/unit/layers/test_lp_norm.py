@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
-from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
+from normscope.layers import LpNorm1d, LpNorm2d, LpNorm3d
 
 LAYERS = [
     (LpNorm1d, nn.BatchNorm1d, (8, 3)),

@@ -8,10 +8,14 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, ShapeError, StateError
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
-from normscope.layers.lp_norm import LpNorm1d, LpNorm2d
-from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.layers.population import population_statistics
+from normscope.layers import (
+    BatchNorm1d,
+    BatchNorm2d,
+    LpNorm1d,
+    LpNorm2d,
+    NoisyBatchNorm1d,
+    population_statistics,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,7 +5,8 @@ import pytest
 from scipy.special import erf
 
 from normscope.errors import UnknownNameError
-from normscope.meanfield.activations import ACTIVATIONS, Rectifier, Smooth, activation
+from normscope.meanfield import Rectifier, Smooth
+from normscope.meanfield.activations import ACTIVATIONS, activation
 
 SMOOTH = ["erf", "tanh", "gelu", "silu", "sigmoid"]
 FUNCTIONS = {

@@ -1,4 +1,4 @@
-"""The compiled kernels called on tensors; None is the answer where the caller must do the work."""
+"""Calls of the compiled kernels on tensors; None means that the caller must compute instead."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from normscope.layers.compiled.build import library
 from normscope.layers.standardize import LARGEST_RATIO
 from normscope.layers.transforms import tracing_active, transform_active
 
-# A megabyte: about what the cache of one core holds. The best border has not been measured.
+# A megabyte, about the cache of one core. The best threshold has not been measured.
 LARGEST = 1 << 18
 
-_LANES = 16  # floats that a processor works on together
+_LANES = 16  # floats of a vector register
 
-_NUMBERS_PER_THREAD = 1 << 15  # as PyTorch: below it, waking a thread costs more than it does
+_NUMBERS_PER_THREAD = 1 << 15  # as in PyTorch: waking a thread for less costs more than it saves
 
 # Before centring the scale is at least the mean's size; near it, the spread may be small.
 LARGEST_UNCENTRED_RATIO = 0.99
@@ -54,8 +54,8 @@ def compiled_output(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
     """The results of :func:`normscope.layers.lp_function.fused_output`, or None.
 
-    None also where rounding may have cost the output much of its spread, as spread_is_lost asks.
-    The caller makes sure that no transform, compiler or tracer is at work.
+    None also where rounding may have cost the output much of its spread (see spread_is_lost).
+    The caller makes sure that no transform, compiler or tracer is active.
     """
     shape = _lp_shape(x, order, weight, bias)
     if shape is None:
@@ -81,7 +81,7 @@ def compiled_gradient(
     input_needed: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor] | None:
     """The results of :func:`normscope.layers.lp_function.fused_gradient`, or None."""
-    if transform_active() or tracing_active():  # gradients in batches: nothing to point at
+    if transform_active() or tracing_active():  # a batched gradient has no memory address
         return None
     shape = _lp_shape(x, order, weight, *statistics)
     if shape is None or not _plain(gradient) or gradient.stride() != x.stride():
@@ -103,15 +103,15 @@ def compiled_noise(
     factor: Tensor,
     shift: Tensor,
 ) -> bool:
-    """Fill factor and shift, (samples, units, ...), from the state and move that; or False.
+    """Fill factor and shift, (samples, units, ...), from the state and advance it; or False.
 
     Args:
         state: the four numbers of SFC64.
-        unit_factor: (units, ...), one number per place of a sample.
+        unit_factor: (units, ...), one number per element of a sample.
         unit_shift: likewise.
         jitters: spread of the factors, and of the shifts per unit of a random int32.
-        factor: contiguous, where the factors go.
-        shift: contiguous, where the shifts go.
+        factor: contiguous, for the factors.
+        shift: contiguous, for the shifts.
 
     Returns:
         Whether there is such a kernel, and it can reach the tensors.
@@ -197,7 +197,7 @@ def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ..
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether the tensor's numbers are float32 in this process's memory, as they stand."""
+    """Whether the tensor is plain float32 data in the memory of this process."""
     return (
         tensor.dtype is torch.float32
         and tensor.is_cpu

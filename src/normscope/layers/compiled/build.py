@@ -1,7 +1,7 @@
-"""The compiled kernels: built once for a machine, kept in the user's cache, loaded once a process.
+"""Build the compiled kernels once per machine, cache them, and load them once per process.
 
-Nothing here ever raises: without a compiler, a writable cache or the user's leave there are no
-kernels, and the layers compute with PyTorch alone.
+Nothing here raises: without a compiler or a writable cache, or if switched off, there are no
+kernels, and the layers use PyTorch alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _UnavailableError(Exception):
 
 
 def library() -> ctypes.CDLL | None:
-    """The library of kernels, or None where there is none; the first call may build it."""
+    """The library of kernels, or None if there is none; the first call may build it."""
     return _once()[0]
 
 
@@ -61,7 +61,7 @@ def _once() -> Outcome:
 
 
 def load_or_build() -> Outcome:
-    """The library, from the cache if it is there, and where it is; or None and why.
+    """The library, from the cache if possible, and its path; or None and the reason.
 
     Returns:
         The library or None, and one sentence.
@@ -85,10 +85,10 @@ def load_or_build() -> Outcome:
 
 
 def _threading() -> tuple[str, ...]:
-    """Flags for OpenMP with the very library that PyTorch computes with; none where it has none.
+    """Flags for OpenMP with the same library that PyTorch uses; none if it has none.
 
-    A second copy of that library would keep threads of its own, which wait for work by spinning
-    and would take the processors from PyTorch's.
+    A second copy of that library would have its own threads, which spin while they wait for work
+    and slow PyTorch's down.
     """
     beside_torch = Path(torch.__file__).parent / "lib"
     found = sorted(beside_torch.glob("libgomp*.so*"))
@@ -123,7 +123,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What tells processors apart that understand different instructions."""
+    """What distinguishes processors with different instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -133,7 +133,7 @@ def _processor() -> str:
 
 
 def _build(compiler: list[str], path: Path) -> None:
-    """Compile to the path; beside it goes a digest, since loading half a library may crash."""
+    """Compile to the path, and write a digest: loading an incomplete library may crash."""
     with replacing(path) as unfinished:
         files = [str(source) for source in SOURCES if source.suffix == ".c"]
         command = [*compiler, *FLAGS, *files, "-lm", "-o", str(unfinished)]
@@ -147,7 +147,7 @@ def _build(compiler: list[str], path: Path) -> None:
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """The library if it is there and whole."""
+    """The library, if it exists and is complete."""
     try:
         if _digest(path) != _seal(path).read_text(encoding="utf-8"):
             return None

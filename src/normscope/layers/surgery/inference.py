@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.layers.kinds import is_lp_norm
+from normscope.layers.kinds import NORMS, is_lp_norm
 
 _OWN_FORWARDS = ("torch.nn.modules.", "normscope.layers.")
 
@@ -48,8 +48,9 @@ def affine_map(layer: Any) -> tuple[Tensor, Tensor]:
 def modules_after(layer: nn.Module) -> list[nn.Module] | None:
     """The modules that a norm layer applies after normalizing, e.g. a fused activation.
 
-    torch's and our layers apply none. A class with another ``forward`` is tested in eval mode, on a
-    copy: it may be plain normalization, or normalization followed by its child modules in order.
+    torch's layers, ours and those of registered kinds apply none. A class with another ``forward``
+    is tested in eval mode, on a copy: it may be plain normalization, or normalization followed by
+    its child modules in order.
 
     Args:
         layer: a norm layer.
@@ -60,7 +61,9 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
     >>> modules_after(nn.BatchNorm2d(3))
     []
     """
-    if "forward" not in vars(layer) and type(layer).forward.__module__.startswith(_OWN_FORWARDS):
+    registered = any(type(layer) in NORMS[name].layers for name in NORMS)
+    library = registered or type(layer).forward.__module__.startswith(_OWN_FORWARDS)
+    if library and "forward" not in vars(layer):
         return []
     children = list(layer.children())
     for x in _trial_inputs(layer):

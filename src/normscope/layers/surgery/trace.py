@@ -113,7 +113,8 @@ class _SymbolicTensor(Tensor):
 
     @staticmethod
     def __new__(cls, recorder: _Recorder, source: fx.Node) -> _SymbolicTensor:
-        tensor: _SymbolicTensor = Tensor._make_wrapper_subclass(cls, ())
+        # A scalar integer, so that torch's functions accept it also as a size or a dimension.
+        tensor: _SymbolicTensor = Tensor._make_wrapper_subclass(cls, (), dtype=torch.int64)
         tensor.recorder, tensor.source = recorder, source
         return tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.layers.kinds import is_batch_norm, kind_of
+from normscope.layers.surgery.fold_weights import spatial_dimensions
 from normscope.layers.surgery.trace import is_plain_layer
 from normscope.meanfield.activations import (
     ACTIVATIONS,
@@ -159,38 +161,36 @@ def gelu_of(approximate: str) -> Nonlinearity:
 
 
 def _average(module: Any) -> Made:
-    dimensions = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}[type(module)]
-    if module.ceil_mode or getattr(module, "divisor_override", None) is not None:
+    divisor = getattr(module, "divisor_override", None)
+    shape = (module.kernel_size, module.stride, module.padding)
+    if module.ceil_mode or divisor is not None:
         return Unsupported.HERE
-    window = window_of(module.kernel_size, module.stride, module.padding, 1, dimensions)
+    window = window_of(*shape, 1, spatial_dimensions(module) or 0)
     return AveragePool(window, count_padding=module.count_include_pad)
 
 
 def _maximum(module: Any) -> Made:
-    dimensions = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}[type(module)]
     shape = (module.kernel_size, module.stride, module.padding, module.dilation)
-    window = window_of(*shape, dimensions)
+    window = window_of(*shape, spatial_dimensions(module) or 0)
     if window.stride != window.kernel or module.return_indices:
         return Unsupported.HERE  # windows that share positions
-    parts = (window.kernel, window.stride, window.padding, window.dilation)
-    return MaxPool(Window(*parts, round_up=module.ceil_mode))
+    return MaxPool(replace(window, round_up=module.ceil_mode))
 
 
-def _adaptive(module: Any) -> Made:
-    kinds = {nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3}
-    sizes = tuples(module.output_size, kinds[type(module)])
+def _adaptive(output_size: Any, dimensions: int) -> Made:
+    sizes = tuples(output_size, dimensions)
     return Unsupported.HERE if None in sizes else AveragePool(outputs=sizes)
 
 
-def _flatten(module: nn.Flatten) -> Made:
-    return Flatten() if (module.start_dim, module.end_dim) == (1, -1) else Unsupported.HERE
+def _flatten(start: Any, end: Any) -> Made:
+    return Flatten() if (start, end) == (1, -1) else Unsupported.HERE
 
 
 def _dropout(module: Any) -> Made:
+    if module.p == 0:
+        return None
     whole = isinstance(module, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
-    return (
-        Dropout(module.p, whole) if 0 < module.p < 1 else None if not module.p else Unsupported.HERE
-    )
+    return Dropout(module.p, whole) if 0 < module.p < 1 else Unsupported.HERE
 
 
 def _named(name: str) -> Callable[[Any], Made]:
@@ -204,15 +204,18 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
     (nn.GroupNorm, _group_norm),
     (nn.LayerNorm, _layer_norm),
     (nn.ReLU, _named("relu")),
-    (nn.LeakyReLU, lambda module: Nonlinearity(Rectifier(module.negative_slope, "leaky_relu"))),
+    (nn.LeakyReLU, lambda module: _leaky(module.negative_slope)),
     (nn.Tanh, _named("tanh")),
     (nn.GELU, lambda module: gelu_of(module.approximate)),
     (nn.SiLU, _named("silu")),
     (nn.Sigmoid, _named("sigmoid")),
     ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average),
     ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), _maximum),
-    ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), _adaptive),
-    (nn.Flatten, _flatten),
+    (
+        (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+        lambda module: _adaptive(module.output_size, spatial_dimensions(module) or 0),
+    ),
+    (nn.Flatten, lambda module: _flatten(module.start_dim, module.end_dim)),
     ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _dropout),
 )
 
@@ -232,7 +235,7 @@ def operation_of_call(name: str, node: fx.Node) -> Made:
     rule = _CALL_RULES.get(name)
     if rule is None or (rule not in _TAKE_VALUES and len(node.all_input_nodes) > 1):
         return Unsupported.HERE  # a computed slope or dimension has no value
-    return rule(name, node)
+    return rule(node)
 
 
 def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
@@ -241,16 +244,15 @@ def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> A
     return node.kwargs.get(name, default)
 
 
-def _addition(name: str, node: fx.Node) -> Made:
+def _addition(node: fx.Node) -> Made:
     return Addition() if len(node.args) == 2 and not node.kwargs else Unsupported.HERE
 
 
-def _call_flatten(name: str, node: fx.Node) -> Made:
-    start, end = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
-    return Flatten() if (start, end) == (1, -1) else Unsupported.HERE
+def _call_flatten(node: fx.Node) -> Made:
+    return _flatten(_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
 
 
-def _reshape(name: str, node: fx.Node) -> Made:
+def _reshape(node: fx.Node) -> Made:
     """``x.view(len(x), -1)`` and the like flatten."""
     sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
@@ -258,7 +260,7 @@ def _reshape(name: str, node: fx.Node) -> Made:
     return Flatten() if len(sizes) == 2 and sizes[1] == -1 else Unsupported.HERE
 
 
-def _mean(name: str, node: fx.Node) -> Made:
+def _mean(node: fx.Node) -> Made:
     """A mean over all positions is global pooling."""
     dims = _argument(node, 1, "dim")
     if dims is None:
@@ -271,59 +273,45 @@ def _mean(name: str, node: fx.Node) -> Made:
     return AveragePool(outputs=(1,) * count, drop_ones=not keep)
 
 
-def _call_average(name: str, node: fx.Node) -> Made:
-    dimensions = int(name[-2])
+def _call_average(node: fx.Node) -> Made:
     if _argument(node, 4, "ceil_mode", False) or _argument(node, 6, "divisor_override"):
         return Unsupported.HERE
     kernel, stride = _argument(node, 1, "kernel_size"), _argument(node, 2, "stride")
-    window = window_of(kernel, stride, _argument(node, 3, "padding", 0), 1, dimensions)
+    window = window_of(kernel, stride, _argument(node, 3, "padding", 0), 1, _dimensions(node))
     return AveragePool(window, count_padding=bool(_argument(node, 5, "count_include_pad", True)))
 
 
-def _call_adaptive(name: str, node: fx.Node) -> Made:
-    sizes = tuples(_argument(node, 1, "output_size"), int(name[-2]))
-    return Unsupported.HERE if None in sizes else AveragePool(outputs=sizes)
+def _dimensions(node: fx.Node) -> int:
+    """Spatial dimensions of a function whose name ends in "1d", "2d" or "3d"."""
+    return int(getattr(node.target, "__name__", "0d")[-2])
 
 
-def _leaky(name: str, node: fx.Node) -> Made:
-    slope = _argument(node, 1, "negative_slope", 0.01)
+def _leaky(slope: float) -> Nonlinearity:
     return Nonlinearity(Rectifier(slope, "leaky_relu"))
 
 
-def _gelu(name: str, node: fx.Node) -> Made:
-    return gelu_of(_argument(node, 1, "approximate", "none"))
-
-
-def _nothing(name: str, node: fx.Node) -> Made:
-    return None
-
-
-def _call_dropout(name: str, node: fx.Node) -> Made:
+def _call_dropout(node: fx.Node) -> Made:
     """Traced in eval mode, the function is the identity if it depends on the mode."""
     return Unsupported.HERE if _argument(node, 2, "training", True) else None
 
 
-_NAMED_CALLS = {
-    "relu": "relu",
-    "relu_": "relu",
-    "tanh": "tanh",
-    "erf": "erf",
-    "silu": "silu",
-    "sigmoid": "sigmoid",
-}
-_CALL_RULES: dict[str, Callable[[str, fx.Node], Made]] = {
-    "add": _addition,
-    "iadd": _addition,
-    "add_": _addition,
+_NAMED_CALLS = {name: name for name in ("relu", "tanh", "erf", "silu", "sigmoid")}
+_NAMED_CALLS["relu_"] = "relu"
+_CALL_RULES: dict[str, Callable[[fx.Node], Made]] = {
+    **dict.fromkeys(("add", "iadd", "add_"), _addition),
+    **dict.fromkeys(("view", "reshape"), _reshape),
     "flatten": _call_flatten,
-    "view": _reshape,
-    "reshape": _reshape,
     "mean": _mean,
-    "leaky_relu": _leaky,
-    "gelu": _gelu,
-    "contiguous": _nothing,
+    "leaky_relu": lambda node: _leaky(_argument(node, 1, "negative_slope", 0.01)),
+    "gelu": lambda node: gelu_of(_argument(node, 1, "approximate", "none")),
+    "contiguous": lambda node: None,
     "dropout": _call_dropout,
     **{f"avg_pool{n}d": _call_average for n in (1, 2, 3)},
-    **{f"adaptive_avg_pool{n}d": _call_adaptive for n in (1, 2, 3)},
+    **{
+        f"adaptive_avg_pool{n}d": lambda node: _adaptive(
+            _argument(node, 1, "output_size"), _dimensions(node)
+        )
+        for n in (1, 2, 3)
+    },
 }
 _TAKE_VALUES = (_addition, _reshape)  # the other rules have one input, and numbers

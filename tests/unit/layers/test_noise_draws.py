@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.layers import noisy
-from normscope.layers.noisy import CHUNK, Noise, draw
+from normscope.layers import Noise, noisy
+from normscope.layers.noisy import CHUNK, draw
 
 CPU = torch.device("cpu")
 LEVEL = 1e-4
