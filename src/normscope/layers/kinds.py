@@ -1,6 +1,7 @@
 """Kinds of normalization by name: how to make a layer of a kind, and how to recognize one.
 
-To add a kind, decorate a factory with :func:`norm_kind`.
+To add a kind, put a file with its layer and a factory decorated with :func:`norm_kind` into this
+package. Nothing else lists the kinds.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class NormKind:
         return self.make(num_features, dimensions, **options)
 
 
-NORMS: Registry[NormKind] = Registry("normalization")
+NORMS: Registry[NormKind] = Registry("normalization", package="normscope.layers")
 """The kinds of normalization by name."""
 
 
