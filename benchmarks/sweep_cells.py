@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 import xarray as xr
 
-from normscope.data import Dataset
-from normscope.data.catalogue import DATASETS
-from normscope.data.dataset import Split
+from normscope.data import DATASETS, Dataset, Split
 from normscope.sweeps import Cell, training_cell
 from normscope.sweeps.together import train_units
 

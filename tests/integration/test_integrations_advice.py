@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import normscope as ns
 from normscope.errors import InputError, StateError
 from normscope.integrations.lightning import LearningRateCallback
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.probes import PROBES, ActivationMoments, EffectiveSmoothness, Scope, StatisticsGap
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 STEPS = 50
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from normscope.data.gaussian import gaussian
+from normscope.data.embedded import gaussian
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.santurkar2018.trainings import summed_squares
 from normscope.models import build
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.training import Outcome, fit, sgd
 
 SEEDS = (0, 1, 2)

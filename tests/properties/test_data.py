@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.unit.data.synthetic import idx
 
-from normscope.data.cifar_formats import records_of_pickle
-from normscope.data.idx import parse_idx
-from normscope.data.standardize import standardized
+from normscope.data.cifar10 import records_of_pickle
+from normscope.data.images import standardize
+from normscope.data.mnist import parse_idx
 from normscope.data.unpickle import unpickle_plain
 from normscope.errors import DataError
 
@@ -83,7 +83,7 @@ def test_changed_bytes_of_a_batch_never_escape_as_another_error(data: st.DataObj
 @settings(deadline=None)
 @given(train=BYTES)
 def test_standardised_training_split_has_mean_0_and_variance_1(train: np.ndarray) -> None:
-    result = torch.from_numpy(standardized(train, train)[0]).double()
+    result = torch.from_numpy(standardize(train, train)[0]).double()
     for channel in range(train.shape[1]):
         values = result[:, channel]
         assert abs(values.mean()) < 1e-4

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import normscope as ns
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

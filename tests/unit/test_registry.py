@@ -1,3 +1,4 @@
+import importlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -132,3 +133,21 @@ def test_failed_import_is_tried_again(tmp_path, monkeypatch):
 def test_every_error_has_the_common_root():
     assert issubclass(UnknownNameError, NormscopeError)
     assert issubclass(DuplicateNameError, NormscopeError)
+
+
+def test_registry_imports_every_module_of_its_package(tmp_path, monkeypatch):
+    folder = tmp_path / "shapes_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from normscope.registry import Registry\nSHAPES = Registry('shape', package=__name__)\n"
+    )
+    for name in ("circle", "square"):
+        (folder / f"{name}.py").write_text(
+            "from shapes_package import SHAPES\n\n"
+            f"@SHAPES.register(name={name!r})\ndef make():\n    return {name!r}\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    shapes = importlib.import_module("shapes_package").SHAPES
+    assert "shapes_package.circle" not in sys.modules  # until the first look-up
+    assert list(shapes) == ["circle", "square"]
+    assert shapes["circle"]() == "circle"

@@ -61,7 +61,7 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     """
     import torch
 
-    from normscope.problem.batch import check_filled, check_pair, pieces, rows, sample_count
+    from normscope.problem.batch import check_filled, check_pair, rows, sample_count, split_batch
 
     is_pair = isinstance(data, tuple) and len(data) == 2
     if not (is_pair or isinstance(data, Mapping)):
@@ -76,7 +76,7 @@ def chosen_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
         )
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(samples, generator=generator)[: size * batches]
-    return pieces(rows(data, order), size)
+    return split_batch(rows(data, order), size)
 
 
 def note_conversion(data: Any, model: Any) -> None:
@@ -184,9 +184,8 @@ def parts_of_advice(samples: Any, batch_size: int | None, verify: bool) -> int:
 
 
 def _first_batches(data: Any, batch_size: int | None, batches: int, seed: int) -> list[Any]:
-    import torch
 
-    from normscope.problem.isolation import fixed_randomness, generators_of_data
+    from normscope.problem.isolation import RandomGenerators
 
     if not isinstance(data, Iterable) or isinstance(data, str):
         raise ArgumentTypeError(
@@ -194,7 +193,7 @@ def _first_batches(data: Any, batch_size: int | None, batches: int, seed: int) -
             f"{type(data).__name__}."
         )
     _refuse_size(data, batch_size)
-    with fixed_randomness(seed, torch.device("cpu"), generators_of_data(data)):
+    with RandomGenerators(data).preserved(seed):
         taken = list(islice(data, batches))  # a DataLoader may shuffle
     if len(taken) < batches:
         raise InputError(f"the data has {_counted(len(taken))}, {batches} are asked for.")

@@ -146,11 +146,11 @@ def _measured(
     whole: tuple[int, int, dict[str, Any]] | None,
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
     """The extreme eigenvalues, and the density of all if it is asked for."""
-    from normscope.problem.precheck import locating, try_batches
+    from normscope.problem.precheck import locate_errors, try_batches
     from normscope.problem.problem import Problem
 
     options = extreme[-1]
-    with locating(Problem(*problem[:-1], whose)):
+    with locate_errors(Problem(*problem[:-1], whose)):
         if len(problem[-1]) > 1:  # the search may come to the last one late
             try_batches(Problem(*problem), problem[-1], options["mode"], options["seed"])
         top = _eigenvalues(problem, *extreme)

@@ -59,11 +59,11 @@ Target = Annotated[
 def _folder(name: str, root: Path | None) -> Path | None:
     check_name("data", name)
     from normscope.data import parts, path
-    from normscope.data.inventory import missing
+    from normscope.data.inventory import missing_error
 
     where = path(name, root)
     if where is None and parts(name):
-        raise missing(name, root)
+        raise missing_error(name, root)
     return where
 
 

@@ -70,7 +70,7 @@ def load_data(source: str, seed: int = 0) -> Any:
 def _note_download(name: str) -> None:
     """Say on stderr that a data set comes from the network, which takes its time."""
     from normscope.data import DATASETS, parts, path
-    from normscope.data.locate import download_root
+    from normscope.data.collection import download_root
 
     if name in DATASETS and parts(name) and path(name) is None and sys.stderr is not None:
         print(

@@ -35,16 +35,16 @@ def note_earlier(plan: Diagram, experiment: str, path: Path) -> None:
     """
     from normscope.cli.sweep_output import earlier_words
     from normscope.results import Store
-    from normscope.results.own_parts import record_places
+    from normscope.results.record import custom_parts
     from normscope.sweeps.earlier import earlier_records
     from normscope.sweeps.status import state_counts
 
-    own = {record_places(cell.parameters) for cell in plan.cells} - {()}
+    own = {custom_parts(cell.parameters) for cell in plan.cells} - {()}
     if not own or not path.is_file():
         return
     with Store(path, read_only=True) as store:
         records = store.select(experiment)
-    earlier = earlier_records(each for each in records if record_places(each.parameters) in own)
+    earlier = earlier_records(each for each in records if custom_parts(each.parameters) in own)
     # with the store not yet open to write, what is running there was left so
     counts = state_counts(earlier, at_work=False)
     if earlier and sys.stderr is not None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 from normscope.curvature.result import TopEigenvalue
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import InputError
-from normscope.problem.batch import Batch, pieces, sample_count
-from normscope.problem.isolation import fixed_randomness, generators_of_data
+from normscope.problem.batch import join_batches, sample_count, split_batch
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.text import text_table
 
@@ -178,8 +175,8 @@ def batch_size_effect(
     ((4, 2), [0.926, 0.562])
     """
     problem = Problem(model, loss, data)
-    with fixed_randomness(seed, problem.device, generators_of_data(problem.data)):
-        whole = _joined(list(problem.batches()))
+    with RandomGenerators(problem.device, problem.data).preserved(seed):
+        whole = join_batches(list(problem.batches()))
     sizes = _halvings(sample_count(whole)) if batch_sizes is None else list(batch_sizes)
     _check(sizes, sample_count(whole))
     return BatchSizeEffect(
@@ -187,7 +184,7 @@ def batch_size_effect(
             top_eigenvalue(
                 model,
                 loss,
-                pieces(whole, size),
+                split_batch(whole, size),
                 kind=kind,
                 mode=mode,
                 tol=tol,
@@ -203,20 +200,6 @@ def batch_size_effect(
 def _halvings(samples: int) -> list[int]:
     sizes = [samples >> times for times in range(_LONGEST_DEFAULT)]
     return [size for size in sizes if size >= _SMALLEST_DEFAULT] or [samples]
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    """All samples as one batch of the same form."""
-    first = batches[0]
-    if len(batches) == 1:
-        return first
-    if isinstance(first, Tensor):
-        return torch.cat(batches)
-    if isinstance(first, Mapping):
-        return {key: _joined([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, tuple | list):
-        return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))
-    return first  # such as a text, the same for all
 
 
 def _check(sizes: list[int], samples: int) -> None:

@@ -17,7 +17,7 @@ from normscope.curvature.chain_read import READERS, Scene, links_of
 from normscope.curvature.chain_steps import NotAChainError, Step, steps_of
 from normscope.curvature.linearization import Linearization
 from normscope.problem.diagnose import check_finite
-from normscope.problem.isolation import ONE_AT_A_TIME, undisturbed
+from normscope.problem.isolation import MODEL_LOCK, isolated
 from normscope.problem.parameters import ParameterLayout
 
 __all__ = ["ChainJacobian", "alone"]
@@ -81,7 +81,7 @@ class ChainJacobian(Linearization):
         Returns:
             The Jacobian; None if anything in the model is not known to be right.
         """
-        with alone(), undisturbed(model):
+        with alone(), isolated(model):
             try:
                 tensors = _tensors_of(model, inputs, point)
                 copy = private_copy(model, mode != "eval", tensors)
@@ -199,7 +199,7 @@ def alone() -> Iterator[None]:
     Links write into memory of their own, and a model that is being read must not be set up for a
     measurement by another thread meanwhile.
     """
-    with ONE_AT_A_TIME, torch.inference_mode(False), torch.no_grad():
+    with MODEL_LOCK, torch.inference_mode(False), torch.no_grad():
         yield
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.curvature.chain_copy import private_copy
 from normscope.curvature.chain_read import Scene, links_of
 from normscope.curvature.chain_steps import NotAChainError, Step
-from normscope.problem.isolation import fixed_randomness, generators_of_model
+from normscope.problem.isolation import RandomGenerators
 
 __all__ = ["check_derivatives", "check_values"]
 
@@ -73,7 +73,7 @@ def check_derivatives(
 
 def _output(copy: nn.Module, few: Tensor) -> Tensor:
     try:
-        with fixed_randomness(0, few.device, generators_of_model(copy)):
+        with RandomGenerators(copy).preserved(0):
             output = copy(few.clone())  # which it may overwrite
     except Exception as error:  # a foreign forward: whatever it raises, the general way shows it
         raise NotAChainError(f"its forward raises {error!r}") from error

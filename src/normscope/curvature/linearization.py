@@ -99,22 +99,22 @@ class GraphLinearization(Linearization):
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
         """J^T u, a flat parameter vector."""
-        with self._evaluator.scene(self._leaves, self._number):
+        with self._evaluator.isolated(self._leaves, self._number):
             return self._evaluator.layout.join(self._pull_back(cotangent))
 
     def push_forward(self, vector: Tensor) -> Tensor:
         """J v, in the shape of the output."""
-        with self._evaluator.scene(self._leaves, self._number):
+        with self._evaluator.isolated(self._leaves, self._number):
             return self._push_forward(self._evaluator.layout.split(vector))
 
     def gram(self, cotangent: Tensor) -> Tensor:
         """J J^T u, in the shape of the output."""
-        with self._evaluator.scene(self._leaves, self._number):
+        with self._evaluator.isolated(self._leaves, self._number):
             return self._push_forward(self._pull_back(cotangent))
 
     def gram_and_pulled(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """J J^T u and J^T u."""
-        with self._evaluator.scene(self._leaves, self._number):
+        with self._evaluator.isolated(self._leaves, self._number):
             pulled = self._pull_back(cotangent)
             return self._push_forward(pulled), self._evaluator.layout.join(pulled)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from normscope.errors import InputError, MisfitError, NormscopeError, UnknownNameError
 from normscope.layers import convert
 from normscope.problem.batch import Batch
-from normscope.problem.precheck import locating, try_batches
+from normscope.problem.precheck import locate_errors, try_batches
 from normscope.problem.problem import Problem
 
 __all__ = ["unfit_norms"]
@@ -48,7 +48,7 @@ a batch of shape (2, 3, 4)"}
         try:
             try_batches(Problem(model, problem.loss, [batch]), [batch], "train", seed)
         except Exception as error:  # whatever the user's code raises with another norm layer
-            with locating(problem):
+            with locate_errors(problem):
                 try_batches(problem, [batch], "train", seed)
             reasons[norm] = _words(error)
     return reasons

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.problem.diagnose import explained, no_gradient
+from normscope.problem.diagnose import explain_errors, no_gradient_error
 from normscope.problem.loss import Loss, known_loss
 
 __all__ = ["FactoredHessian", "OutputHessian", "fisher_metric", "output_hessian"]
@@ -109,10 +109,10 @@ class AutogradHessian(OutputHessian):
 
     def __init__(self, loss: Loss, output: Tensor, target: Tensor) -> None:
         self._output = output.detach().requires_grad_()
-        with torch.enable_grad(), explained():
+        with torch.enable_grad(), explain_errors():
             value = loss(self._output.clone(), target)  # which it may overwrite
             if not value.requires_grad:
-                raise no_gradient()
+                raise no_gradient_error()
             (self._gradient,) = torch.autograd.grad(
                 value, self._output, create_graph=True, materialize_grads=True
             )
@@ -121,7 +121,7 @@ class AutogradHessian(OutputHessian):
         """The Hessian times a tensor in the shape of the output."""
         if not self._gradient.requires_grad:  # a loss linear in the output
             return torch.zeros_like(tangent)
-        with explained():
+        with explain_errors():
             (product,) = torch.autograd.grad(
                 self._gradient, self._output, tangent, retain_graph=True, materialize_grads=True
             )

@@ -12,9 +12,9 @@ from normscope.curvature.linearization import GraphLinearization, Linearization
 from normscope.curvature.output_hessian import OutputHessian, fisher_metric, output_hessian
 from normscope.errors import StateError
 from normscope.problem.batch import Batch
-from normscope.problem.diagnose import check_finite, no_gradient
+from normscope.problem.diagnose import check_finite, no_gradient_error
 from normscope.problem.evaluate import Evaluation, Evaluator
-from normscope.problem.isolation import ONE_AT_A_TIME
+from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.registry import unknown_name
 
@@ -82,7 +82,7 @@ class HessianProduct(BatchProduct):
         self._evaluator = evaluator
         self._leaves = evaluation.leaves
         self._number = number
-        with evaluator.scene(self._leaves, number):
+        with evaluator.isolated(self._leaves, number):
             self._gradients: tuple[Tensor, ...] = torch.autograd.grad(
                 evaluation.loss, self._leaves, create_graph=True, materialize_grads=True
             )
@@ -99,7 +99,7 @@ class HessianProduct(BatchProduct):
         ]
         if not curved:
             return torch.zeros_like(vector)
-        with self._evaluator.scene(self._leaves, self._number):
+        with self._evaluator.isolated(self._leaves, self._number):
             products = torch.autograd.grad(
                 [gradient for gradient, _ in curved],
                 self._leaves,
@@ -134,7 +134,7 @@ def batch_product(
     check_kind(kind)
     if not _depends(kind, evaluation):
         if evaluation.output is not None and evaluation.output.requires_grad:
-            raise no_gradient()
+            raise no_gradient_error()
         raise StateError(
             "neither the loss nor the output depends on the parameters asked for; check that the "
             "forward pass uses them and detaches nothing."
@@ -148,7 +148,7 @@ def batch_product(
             "loss(output, target), or use kind='hessian'."
         )
     linearization = GraphLinearization(evaluator, evaluation, number)
-    with evaluator.scene(evaluation.leaves, number):  # a loss may draw random numbers
+    with evaluator.isolated(evaluation.leaves, number):  # a loss may draw random numbers
         metric = _metric(kind, loss, output, target)
     return GaussNewtonProduct(linearization, metric)
 
@@ -174,14 +174,14 @@ def chain_product(
     inputs, target = batch
     model, curved = problem.model, kind == "hessian"
     # to read the model its forward pass is run
-    with ONE_AT_A_TIME, evaluator.randomness(number):
+    with MODEL_LOCK, evaluator.fixed_randomness(number):
         chain = ChainJacobian.read(
             model, inputs, evaluator.mode, evaluator.layout, evaluator.point, curved
         )
     if chain is None:
         return None
     evaluator.check(chain.output, batch, number)
-    with evaluator.scene(evaluator.leaves(), number):  # a loss may draw random numbers
+    with evaluator.isolated(evaluator.leaves(), number):  # a loss may draw random numbers
         if curved:
             return _chain_hessian(chain, evaluator, target, number)
         metric = _metric(kind, loss, chain.output, target)
@@ -196,13 +196,13 @@ def _chain_hessian(
     assert not isinstance(loss, WholeLoss | str)
     if loss_of(chain.output.clone(), target).requires_grad:
         return None  # it has parameters of its own, or the model's: a penalty
-    with evaluator.randomness(number):
+    with evaluator.fixed_randomness(number):
         output = chain.output.detach().requires_grad_()
         value = loss_of(output.clone(), target)  # which it may overwrite
     if not value.requires_grad:
         return None
     (gradient,) = torch.autograd.grad(value, output, materialize_grads=True)
-    with evaluator.randomness(number):
+    with evaluator.fixed_randomness(number):
         return ChainHessian(chain, gradient, output_hessian(loss, chain.output, target))
 
 

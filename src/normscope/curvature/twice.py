@@ -31,7 +31,7 @@ _BATCH_NORM_FORWARDS = (_BatchNorm.forward, _ClosedFormBatchNorm.forward)
 def differentiate_twice_fast(model: nn.Module, norms: bool) -> None:
     """Give convolutions and batch normalizations fast derivatives of their gradients.
 
-    To be used inside `undisturbed`, which puts the modules back. Modules are replaced, not
+    Use it inside `isolated`, which restores the modules. Modules are replaced, not
     functions, so that a checkpointed part is recomputed the same way. Those that compute in their
     own way, and calls that are no module's, stay PyTorch's, and slower.
 

@@ -1,9 +1,8 @@
 """Data sets as tensors: ``digits`` (embedded), ``mnist``, ``cifar10``, ``gaussian``."""
 
-from normscope.data.catalogue import DATASETS, load
 from normscope.data.content import Check
-from normscope.data.dataset import Dataset, Split
-from normscope.data.gaussian import gaussian_inputs
+from normscope.data.dataset import DATASETS, Dataset, Split, load
+from normscope.data.embedded import gaussian_inputs
 from normscope.data.inventory import Status, download, inventory, parts, path, verify
 
 __all__ = [

@@ -1,9 +1,9 @@
 """Parsed arrays in the user cache, so that a data set is parsed and verified once.
 
-An entry is a folder of ``.npy`` files beside ``fingerprint.json``. Its name is a digest of the
-state of the source files (path, size, times), of the format version, and of whether the content
-was verified; so an entry is never changed, only made anew under another name, and a look-up
-costs a few ``stat`` calls. It appears by one rename of a finished folder.
+An entry is a folder of ``.npy`` files and ``fingerprint.json``. Its name is a digest of the state
+of the source files (path, size, times), of the format version, and of whether the content was
+verified. An entry is never changed: new content gets a new name, and a look-up costs a few ``stat``
+calls. Entries are published by renaming a finished folder.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.data.locate import user_cache
+from normscope.data.collection import user_cache
 from normscope.errors import DataError, NormscopeWarning
 
-FORMAT = 1  # raise it when the arrays of the same files would come out differently
+FORMAT = 1  # increase it when the same files give different arrays
 Arrays = dict[str, NDArray[Any]]
 
 _DTYPES = {"train_x": np.float32, "train_y": np.int64, "test_x": np.float32, "test_y": np.int64}
@@ -37,9 +37,9 @@ _DAY = 24 * 3600.0
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells cheaply that a file is still the one that was read.
+    """State of a file by which a change is detected cheaply.
 
-    The change time catches what keeps size and modification time, such as ``cp -p`` over it.
+    The change time detects a replacement that keeps size and modification time, such as ``cp -p``.
     """
 
     path: str
@@ -49,14 +49,14 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> FileState:
-        """The present state of a file."""
+        """Return the present state of a file."""
         stat = path.stat()
         return cls(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @dataclass(frozen=True)
 class Key:
-    """What an entry is made from."""
+    """Source files that an entry was parsed from."""
 
     name: str
     verified: bool
@@ -65,10 +65,10 @@ class Key:
 
     @classmethod
     def of(cls, name: str, paths: Iterable[Path], verified: bool) -> Key:
-        """The key of these files as they are now.
+        """Return the key of these files as they are now.
 
         Raises:
-            DataError: if a file has gone or cannot be reached.
+            DataError: if a file is missing or cannot be read.
         """
         try:
             return cls(name, verified, tuple(FileState.of(path) for path in paths))
@@ -76,43 +76,46 @@ class Key:
             raise DataError(f"{error.filename} cannot be reached ({error.strerror}).") from error
 
     @property
-    def place(self) -> str:
-        """The part of an entry's name that stays when its source files change."""
+    def prefix(self) -> str:
+        """The part of an entry's name that does not depend on the state of its source files."""
         return f"{self.name}-{_digest([self.verified, [file.path for file in self.sources]])}-"
 
     @property
     def folder(self) -> Path:
-        """The folder of the entry, whether it exists or not."""
-        return _entries() / (self.place + _digest(self.described()))
+        """The folder of the entry, which need not exist."""
+        return _entries() / (self.prefix + _digest(self.described()))
 
     def described(self) -> dict[str, Any]:
-        """The key in plain types, as the fingerprint file has it."""
+        """The key in JSON types, as in the fingerprint file."""
         return {**asdict(self), "sources": [asdict(file) for file in self.sources]}
 
 
 def open_arrays(key: Key) -> Arrays | None:
-    """The arrays of an entry, mapped copy-on-write, or None if there is no sound entry.
+    """Open the arrays of an entry, mapped copy-on-write.
 
     Args:
         key: the state of the source files.
 
     Returns:
-        The arrays by name; writing to them never reaches the files.
+        The arrays by name; None if there is no entry, or it is damaged.
     """
     folder = key.folder
     try:
         fingerprint = json.loads((folder / "fingerprint.json").read_text())
         if fingerprint["key"] != key.described() or fingerprint["arrays"] != _array_states(folder):
             return None
-        arrays = {name: _mapped(folder / f"{name}.npy") for name in _DTYPES}
+        arrays = {
+            name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
+            for name in _DTYPES
+        }
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # absent, or damaged: made anew by the caller
+        return None
     sound = all(arrays[name].dtype == dtype for name, dtype in _DTYPES.items())
     return arrays if sound else None
 
 
 def store(key: Key, arrays: Arrays, content: Mapping[str, str]) -> Arrays:
-    """Keep the arrays for the next time, if the cache folder can be written.
+    """Write the arrays to the cache; warn if its folder cannot be written.
 
     Args:
         key: the state of the source files before they were read.
@@ -120,14 +123,14 @@ def store(key: Key, arrays: Arrays, content: Mapping[str, str]) -> Arrays:
         content: sha256 of the raw content of each part.
 
     Returns:
-        The arrays, mapped from the new entry, or as given if there could be none.
+        The arrays, mapped from the new entry, or as given if it could not be written.
     """
     try:
         _write_entry(key, arrays, content)
     except OSError as error:
         _warn_once(
             f"the parsed arrays cannot be cached in {_entries()} ({error.strerror or error}); "
-            "loading works but takes as long each time."
+            "each load will parse the files again."
         )
         return arrays
     return open_arrays(key) or arrays
@@ -141,14 +144,14 @@ def _write_entry(key: Key, arrays: Arrays, content: Mapping[str, str]) -> None:
         for name, array in arrays.items():
             with (partial / f"{name}.npy").open("wb") as file:
                 np.save(file, array, allow_pickle=False)
-                _flush(file.fileno())
+                os.fsync(file.fileno())
         fingerprint = {"key": key.described(), "content": content, "arrays": _array_states(partial)}
         with (partial / "fingerprint.json").open("w") as text:
             json.dump(fingerprint, text, indent=1)
             text.flush()
-            _flush(text.fileno())
+            os.fsync(text.fileno())
         _publish(partial, key)
-    finally:  # also after Ctrl-C or a full disk; gone already if it was published
+    finally:  # also after Ctrl-C or a full disk; already renamed if it was published
         shutil.rmtree(partial, ignore_errors=True)
     _remove_outdated(key)
 
@@ -158,7 +161,7 @@ def _publish(partial: Path, key: Key) -> None:
         partial.rename(key.folder)
     except OSError:
         if open_arrays(key) is not None:
-            return  # another process was faster; its entry is as good
+            return  # another process published the same entry
         if not key.folder.exists():
             raise
         shutil.rmtree(key.folder)  # a damaged entry
@@ -166,9 +169,9 @@ def _publish(partial: Path, key: Key) -> None:
 
 
 def _remove_outdated(key: Key) -> None:
-    """Delete entries of earlier states of the same files, and what killed processes left."""
+    """Delete entries of earlier states of the same files, and folders of killed processes."""
     for entry in _entries().iterdir():
-        outdated = entry.name.startswith(key.place) and entry != key.folder
+        outdated = entry.name.startswith(key.prefix) and entry != key.folder
         if outdated or (entry.name.startswith(_PARTIAL) and _age(entry) > _DAY):
             shutil.rmtree(entry, ignore_errors=True)  # an array in use stays mapped on POSIX
 
@@ -181,13 +184,9 @@ def _age(entry: Path) -> float:
 
 
 def _array_states(folder: Path) -> dict[str, list[int]]:
-    """Size and modification time of each array file, to notice later damage to the entry."""
+    """Size and modification time of each array file, to detect damage to the entry."""
     stats = {name: (folder / f"{name}.npy").stat() for name in _DTYPES}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-
-def _mapped(path: Path) -> NDArray[Any]:
-    return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
 
 
 def _entries() -> Path:
@@ -196,10 +195,6 @@ def _entries() -> Path:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _flush(descriptor: int) -> None:
-    os.fsync(descriptor)
 
 
 @functools.cache

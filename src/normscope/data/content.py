@@ -1,4 +1,4 @@
-"""The raw content of a data set's files, checked for structure and against official digests."""
+"""Content of a data set's files, checked for structure and against the official digests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Part:
     """One part of a data set, read from disk.
 
     Args:
-        array: its bytes, in the shape its format gives them.
+        array: its bytes, in the shape of its format.
         sha256: digest of its raw content.
     """
 
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether one file has the official content, and what is wrong if it has not."""
+    """Whether one file has the official content, and what is wrong otherwise."""
 
     file: Path
     part: str
@@ -61,12 +61,12 @@ class Check:
 
 
 def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str, Part]:
-    """Every part of a data set, its structure checked.
+    """Read all parts of a data set and check their structure.
 
     Args:
         collection: the data set.
         source: where its files are.
-        verify: require the official digests, and let no file unpack to more than the official size.
+        verify: require the official digests and sizes.
 
     Returns:
         The parts by name.
@@ -78,7 +78,7 @@ def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str
             for part, where, raw in _contents(collection, source, path, verify)
         }
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # unpacking and hashing leave the GIL
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # unpacking and hashing release the GIL
         return {
             name: part
             for parts in threads.map(read, source.paths())
@@ -88,21 +88,24 @@ def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str
 
 def _part(collection: Collection, name: str, raw: bytes, where: str, verify: bool) -> Part:
     array = collection.parse(name, raw, where)
-    sha256 = hashlib.sha256(raw).hexdigest()
-    if verify:
-        _require_official(collection, name, sha256, where)
+    sha256, official = hashlib.sha256(raw).hexdigest(), collection.official[name].sha256
+    if verify and sha256 != official:
+        raise DataError(
+            f"{where} does not have the official content: its sha256 is {sha256} and should be "
+            f"{official}; replace the file, or allow a variant with verify=False."
+        )
     return Part(array, sha256)
 
 
 def check_parts(
     collection: Collection, source: Source, progress: Callable[[str], None]
 ) -> list[Check]:
-    """For each part, whether its file has the official content; a damaged file stops no other.
+    """Check whether each part's file has the official content; continue after a damaged file.
 
     Args:
         collection: the data set.
         source: where its files are.
-        progress: called with the name of each part when its turn comes.
+        progress: called with the name of each part before it is checked.
 
     Returns:
         One check per part, and one for an archive that cannot be read at all.
@@ -112,38 +115,25 @@ def check_parts(
         try:
             for part, where, raw in _contents(collection, source, path, verify=True):
                 progress(part)
-                checks.append(_checked(collection, part, path, where, raw))
+                checks.append(_check(collection, part, path, where, raw))
         except DataError as error:
-            checks.append(Check(path, _part_of(source, path), False, str(error)))
+            parts = ", ".join(part for part, file in source.files.items() if file == path)
+            checks.append(Check(path, parts, False, str(error)))
     return checks
 
 
-def _checked(collection: Collection, part: str, path: Path, where: str, raw: bytes) -> Check:
+def _check(collection: Collection, part: str, path: Path, where: str, raw: bytes) -> Check:
     try:
-        collection.parse(part, raw, where)
-        _require_official(collection, part, hashlib.sha256(raw).hexdigest(), where)
+        found = _part(collection, part, raw, where, verify=True)
     except DataError as error:
         return Check(path, part, False, str(error))
-    return Check(path, part, True, f"sha256 {collection.official[part].sha256}")
-
-
-def _part_of(source: Source, path: Path) -> str:
-    return ", ".join(part for part, file in source.files.items() if file == path)
-
-
-def _require_official(collection: Collection, part: str, sha256: str, where: str) -> None:
-    official = collection.official[part].sha256
-    if sha256 != official:
-        raise DataError(
-            f"{where} does not have the official content: its sha256 is {sha256} and should be "
-            f"{official}; replace the file, or admit a variant of your own with verify=False."
-        )
+    return Check(path, part, True, f"sha256 {found.sha256}")
 
 
 def _contents(
     collection: Collection, source: Source, path: Path, verify: bool
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Name, place and raw content of each part that a file holds."""
+    """Yield name, location and content of each part in a file."""
     layout = source.layout
     limits = {
         part: (official.size if verify else _VARIANT_LIMIT) + layout.overhead
@@ -153,12 +143,12 @@ def _contents(
         packed = {
             part: read_file(path, limits[part]) for part in limits if source.files[part] == path
         }
-        places = {part: str(path) for part in packed}
+        locations = {part: str(path) for part in packed}
     else:
         packed = _members(path, {part: names[0] for part, names in layout.files.items()}, limits)
-        places = {part: f"{layout.files[part][0]} of {path}" for part in packed}
+        locations = {part: f"{layout.files[part][0]} of {path}" for part in packed}
     for part in list(packed):
-        yield part, places[part], layout.decode(packed.pop(part), places[part])
+        yield part, locations[part], layout.decode(packed.pop(part), locations[part])
 
 
 def _members(path: Path, members: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Downloads from the official places, by pooch: checked by sha256, whole or not at all."""
+"""Downloads of the official files by pooch: checked by sha256, written atomically."""
 
 from __future__ import annotations
 
@@ -10,45 +10,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from normscope.data.collection import Collection
-from normscope.data.locate import VARIABLE, download_root
+from normscope.data.collection import VARIABLE, Collection, download_root
 from normscope.errors import DataError
 
 _TIMEOUT = 30.0  # seconds without an answer before the next mirror is tried
 
 
 def download(collection: Collection, root: str | os.PathLike[str] | None = None) -> Path:
-    """Fetch the files of a data set that are not there yet, or not as they should be.
+    """Download the files of a data set that are missing or damaged.
 
     Args:
         collection: the data set.
-        root: the folder to make the data set's own folder in; None: in the user cache.
+        root: the folder in which to create the data set's folder; None: the user cache.
 
     Returns:
         The folder that holds the files.
 
     Raises:
-        DataError: if no mirror gives a file with the right digest, or it cannot be written.
+        DataError: if no mirror has a file with the right digest, or it cannot be written.
     """
     folder = (
         download_root() if root is None else Path(root).expanduser().absolute()
     ) / collection.name
     with _quiet_pooch():
         for file in collection.downloads:
-            _from_any_mirror(collection, file, folder)
+            _download_file(collection, file, folder)
     return folder
 
 
-def _from_any_mirror(collection: Collection, file: str, folder: Path) -> None:
+def _download_file(collection: Collection, file: str, folder: Path) -> None:
     failures = []
     for mirror in collection.mirrors:
         try:
-            _from_mirror(mirror, file, collection.downloads[file], folder)
+            _try_mirror(mirror, file, collection.downloads[file], folder)
             return
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # requests' errors are OSErrors; a digest: ValueError
+        except (OSError, ValueError) as error:  # of requests; ValueError for a wrong digest
             failures.append(f"{mirror}: {_reason(error)}")
     wanted = ", ".join(collection.downloads)
     raise DataError(
@@ -57,8 +53,8 @@ def _from_any_mirror(collection: Collection, file: str, folder: Path) -> None:
     )
 
 
-def _from_mirror(mirror: str, file: str, sha256: str, folder: Path) -> None:
-    import pooch  # here: only a download needs it
+def _try_mirror(mirror: str, file: str, sha256: str, folder: Path) -> None:
+    import pooch  # only needed for a download
 
     registry = {file: f"sha256:{sha256}"}
     with _progress(file) as bar:
@@ -83,7 +79,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet_pooch() -> Iterator[None]:
-    """Silence pooch's own messages: the progress bar and one final error say it all."""
+    """Silence pooch's messages: the progress bar and one final error suffice."""
     import pooch
 
     logger = pooch.get_logger()
@@ -97,7 +93,7 @@ def _quiet_pooch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(file: str) -> Iterator[Any]:
-    """A bar on stderr in the form pooch asks for; nothing if stderr is not a terminal."""
+    """A progress bar on stderr for pooch; False if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield False
         return
@@ -110,7 +106,7 @@ def _progress(file: str) -> Iterator[Any]:
 
 
 class _Bar:
-    """The few names pooch uses of a tqdm bar, drawn by rich."""
+    """The part of tqdm's interface that pooch uses, drawn by rich."""
 
     def __init__(self, progress: Any, file: str) -> None:
         self._progress = progress

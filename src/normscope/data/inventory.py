@@ -1,4 +1,4 @@
-"""Which data sets there are, where their files lie, and whether these are sound."""
+"""The data sets: which there are, where their files are, and whether these are intact."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.data.catalogue import DATASETS
-from normscope.data.collection import COLLECTIONS, Collection
+from normscope.data.collection import (
+    COLLECTIONS,
+    VARIABLE,
+    Collection,
+    download_root,
+    find_source,
+)
 from normscope.data.content import Check, check_parts
+from normscope.data.dataset import DATASETS
 from normscope.data.fetch import download as download_files
-from normscope.data.locate import VARIABLE, download_root, find_source
 from normscope.errors import DataError, NormscopeError
 
 if TYPE_CHECKING:
@@ -28,10 +33,10 @@ class Status:
 
     Args:
         name: its name.
-        what: one line about it.
+        what: one line of description.
         present: whether it is embedded, generated, or all its files are there.
-        where: the folder of its files; None if it has none or they are not there.
-        problem: what is wrong with the place that was searched, or empty.
+        where: the folder of its files; None if it has none or they are not found.
+        problem: what is wrong with the searched folder, or empty.
     """
 
     name: str
@@ -59,10 +64,10 @@ class Status:
 
 
 def inventory(root: Root = None) -> list[Status]:
-    """The status of every data set.
+    """Status of every data set.
 
     Args:
-        root: the only place to look in, or None for the usual places.
+        root: the only folder to search; None: the default folders.
 
     Returns:
         One status per data set, by name.
@@ -80,7 +85,7 @@ def _status(name: str, root: Root) -> Status:
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """The parts a data set has in files; none if it is embedded or generated.
+    """Names of the parts of a data set that are files; none if it is embedded or generated.
 
     >>> parts("mnist")[1]
     'train-labels-idx1-ubyte'
@@ -92,14 +97,14 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 def path(name: str, root: Root = None) -> Path | None:
-    """The folder that holds the files of a data set.
+    """Folder that holds the files of a data set.
 
     Args:
         name: the data set.
-        root: the only place to look in, or None for the usual places.
+        root: the only folder to search; None: the default folders.
 
     Returns:
-        The folder, or None if it has no files (embedded, generated) or they are nowhere.
+        The folder; None if it has no files (embedded, generated) or they are not found.
     """
     collection = _collection(name)
     source = None if collection is None else find_source(collection, root)
@@ -107,9 +112,9 @@ def path(name: str, root: Root = None) -> Path | None:
 
 
 def download(name: str, root: Root = None) -> Path | None:
-    """Make sure that the files of a data set are on this machine.
+    """Download the files of a data set unless they are on this machine.
 
-    Files found in ``$NORMSCOPE_DATA`` are left alone; a download that is damaged is replaced.
+    Files in ``$NORMSCOPE_DATA`` are not changed; a damaged download is replaced.
 
     Args:
         name: the data set.
@@ -130,30 +135,30 @@ def download(name: str, root: Root = None) -> Path | None:
 def verify(
     name: str, root: Root = None, progress: Callable[[str], None] = lambda part: None
 ) -> list[Check]:
-    """Read all files of a data set again and compare their raw content with the official digests.
+    """Read all files of a data set and compare their content with the official digests.
 
     Args:
         name: the data set.
-        root: the only place to look in, or None for the usual places.
-        progress: called with the name of each part when its turn comes.
+        root: the only folder to search; None: the default folders.
+        progress: called with the name of each part before it is checked.
 
     Returns:
         One check per part; none if the data set has no files.
 
     Raises:
-        DataError: if its files are nowhere.
+        DataError: if its files are not found.
     """
     collection = _collection(name)
     if collection is None:
         return []
     source = find_source(collection, root)
     if source is None:
-        raise missing(name, root)
+        raise missing_error(name, root)
     return check_parts(collection, source, progress)
 
 
-def missing(name: str, root: Root = None) -> DataError:
-    """The error for a data set whose files are nowhere."""
+def missing_error(name: str, root: Root = None) -> DataError:
+    """Error for a data set whose files are not found."""
     command = f"normscope data fetch {name}"
     if root is None:
         chosen = os.environ.get(VARIABLE)
@@ -166,5 +171,5 @@ def missing(name: str, root: Root = None) -> DataError:
 
 
 def _collection(name: str) -> Collection | None:
-    DATASETS[name]  # an unknown name ends here; a known one has its module loaded
+    DATASETS[name]  # raises for an unknown name, and imports the module of a known one
     return COLLECTIONS.get(name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 from collections.abc import Mapping
 
-from normscope.data.catalogue import DATASETS
+import numpy as np
+
 from normscope.data.collection import (
     COLLECTIONS,
     Collection,
@@ -14,14 +17,14 @@ from normscope.data.collection import (
     Pixels,
     PixelSplits,
 )
-from normscope.data.dataset import Dataset
-from normscope.data.idx import parse_idx
+from normscope.data.dataset import DATASETS, Dataset
 from normscope.data.images import load_images
 from normscope.data.unpack import corrupt
 
 _CLASSES = tuple("0123456789")
+_UNSIGNED_BYTE = 0x08  # type code of IDX
 
-# sha256 of the unpacked files, which any container must give back
+# sha256 of the unpacked files
 _OFFICIAL = {
     "train-images-idx3-ubyte": Official(
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", 47_040_016
@@ -37,7 +40,7 @@ _OFFICIAL = {
     ),
 }
 
-# sha256 of the gzipped files as the mirrors have them
+# sha256 of the gzipped files on the mirrors
 _DOWNLOADS = {
     f"{part}.gz": sha256
     for part, sha256 in zip(
@@ -51,6 +54,41 @@ _DOWNLOADS = {
         strict=True,
     )
 }
+
+
+def parse_idx(raw: bytes, dimensions: int, where: str) -> Pixels:
+    """Parse an IDX file of unsigned bytes: magic number, big-endian sizes, then the values.
+
+    Args:
+        raw: the content of the file.
+        dimensions: the number it must have.
+        where: the file's name, for messages.
+
+    Returns:
+        The array, read-only; it shares the memory of ``raw``.
+
+    Raises:
+        DataError: if magic number, sizes and length do not fit together.
+
+    >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), dimensions=1, where="example").tolist()
+    [7, 9]
+    """
+    header = 4 + 4 * dimensions
+    magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    if raw[:4] != magic:
+        raise corrupt(
+            where,
+            f"an IDX file of bytes in {dimensions} dimensions starts with {magic.hex()}, "
+            f"this one with {raw[:4].hex() or 'nothing'}",
+        )
+    if len(raw) < header:
+        raise corrupt(where, f"its header needs {header} bytes and it has only {len(raw)}")
+    shape = struct.unpack(f">{dimensions}I", raw[4:header])
+    expected = header + math.prod(shape)  # Python integers do not overflow
+    if len(raw) != expected or 0 in shape:
+        sizes = " x ".join(map(str, shape))
+        raise corrupt(where, f"its header says {sizes}, {expected} bytes, and it has {len(raw)}")
+    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
 
 
 def _parse(part: str, raw: bytes, where: str) -> Pixels:
@@ -96,8 +134,8 @@ def mnist(root: str | os.PathLike[str] | None = None, verify: bool = True) -> Da
     """Handwritten digits of 28 x 28 pixels: 60,000 to train on, 10,000 to test on.
 
     Args:
-        root: the folder that holds the files, or None for the usual places.
-        verify: require the official content; a variant may have other numbers and sizes of images.
+        root: the folder that holds the files; None: the default folders.
+        verify: require the official content; a variant may differ in number and size of images.
 
     Returns:
         Images (samples, 1, 28, 28) and labels 0 to 9.

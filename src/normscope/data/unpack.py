@@ -1,4 +1,4 @@
-"""The content of plain, gzip, xz and tar.gz files, read within bounds and never extracted."""
+"""Content of plain, gzip, xz and tar.gz files, read up to a limit and never extracted to disk."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import gzip
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol, TypeVar, cast
+from typing import IO, Protocol, cast
 
 from normscope.errors import DataError
 
-T = TypeVar("T")
-
 _CHUNK = 1 << 20
-_XZ_MEMORY = 256 << 20  # a dictionary beyond the strongest preset's is an attack, not a file
+_XZ_MEMORY = 256 << 20  # the strongest preset's dictionary; a larger one is an attack
 
 
 class Readable(Protocol):
-    """Anything that yields bytes piece by piece; an empty piece is the end."""
+    """A stream of bytes; an empty read is the end."""
 
-    def read(self, size: int, /) -> bytes: ...  # noqa: D102 - the protocol of every Python file
+    def read(self, size: int, /) -> bytes: ...  # noqa: D102
 
 
 def corrupt(where: str | Path, problem: str) -> DataError:
-    """The error for a file whose content cannot be used.
+    """Error for a file whose content cannot be used.
 
     >>> print(corrupt("a.gz", "it is truncated"))
     a.gz cannot be used: it is truncated; replace the file or remove it.
@@ -34,40 +33,53 @@ def corrupt(where: str | Path, problem: str) -> DataError:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """The whole content of a file, unpacked if its name ends in .gz or .xz.
+    """Read a whole file, unpacked if its name ends in .gz or .xz.
 
     Args:
         path: the file.
-        limit: the largest admitted number of bytes after unpacking, so that a small file cannot
-            fill the memory.
-
-    Returns:
-        The content.
+        limit: the most bytes after unpacking, so that a small file cannot fill the memory.
     """
-    return _guarded(path, lambda: _read_unpacked(path, limit))
+    with _data_errors(path), path.open("rb") as file:
+        if path.suffix == ".gz":
+            return _read_all(_Bounded(gzip.GzipFile(fileobj=file), path, limit))
+        return _read_all(_Bounded(_Xz(file) if path.suffix == ".xz" else file, path, limit))
 
 
 def read_members(path: Path, wanted: frozenset[str], limit: int) -> dict[str, bytes]:
-    """The content of the wanted members of a tar.gz file; nothing is written to disk.
+    """Read members of a tar.gz file; nothing is written to disk.
 
-    An archive with any member outside its own folder, link, device or double is refused whole.
+    An archive with a member outside its folder, a link, a device or a duplicate is refused.
 
     Args:
         path: the archive.
         wanted: names of the members to read.
-        limit: the largest admitted number of bytes of the unpacked archive.
+        limit: the most bytes of the unpacked archive.
 
     Returns:
         The content by member.
     """
-    return _guarded(path, lambda: _read_tar(path, wanted, limit))
+    contents: dict[str, bytes] = {}
+    seen: set[str] = set()
+    with _data_errors(path), path.open("rb") as file:
+        stream = _Bounded(gzip.GzipFile(fileobj=file), path, limit)
+        # in the mode "r|" tarfile only calls read
+        with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as archive:
+            for member in archive:
+                name = _safe_name(member, seen, path)
+                if name in wanted:
+                    contents[name] = _member_content(archive, member, path)
+        while stream.read(_CHUNK):  # to the end, where gzip compares its checksum
+            pass
+    return contents
 
 
-def _guarded(path: Path, read: Callable[[], T]) -> T:
+@contextmanager
+def _data_errors(path: Path) -> Iterator[None]:
+    """Raise errors of reading and unpacking as DataError."""
     try:
-        return read()
+        yield
     except (EOFError, tarfile.ReadError) as error:
-        raise corrupt(path, f"it is truncated or not what its name says ({error})") from error
+        raise corrupt(path, f"it is truncated or of another format ({error})") from error
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise corrupt(path, f"its compressed data are damaged ({error})") from error
     except OSError as error:
@@ -78,24 +90,12 @@ def _guarded(path: Path, read: Callable[[], T]) -> T:
         raise corrupt(path, f"its tar headers are damaged ({error})") from error
 
 
-def _read_unpacked(path: Path, limit: int) -> bytes:
-    with path.open("rb") as file:
-        if path.suffix == ".gz":
-            return _bounded(gzip.GzipFile(fileobj=file), path, limit)
-        return _bounded(_Xz(file) if path.suffix == ".xz" else file, path, limit)
-
-
-def _bounded(stream: Readable, path: Path, limit: int) -> bytes:
-    return b"".join(_pieces(_Bounded(stream, path, limit)))
-
-
-def _pieces(stream: Readable) -> Iterator[bytes]:
-    while piece := stream.read(_CHUNK):
-        yield piece
+def _read_all(stream: Readable) -> bytes:
+    return b"".join(iter(lambda: stream.read(_CHUNK), b""))
 
 
 class _Bounded:
-    """A stream that refuses to yield more than its limit."""
+    """A stream that raises beyond its limit."""
 
     def __init__(self, stream: Readable, path: Path, limit: int) -> None:
         self._stream, self._path, self._limit = stream, path, limit
@@ -110,7 +110,7 @@ class _Bounded:
 
 
 class _Xz:
-    """One xz stream; unlike lzma.LZMAFile it limits the memory a header may ask for."""
+    """One xz stream; unlike lzma.LZMAFile it limits the memory that a header may request."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -126,22 +126,6 @@ class _Xz:
         if self._decompressor.unused_data or self._file.read(1):
             raise lzma.LZMAError("bytes follow the end of the xz stream")
         return b""
-
-
-def _read_tar(path: Path, wanted: frozenset[str], limit: int) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
-    seen: set[str] = set()
-    with path.open("rb") as file:
-        stream = _Bounded(gzip.GzipFile(fileobj=file), path, limit)
-        # in the mode "r|" tarfile only reads; it needs nothing else of a file
-        with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as archive:
-            for member in archive:
-                name = _safe_name(member, seen, path)
-                if name in wanted:
-                    contents[name] = _member_content(archive, member, path)
-        for _ in _pieces(stream):  # to the end: only there does gzip compare its checksum
-            pass
-    return contents
 
 
 def _safe_name(member: tarfile.TarInfo, seen: set[str], path: Path) -> str:
@@ -161,7 +145,7 @@ def _member_content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Pat
     file = archive.extractfile(member)
     if file is None:
         raise corrupt(path, f"its member {member.name!r} is not a plain file")
-    content = b"".join(_pieces(file))
+    content = _read_all(file)
     if len(content) != member.size:
         raise corrupt(path, f"its member {member.name!r} is truncated")
     return content

@@ -1,8 +1,7 @@
-"""Pickles read without trusting them: numpy arrays of numbers and plain types, nothing else.
+"""Restricted unpickling: plain types and numpy arrays of numbers, nothing else.
 
-A pickle is a program. Here it may only name four globals, and even these are stand-ins that
-build nothing but bytes and number arrays; no function of numpy or of any module is ever called
-on its behalf.
+A pickle is a program. Here it may only name five globals, each replaced by an object that builds
+bytes or number arrays; no function of numpy or of any other module is called for it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 
 from normscope.data.unpack import corrupt
 
-_MEMO_LIMIT = 1_000_000  # the interpreter reserves memory for the largest index that is named
+_MEMO_LIMIT = 1_000_000  # the unpickler reserves memory up to the largest index
 _NUMBER = re.compile(r"[biuf][1248]")
 # fmt: off
 _OPCODES = frozenset(
-    {  # what plain data need: no call but REDUCE, which only the stand-ins answer
+    {  # for plain data: no call but REDUCE, which only the replacements below accept
         "PROTO", "FRAME", "STOP", "MARK", "POP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT",
         "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
         "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
@@ -37,19 +36,16 @@ _OPCODES = frozenset(
 
 
 def unpickle_plain(raw: bytes, where: str) -> Any:
-    """The value of a pickle made of plain types and numpy arrays of numbers.
+    """Load a pickle of plain types and numpy arrays of numbers.
 
-    Byte strings of Python 2 stay bytes. Each array comes as a ``PickledArray``.
+    Byte strings of Python 2 stay bytes. Each array becomes a ``PickledArray``.
 
     Args:
         raw: the pickle.
         where: the file's name, for messages.
 
-    Returns:
-        The value.
-
     Raises:
-        DataError: if the pickle is damaged or asks for anything else.
+        DataError: if the pickle is damaged or contains anything else.
 
     >>> unpickle_plain(pickle.dumps({"labels": [3, 1]}), where="example")
     {'labels': [3, 1]}
@@ -57,20 +53,20 @@ def unpickle_plain(raw: bytes, where: str) -> Any:
     try:
         _check_opcodes(raw)
         return _Unpickler(raw).load()
-    except Exception as error:  # damaged bytes can fail anywhere in the interpreter
+    except Exception as error:  # damaged bytes can fail anywhere in the unpickler
         raise corrupt(where, f"it is not a pickle of plain data ({error})") from error
 
 
 def _check_opcodes(raw: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(raw):
         if opcode.name not in _OPCODES:
-            raise pickle.UnpicklingError(f"the instruction {opcode.name} is not admitted")
+            raise pickle.UnpicklingError(f"the instruction {opcode.name} is not allowed")
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > _MEMO_LIMIT:
-            raise pickle.UnpicklingError(f"memo index {argument} is absurd")
+            raise pickle.UnpicklingError(f"memo index {argument} is too large")
 
 
 class _Sealed:
-    """A stand-in whose state a pickle cannot set."""
+    """A replacement of a global, whose state a pickle cannot set."""
 
     __slots__ = ()
 
@@ -79,13 +75,13 @@ class _Sealed:
 
 
 class _ArrayType(_Sealed):
-    """Stands for ``numpy.ndarray``, which a pickle names but never calls."""
+    """Replaces ``numpy.ndarray``, which a pickle names but never calls."""
 
     __slots__ = ()
 
 
 class _Reconstruct(_Sealed):
-    """Stands for numpy's ``_reconstruct``, which makes the empty array that state is put into."""
+    """Replaces numpy's ``_reconstruct``, which creates an empty array before its state is set."""
 
     __slots__ = ()
 
@@ -96,22 +92,22 @@ class _Reconstruct(_Sealed):
 
 
 class _NumberType(_Sealed):
-    """Stands for ``numpy.dtype``."""
+    """Replaces ``numpy.dtype``."""
 
     __slots__ = ()
 
     def __call__(self, code: object, align: object = False, copy: object = True) -> _Number:
         text = code.decode("ascii") if isinstance(code, bytes) else code
         if not isinstance(text, str) or not _NUMBER.fullmatch(text):
-            raise pickle.UnpicklingError(f"arrays of type {text!r} are not admitted")
+            raise pickle.UnpicklingError(f"arrays of type {text!r} are not allowed")
         return _Number(text)
 
 
 class _Encode(_Sealed):
-    """Stands for ``_codecs.encode``, by which protocol 2 writes bytes as latin-1 text.
+    """Replaces ``_codecs.encode``, by which protocol 2 writes bytes as latin-1 strings.
 
-    Every text is encoded once in an honest pickle, so that the bytes are no more than the
-    pickle's own; without that limit one text, encoded again and again, would fill the memory.
+    A regular pickle encodes every string once, so that the bytes are no more than the pickle's
+    own; without that limit one string, encoded again and again, would fill the memory.
     """
 
     __slots__ = ("_bytes_left",)
@@ -129,7 +125,7 @@ class _Encode(_Sealed):
 
 
 class _Number:
-    """A numpy dtype of numbers, with the byte order its state names."""
+    """A numpy dtype of numbers, with the byte order of its state."""
 
     def __init__(self, code: str) -> None:
         self.dtype = np.dtype(code)
@@ -142,7 +138,7 @@ class _Number:
 
 
 class PickledArray:
-    """An array of numbers out of a pickle; ``array`` is read-only."""
+    """An array of numbers from a pickle; ``array`` is read-only."""
 
     array: NDArray[Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError, NormscopeWarning, ShapeError, StateError
-from normscope.layers.batches import follow_model, inputs_of, same_randomness
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.lp_function import scale
-from normscope.problem.diagnose import Fitting, require_module
+from normscope.problem.batch import follow_model, inputs_of
+from normscope.problem.diagnose import FitCheck, require_module
+from normscope.problem.isolation import RandomGenerators, isolated
 
 
 class Population(NamedTuple):
@@ -53,8 +53,8 @@ def population_statistics(
     they are not gathered from a process group.
 
     Nothing else changes: training flags, ``momentum``, ``num_batches_tracked`` (the count of
-    *training* batches), gradients, hooks, and the state of the random generators of torch, Python,
-    the DataLoader and its samplers (but not NumPy) are restored. After an exception the running
+    *training* batches), gradients, hooks, and the state of the random generators of torch, NumPy,
+    Python, the DataLoader and its samplers are restored. After an exception the running
     statistics are restored too.
 
     Reference: ioffe2015, Algorithm 2.
@@ -95,7 +95,10 @@ def population_statistics(
             "sequential=True reads the data once per layer, but this iterator can be read only "
             "once; pass a list of batches or a DataLoader."
         )
-    with _undisturbed(model, layers):
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with isolated(model, tensors=buffers), torch.no_grad():
+        for module in model.modules():
+            module.training = False  # not eval(), which a model may override
         results = (_layer_after_layer if sequential else _all_at_once)(model, data, layers)
     _warn_of("no batch reached", [name for name in layers if name not in results])
     _write(layers, results)
@@ -166,17 +169,19 @@ class _Average:
 def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dict[str, _Average]:
     """Averages for the free layers, which normalize by the batch; the others are not changed."""
     averages: dict[str, _Average] = {}
+    handles = [
+        layer.register_forward_pre_hook(_measure_and_use(name, averages), with_kwargs=True)
+        for name, layer in free.items()
+    ]
     empty = True
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(same_randomness(model, data))
-        for name, layer in free.items():
-            hook = _measure_and_use(name, averages)
-            handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
+    # every pass over a shuffled DataLoader gives the same batches
+    with RandomGenerators(model, data).preserved():
         for x in inputs_of(data):
             empty = False
-            with Fitting(model, x):
+            with FitCheck(model, x):
                 model(follow_model(x, model))
+    for handle in handles:  # after an error the isolation around removes them
+        handle.remove()
     if empty:
         raise InputError("data holds no batch; population statistics need at least one.")
     return averages
@@ -198,27 +203,6 @@ def _use(layer: nn.Module, mean: Tensor, spread: Tensor) -> None:
     """Make the layer normalize by these; its buffers are replaced, not written."""
     for name, value in (("running_mean", mean), (spread_name(layer), spread)):
         setattr(layer, name, value.to(getattr(layer, name)))
-
-
-@contextlib.contextmanager
-def _undisturbed(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[None]:
-    """Eval mode without gradients; restores the training flags and the buffers of the layers."""
-    flags = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (layer, name, getattr(layer, name))
-        for layer in layers.values()
-        for name in ("running_mean", spread_name(layer))
-    ]
-    try:
-        for module, _ in flags:
-            module.training = False  # not eval(), which a model may override
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in flags:
-            module.training = training
-        for layer, name, buffer in buffers:
-            setattr(layer, name, buffer)
 
 
 def _write(layers: dict[str, nn.Module], results: dict[str, Population]) -> None:

@@ -32,7 +32,7 @@ from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.loss import WholeLoss
 from normscope.problem.parameters import parameter_layout
-from normscope.problem.precheck import look_over
+from normscope.problem.precheck import check_data
 from normscope.problem.problem import Data, Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.validation import check_bool, check_callback, check_integer
@@ -121,7 +121,7 @@ def _advise(
     """Return the parts of the advice by name."""
     problem, seed, rule = setup.problem, setup.seed, rule_of(optimizer)
     batches = setup.batches(_BATCHES)
-    look_over(problem, batches, setup.batch_size, seed)
+    check_data(problem, batches, setup.batch_size, seed)
     _check_first_loss(problem, batches[0], seed)
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]

@@ -52,7 +52,7 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     leaves = tuple(point[name] for name in evaluator.layout.names)
     features, targets, found = [], [], None
     for number, batch in evaluator.batches():
-        with evaluator.scene(leaves, number, twice=False), torch.no_grad():
+        with evaluator.isolated(leaves, number, twice=False), torch.no_grad():
             calls = _LinearCalls()
             output = calls.record(evaluator.problem.model, batch[0].clone())
         name = calls.layer_with_output(output) if isinstance(output, Tensor) else None

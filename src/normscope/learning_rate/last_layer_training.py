@@ -16,7 +16,7 @@ from torch.nn import functional
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.stability import STEPS, growth_limit, is_unstable_loss
 from normscope.learning_rate.update_rule import RuleSteps, UpdateRule
-from normscope.problem.loss import known_loss, modules_of_loss, steady_loss
+from normscope.problem.loss import known_loss, loss_modules, stateless_loss
 from normscope.problem.problem import Problem
 
 _COARSE = 4.0  # ratio of neighbours on the coarse grid of learning rates
@@ -240,7 +240,7 @@ def _squared_error(target: Tensor, scale: float) -> LossAndGradient:
 
 def _by_autograd(problem: Problem, target: Tensor, shape: torch.Size) -> LossAndGradient:
     """Any loss, candidate by candidate."""
-    loss = steady_loss(problem.loss, modules_of_loss(problem.loss, problem.model))
+    loss = stateless_loss(problem.loss, loss_modules(problem.loss, problem.model))
     steady = Problem(problem.model, loss, problem.data)
 
     def evaluate(outputs: Tensor) -> tuple[Tensor, Tensor]:

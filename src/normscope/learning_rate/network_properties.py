@@ -39,7 +39,7 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
     >>> scale_invariant_weights(Problem(net, "squared_error", data), data)
     ('0.weight',)
     """
-    placed = problem.placed(batch)
+    placed = problem.prepare(batch)
     few = rows(placed, torch.arange(min(32, sample_count(placed)), device=problem.device))
     layout = parameter_layout(problem.model)
     evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, "train", seed)
@@ -63,7 +63,7 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
 def _response(evaluator: Evaluator, batch: Batch) -> Tensor:
     """Return the output, or the loss if a `whole_loss` hides it."""
     leaves = tuple(evaluator.point[name] for name in evaluator.layout.names)
-    with evaluator.scene(leaves), torch.no_grad():
+    with evaluator.isolated(leaves), torch.no_grad():
         if evaluator.problem.has_outputs:
             return evaluator.problem.output_on(batch).double()
         return evaluator.problem.loss_on(batch).double()
@@ -89,7 +89,7 @@ def gradient_growth(problem: Problem, batch: Batch, seed: int = 0) -> float | No
     Returns:
         The factor; None with fewer than three such layers, or where a gradient is zero.
     """
-    placed = problem.placed(batch)
+    placed = problem.prepare(batch)
     evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
     outputs: list[Tensor] = []
 
@@ -99,7 +99,7 @@ def gradient_growth(problem: Problem, batch: Batch, seed: int = 0) -> float | No
         outputs.append(output)
 
     layers = [m for m in problem.model.modules() if isinstance(m, nn.Linear | _ConvNd)]
-    with evaluator.scene(evaluator.leaves()):
+    with evaluator.isolated(evaluator.leaves()):
         handles = [layer.register_forward_hook(note) for layer in layers]
         try:
             loss = problem.loss_on(placed)

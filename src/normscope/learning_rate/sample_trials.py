@@ -17,7 +17,7 @@ from normscope.learning_rate.trial_run import (
     may_be_on_plateau,
 )
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.problem.batch import Batch, pieces, rows, sample_count, tensors_of
+from normscope.problem.batch import Batch, rows, sample_count, split_batch, tensors_of
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
 
@@ -112,12 +112,12 @@ def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> lis
     shuffled first.
     """
     if problem.is_one_batch and sample_count(batches[0]) < sample_count(problem.data):
-        return [piece for batch in batches for piece in pieces(batch, _SAMPLES)][:_BATCHES]
+        return [piece for batch in batches for piece in split_batch(batch, _SAMPLES)][:_BATCHES]
     generator, found = torch.Generator().manual_seed(seed), list[Batch]()
     for batch in batches:
         order = torch.randperm(sample_count(batch), generator=generator)
         device = next(tensors_of(batch)).device
-        found += [rows(batch, part.to(device)) for part in pieces(order, _SAMPLES)]
+        found += [rows(batch, part.to(device)) for part in split_batch(order, _SAMPLES)]
     return found[:_BATCHES]
 
 

@@ -8,19 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from normscope.errors import InputError, StateError
 from normscope.problem.batch import Batch, sample_count
-from normscope.problem.isolation import (
-    fixed_randomness,
-    generators_of_data,
-    generators_of_model,
-    undisturbed,
-)
-from normscope.problem.loss import modules_of_loss
+from normscope.problem.isolation import RandomGenerators, isolated
+from normscope.problem.loss import loss_modules
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, sgd
@@ -64,36 +58,29 @@ class TrainingSetup:
         for group in optimizer.param_groups:
             group["lr"] = rate
         problem = Problem(model, self.problem.loss, self.problem.data)
-        with self._restored(nn.Module(), self._generators(model)):
+        with self._restored(nn.Module(), model):
             yield problem, optimizer
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
         """Restore the modules of model and loss and all random numbers on exit."""
-        model = self.problem.model
-        with self._restored(model, self._generators(model)):
+        with self._restored(self.problem.model, self.problem.model):
             yield
 
     @contextmanager
-    def _restored(self, model: nn.Module, generators: list[torch.Generator]) -> Iterator[None]:
-        others = modules_of_loss(self.problem.loss, self.problem.model)
-        with (
-            undisturbed(model, *others),
-            fixed_randomness(self.seed, self.problem.device, generators),
-        ):
+    def _restored(self, model: nn.Module, seeded: nn.Module) -> Iterator[None]:
+        """Restore a model, the loss and all random numbers; seed those of another model too."""
+        others = loss_modules(self.problem.loss, self.problem.model)
+        generators = RandomGenerators(seeded, self.problem.data)
+        with isolated(model, *others), generators.preserved(self.seed):
             yield
-
-    def _generators(self, model: nn.Module) -> list[torch.Generator]:
-        owned = generators_of_model(model) + generators_of_data(self.problem.data)
-        return list({id(generator): generator for generator in owned}.values())
 
     def batches(self, count: int) -> list[Batch]:
         """Return the first batches of a training run, at most ``count``, none of them twice."""
         problem = self.problem
         if problem.is_one_batch and self.batch_size is None:
-            return [problem.placed(problem.data)]
-        generators = generators_of_data(problem.data)
-        with fixed_randomness(self.seed, problem.device, generators):
+            return [problem.prepare(problem.data)]
+        with RandomGenerators(problem.device, problem.data).preserved(self.seed):
             # first: it rejects a batch size that does not fit
             source = batch_source(problem, self.batch_size, self.seed, drop_last=True)
             return [source.draw() for _ in range(min(count, self._batch_count()))]

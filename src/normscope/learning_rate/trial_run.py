@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, UpdateRule
-from normscope.problem.batch import Batch, copied
+from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
-from normscope.problem.isolation import generators_of_model, seed_randomness, substituted
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import is_cross_entropy, known_loss
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
@@ -55,10 +55,10 @@ class TrialStart:
         self.preconditioner, self._seed = preconditioner, seed
         self.layout = parameter_layout(problem.model)
         self._problems = [Problem(problem.model, problem.loss, [batch]) for batch in batches]
-        self.placed = [problem.placed(batch) for batch in batches]
+        self.placed = [problem.prepare(batch) for batch in batches]
         whole = Evaluator(self._problems[0], self.layout, "train", seed)
         self._evaluator = whole.on(self._problems[0], point)
-        self._generators = generators_of_model(problem.model)
+        self._generators = RandomGenerators(problem.model)
         self._is_prepared = False
         self.gradients = 0
 
@@ -84,11 +84,9 @@ class TrialStart:
     def context(self, leaves: Leaves) -> AbstractContextManager[None]:
         """Isolate the model, with these parameters, for first derivatives."""
         if not self._is_prepared:
-            return self._evaluator.scene(leaves, twice=False)
-        model, point = self.problem.model, self._evaluator.point
-        # buffers are copied again: no run sees what another one changed
-        copies = {name: point[name].clone() for name, _ in model.named_buffers()}
-        return substituted(model, copies | dict(zip(self.layout.names, leaves, strict=True)))
+            return self._evaluator.isolated(leaves, twice=False)
+        self._evaluator.reset(leaves)  # no run sees the buffers that another one changed
+        return nullcontext()
 
     @cached_property
     def initial(self) -> tuple[Leaves, float, Gradients]:
@@ -104,12 +102,12 @@ class TrialStart:
         with self.context(self._evaluator.leaves()), torch.no_grad():
             for batch in self.placed:
                 self._reseed()
-                losses.append(self.problem.loss_on(copied(batch)).item())
+                losses.append(self.problem.loss_on(copy_batch(batch)).item())
         return losses
 
     def _reseed(self) -> None:
         """Use the same dropout and noise for every loss, so that losses can be compared."""
-        seed_randomness(self._seed, self.problem.device, self._generators)
+        self._generators.seed(self._seed)
 
     def loss_and_gradients(self, number: int, leaves: Leaves) -> tuple[float, Gradients]:
         """Return loss and gradients on the batch of a step; call it inside `context`."""
@@ -183,7 +181,7 @@ class TrialRun:
         if not start.problem.has_outputs:
             return None
         with start.context(self.leaves), torch.no_grad():
-            return start.problem.output_on(copied(start.placed[self._next]))
+            return start.problem.output_on(copy_batch(start.placed[self._next]))
 
     @property
     def is_unstable(self) -> bool:
@@ -248,15 +246,15 @@ def gradient_on(evaluator: Evaluator, batch: Batch) -> Tensor:
         evaluator: model and loss at a point; not changed.
         batch: of the problem's data.
     """
-    placed = evaluator.problem.placed(batch)
+    placed = evaluator.problem.prepare(batch)
     leaves = evaluator.leaves()
-    with evaluator.scene(leaves, twice=False):
+    with evaluator.isolated(leaves, twice=False):
         _, gradients = _loss_and_gradients(evaluator.problem, placed, leaves)
     return evaluator.layout.join(gradients)
 
 
 def _loss_and_gradients(problem: Problem, batch: Batch, leaves: Leaves) -> tuple[float, Gradients]:
-    loss = problem.loss_on(copied(batch))  # a model may overwrite its input
+    loss = problem.loss_on(copy_batch(batch))  # a model may overwrite its input
     return loss.item(), torch.autograd.grad(loss, leaves, allow_unused=True)
 
 

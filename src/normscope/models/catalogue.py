@@ -1,7 +1,7 @@
-"""Models by name: an architecture is registered where it is defined and built here.
+"""Models by name: architectures are registered where they are defined, and built here.
 
-An architecture says only which layers there are. The normalization, the initial weights and the
-seed are the same options for all of them, and are added here.
+An architecture only defines the layers. Normalization, initial weights and seed are options of
+every model, handled here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["MODELS", "ModelBuilder", "NormFactory", "architecture", "build"]
 
 
 class NormFactory(Protocol):
-    """Makes the normalization layers of one network."""
+    """Creates the normalization layers of one network."""
 
     def __call__(self, num_features: int, dimensions: int) -> nn.Module:
-        """A layer for ``num_features`` units, or channels with that many spatial dimensions."""
+        """Return a layer for units, or for channels with that many spatial dimensions."""
         ...
 
 
@@ -36,7 +36,7 @@ class ModelBuilder:
 
     Args:
         layers: the architecture: a function of a :class:`NormFactory` and of keyword options.
-        initialization: the one used unless another is asked for.
+        initialization: the default one.
     """
 
     __name__: str
@@ -58,20 +58,22 @@ class ModelBuilder:
         initialization: str | None = None,
         **options: Any,
     ) -> nn.Module:
-        """A new network on the CPU, in training mode; see :func:`build`."""
+        """Return a new network on the CPU, in training mode; see :func:`build`."""
         initialization = self.initialization if initialization is None else initialization
         initialize = INITIALIZATIONS[initialization]
-        self._refuse_unknown(options, initialization)
+        self._check_options(options, initialization)
         architecture_options = _keyword_options(self.layers)
-        own = {name: options.pop(name) for name in list(options) if name in architecture_options}
+        layer_options = {
+            name: options.pop(name) for name in list(options) if name in architecture_options
+        }
         generator = _generator(seed)
         make_norm = _norm_factory(norm, gamma, norm_options or {})
-        with torch.device("cpu"):  # the norm layers too, whatever default device is set
-            network = self.layers(make_norm, **own)
+        with torch.device("cpu"):  # also for norm layers, whatever the default device is
+            network = self.layers(make_norm, **layer_options)
         initialize(network, generator, **options)
         return network
 
-    def _refuse_unknown(self, options: Mapping[str, Any], initialization: str) -> None:
+    def _check_options(self, options: Mapping[str, Any], initialization: str) -> None:
         choices = {*_shared_options(), *_keyword_options(self.layers)}
         choices |= {*_keyword_options(INITIALIZATIONS[initialization])}
         for name in options:
@@ -80,7 +82,7 @@ class ModelBuilder:
                 raise unknown_name(kind, name, choices)
 
     def _whole_signature(self) -> inspect.Signature:
-        """Every option with its default, so that a command line can be made of it."""
+        """Signature with every option and its default, for the command line."""
         shared = _shared_options()
         default = shared["initialization"].replace(default=self.initialization, annotation="str")
         options = {**shared, "initialization": default, **_keyword_options(self.layers)}
@@ -89,16 +91,7 @@ class ModelBuilder:
         return inspect.Signature(list(options.values()), return_annotation=nn.Module)
 
 
-MODELS: Registry[ModelBuilder] = Registry(
-    "model",
-    modules=[
-        "normscope.models.fully_connected",
-        "normscope.models.conv_net",
-        "normscope.models.deep_linear",
-        "normscope.models.vgg",
-        "normscope.models.preact_resnet",
-    ],
-)
+MODELS: Registry[ModelBuilder] = Registry("model", package="normscope.models")
 """The models by name; `architecture` registers one."""
 
 
@@ -106,7 +99,7 @@ def architecture(initialization: str) -> Callable[[Callable[..., nn.Module]], Mo
     """Decorator: register an architecture under its name.
 
     Args:
-        initialization: the one used unless another is asked for: the one of its paper.
+        initialization: the default one, that of its paper.
 
     Returns:
         A decorator that turns the architecture into a :class:`ModelBuilder`.
@@ -119,11 +112,11 @@ def architecture(initialization: str) -> Callable[[Callable[..., nn.Module]], Mo
 
 
 def build(name: str, norm: str = "batch", seed: int = 0, **options: Any) -> nn.Module:
-    """A network by name, with a normalization of choice and weights that only the seed decides.
+    """Build a registered network with any normalization.
 
-    Equal seeds give equal weights whatever ``norm`` is, and the names of the layers are the same
-    (``norm="none"`` leaves an identity in the place). Random numbers come from a generator of its
-    own: torch's global random state is neither read nor changed.
+    Equal seeds give equal weights for every ``norm``, and the names of the layers are the same
+    (``norm="none"`` inserts identities). Weights are drawn from a separate generator: torch's
+    global random state is neither read nor changed.
 
     Args:
         name: fully_connected, conv_net, deep_linear, vgg, vgg16 or preact_resnet18.
@@ -148,7 +141,7 @@ def build(name: str, norm: str = "batch", seed: int = 0, **options: Any) -> nn.M
 
 
 def _norm_factory(norm: str, gamma: float, options: Mapping[str, Any]) -> NormFactory:
-    NORMS[norm]  # an unknown name must not pass in a net without hidden layers
+    NORMS[norm]  # raises for an unknown name, also in a net without hidden layers
     for name in ("gamma", "num_features", "dimensions"):
         if name in options:
             raise InputError(

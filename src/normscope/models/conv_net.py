@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from torch import nn
 
 from normscope.errors import InputError, ShapeError
-from normscope.models.activations import activation_layers
 from normscope.models.catalogue import NormFactory, architecture
-from normscope.models.initialization import convolution, linear
-from normscope.models.sizes import image_shape, positive
+from normscope.models.parts import (
+    activation_layers,
+    check_sizes,
+    convolution,
+    image_shape,
+    linear,
+)
 
 __all__ = ["conv_net"]
 
@@ -30,8 +34,8 @@ def conv_net(
 ) -> nn.Module:
     """Convolutional network: strided convolutions, then one linear layer on all positions.
 
-    A chain ``features`` (three modules for each convolution), ``flatten``, ``head``. The paper
-    speaks of no padding, and there is none unless asked for.
+    An ``nn.Sequential`` of ``features`` (three modules for each convolution), ``flatten`` and
+    ``head``. The paper mentions no padding; the default is none.
 
     Reference: wei2018, Section 4.
 
@@ -45,16 +49,16 @@ def conv_net(
         padding: zeros added on each side of the images; ``padding=1`` serves small images.
         activation: gelu, linear, relu, sigmoid or tanh.
 
-    Returns:
-        A chain of modules.
-
     >>> conv_net(norm="none").head  # 32 -> 15 -> 7 -> 3, so 90 * 3 * 3
     Linear(in_features=810, out_features=10, bias=True)
     """
-    _check(outputs, channels, kernel, stride, padding)
+    check_sizes(outputs=outputs, kernel=kernel, stride=stride)
+    if padding < 0:
+        raise InputError(f"padding must be at least 0, got {padding!r}.")
     inputs, height, width = image_shape("conv_net", input_shape)
     features: list[nn.Module] = []
     for maps in channels:
+        check_sizes(channels=maps)
         features += [
             convolution(inputs, maps, kernel, stride=stride, padding=padding),
             norm(maps, 2),
@@ -71,14 +75,6 @@ def conv_net(
             head=linear(inputs * height * width, outputs),
         )
     )
-
-
-def _check(outputs: int, channels: Sequence[int], kernel: int, stride: int, padding: int) -> None:
-    positive(outputs=outputs, kernel=kernel, stride=stride)
-    for maps in channels:
-        positive(channels=maps)
-    if padding < 0:
-        raise InputError(f"padding must be at least 0, got {padding!r}.")
 
 
 def _too_small(input_shape: Sequence[int], kernel: int, padding: int) -> ShapeError:

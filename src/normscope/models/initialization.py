@@ -1,14 +1,13 @@
-"""Initial weights, drawn in one fixed order from a generator of their own.
+"""Initial weights, drawn in one fixed order from their own generator.
 
 Only Linear and convolution layers are drawn, in the order of ``network.modules()``; normalization
-layers set their own parameters. So equal seeds give equal weights whatever the normalization is.
+layers set their own parameters. Equal seeds therefore give equal weights for any normalization.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -17,62 +16,9 @@ from torch.nn.modules.conv import _ConvNd
 from normscope.errors import InputError
 from normscope.registry import Registry
 
-__all__ = ["INITIALIZATIONS", "convolution", "glorot", "linear", "meanfield"]
+__all__ = ["INITIALIZATIONS", "glorot", "meanfield"]
 
-Initialization: TypeAlias = Callable[..., None]
-
-INITIALIZATIONS: Registry[Initialization] = Registry("initialization")
-
-
-def linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
-    """A Linear layer whose weights are not drawn yet.
-
-    The usual constructor would draw them from torch's global generator, which must stay untouched.
-
-    Args:
-        in_features: size of the input.
-        out_features: size of the output.
-        bias: whether there is a bias.
-
-    Returns:
-        The layer, with memory of unknown content.
-    """
-    layer = nn.Linear(in_features, out_features, bias=bias, device="meta")
-    return layer.to_empty(device="cpu")
-
-
-def convolution(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int,
-    *,
-    stride: int = 1,
-    padding: int = 0,
-    bias: bool = True,
-) -> nn.Conv2d:
-    """A two-dimensional convolution whose weights are not drawn yet; see :func:`linear`.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        kernel_size: height and width of the filter.
-        stride: step between two positions.
-        padding: zeros added on each side.
-        bias: whether there is a bias.
-
-    Returns:
-        The layer, with memory of unknown content.
-    """
-    layer = nn.Conv2d(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=stride,
-        padding=padding,
-        bias=bias,
-        device="meta",
-    )
-    return layer.to_empty(device="cpu")
+INITIALIZATIONS: Registry[Callable[..., None]] = Registry("initialization")
 
 
 @INITIALIZATIONS.register
@@ -81,13 +27,13 @@ def glorot(network: nn.Module, generator: torch.Generator) -> None:
 
     .. math:: W \sim U\left[-\sqrt{6 / (n_{in} + n_{out})}, \sqrt{6 / (n_{in} + n_{out})}\right]
 
-    For a convolution the fans count its filter's positions too.
+    For a convolution the fans include the filter's positions.
 
     Reference: glorot2010, Eq. (16). Notation: n_in, n_out = fan in, fan out.
 
     Args:
-        network: whose Linear and convolution layers are set.
-        generator: the source of the numbers.
+        network: its Linear and convolution layers are initialized.
+        generator: source of the random numbers.
     """
     for layer in _weighted_layers(network):
         nn.init.xavier_uniform_(layer.weight, generator=generator)
@@ -111,8 +57,8 @@ def meanfield(
     Notation: N = inputs of a unit: features, or channels times positions of the filter.
 
     Args:
-        network: whose Linear and convolution layers are set.
-        generator: the source of the numbers.
+        network: its Linear and convolution layers are initialized.
+        generator: source of the random numbers.
         sigma_w2: variance of a weight times the number of inputs.
         sigma_b2: variance of a bias.
 

@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from normscope.models.catalogue import NormFactory, architecture
-from normscope.models.initialization import convolution, linear
-from normscope.models.sizes import image_shape, positive, scaled
+from normscope.models.parts import (
+    check_sizes,
+    convolution,
+    image_shape,
+    linear,
+    scale_channels,
+)
 
 __all__ = ["PreActivationBlock", "preact_resnet18"]
 
@@ -50,7 +55,7 @@ class PreActivationBlock(nn.Module):
             self.shortcut = convolution(inputs, channels, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, (batch, channels, height / stride, width / stride)."""
+        """Return the block's output, (batch, channels, height / stride, width / stride)."""
         activated = self.relu1(self.norm1(x))
         shortcut = x if self.shortcut is None else self.shortcut(activated)
         residual: Tensor = self.conv2(self.relu2(self.norm2(self.conv1(activated))))
@@ -67,9 +72,9 @@ def preact_resnet18(
 ) -> nn.Module:
     """Pre-activation ResNet-18 for CIFAR-10: four stages of two blocks, 64 to 512 channels.
 
-    A chain ``stem``, ``stages`` (``stages.1.0`` is the first block of the second stage), ``norm``,
-    ``relu``, ``pool``, ``flatten``, ``head``. As in the paper, convolutions have no biases, and a
-    last normalization and ReLU follow the last addition.
+    An ``nn.Sequential`` of ``stem``, ``stages`` (``stages.1.0`` is the first block of the second
+    stage), ``norm``, ``relu``, ``pool``, ``flatten`` and ``head``. As in the paper, convolutions
+    have no biases, and a normalization and ReLU follow the last addition.
 
     Reference: he2016, Section 4 and the appendix; wei2018, Section 6.5.
 
@@ -79,15 +84,12 @@ def preact_resnet18(
         outputs: size of the last layer.
         width: multiplier of all channel numbers.
 
-    Returns:
-        A chain of modules and blocks.
-
     >>> preact_resnet18(norm="none", width=0.25).stem
     Conv2d(3, 16, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
     """
-    positive(outputs=outputs)
+    check_sizes(outputs=outputs)
     images, _, _ = image_shape("preact_resnet18", input_shape)
-    channels = [scaled(maps, width) for maps in STAGE_CHANNELS]
+    channels = [scale_channels(maps, width) for maps in STAGE_CHANNELS]
     inputs = [channels[0], *channels]
     stages = [
         _stage(norm, inputs[index], channels[index], first=index == 0)

@@ -10,12 +10,17 @@ from itertools import pairwise
 from torch import nn
 
 from normscope.models.catalogue import NormFactory, architecture
-from normscope.models.initialization import convolution, linear
-from normscope.models.sizes import image_shape, positive, scaled
+from normscope.models.parts import (
+    check_sizes,
+    convolution,
+    image_shape,
+    linear,
+    scale_channels,
+)
 
 __all__ = ["vgg", "vgg16"]
 
-# Channels of the 3x3 convolutions of each stage; a 2x2 max-pooling ends a stage
+# Channels of the 3x3 convolutions of each stage; 2x2 max-pooling ends a stage
 # (simonyan2014, Table 1, columns A and D).
 CONFIGURATION_A = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 CONFIGURATION_D = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -31,12 +36,12 @@ def vgg(
 ) -> nn.Module:
     """VGG-like network for CIFAR-10: 8 convolutions, 3 linear layers (configuration A).
 
-    A chain ``features``, ``flatten``, ``classifier`` (two hidden layers of 512 units), ``head``.
-    santurkar2018 trains a "VGG-like network" without printing its table. This is configuration A
-    with linear layers of the size that 32 x 32 images leave: the shallowest of the published ones,
-    and the one its authors could train from random weights alone, so that the comparison with and
-    without normalization starts from a net that can be trained either way. Normalization follows
-    every convolution and no linear layer. Smaller images work: a pooling keeps a last odd row.
+    An ``nn.Sequential`` of ``features``, ``flatten``, ``classifier`` (two hidden layers of 512
+    units) and ``head``. santurkar2018 trains a "VGG-like network" without giving its layers. This
+    is configuration A with linear layers sized for 32 x 32 images: the shallowest published one,
+    and the one its authors could train from random weights, so that it can be trained with and
+    without normalization. Normalization follows every convolution and no linear layer. Smaller
+    images work: pooling keeps a last odd row.
 
     Reference: santurkar2018, Appendix A.1; simonyan2014, Table 1, column A.
 
@@ -46,13 +51,10 @@ def vgg(
         outputs: size of the last layer.
         width: multiplier of all hidden sizes; 0.25 is the quarter-width net.
 
-    Returns:
-        A chain of modules.
-
     >>> vgg(norm="none", width=0.25).head
     Linear(in_features=128, out_features=10, bias=True)
     """
-    hidden = scaled(512, width)
+    hidden = scale_channels(512, width)
     return _network(norm, "vgg", CONFIGURATION_A, (hidden, hidden), input_shape, outputs, width)
 
 
@@ -66,9 +68,9 @@ def vgg16(
 ) -> nn.Module:
     """VGG16 for CIFAR-10: 13 convolutions (configuration D) and one linear layer.
 
-    A chain ``features``, ``flatten``, ``head``: the usual form for 32 x 32 images, where the two
-    hidden linear layers of 4096 units are left out since one position remains. Normalization
-    follows every convolution.
+    An ``nn.Sequential`` of ``features``, ``flatten`` and ``head``: the usual form for 32 x 32
+    images, without the two hidden linear layers of 4096 units, since one position remains.
+    Normalization follows every convolution.
 
     Reference: simonyan2014, Table 1, column D; wei2018, Section 6.5.
 
@@ -77,9 +79,6 @@ def vgg16(
         input_shape: (channels, height, width).
         outputs: size of the last layer.
         width: multiplier of all hidden sizes.
-
-    Returns:
-        A chain of modules.
 
     >>> vgg16(norm="none", width=0.25).head
     Linear(in_features=128, out_features=10, bias=True)
@@ -96,14 +95,14 @@ def _network(
     outputs: int,
     width: float,
 ) -> nn.Module:
-    positive(outputs=outputs)
+    check_sizes(outputs=outputs)
     channels, *sides = image_shape(name, input_shape)
     parts = OrderedDict[str, nn.Module](
         features=_features(norm, stages, channels, width), flatten=nn.Flatten()
     )
     halvings = 2 ** len(stages)
     positions = math.prod(math.ceil(side / halvings) for side in sides)
-    inputs = scaled(stages[-1][-1], width) * positions
+    inputs = scale_channels(stages[-1][-1], width) * positions
     if hidden:
         sizes = pairwise((inputs, *hidden))
         layers = (layer for size in sizes for layer in (linear(*size), nn.ReLU()))
@@ -119,7 +118,7 @@ def _features(
     layers: list[nn.Module] = []
     for stage in stages:
         for channels in stage:
-            maps = scaled(channels, width)
+            maps = scale_channels(channels, width)
             layers += [convolution(inputs, maps, 3, padding=1), norm(maps, 2), nn.ReLU()]
             inputs = maps
         # ceil_mode changes nothing at sizes that halve evenly, and lets a 1x1 map pass

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from normscope.plots.axes import LogLabels, LogTicks, logarithmic_axis
 from normscope.plots.names import display_settings, name_of
 from normscope.plots.style import CLOSURE_DASHES, INK, legend_entries, new_figure
-from normscope.results.settings import settings_of
+from normscope.results.record import training_settings
 
 __all__ = ["boundary", "phase_diagram", "phase_diagrams"]
 
@@ -194,7 +194,7 @@ def _vertical_label(results: xr.Dataset, setting: str) -> str:
     """Return the label of the vertical axis; for gamma, with the normalization it scales."""
     if setting != "gamma":
         return _LABELS.get(setting, setting.replace("_", " "))
-    norm = str(settings_of(results).get("norm", "own"))
+    norm = str(training_settings(results).get("norm", "own"))
     owner = "the normalization" if norm in _UNNAMED else name_of(norm)
     return rf"initial scale of {owner} $\gamma$"
 
@@ -253,7 +253,7 @@ def _write_settings(figure: Figure, results: xr.Dataset) -> None:
         figure: to write on.
         results: with the attribute ``settings``, as JSON, and the dimension ``seed``.
     """
-    settings = display_settings(settings_of(results))
+    settings = display_settings(training_settings(results))
     for name in _OMITTED:
         settings.pop(name, None)
     first = [f"{name} {settings.pop(name)}" for name in _FIRST if settings.get(name) is not None]

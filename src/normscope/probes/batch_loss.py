@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normscope.probes.gradients import GradientComparison
-from normscope.problem.batch import Batch, copied
-from normscope.problem.isolation import (
-    Undisturbed,
-    fixed_randomness,
-    generators_of_model,
-    seed_randomness,
-    substituted,
-    undisturbed,
-)
-from normscope.problem.loss import modules_of_loss, steady_loss
+from normscope.problem.batch import Batch, copy_batch, map_tensors
+from normscope.problem.isolation import Isolation, isolated
+from normscope.problem.loss import loss_modules, stateless_loss
 from normscope.problem.problem import Problem
 
 __all__ = ["BatchLoss", "dense", "differentiate"]
@@ -42,11 +35,9 @@ class BatchLoss:
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
         self.seed = seed
-        self.batch: Batch = _detach(next(problem.batches()))
-        self.loss_modules = modules_of_loss(problem.loss, problem.model)
-        owners = (problem.model, *self.loss_modules)
-        self._generators = [each for owner in owners for each in generators_of_model(owner)]
-        self._undisturbed = Undisturbed(problem.model, *self.loss_modules)
+        self.batch: Batch = map_tensors(next(problem.batches()), Tensor.detach)
+        self.loss_modules = loss_modules(problem.loss, problem.model)
+        self._isolation = Isolation(problem.model, *self.loss_modules)
         self._keeps_randomness = False
         with torch.inference_mode(False):
             self._buffers = {n: b.detach().clone() for n, b in problem.model.named_buffers()}
@@ -58,26 +49,22 @@ class BatchLoss:
         Args:
             parameters: by qualified name, in place of the model's own.
         """
-        model = self.problem.model
-        randomness = self.seed, self.problem.device, self._generators
-        if self._keeps_randomness:
-            seed_randomness(*randomness)
         with (
-            self._undisturbed.held(),
-            nullcontext() if self._keeps_randomness else fixed_randomness(*randomness),
             torch.inference_mode(False),
             torch.enable_grad(),
             _uncached_autocast(self.problem.device),
         ):
-            copies = {name: buffer.clone() for name, buffer in self._buffers.items()}
-            with substituted(model, {**copies, **parameters}):
-                _run_eagerly(model)
+            buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
+            tensors = {**buffers, **parameters}
+            restore_random = not self._keeps_randomness
+            with self._isolation.entered(tensors, self.seed, restore_random):
+                _run_eagerly(self.problem.model)
                 yield
 
     @contextmanager
     def several_passes(self) -> Iterator[None]:
         """Restore the RNG states around several passes once, at the end."""
-        with fixed_randomness(self.seed, self.problem.device, self._generators):
+        with self._isolation.random.preserved(self.seed):
             self._keeps_randomness = True
             try:
                 yield
@@ -95,14 +82,14 @@ class BatchLoss:
         """
         exact = torch.autocast(self.problem.device.type, enabled=False)
         model, loss = self.problem.model, self.problem.loss
-        with undisturbed(model, *self.loss_modules), torch.inference_mode(False), exact:
+        with isolated(model, *self.loss_modules), torch.inference_mode(False), exact:
             _run_eagerly(model)
-            steady = steady_loss(loss, self.loss_modules)
-            yield Problem(model, steady, copied(self.batch))  # may be of inference mode
+            steady = stateless_loss(loss, self.loss_modules)
+            yield Problem(model, steady, copy_batch(self.batch))  # may be of inference mode
 
     def forward(self) -> Tensor:
         """Return the loss with its graph, inside `at`; on a copy of the batch."""
-        return self.problem.loss_on(copied(self.batch))
+        return self.problem.loss_on(copy_batch(self.batch))
 
     def value(self, parameters: Mapping[str, Tensor]) -> float:
         """Return the loss at other parameters: one forward pass."""
@@ -174,18 +161,6 @@ def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def dense(gradient: Tensor) -> Tensor:
     """Return a gradient as a dense tensor without a graph."""
     return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
-
-
-def _detach(batch: Batch) -> Batch:
-    """Return the batch without a graph, sharing the user's memory."""
-    if isinstance(batch, Tensor):
-        return batch.detach()
-    if isinstance(batch, Mapping):
-        return {key: _detach(part) for key, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = tuple(_detach(part) for part in batch)
-        return type(batch)._make(parts) if hasattr(batch, "_make") else parts
-    return batch
 
 
 def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:

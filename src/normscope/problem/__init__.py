@@ -1,24 +1,84 @@
-"""What everything works on: a model, a loss and data, and the only way to touch a model."""
+"""What everything works on, a model, a loss and data, and the only way to touch a model."""
 
+from normscope.problem.batch import (
+    Batch,
+    check_filled,
+    check_pair,
+    copy_batch,
+    join_batches,
+    map_tensors,
+    move_batch,
+    rows,
+    sample_count,
+    split_batch,
+    tensors_of,
+)
+from normscope.problem.diagnose import FitCheck, misfit_error, require_module
+from normscope.problem.evaluate import Evaluation, Evaluator
+from normscope.problem.isolation import Isolation, RandomGenerators, copy_tensors, isolated
 from normscope.problem.loss import (
     LOSSES,
+    KnownLoss,
     Loss,
     WholeLoss,
     accuracy,
     cross_entropy,
+    is_cross_entropy,
+    is_squared_error,
+    known_loss,
+    loss_modules,
     squared_error,
+    stateless_loss,
     whole_loss,
 )
+from normscope.problem.modes import MODES, in_mode, is_batch_norm
+from normscope.problem.parameters import ParameterLayout, Parameters, parameter_layout
+from normscope.problem.precheck import check_data, locate_errors, try_batches
 from normscope.problem.problem import Data, Problem
 
 __all__ = [
     "LOSSES",
+    "MODES",
+    "Batch",
     "Data",
+    "Evaluation",
+    "Evaluator",
+    "FitCheck",
+    "Isolation",
+    "KnownLoss",
     "Loss",
+    "ParameterLayout",
+    "Parameters",
     "Problem",
+    "RandomGenerators",
     "WholeLoss",
     "accuracy",
+    "check_data",
+    "check_filled",
+    "check_pair",
+    "copy_batch",
+    "copy_tensors",
     "cross_entropy",
+    "in_mode",
+    "is_batch_norm",
+    "is_cross_entropy",
+    "is_squared_error",
+    "isolated",
+    "join_batches",
+    "known_loss",
+    "locate_errors",
+    "loss_modules",
+    "map_tensors",
+    "misfit_error",
+    "move_batch",
+    "parameter_layout",
+    "require_module",
+    "rows",
+    "sample_count",
+    "split_batch",
     "squared_error",
+    "stateless_loss",
+    "tensors_of",
+    "try_batches",
     "whole_loss",
 ]

@@ -14,16 +14,16 @@ from normscope.errors import ArgumentTypeError, InputError, MisfitError, Normsco
 from normscope.problem.batch import Batch, tensors_of
 
 __all__ = [
-    "Fitting",
+    "FitCheck",
     "check_finite",
-    "explained",
+    "explain_errors",
     "is_finite",
-    "misfit",
-    "no_gradient",
+    "misfit_error",
+    "no_gradient_error",
     "require_module",
 ]
 
-# part of torch's message -> what it means here
+# part of torch's message: what it means here
 _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
     "modified by an inplace operation": (
         StateError,
@@ -42,7 +42,7 @@ _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
     ),
     "Expected all tensors to be on the same device": (
         InputError,
-        "the model, the loss and the data are not on one device; move them by .to(device)",
+        "the model, the loss and the data are not on one device; move them with .to(device)",
     ),
     "is not implemented": (
         StateError,
@@ -56,12 +56,38 @@ _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
 }
 
 
-@contextmanager
-def explained() -> Iterator[None]:
-    """Raise torch's errors about derivatives, devices and batches again, with what to do.
+def require_module(model: object, caller: str | None = None) -> None:
+    """Raise if the model is not an `nn.Module`.
+
+    Args:
+        model: what the user passed.
+        caller: the name of the function for the message; None if its argument is ``model``.
 
     Raises:
-        NormscopeError: of a fitting kind, from torch's own error; other errors pass as they are.
+        ArgumentTypeError: if it is something else.
+
+    >>> require_module(nn.ReLU, "fold")
+    Traceback (most recent call last):
+        ...
+    normscope.errors.ArgumentTypeError: fold expects an nn.Module, got the class ReLU; create an ...
+    """
+    if isinstance(model, nn.Module):
+        return
+    got = type(model).__name__
+    if isinstance(model, type):
+        got = f"the class {model.__name__}; create an instance: {model.__name__}(...)"
+    elif isinstance(model, str):
+        got = f"the string {model!r}; build a registered model with normscope.models.build"
+    expected = "the model must be" if caller is None else f"{caller} expects"
+    raise ArgumentTypeError(f"{expected} an nn.Module, got {got}.")
+
+
+@contextmanager
+def explain_errors() -> Iterator[None]:
+    """Replace torch's errors about derivatives, devices and batches by ones that say what to do.
+
+    Raises:
+        NormscopeError: of a fitting class, from torch's own error; other errors pass.
     """
     try:
         yield
@@ -76,61 +102,60 @@ def explained() -> Iterator[None]:
 
 
 def check_finite(tensor: Tensor, what: str, batch: Batch = ()) -> None:
-    """Refuse values that are not finite.
+    """Reject values that are not finite.
 
     Args:
         tensor: the values.
         what: their name in the message.
-        batch: that they were computed from; blamed if it is not finite itself.
+        batch: what they were computed from; the message names it if it is not finite itself.
 
     Raises:
-        StateError: if one is infinite or not a number.
+        StateError: if a value is infinite or NaN.
     """
     if not is_finite(tensor):
         raise StateError(
             f"{what} is not finite (infinite or not a number); "
-            + (_blamed(batch) or "check the data, the weights and the loss")
+            + (_bad_data(batch) or "check the data, the weights and the loss")
             + " before measuring curvature."
         )
 
 
-def no_gradient() -> StateError:
-    """The error for a loss that torch cannot follow back to the output."""
-    return StateError(
-        "the loss must be differentiable in the model's output, but its value has no gradient; use "
-        "the output in it, without detach, no_grad or a conversion to numbers."
-    )
-
-
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite.
+    """Return whether all values are finite.
 
     >>> is_finite(torch.tensor([1.0, torch.nan]))
     False
     """
-    # one reduction without a temporary of the same size: NaN and infinity survive a sum; finite
-    # values can overflow in it too, and are then looked at closely
+    # NaN and infinity survive a sum, which needs no temporary; finite values may overflow in it
     return bool(torch.isfinite(tensor.detach().sum())) or bool(torch.isfinite(tensor).all())
 
 
-def _blamed(batch: Batch) -> str:
-    """What is wrong with the data itself; "" if all of it is finite."""
+def _bad_data(batch: Batch) -> str:
+    """Return what is wrong with the data itself; "" if all of it is finite."""
     tensors = list(tensors_of(batch))
     names = ("inputs", "targets") if len(tensors) == 2 else ("data",) * len(tensors)
     for name, tensor in zip(names, tensors, strict=True):
         bad = ~torch.isfinite(tensor)
         if bad.any():
             kind = "NaN (not a number)" if tensor.isnan().any() else "infinity"
-            rows = int(bad.flatten(1).any(1).sum()) if tensor.dim() > 1 else int(bad.sum())
+            samples = int(bad.flatten(1).any(1).sum()) if tensor.dim() > 1 else int(bad.sum())
             return (
-                f"the {name} themselves contain {kind}, in {rows} of the {len(tensor)} samples of "
-                "the batch: clean the data"
+                f"the {name} themselves contain {kind}, in {samples} of the {len(tensor)} samples "
+                "of the batch: clean the data"
             )
     return ""
 
 
-# Parts of torch's messages about shapes; other errors of a forward pass are left alone.
-_SIGNS = re.compile(
+def no_gradient_error() -> StateError:
+    """Return the error for a loss that is detached from the output."""
+    return StateError(
+        "the loss must be differentiable in the model's output, but its value has no gradient; use "
+        "the output in it, without detach, no_grad or a conversion to numbers."
+    )
+
+
+# Parts of torch's messages about shapes and types; other errors of a forward pass are not changed.
+_SHAPE_MESSAGES = re.compile(
     r"shapes cannot be multiplied|size mismatch|the size of tensor|sizes of tensors must match"
     r"|is invalid for input of size|expected input\b|expected number of channels|normalized_shape"
     r"|\dD( \(\w+\))? input|(?:running_mean|weight) should contain|kernel size can't be greater"
@@ -138,7 +163,7 @@ _SIGNS = re.compile(
     r"|could not be broadcast|don't multiply up to the size|expected weight to be a vector",
     re.IGNORECASE,
 )
-_TYPE_SIGNS = re.compile(
+_TYPE_MESSAGES = re.compile(
     r"scalar type|same (dtype|datatype)|type \(.*\) should be the same|not implemented for '"
     r"|must be either a floating point",
     re.IGNORECASE,
@@ -154,10 +179,10 @@ _DIMENSIONS: dict[type[nn.Module], int] = {
 }
 
 
-class Fitting:
-    """A block that calls a model: errors about its data are raised again as `misfit` says them.
+class FitCheck:
+    """Context around a call of a model that raises `misfit_error` for errors about its data.
 
-    A class and no generator, because every step of a training passes through it.
+    A class, not a generator: every training step enters it.
 
     Args:
         model: the model.
@@ -183,40 +208,39 @@ class Fitting:
             return
         if isinstance(error, NormscopeError):
             return
-        if explained := misfit(error, self._model, self._batch):
+        if explained := misfit_error(error, self._model, self._batch):
             raise explained from error
 
 
-def misfit(error: Exception, model: nn.Module, batch: object) -> MisfitError | None:
-    """What an error of a forward pass says of the data, if it is about shapes or whole numbers.
+def misfit_error(error: Exception, model: nn.Module, batch: object) -> MisfitError | None:
+    """Return the error to raise from one of a forward pass about shapes or integer inputs.
 
     Args:
         error: as torch raised it.
-        model: the model that was called; the layer that refused its input is told by its name.
-        batch: what was given: a tensor, or a tuple, list or dictionary of tensors.
+        model: the model that was called; the message names the layer that failed.
+        batch: what it was called with: nested tensors.
 
     Returns:
-        The error to raise from it, in one sentence; None if it is about something else.
+        An error with a message of one sentence; None if the error is about something else.
 
     Examples:
-        >>> import torch
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
         >>> try:
         ...     model(torch.zeros(5, 1, 2, 2))
         ... except RuntimeError as error:
-        ...     print(misfit(error, model, torch.zeros(5, 1, 2, 2)))
+        ...     print(misfit_error(error, model, torch.zeros(5, 1, 2, 2)))
         the data does not fit the model: layer '1' (Linear) expects 3 features, got an input of \
 shape (5, 4), from a batch of shape (5, 1, 2, 2); give data of the shape the model was made for, \
 or make the model for this shape.
     """
     message = str(error).strip().partition("\n")[0].rstrip(".")
-    is_of_type = _TYPE_SIGNS.search(message)
-    if not (is_of_type or _SIGNS.search(message)):
+    is_of_type = _TYPE_MESSAGES.search(message)
+    if not (is_of_type or _SHAPE_MESSAGES.search(message)):
         return None
-    name, layer, taken = _refusing(error.__traceback__, model)
-    place = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__}"
+    name, layer, given = _failed_layer(error.__traceback__, model)
+    title = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__}"
     if is_of_type:
-        return _of_whole_numbers(place, layer, taken)
+        return _integer_error(title, layer, given)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors_of(batch)) or "no tensor"
     if layer is None:
         return MisfitError(
@@ -224,83 +248,55 @@ or make the model for this shape.
             f"shape {shapes}; give the model as many outputs as the targets need."
         )
     return MisfitError(
-        f"the data does not fit the model: {place} {_expectation(layer, taken, message)}, from a "
+        f"the data does not fit the model: {title} {_expectation(layer, given, message)}, from a "
         f"batch of shape {shapes}; give data of the shape the model was made for, or make the "
         "model for this shape."
     )
 
 
-def _of_whole_numbers(
-    place: str, layer: nn.Module | None, taken: Tensor | None
-) -> MisfitError | None:
-    """Whole numbers where a layer calculates; those of an embedding are names."""
+def _integer_error(title: str, layer: nn.Module | None, given: Tensor | None) -> MisfitError | None:
+    """Return the error for integers where a layer expects numbers; an embedding takes indices."""
     embeds = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    if layer is None or taken is None or embeds or taken.is_floating_point() or taken.is_complex():
+    if layer is None or given is None or embeds or given.is_floating_point() or given.is_complex():
         return None
     return MisfitError(
-        f"the data does not fit the model: {place} got inputs that are whole numbers "
-        f"({taken.dtype}) of shape {tuple(taken.shape)}; convert them with .float()."
+        f"the data does not fit the model: {title} got integer inputs ({given.dtype}) of shape "
+        f"{tuple(given.shape)}; convert them with .float()."
     )
 
 
-def _expectation(layer: nn.Module, taken: Tensor | None, message: str) -> str:
-    """What the layer wants and what it got; in torch's words where ours would say less."""
+def _expectation(layer: nn.Module, given: Tensor | None, message: str) -> str:
+    """Return what the layer expects and what it got; torch's message where that says more."""
     size = next((name for name in _SIZES if hasattr(layer, name)), None)
     dimensions = next((n for kind, n in _DIMENSIONS.items() if isinstance(layer, kind)), None)
-    got = "" if taken is None else f", got an input of shape {tuple(taken.shape)}"
-    if dimensions is not None and taken is not None and taken.dim() != dimensions:
+    got = "" if given is None else f", got an input of shape {tuple(given.shape)}"
+    if dimensions is not None and given is not None and given.dim() != dimensions:
         axes = ", ".join((*_AXES[:2], *_AXES[7 - dimensions :]))
         return f"expects {dimensions} dimensions ({axes}){got}"
-    if size is None or taken is None or _fits(layer, size, taken):
-        return f"refuses its input ({message}){got}"
+    if size is None or given is None or _has_size(layer, size, given):
+        return f"rejects its input ({message}){got}"
     count = getattr(layer, size)
     return f"expects {count} {_SIZES[size]}{'' if count == 1 else 's'}{got}"
 
 
-def _fits(layer: nn.Module, size: str, taken: Tensor) -> bool:
-    """Whether the size is right, so that something else is wrong."""
-    place = -1 if size == "in_features" else 1
-    return taken.dim() > 1 and taken.shape[place] == getattr(layer, size)
+def _has_size(layer: nn.Module, size: str, given: Tensor) -> bool:
+    """Return whether the size is right, so that something else is wrong."""
+    axis = -1 if size == "in_features" else 1
+    return given.dim() > 1 and given.shape[axis] == getattr(layer, size)
 
 
-def _refusing(
+def _failed_layer(
     traceback: TracebackType | None, model: nn.Module
 ) -> tuple[str, nn.Module | None, Tensor | None]:
-    """Name, module and input of the innermost module of the model that the error passed."""
+    """Return name, module and input of the innermost module of the model in a traceback."""
     names = {id(module): name for name, module in model.named_modules()}
     found: tuple[str, nn.Module | None, Tensor | None] = ("", None, None)
     while traceback is not None:
         frame = traceback.tb_frame
         module = frame.f_locals.get("self")
         if frame.f_code.co_name == "_wrapped_call_impl" and id(module) in names:
-            given = frame.f_locals.get("args") or ()
-            taken = next((part for part in given if isinstance(part, Tensor)), None)
-            found = names[id(module)], module, taken
+            arguments = frame.f_locals.get("args") or ()
+            given = next((part for part in arguments if isinstance(part, Tensor)), None)
+            found = names[id(module)], module, given
         traceback = traceback.tb_next
     return found
-
-
-def require_module(model: object, caller: str | None = None) -> None:
-    """Raise if the model is not an `nn.Module`.
-
-    Args:
-        model: what the user passed.
-        caller: the name of the function, for the message; None if it has a ``model``.
-
-    Raises:
-        ArgumentTypeError: if it is something else.
-
-    >>> require_module(nn.ReLU, "fold")
-    Traceback (most recent call last):
-        ...
-    normscope.errors.ArgumentTypeError: fold expects an nn.Module, got the class ReLU; make one ...
-    """
-    if isinstance(model, nn.Module):
-        return
-    came = type(model).__name__
-    if isinstance(model, type):
-        came = f"the class {model.__name__}; make one of it: {model.__name__}(...)"
-    elif isinstance(model, str):
-        came = f"the text {model!r}; build a registered model by normscope.models.build"
-    expected = "the model must be" if caller is None else f"{caller} expects"
-    raise ArgumentTypeError(f"{expected} an nn.Module, got {came}.")

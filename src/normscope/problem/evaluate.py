@@ -1,10 +1,11 @@
-"""One evaluation of the model: at fixed parameters, in a fixed mode, with fixed randomness."""
+"""Outputs, losses and gradients at fixed parameters, in a fixed mode, with fixed randomness."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,26 +13,23 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.errors import ShapeError, StateError
-from normscope.problem.batch import Batch, copied, sample_count
-from normscope.problem.diagnose import check_finite, explained
-from normscope.problem.isolation import (
-    fixed_randomness,
-    generators_of_data,
-    generators_of_model,
-    substituted,
-    undisturbed,
-)
-from normscope.problem.loss import modules_of_loss
+from normscope.problem.batch import Batch, copy_batch, sample_count
+from normscope.problem.diagnose import check_finite, explain_errors
+from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
+from normscope.problem.loss import loss_modules
 from normscope.problem.modes import in_mode
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
 
-__all__ = ["Evaluation", "Evaluator", "prefers_channels_last", "takes_either_order"]
+__all__ = ["Evaluation", "Evaluator", "prefers_channels_last"]
+
+_ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
+_ORDER_TOLERANCE = 1e-4  # of the largest output; some layers amplify rounding
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The model's values on one batch, with the graph behind them.
+    """The model's values on one batch, with their autograd graph.
 
     Args:
         leaves: the parameters differentiated by, in the layout's order.
@@ -46,99 +44,102 @@ class Evaluation:
     samples: int
 
 
-@dataclass(frozen=True)
 class Evaluator:
-    """Evaluates a problem's model again and again, always the same function.
+    """Evaluates a problem's model, always the same function of the parameters.
 
-    It keeps copies of the parameters and buffers of the moment it was made: training the model
-    further does not move it, and nothing it does reaches the model.
+    It works on copies of the parameters and buffers taken when it is created: training the model
+    further does not change its results, and it does not change the model.
 
     Args:
         problem: model, loss and data.
         layout: the parameters to differentiate by.
         mode: "train", "frozen" or "eval".
         seed: of dropout, noise and the data's order.
+
+    Attributes:
+        point: all parameters and buffers by name.
     """
 
-    problem: Problem
-    layout: ParameterLayout
-    mode: str
-    seed: int
-    point: dict[str, Tensor] = field(init=False, repr=False)
-    _losses: dict[int, float] = field(init=False, repr=False, default_factory=dict)
-    #: whether the model takes images of a shape in either order of memory, once it was tried
-    _either_order: dict[torch.Size, bool] = field(init=False, repr=False, default_factory=dict)
-    _modules_of_loss: list[nn.Module] = field(init=False, repr=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        model = self.problem.model
-        own = [*model.named_parameters(), *model.named_buffers()]
-        with torch.inference_mode(False):
-            point = {name: tensor.detach().clone() for name, tensor in own}
-        object.__setattr__(self, "point", point)
-        found = modules_of_loss(self.problem.loss, model)
-        object.__setattr__(self, "_modules_of_loss", found)
+    def __init__(self, problem: Problem, layout: ParameterLayout, mode: str, seed: int) -> None:
+        self.problem, self.layout, self.mode, self.seed = problem, layout, mode, seed
+        self.point = copy_tensors(problem.model)
+        self._buffers = [name for name, _ in problem.model.named_buffers()]
+        self._loss_modules = loss_modules(problem.loss, problem.model)
+        self._losses: dict[int, float] = {}
+        #: whether the model takes images of a shape in channels_last order
+        self._takes_channels_last: dict[torch.Size, bool] = {}
 
     def on(self, problem: Problem, point: Mapping[str, Tensor] | None = None) -> Evaluator:
-        """The same model on other data, its parameters as here or at another point; not copied."""
-        other = Evaluator.__new__(Evaluator)
-        point = {**self.point, **(point or {})}
-        values = {**self.__dict__, "problem": problem, "point": point, "_losses": {}}
-        for name, value in values.items():
-            object.__setattr__(other, name, value)
+        """Return an evaluator of the same model on other data, or at other parameters.
+
+        Args:
+            problem: the same model and loss, with other data.
+            point: tensors by name that replace those of this evaluator; they are not copied.
+
+        Returns:
+            The evaluator.
+        """
+        other = copy.copy(self)
+        other.problem, other.point, other._losses = problem, {**self.point, **(point or {})}, {}
         return other
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        """Every batch with its number; a shuffling DataLoader gives the same order each time.
+        """Yield every batch with its number; a shuffling DataLoader gives the same order each time.
 
         Yields:
             Pairs (number, batch).
         """
-        if self.problem.is_one_batch or isinstance(self.problem.data, list):
-            yield from enumerate(self.problem.batches())
-            return
-        generators = generators_of_data(self.problem.data)
-        with fixed_randomness(self.seed, self.problem.device, generators):
+        generators = RandomGenerators(self.problem.device, self.problem.data)
+        fixed = generators.preserved(self.seed) if not self.problem.is_in_memory else nullcontext()
+        with fixed:
             yield from enumerate(self.problem.batches())
 
     @contextmanager
-    def scene(
+    def isolated(
         self, leaves: tuple[Tensor, ...], number: int = 0, twice: bool = True
     ) -> Iterator[None]:
-        """The model set up for one batch: to be open while it runs forward or backward.
+        """Set the model up for forward and backward passes on one batch, without side effects.
 
         Args:
             leaves: the parameters differentiated by.
-            number: the batch's, from which its random draws follow.
+            number: of the batch; its random draws follow from it.
             twice: whether gradients are differentiated again; if not, first ones are faster.
 
         Yields:
             Nothing.
         """
-        model = self.problem.model
-        # buffers are copied for each scene: a forward pass in train mode advances them
-        trained = dict(zip(self.layout.names, leaves, strict=True))
-        copies = {name: self.point[name].clone() for name, _ in model.named_buffers()}
+        model, tensors = self.problem.model, self._tensors(leaves)
         with (
-            undisturbed(model, *self._modules_of_loss),
-            self.randomness(number),
-            substituted(model, self.point | copies | trained),
+            isolated(model, *self._loss_modules, tensors=tensors, seed=self.seed + number),
             in_mode(model, self.mode, twice),
             # the fused attention kernels have no second derivative
             sdpa_kernel(SDPBackend.MATH) if twice else nullcontext(),
             torch.inference_mode(False),
             torch.enable_grad(),
-            explained(),
+            explain_errors(),
         ):
             yield
 
-    def randomness(self, number: int = 0) -> AbstractContextManager[None]:
-        """Every random draw of the model on one batch, fixed; afterwards all states as before."""
-        generators = generators_of_model(self.problem.model)
-        return fixed_randomness(self.seed + number, self.problem.device, generators)
+    def reset(self, leaves: tuple[Tensor, ...]) -> None:
+        """Inside `isolated`, continue with other leaves and with fresh copies of the buffers."""
+        substitute(self.problem.model, self._tensors(leaves))
+
+    def _tensors(self, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        # buffers are copied each time: a forward pass in train mode updates them
+        buffers = {name: self.point[name].clone() for name in self._buffers}
+        return self.point | buffers | dict(zip(self.layout.names, leaves, strict=True))
+
+    def fixed_randomness(self, number: int = 0) -> AbstractContextManager[None]:
+        """Seed the draws of the model on one batch; restore all generators on exit."""
+        return RandomGenerators(self.problem.model).preserved(self.seed + number)
+
+    def leaves(self) -> tuple[Tensor, ...]:
+        """Return the parameters to differentiate by, as leaves of a new graph."""
+        with torch.inference_mode(False):
+            return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
 
     def __call__(self, batch: Batch, number: int = 0) -> Evaluation:
-        """Output and loss on one batch.
+        """Return output and loss on one batch.
 
         Args:
             batch: as `batches` gives it.
@@ -150,61 +151,32 @@ class Evaluator:
         Raises:
             StateError: if a value is not finite, or the same batch gave another loss before.
         """
-        if self._rearranges(batch):
-            inputs, targets = batch
-            batch = inputs.contiguous(memory_format=torch.channels_last), targets
+        if self._uses_channels_last(batch):
+            batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
         leaves = self.leaves()
-        with self.scene(leaves, number):
+        with self.isolated(leaves, number):
             output, loss = self._forward(batch)
         self._check_loss(loss, batch, number)
         return Evaluation(leaves, output, loss, sample_count(batch))
 
-    def _rearranges(self, batch: Batch) -> bool:
-        """Whether images are handed over as convolutions like them: if it makes no difference."""
-        if not self.problem.has_outputs or not prefers_channels_last(batch[0]):
-            return False
-        if not any(isinstance(module, nn.Conv2d) for module in self.problem.model.modules()):
-            return False
-        shape = batch[0].shape[1:]
-        if shape not in self._either_order:
-            trial = takes_either_order(lambda few: self._tried(few, batch[1]), batch[0])
-            self._either_order[shape] = trial
-        return self._either_order[shape]
-
-    def _tried(self, few: Tensor, targets: Tensor) -> list[Tensor]:
-        """The outputs of a few samples, and the gradient of their squares, as one vector.
-
-        In one vector, since what a norm layer takes out (a bias before it) is rounding alone.
-        """
-        leaves = self.leaves()
-        with self.scene(leaves):
-            output = self.problem.output_on((few.clone(), targets[: len(few)]))
-            squares = output.square().sum()
-            gradients = torch.autograd.grad(squares, leaves, materialize_grads=True)
-        return [output.detach(), self.layout.join(gradients)]
-
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
-        """Refuse an output computed otherwise as `__call__` refuses that of the model itself.
+        """Check an output that was computed otherwise as `__call__` checks that of the model.
 
         Args:
             output: of the model on that batch.
             batch: as `batches` gives it.
             number: its number.
         """
-        with self.scene(self.leaves(), number), torch.no_grad():
+        with self.isolated(self.leaves(), number), torch.no_grad():
             loss = self._loss(output.clone(), batch)  # which a loss may overwrite
         self._check_loss(loss, batch, number)
 
-    def leaves(self) -> tuple[Tensor, ...]:
-        """The parameters to differentiate by, as the beginnings of a new graph."""
-        with torch.inference_mode(False):
-            return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
-
     def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
+        """Return output and loss; a model or loss may overwrite its inputs, which are copies."""
         if not self.problem.has_outputs:
-            return None, self.problem.loss_on(copied(batch))  # a loss may overwrite it
+            return None, self.problem.loss_on(copy_batch(batch))
         inputs, targets = batch
-        output = self.problem.output_on((inputs.clone(), targets))  # a model may overwrite it
+        output = self.problem.output_on((inputs.clone(), targets))
         return output, self._loss(output, batch)
 
     def _loss(self, output: Tensor, batch: Batch) -> Tensor:
@@ -218,23 +190,48 @@ class Evaluator:
         return self.problem.loss_of(output, targets)
 
     def _check_loss(self, loss: Tensor, batch: Batch, number: int) -> None:
-        check_finite(loss, "the loss", batch)
-        self._check_repeatable(number, loss.item())
+        """Reject a loss that is not finite, or not the one this batch had before.
 
-    def _check_repeatable(self, number: int, loss: float) -> None:
-        """Products on a function that changes between them would mix several matrices."""
-        first = self._losses.setdefault(number, loss)
+        Products with a function that changes between them would mix several matrices.
+        """
+        check_finite(loss, "the loss", batch)
+        value = loss.item()
+        first = self._losses.setdefault(number, value)
         tolerance = torch.finfo(self.layout.dtype).eps ** 0.5
-        if abs(loss - first) > tolerance * max(abs(first), 1.0):
+        if abs(value - first) > tolerance * max(abs(first), 1.0):
             raise StateError(
-                f"batch {number} has a loss of {loss:.6g}, and had {first:.6g} before: data and "
+                f"batch {number} has a loss of {value:.6g}, and had {first:.6g} before: data and "
                 "model must give the same values each time; give a list of batches, or make the "
                 "DataLoader's augmentation follow torch's random numbers."
             )
 
+    def _uses_channels_last(self, batch: Batch) -> bool:
+        """Return whether to pass images in channels_last order: only if results do not change."""
+        if not self.problem.has_outputs or not prefers_channels_last(batch[0]):
+            return False
+        if not any(isinstance(module, nn.Conv2d) for module in self.problem.model.modules()):
+            return False
+        shape = batch[0].shape[1:]
+        if shape not in self._takes_channels_last:
+            same = _takes_either_order(lambda few: self._try_order(few, batch[1]), batch[0])
+            self._takes_channels_last[shape] = same
+        return self._takes_channels_last[shape]
+
+    def _try_order(self, few: Tensor, targets: Tensor) -> list[Tensor]:
+        """Return the outputs of a few samples, and the gradient of their squares as one vector.
+
+        One vector, since the gradient of a bias before a norm layer is rounding alone.
+        """
+        leaves = self.leaves()
+        with self.isolated(leaves):
+            output = self.problem.output_on((few.clone(), targets[: len(few)]))
+            squares = output.square().sum()
+            gradients = torch.autograd.grad(squares, leaves, materialize_grads=True)
+        return [output.detach(), self.layout.join(gradients)]
+
 
 def prefers_channels_last(inputs: Tensor) -> bool:
-    """Whether convolutions of such images are faster with channels as neighbours: oneDNN's are.
+    """Return whether convolutions of such images are faster in channels_last order.
 
     Args:
         inputs: of a convolution, or of a network that begins with one.
@@ -247,38 +244,27 @@ def prefers_channels_last(inputs: Tensor) -> bool:
     return images and inputs.device.type == "cpu" and bool(library.is_available())
 
 
-_FEW = 4  # samples on which the two orders are compared
-_TOLERANCE = 1e-4  # of the largest output; rounding is amplified by some layers
+def _takes_either_order(outputs_of: Callable[[Tensor], list[Tensor]], inputs: Tensor) -> bool:
+    """Return whether a network gives the same outputs in either memory order, on a few samples.
 
-
-def takes_either_order(outputs_of: Callable[[Tensor], list[Tensor]], inputs: Tensor) -> bool:
-    """Whether a network gives the same outputs in either order of memory, on a few samples.
-
-    Some look at their memory: ``view`` refuses it, ``as_strided`` reads other values, and dropout
-    draws in the order of memory.
-
-    Args:
-        outputs_of: from images to what is compared, the same function at each call.
-        inputs: the images.
-
-    Returns:
-        False also if it refuses one of them, for whatever reason: the reason will show again.
+    Some depend on it: ``view`` raises, ``as_strided`` reads other values, and dropout draws in
+    the order of memory.
 
     >>> images = torch.arange(16.0).view(2, 2, 2, 2)
-    >>> takes_either_order(lambda x: [x.flatten(1)], images)
+    >>> _takes_either_order(lambda x: [x.flatten(1)], images)
     True
-    >>> takes_either_order(lambda x: [x.as_strided((2, 8), (8, 1))], images)
+    >>> _takes_either_order(lambda x: [x.as_strided((2, 8), (8, 1))], images)
     False
     """
-    few = inputs[:_FEW]
+    few = inputs[:_ORDER_SAMPLES]
     orders = torch.contiguous_format, torch.channels_last
     try:
-        given, rearranged = (outputs_of(few.contiguous(memory_format=order)) for order in orders)
-        return all(_are_close(*pair) for pair in zip(given, rearranged, strict=True))
-    except Exception:  # a model may raise anything
+        given, reordered = (outputs_of(few.contiguous(memory_format=order)) for order in orders)
+        return all(_are_close(*pair) for pair in zip(given, reordered, strict=True))
+    except Exception:  # a model may raise anything; the caller's own pass will raise it again
         return False
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    bound = _TOLERANCE * one.abs().max()
+    bound = _ORDER_TOLERANCE * one.abs().max()
     return one.shape == other.shape and bool(((one - other).abs() <= bound).all())

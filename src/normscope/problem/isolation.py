@@ -1,4 +1,9 @@
-"""Running a model without side effects: all state it can change is restored."""
+"""Run a model without side effects: all that a pass can change is restored bit for bit.
+
+``with isolated(model, tensors=..., seed=0):`` lets the model run at other parameters and buffers.
+On exit, also after an error or Ctrl-C, every module has its parameters, gradients, buffers, plain
+attributes, flags and hooks back, and every random number generator its state.
+"""
 
 from __future__ import annotations
 
@@ -8,133 +13,281 @@ import threading
 import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from normscope.errors import NormscopeWarning
 
-__all__ = [
-    "ONE_AT_A_TIME",
-    "Undisturbed",
-    "fixed_randomness",
-    "generators_of_data",
-    "generators_of_model",
-    "is_generator",
-    "seed_randomness",
-    "substituted",
-    "surely",
-    "undisturbed",
-]
+__all__ = ["MODEL_LOCK", "Isolation", "RandomGenerators", "copy_tensors", "isolated", "substitute"]
 
-# A model that is set up for one measurement must not be seen by another.
-ONE_AT_A_TIME = threading.RLock()
+MODEL_LOCK = threading.RLock()
+"""Held while a model is set up for a measurement: no other thread may see it then."""
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *others: nn.Module) -> Iterator[None]:
-    """Put every attribute of every module back on exit, also after an error or Ctrl-C.
+def isolated(
+    model: nn.Module,
+    *others: nn.Module,
+    tensors: Mapping[str, Tensor] | None = None,
+    seed: int | None = None,
+) -> Iterator[None]:
+    """Restore modules and random number generators on exit, whatever happens inside.
 
-    Parameters, buffers and plain attributes come back as the same objects. Meanwhile the modules
-    work with copies of their plain tensors, lists and dictionaries; random generators, NumPy arrays
-    and bytearrays among the attributes are set back. The contents of parameters and buffers are
-    safe only if the model works on other tensors meanwhile: see `substituted`.
+    Parameters, buffers, attributes and hooks come back as the same objects. Inside, the modules
+    work with copies of their plain tensors, lists and dictionaries; NumPy arrays, bytearrays and
+    generators among the attributes are set back in place.
 
     Args:
         model: the model.
-        *others: modules that run with it, such as a loss with buffers; of these the buffers are
-            copied too.
+        *others: modules that run with it, such as a loss with buffers, which are copied too.
+        tensors: parameters and buffers by qualified name to use instead of the model's own. A
+            tensor that is not replaced is safe only as long as no pass writes to it.
+        seed: of every random draw inside; None continues from the present states.
 
     Yields:
         Nothing.
     """
-    with ONE_AT_A_TIME, Undisturbed(model, *others).held():
+    with MODEL_LOCK, Isolation(model, *others).entered(tensors, seed):
         yield
 
 
-class Undisturbed:
-    """What `undisturbed` does, for many times in a row between which nothing else happens.
+def copy_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return detached copies of all parameters and buffers by name, a tied one once."""
+    with torch.inference_mode(False):
+        named = chain(model.named_parameters(), model.named_buffers())
+        return {name: tensor.detach().clone() for name, tensor in named}
 
-    The state is looked at once, when this is made, and put back whenever `held` ends.
+
+class Isolation:
+    """The state of a model, captured once and restored after every `entered` block.
+
+    Use it instead of `isolated` for many blocks in a row between which the model does not change.
 
     Args:
         model: the model.
-        *others: as in `undisturbed`.
+        *others: as in `isolated`.
+
+    Attributes:
+        random: the generators that the modules draw from.
     """
 
     def __init__(self, model: nn.Module, *others: nn.Module) -> None:
+        self._model = model
         own = {id(module): module for module in model.modules()}
         more = {id(module): module for other in others for module in other.modules()}
         self._added = [module for key, module in more.items() if key not in own]
         self._modules = [*own.values(), *self._added]
-        self._slots: list[dict[str, Any]] = []
-        for module in self._modules:
-            self._slots += [module.__dict__, module._parameters, module._buffers]
-        self._contents = [dict(slot) for slot in self._slots]
-        self._restorers = list(filter(None, map(_state_restorer, _attributes(self._modules))))
+        self._slots = [slot for module in self._modules for slot in _slots(module)]
+        self._contents = [dict(slot) if slot else {} for slot in self._slots]
+        self._plain = [_plain_attributes(module) for module in self._modules]
+        attributes = list(_contained(self._plain))
+        self._restorers = list(filter(None, map(_state_restorer, attributes)))
+        self.random = RandomGenerators(_device(model), *filter(_is_generator, attributes))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Once; inside, the modules may be set up for a measurement."""
-        with ONE_AT_A_TIME:
+    def entered(
+        self,
+        tensors: Mapping[str, Tensor] | None = None,
+        seed: int | None = None,
+        restore_random: bool = True,
+    ) -> Iterator[None]:
+        """Isolate one block; see `isolated`.
+
+        Args:
+            tensors: parameters and buffers to use.
+            seed: of every random draw.
+            restore_random: False if a block around this one restores the generators.
+
+        Yields:
+            Nothing.
+        """
+        if seed is not None and not restore_random:
+            self.random.seed(seed)
+        preserved = self.random.preserved(seed) if restore_random else nullcontext()
+        with MODEL_LOCK, preserved:
             try:
-                _work_on_copies(self._modules, self._added)
+                self._work_on_copies()
+                if tensors is not None:
+                    substitute(self._model, tensors)
                 yield
             finally:
-                surely(self._restore)
+                _run_to_end(self._restore)
+
+    def _work_on_copies(self) -> None:
+        copies = _Copies()
+        with torch.inference_mode(False), torch.no_grad():
+            for module, attributes in zip(self._modules, self._plain, strict=True):
+                # set in __dict__: a module's own __setattr__ may have effects
+                own = module.__dict__
+                own.update({name: copies.of(value) for name, value in attributes.items()})
+            for module in self._added:
+                buffers: dict[str, Any] = module._buffers
+                buffers.update({name: copies.of(tensor) for name, tensor in buffers.items()})
 
     def _restore(self) -> None:
         for slot, content in zip(self._slots, self._contents, strict=True):
-            slot.clear()
-            slot.update(content)
-        failed = [restorer for restorer in self._restorers if not _done(restorer)]
+            if slot or content:
+                slot.clear()
+                slot.update(content)
+        failed = [restorer for restorer in self._restorers if not _succeeds(restorer)]
         if failed:
             warnings.warn(
-                f"{len(failed)} NumPy arrays or bytearrays of the model's modules could not be put "
-                "back: a forward pass has resized or locked them.",
+                f"{len(failed)} NumPy arrays or bytearrays of the model's modules could not be "
+                "restored: a forward pass resized or locked them.",
                 NormscopeWarning,
                 stacklevel=2,
             )
 
 
+class RandomGenerators:
+    """The random number generators of torch (CPU and device), NumPy, Python, modules and loaders.
+
+    Args:
+        *owners: modules (their device's generator and those among their attributes), DataLoaders
+            (those they shuffle by), devices and generators; other data owns none.
+    """
+
+    def __init__(self, *owners: object) -> None:
+        found = chain([torch.default_generator], *map(_generators, owners))
+        self._torch = list({id(generator): generator for generator in found}.values())
+
+    def seed(self, seed: int) -> None:
+        """Let every draw follow from a seed from now on."""
+        for generator in self._torch:
+            generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - models may draw from it
+
+    @contextmanager
+    def preserved(self, seed: int | None = None) -> Iterator[None]:
+        """Restore all states on exit.
+
+        Args:
+            seed: to begin with; None continues from the present states.
+
+        Yields:
+            Nothing.
+        """
+        states = [generator.get_state() for generator in self._torch]
+        others = random.getstate(), np.random.get_state()  # noqa: NPY002 - see above
+
+        def restore() -> None:
+            for generator, state in zip(self._torch, states, strict=True):
+                generator.set_state(state)
+            random.setstate(others[0])
+            np.random.set_state(others[1])  # noqa: NPY002 - see above
+
+        try:
+            if seed is not None:
+                self.seed(seed)
+            yield
+        finally:
+            _run_to_end(restore)
+
+
+def _generators(owner: object) -> Iterable[torch.Generator]:
+    if isinstance(owner, nn.Module):
+        attributes = _contained(map(_plain_attributes, owner.modules()))
+        return [*_generators(_device(owner)), *filter(_is_generator, attributes)]
+    if isinstance(owner, torch.Generator):
+        return [owner]
+    if isinstance(owner, torch.device):
+        if owner.type != "cuda":
+            return []
+        index = torch.cuda.current_device() if owner.index is None else owner.index
+        return [torch.cuda.default_generators[index]]
+    batch_sampler = getattr(owner, "batch_sampler", None)
+    samplers = (getattr(holder, "sampler", None) for holder in (owner, batch_sampler))
+    found = (getattr(each, "generator", None) for each in (owner, batch_sampler, *samplers))
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
+
+
+def _is_generator(value: object) -> bool:
+    """``isinstance(value, torch.Generator)`` without its metaclass in Python: ten times as fast."""
+    return torch.Generator in type(value).__mro__
+
+
+def _device(model: nn.Module) -> torch.device:
+    tensors = chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _run_to_end(action: Callable[[], None]) -> None:
+    """Run an action that can be repeated; Ctrl-C in its middle does not leave it half done."""
+    try:
+        action()
+    except KeyboardInterrupt:
+        action()
+        raise
+
+
 _MODULE_SLOTS = frozenset(vars(nn.Module()))
-_UNCHANGING = frozenset({bool, int, float, str, type(None)})
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_IMMUTABLE = frozenset({bool, int, float, str, type(None)})
 _LARGEST_ARRAY = 2**24  # bytes; a larger one is data, and not written to
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 
 
-def _done(restorer: Callable[[], Any]) -> bool:
-    """Whether it could be called; the others are called all the same."""
-    try:
-        restorer()
-    except (ValueError, BufferError):
-        return False
-    return True
+def _slots(module: nn.Module) -> list[dict[Any, Any]]:
+    """The dictionaries that hold a module's state."""
+    own = module.__dict__
+    tensors: list[dict[Any, Any]] = [module._parameters, module._buffers]
+    return [own, *tensors, module._modules, *(own[name] for name in _HOOKS if name in own)]
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """A module's own attributes, but for those that nothing can change in place."""
+def substitute(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Replace parameters and buffers until the `isolated` block around this call restores them.
+
+    The modules' backward hooks are removed: they belong to training, and would see (and could
+    change) the derivatives taken here.
+
+    Args:
+        model: the model.
+        tensors: by qualified name, a tied one by its first name; others stay.
+    """
+    slots: list[tuple[str, dict[str, Any]]] = []
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        slots += [(prefix, module._parameters), (prefix, module._buffers)]
+        for name in ("_backward_hooks", "_backward_pre_hooks"):
+            if module.__dict__.get(name):
+                module.__dict__[name] = OrderedDict()
+    new: dict[int, Tensor] = {}
+    for prefix, slot in slots:
+        for name, tensor in slot.items():
+            if prefix + name in tensors:
+                new.setdefault(id(tensor), tensors[prefix + name])
+    for _, slot in slots:
+        slot.update({name: new[id(t)] for name, t in slot.items() if id(t) in new})
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return a module's own attributes that can be changed in place."""
     return {
         name: value
         for name, value in module.__dict__.items()
-        if name not in _MODULE_SLOTS and type(value) not in _UNCHANGING
+        if name not in _MODULE_SLOTS and not _is_immutable(value)
     }
 
 
-def _work_on_copies(modules: Iterable[nn.Module], added: Iterable[nn.Module]) -> None:
-    copies = _Copies()
-    with torch.inference_mode(False), torch.no_grad():
-        for module in modules:
-            # set in __dict__: a module's own __setattr__ may have effects
-            module.__dict__.update({n: copies.of(value) for n, value in _plain(module).items()})
-        for module in added:
-            buffers: dict[str, Any] = module._buffers
-            buffers.update({name: copies.of(tensor) for name, tensor in buffers.items()})
+def _is_immutable(value: object) -> bool:
+    if type(value) is tuple:
+        return _IMMUTABLE.issuperset(map(type, value))
+    return type(value) in _IMMUTABLE
 
 
 class _Copies:
@@ -145,24 +298,27 @@ class _Copies:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def of(self, value: Any) -> Any:
-        """A copy of a mutable value, the value itself otherwise."""
+        """Return a copy of a mutable value, the value itself otherwise."""
         if id(value) in self._made:
             return self._made[id(value)]
         if isinstance(value, Tensor):
             self._made[id(value)] = self._of_tensor(value)
         elif type(value) in _CONTAINERS:
-            twin = self._made[id(value)] = copy.copy(value)
-            if isinstance(twin, set):
-                twin.clear()
-                twin.update(map(self.of, value))
-                return twin
-            for place in list(twin) if isinstance(twin, dict) else range(len(twin)):
-                twin[place] = self.of(twin[place])
+            self._of_container(value)
         elif type(value) is tuple:
             parts = tuple(map(self.of, value))
             same = all(one is other for one, other in zip(parts, value, strict=True))
             self._made[id(value)] = value if same else parts
         return self._made.get(id(value), value)
+
+    def _of_container(self, value: Any) -> None:
+        twin = self._made[id(value)] = copy.copy(value)  # before its parts, which may hold it
+        if isinstance(twin, set):
+            twin.clear()
+            twin.update(map(self.of, value))
+            return
+        for key in list(twin) if isinstance(twin, dict) else range(len(twin)):
+            twin[key] = self.of(twin[key])
 
     def _of_tensor(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, nn.Parameter):
@@ -179,13 +335,13 @@ class _Copies:
         return twin.requires_grad_(tensor.requires_grad)
 
 
-def _attributes(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """Plain attributes and what containers among them hold, to any depth, each once."""
-    waiting = [value for module in modules for value in _plain(module).values()]
+def _contained(attributes: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield the values and what containers among them hold, to any depth, each once."""
+    waiting = [value for values in attributes for value in values.values()]
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()
-        if type(value) in _UNCHANGING or id(value) in seen:
+        if id(value) in seen or _is_immutable(value):
             continue
         seen.add(id(value))
         yield value
@@ -194,140 +350,33 @@ def _attributes(modules: Iterable[nn.Module]) -> Iterator[Any]:
 
 
 def _state_restorer(value: Any) -> Callable[[], Any] | None:
-    """What sets a generator, array or bytearray back to its present state; None for others."""
+    """Return what sets an object back to its present state; None if that is not needed.
+
+    Generators of torch are left to `RandomGenerators`.
+    """
     if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return partial(value.set_state, value.get_state(legacy=False))
-    if is_generator(value):
-        return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return partial(value.setstate, value.getstate())
     if type(value) is bytearray:
         return partial(value.__setitem__, slice(None), bytes(value))
     if type(value) is np.ndarray and value.flags.writeable and value.nbytes <= _LARGEST_ARRAY:
         # in place, not on a copy: other arrays may be views of the same memory
-        return partial(_put_back, value, value.copy())
+        return partial(_write_back, value, value.copy())
     return None
 
 
-def _put_back(array: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
+def _write_back(array: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
     if array.shape != content.shape:
-        raise ValueError("resized")  # copyto would repeat the content where it can
+        raise ValueError("resized")  # copyto would broadcast the content
     np.copyto(array, content)
 
 
-@contextmanager
-def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let the model work with these parameters and buffers in place of its own.
-
-    Its own backward hooks are left out: they belong to training, not to the function, and would
-    see (and could change) the derivatives taken here. To be used inside `undisturbed`.
-
-    Args:
-        model: the model.
-        tensors: by qualified name; a tied parameter under its first name.
-
-    Yields:
-        Nothing.
-    """
-    own = [*model.named_parameters(), *model.named_buffers()]
-    other = {id(tensor): tensors[name] for name, tensor in own if name in tensors}
-    for module in model.modules():
-        # set in __dict__: a module's own __setattr__ may have effects
-        module.__dict__["_backward_hooks"] = OrderedDict()
-        module.__dict__["_backward_pre_hooks"] = OrderedDict()
-        slots: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for slot in slots:
-            slot.update({name: other[id(t)] for name, t in slot.items() if id(t) in other})
-    yield
-
-
-@contextmanager
-def fixed_randomness(
-    seed: int, device: torch.device, generators: Iterable[torch.Generator] = ()
-) -> Iterator[None]:
-    """Make every random draw follow from a seed, and put the generators' states back.
-
-    Args:
-        seed: for torch (on the CPU and the device), NumPy, Python's random and ``generators``.
-        device: where the model is.
-        generators: those that modules or data loaders own.
-
-    Yields:
-        Nothing.
-    """
-    owned = [torch.default_generator, *_device_generators(device), *generators]
-    states = [generator.get_state() for generator in owned]
-    legacy = (random.getstate(), np.random.get_state())  # noqa: NPY002 - models may draw from it
-
-    def restore() -> None:
-        for generator, state in zip(owned, states, strict=True):
-            generator.set_state(state)
-        random.setstate(legacy[0])
-        np.random.set_state(legacy[1])  # noqa: NPY002 - see above
-
+def _succeeds(restorer: Callable[[], Any]) -> bool:
     try:
-        seed_randomness(seed, device, generators)
-        yield
-    finally:
-        surely(restore)
-
-
-def seed_randomness(
-    seed: int, device: torch.device, generators: Iterable[torch.Generator] = ()
-) -> None:
-    """Let every random draw follow from a seed from now on; arguments as in `fixed_randomness`."""
-    for generator in (torch.default_generator, *_device_generators(device), *generators):
-        generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - models may draw from it
-
-
-def generators_of_model(model: nn.Module) -> list[torch.Generator]:
-    """Generators that modules own, each once, found as attributes."""
-    found = (value for module in model.modules() for value in module.__dict__.values())
-    return _distinct(value for value in found if is_generator(value))
-
-
-def is_generator(value: object) -> bool:
-    """What ``isinstance(value, torch.Generator)`` says, ten times as fast.
-
-    The class asks a metaclass written in Python; a scene asks it of every attribute of a model.
-
-    Args:
-        value: anything.
-
-    Returns:
-        Whether it is a random generator of torch.
-    """
-    return torch.Generator in type(value).__mro__
-
-
-def generators_of_data(data: object) -> list[torch.Generator]:
-    """Generators that a DataLoader shuffles by, each once; of other data none."""
-    if not isinstance(data, DataLoader):
-        return []
-    holders = [data, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
-    found = (getattr(holder, "generator", None) for holder in holders)
-    return _distinct(value for value in found if isinstance(value, torch.Generator))
-
-
-def _distinct(generators: Iterable[torch.Generator]) -> list[torch.Generator]:
-    return list({id(generator): generator for generator in generators}.values())
-
-
-def _device_generators(device: torch.device) -> list[torch.Generator]:
-    if device.type != "cuda":
-        return []
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.cuda.default_generators[index]]
-
-
-def surely(action: Callable[[], None]) -> None:
-    """Run an action that may be repeated; a Ctrl-C in its middle does not leave it half done."""
-    try:
-        action()
-    except KeyboardInterrupt:
-        action()
-        raise
+        restorer()
+    except (ValueError, BufferError):
+        return False
+    return True

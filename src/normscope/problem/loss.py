@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.problem.batch import Batch
-from normscope.problem.isolation import undisturbed
+from normscope.problem.isolation import isolated
 from normscope.registry import Registry
 
 __all__ = [
@@ -24,18 +24,18 @@ __all__ = [
     "WholeLoss",
     "WrongLabelError",
     "accuracy",
-    "called",
-    "check_call",
+    "call_loss",
     "check_output",
     "check_probabilities",
+    "check_signature",
     "cross_entropy",
     "is_cross_entropy",
     "is_squared_error",
     "is_unweighted",
     "known_loss",
-    "modules_of_loss",
+    "loss_modules",
     "squared_error",
-    "steady_loss",
+    "stateless_loss",
     "whole_loss",
 ]
 
@@ -45,16 +45,38 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 LOSSES: Registry[Loss] = Registry("loss")
 """The losses by name."""
 
-_NEVER_A_LABEL = -(2**63)  # torch leaves out the label -100 unless told another
-_SUM_TOLERANCE = 0.01  # probabilities in bfloat16 add up to 1 no better
+_NEVER_A_LABEL = -(2**63)  # torch ignores the label -100 by default
+_SUM_TOLERANCE = 0.01  # of probabilities, for those in bfloat16
+
+
+@dataclass(frozen=True)
+class WholeLoss:
+    """A loss that calls the model itself; made by `whole_loss`."""
+
+    function: Callable[[Any, Batch], Tensor]
+
+
+def whole_loss(function: Callable[[Any, Batch], Tensor]) -> WholeLoss:
+    """Wrap a loss for models that are not called as ``model(inputs)``.
+
+    Args:
+        function: called as ``function(model, batch)``; returns the mean loss over the samples. It
+            must call the model it is given, not one from its closure.
+
+    Returns:
+        What `Problem` and every function with a ``loss`` argument take in place of a loss.
+
+    >>> language_loss = whole_loss(lambda model, batch: model(**batch).loss)
+    """
+    return WholeLoss(function)
 
 
 class WrongLabelError(InputError):
-    """A label that no output stands for.
+    """A label outside the model's outputs.
 
     Args:
-        expected: what the labels may be, in words.
-        label: the first one that is not.
+        expected: the valid labels, in words.
+        label: the first that is not valid.
     """
 
     def __init__(self, expected: str, label: int) -> None:
@@ -65,7 +87,7 @@ class WrongLabelError(InputError):
         super().__init__(f"{expected}, got the label {label}; {remedy}.")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A message alone cannot make it again in another process."""
+        """Pickle as an `InputError`: the message alone cannot rebuild this class."""
         return InputError, (str(self),)
 
 
@@ -78,10 +100,10 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     Args:
         output: scores before the softmax, (batch, classes) or (batch, classes, positions...).
         target: class labels of any integer type, or probabilities in the shape of ``output``,
-            taken as they are: `check_probabilities` looks at their values.
+            whose values are not checked: see `check_probabilities`.
 
     Returns:
-        The loss, a tensor without dimensions.
+        The loss, a scalar tensor.
 
     Raises:
         InputError: if a label is negative or not below the number of classes.
@@ -95,7 +117,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     try:
         return functional.cross_entropy(output, target.long(), ignore_index=_NEVER_A_LABEL)
     except (IndexError, RuntimeError) as error:  # RuntimeError: the same under vmap
-        _blame_label(error, output, target)
+        _explain_label(error, output, target)
         raise
 
 
@@ -115,7 +137,7 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
         target: floating-point values in the shape of ``output``, or (batch,) integer labels.
 
     Returns:
-        The loss, a tensor without dimensions.
+        The loss, a scalar tensor.
 
     Raises:
         ShapeError: if output or target has the wrong shape.
@@ -132,56 +154,15 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
         target = _one_hot(output, target)
     elif target.shape != output.shape:
         raise _shape_error(output, target)
-    # mse_loss: one fused pass each way, in float32 under autocast.
+    # mse_loss: one fused pass each way, in float32 under autocast
     total = functional.mse_loss(output, target.to(output.dtype), reduction="sum")
     return total / (2 * len(output))
 
 
-def check_output(output: object) -> None:
-    """Refuse an output of a model that is no tensor.
-
-    Args:
-        output: what the model returned.
-
-    Raises:
-        ArgumentTypeError: if it is anything else, such as a dictionary.
-
-    >>> check_output(torch.zeros(2, 3))
-    """
-    if not isinstance(output, Tensor):
-        raise ArgumentTypeError(
-            f"the model's output must be a tensor, got {type(output).__name__}; "
-            "pick one in a whole_loss."
-        )
-
-
-def check_probabilities(target: Tensor) -> None:
-    """Refuse a floating-point target of `cross_entropy` that is not made of probabilities.
-
-    With other values the loss has no minimum, and its Gauss-Newton matrix negative eigenvalues.
-
-    Args:
-        target: (batch, classes, ...); labels and targets without classes pass.
-
-    Raises:
-        InputError: if a value is negative, or those of a sample do not add up to 1.
-
-    >>> check_probabilities(torch.tensor([[0.25, 0.75]]))
-    """
-    if not target.is_floating_point() or target.dim() < 2:
-        return
-    adds_up = (target.sum(dim=1) - 1).abs() <= _SUM_TOLERANCE
-    if not ((target >= 0).all() & adds_up.all()):
-        raise InputError(
-            "floating-point targets of cross_entropy are probabilities, not negative and adding "
-            "up to 1 over the classes, got other values; for a regression use squared_error."
-        )
-
-
 def accuracy(output: Tensor, target: Tensor) -> float:
-    """Fraction of the samples whose largest output is at the target class.
+    """Return the fraction of the samples whose largest output is at the target class.
 
-    A sample with an output that is not a number counts as wrong.
+    A sample with a NaN output counts as wrong.
 
     Args:
         output: (batch, classes).
@@ -203,13 +184,48 @@ def accuracy(output: Tensor, target: Tensor) -> float:
         )
     labels = target.argmax(dim=1) if _holds_probabilities(output, target) else target
     largest, predicted = output.max(dim=1)
-    # max() returns the place of a NaN as if it were the largest value
+    # max() returns the index of a NaN as if it were the largest value
     right = (predicted == labels) & ~largest.isnan()
     return right.double().mean().item()
 
 
+def check_output(output: object) -> None:
+    """Raise `ArgumentTypeError` if a model's output is not a tensor.
+
+    >>> check_output(torch.zeros(2, 3))
+    """
+    if not isinstance(output, Tensor):
+        raise ArgumentTypeError(
+            f"the model's output must be a tensor, got {type(output).__name__}; "
+            "select one in a whole_loss."
+        )
+
+
+def check_probabilities(target: Tensor) -> None:
+    """Reject a floating-point target of `cross_entropy` that does not hold probabilities.
+
+    With other values the loss has no minimum, and its Gauss-Newton matrix negative eigenvalues.
+
+    Args:
+        target: (batch, classes, ...); labels and targets without classes pass.
+
+    Raises:
+        InputError: if a value is negative, or those of a sample do not sum to 1.
+
+    >>> check_probabilities(torch.tensor([[0.25, 0.75]]))
+    """
+    if not target.is_floating_point() or target.dim() < 2:
+        return
+    sums_to_one = (target.sum(dim=1) - 1).abs() <= _SUM_TOLERANCE
+    if not ((target >= 0).all() & sums_to_one.all()):
+        raise InputError(
+            "floating-point targets of cross_entropy are probabilities, not negative and summing "
+            "to 1 over the classes, got other values; for a regression use squared_error."
+        )
+
+
 def _holds_probabilities(output: Tensor, target: Tensor) -> bool:
-    """Whether the target is a vector per sample rather than a label; checks the shape of both."""
+    """Return whether the target is a vector per sample, not a label; check both shapes."""
     check_output(output)
     if output.dim() < 2:
         raise ShapeError(
@@ -224,13 +240,13 @@ def _holds_probabilities(output: Tensor, target: Tensor) -> bool:
 
 
 def _one_hot(output: Tensor, labels: Tensor) -> Tensor:
-    """One-hot rows in the shape and type of the output; unlike torch's, it works under vmap."""
+    """Return one-hot rows in the shape and dtype of the output; works under vmap."""
     if output.dim() != 2 or labels.shape != output.shape[:1]:
         raise _shape_error(output, labels)
     try:
         return torch.zeros_like(output).scatter(1, labels.long().unsqueeze(1), 1.0)
     except RuntimeError as error:
-        _blame_label(error, output, labels)
+        _explain_label(error, output, labels)
         raise
 
 
@@ -242,8 +258,8 @@ def _shape_error(output: Tensor, target: Tensor) -> ShapeError:
     )
 
 
-def _blame_label(error: Exception, output: Tensor, target: Tensor) -> None:
-    """Raise an error that says what to do, if torch's is about a label; else let it pass."""
+def _explain_label(error: Exception, output: Tensor, target: Tensor) -> None:
+    """Raise an error that says what to do, if torch's is about a label."""
     if "out of bounds" not in str(error):
         return
     classes = output.shape[1]
@@ -258,7 +274,7 @@ def _blame_label(error: Exception, output: Tensor, target: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KnownLoss:
-    r"""A loss that is a sum over samples of one of two kinds.
+    r"""A loss whose derivatives in the output have a closed form.
 
     .. math:: L = -c \sum_i \log \mathrm{softmax}(f_i)_{y_i} \quad \text{or} \quad
         L = \frac{c}{2} \sum_i \lVert f_i - y_i \rVert^2
@@ -266,7 +282,7 @@ class KnownLoss:
     Args:
         kind: which of the two.
         scale: c.
-        smoothing: share of the label that is spread over all classes; the Hessian has none of it.
+        smoothing: label smoothing, which does not enter the Hessian.
     """
 
     kind: Literal["cross_entropy", "squares"]
@@ -275,7 +291,7 @@ class KnownLoss:
 
 
 def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None:
-    """What is known of a loss at an output, or None.
+    """Return the closed form of a loss at an output, or None.
 
     Known are cross-entropy with class labels and squared errors, as functions or modules of torch
     or from `normscope.problem`, with the default weights and no ignored label.
@@ -288,100 +304,76 @@ def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None
     Returns:
         The loss's kind and scale; None if it must be differentiated.
 
-    >>> import torch
     >>> known_loss(nn.MSELoss(), torch.zeros(2, 3), torch.zeros(2, 3)).scale  # of six squares
     0.3333333333333333
     """
-    if is_cross_entropy(loss) and is_unweighted(loss) and _labels_are_plain(output, target):
-        scale = 1.0 if _reduction(loss) == "sum" else 1 / target.numel()
+    reduction = getattr(loss, "reduction", "mean")
+    if is_cross_entropy(loss) and is_unweighted(loss) and _are_labels(output, target):
+        scale = 1.0 if reduction == "sum" else 1 / target.numel()
         return KnownLoss("cross_entropy", scale, float(getattr(loss, "label_smoothing", 0.0)))
     if loss is squared_error:
         return KnownLoss("squares", 1 / len(output))
     if is_squared_error(loss) and output.shape == target.shape:
-        return KnownLoss("squares", 2.0 if _reduction(loss) == "sum" else 2 / output.numel())
+        return KnownLoss("squares", 2.0 if reduction == "sum" else 2 / output.numel())
     return None
 
 
-def _reduction(loss: Any) -> str:
-    return str(getattr(loss, "reduction", "mean"))
-
-
 def is_cross_entropy(loss: object) -> bool:
-    """Whether a loss is the cross-entropy of a softmax, with any weights and any reduction.
+    """Return whether a loss is the cross-entropy of a softmax, of any weights and reduction.
 
-    Args:
-        loss: called as ``loss(output, target)``.
-
-    Returns:
-        True for the one of `normscope.problem` and torch's function and module, but not for a
-        subclass, which may compute something else.
+    A subclass of torch's module does not count: it may compute something else.
 
     >>> is_cross_entropy(functional.cross_entropy), is_cross_entropy(nn.NLLLoss())
     (True, False)
     """
-    return _is_one_of(loss, nn.CrossEntropyLoss, cross_entropy, functional.cross_entropy)
+    is_function = loss is cross_entropy or loss is functional.cross_entropy
+    return is_function or type(loss) is nn.CrossEntropyLoss
 
 
 def is_squared_error(loss: object) -> bool:
-    """Whether a loss is a squared error, with any reduction.
+    """Return whether a loss is a squared error, of any reduction.
 
-    Args:
-        loss: called as ``loss(output, target)``.
-
-    Returns:
-        True for the one of `normscope.problem` and torch's function and module, but not for a
-        subclass, which may compute something else.
+    A subclass of torch's module does not count: it may compute something else.
 
     >>> is_squared_error(nn.MSELoss()), is_squared_error(nn.L1Loss())
     (True, False)
     """
-    return _is_one_of(loss, nn.MSELoss, squared_error, functional.mse_loss)
-
-
-def _is_one_of(loss: object, module: type[nn.Module], *functions: object) -> bool:
-    """Whether a loss is such a module, and no subclass of it, or one of the functions."""
-    return type(loss) is module or any(loss is function for function in functions)
+    is_function = loss is squared_error or loss is functional.mse_loss
+    return is_function or type(loss) is nn.MSELoss
 
 
 def is_unweighted(loss: Any) -> bool:
-    """Whether a loss counts every label alike; labels below zero are not looked for.
-
-    Args:
-        loss: called as ``loss(output, target)``.
-
-    Returns:
-        False for a module with weights of the classes, or one that ignores a class.
-    """
+    """Return whether a loss has no class weights and ignores no class from 0 on."""
     return getattr(loss, "weight", None) is None and getattr(loss, "ignore_index", -100) < 0
 
 
-def _labels_are_plain(output: Tensor, target: Tensor) -> bool:
-    """Labels, one per sample and position, none of which may stand for "ignored"."""
+def _are_labels(output: Tensor, target: Tensor) -> bool:
+    """Return whether the targets are valid labels, none of which can mean "ignored"."""
     if target.is_floating_point() or output.dim() < 2:
         return False
     return bool((target >= 0).all() and (target < output.shape[1]).all())
 
 
-def check_call(function: Callable[..., Any], *arguments: str) -> None:
-    """Refuse a loss that does not take its arguments, before a library line fails to call it.
+def check_signature(function: Callable[..., Any], *arguments: str) -> None:
+    """Reject a loss that does not take its arguments.
 
     Args:
-        function: the loss; one whose signature cannot be read is not judged.
-        *arguments: what it will be called with, in words.
+        function: the loss; one whose signature cannot be read passes.
+        *arguments: names of what it will be called with.
 
     Raises:
-        ArgumentTypeError: if it takes fewer, or asks for more.
+        ArgumentTypeError: if it takes fewer, or needs more.
 
-    >>> check_call(lambda output: output.mean(), "output", "target")
+    >>> check_signature(lambda output: output.mean(), "output", "target")
     Traceback (most recent call last):
     normscope.errors.ArgumentTypeError: the loss must take (output, target), but <lambda> takes ...
     """
-    # a module's own call takes everything, and hooks may change what its forward gets
+    # a module's __call__ takes everything, and hooks may change what its forward gets
     hooked = isinstance(function, nn.Module) and function._forward_pre_hooks
-    called = function.forward if isinstance(function, nn.Module) and not hooked else function
+    call = function.forward if isinstance(function, nn.Module) and not hooked else function
     try:
         # a decorated loss takes what its wrapper takes
-        signature = inspect.signature(called, follow_wrapped=False)
+        signature = inspect.signature(call, follow_wrapped=False)
     except (TypeError, ValueError):  # code in C has none
         return
     try:
@@ -394,21 +386,21 @@ def check_call(function: Callable[..., Any], *arguments: str) -> None:
         ) from error
 
 
-def called(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
-    """The loss of an output.
+def call_loss(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
+    """Return ``loss(output, target)``, with a clear error if a loss of torch rejects them.
 
     Args:
-        loss: whatever it is; what a loss of the user's own raises is not touched.
-        output: the model's.
+        loss: any loss; errors of a custom one are not changed.
+        output: the model's output.
         target: the targets.
 
     Returns:
         What the loss returns.
 
     Raises:
-        InputError: if a loss of torch does not take them, with what they are.
+        InputError: if a loss of torch does not take them.
 
-    >>> called(nn.BCEWithLogitsLoss(), torch.zeros(2, 3), torch.zeros(2))
+    >>> call_loss(nn.BCEWithLogitsLoss(), torch.zeros(2, 3), torch.zeros(2))
     Traceback (most recent call last):
         ...
     normscope.errors.InputError: BCEWithLogitsLoss does not take an output of shape (2, 3) ...
@@ -420,99 +412,77 @@ def called(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        came = f"a target of type {type(target).__name__}"
+        got = f"a target of type {type(target).__name__}"
         if isinstance(target, Tensor):
-            came = f"a target of shape {tuple(target.shape)} and {target.dtype}"
+            got = f"a target of shape {tuple(target.shape)} and {target.dtype}"
         reason = str(error).partition("\n")[0].rstrip(".")
         raise InputError(
             f"{type(loss).__name__} does not take an output of shape {tuple(output.shape)} with "
-            f"{came} ({reason}); give the targets that it asks for."
+            f"{got} ({reason}); give the targets that it expects."
         ) from error
 
 
-def modules_of_loss(loss: Loss | WholeLoss | str, model: nn.Module) -> list[nn.Module]:
-    """The modules that a loss is, or that its function names: such as a loss with a running mean.
+def loss_modules(loss: Loss | WholeLoss | str, model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a loss is, or that its function uses, each once.
 
     Args:
         loss: as `Problem` takes it.
-        model: the model, which is not one of them, nor is what holds it.
+        model: the model; neither it nor a module that contains it is returned.
 
     Returns:
-        Each once.
+        The modules, such as a loss with a running mean.
 
-    >>> modules_of_loss(nn.MSELoss(), nn.Linear(1, 1))
+    >>> loss_modules(nn.MSELoss(), nn.Linear(1, 1))
     [MSELoss()]
     """
-    named = _named_by(loss.function if isinstance(loss, WholeLoss) else loss)
-    found = {id(module): module for module in named}
+    used = _modules_used(loss.function if isinstance(loss, WholeLoss) else loss)
+    found = {id(module): module for module in used}
     return [each for each in found.values() if all(model is not m for m in each.modules())]
 
 
-def _named_by(function: Any) -> Iterator[nn.Module]:
+def _modules_used(function: Any) -> Iterator[nn.Module]:
     owner = getattr(function, "__self__", None)
     if isinstance(function, nn.Module):
         yield function
     elif isinstance(function, functools.partial):
         for part in (function.func, *function.args, *function.keywords.values()):
-            yield from _named_by(part)
+            yield from _modules_used(part)
     elif isinstance(owner, nn.Module):
         yield owner
     elif inspect.isfunction(function):
-        around = inspect.getclosurevars(function)
-        values = [*around.nonlocals.values(), *around.globals.values()]
+        closure = inspect.getclosurevars(function)
+        values = [*closure.nonlocals.values(), *closure.globals.values()]
         yield from (value for value in values if isinstance(value, nn.Module))
 
 
-def steady_loss(
+def stateless_loss(
     loss: Loss | WholeLoss | str, modules: Sequence[nn.Module]
 ) -> Loss | WholeLoss | str:
-    """A loss that is the same function each time: its modules are put back after every call.
+    """Return a loss that is the same function at each call: its modules are restored every time.
 
     Args:
         loss: as `Problem` takes it.
-        modules: what it runs with.
+        modules: its `loss_modules`.
 
     Returns:
         The loss itself if its modules have no state to change.
     """
     if isinstance(loss, str) or not any(map(_has_state, modules)):
         return loss
+    function = loss.function if isinstance(loss, WholeLoss) else loss
 
-    def steady(*arguments: Any) -> Tensor:
-        with undisturbed(nn.Module(), *modules):
-            function = loss.function if isinstance(loss, WholeLoss) else loss
+    def call(*arguments: Any) -> Tensor:
+        with isolated(nn.Module(), *modules):
             return function(*arguments)
 
-    return WholeLoss(steady) if isinstance(loss, WholeLoss) else steady
+    return WholeLoss(call) if isinstance(loss, WholeLoss) else call
 
 
 def _has_state(module: nn.Module) -> bool:
     own = vars(nn.Module()).keys()
-    fixed = bool | int | float | str | None
+    immutable = bool | int | float | str | None
     return any(
         next(part.buffers(False), None) is not None
-        or any(name not in own and not isinstance(v, fixed) for name, v in vars(part).items())
+        or any(name not in own and not isinstance(v, immutable) for name, v in vars(part).items())
         for part in module.modules()
     )
-
-
-@dataclass(frozen=True)
-class WholeLoss:
-    """A loss that calls the model itself; made by `whole_loss`."""
-
-    function: Callable[[Any, Batch], Tensor]
-
-
-def whole_loss(function: Callable[[Any, Batch], Tensor]) -> WholeLoss:
-    """A loss for models that are not called as ``model(inputs)``.
-
-    Args:
-        function: called as ``function(model, batch)``; returns the mean loss over the samples. It
-            must call the model it is given, not one of its surroundings.
-
-    Returns:
-        What `Problem` and every function with a ``loss`` argument take in place of a loss.
-
-    >>> language_loss = whole_loss(lambda model, batch: model(**batch).loss)
-    """
-    return WholeLoss(function)

@@ -1,18 +1,18 @@
-"""How a model's batch statistics enter a measurement: ``train``, ``frozen`` or ``eval``.
+"""How batch statistics enter a measurement: ``train``, ``frozen`` or ``eval``.
 
-``train``   batch statistics, derivatives flow through them: the function that training descends.
+``train``   batch statistics, differentiated through: the function that training descends.
 ``frozen``  the same forward values, but the statistics are constants for the derivatives.
 ``eval``    running statistics; dropout and noise are off.
 
-Layer, group and instance normalization have statistics of one sample, which belong to the
-function: no mode touches them.
+The statistics of layer, group and instance normalization belong to one sample: no mode changes
+them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,16 +30,17 @@ from normscope.registry import unknown_name
 __all__ = ["MODES", "in_mode", "is_batch_norm", "refuse_lazy", "use_fast_derivatives"]
 
 MODES = ("train", "frozen", "eval")
+"""The modes a model can be measured in."""
 
-_BATCH_NORM_MARKS = ("num_features", "eps", "momentum", "running_mean", "running_var")
+_BATCH_NORM_ATTRIBUTES = ("num_features", "eps", "momentum", "running_mean", "running_var")
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether the module is batch normalization: torch's, ours, a subclass or a look-alike.
+    """Return whether the module is batch normalization: torch's, ours, a subclass or a look-alike.
 
-    A class not known here counts if it carries what such a layer needs in order to switch between
-    batch and running statistics (``num_features``, ``eps``, ``momentum``, ``running_mean``,
-    ``running_var``). A frozen layer, which has no ``momentum``, does not.
+    An unknown class counts if it has what such a layer needs to switch between batch and running
+    statistics (``num_features``, ``eps``, ``momentum``, ``running_mean``, ``running_var``). A
+    frozen layer, which has no ``momentum``, does not.
 
     Args:
         module: any module.
@@ -56,19 +57,12 @@ def is_batch_norm(module: nn.Module) -> bool:
     if isinstance(module, _BatchNorm):
         refuse_lazy(module)
         return True
-    marked = all(hasattr(module, mark) for mark in _BATCH_NORM_MARKS)
-    return marked and not isinstance(module, _InstanceNorm)
+    alike = all(hasattr(module, name) for name in _BATCH_NORM_ATTRIBUTES)
+    return alike and not isinstance(module, _InstanceNorm)
 
 
 def refuse_lazy(module: nn.Module) -> None:
-    """Raise if the module is a lazy layer that has not seen any input.
-
-    Args:
-        module: any module.
-
-    Raises:
-        StateError: if it does not know its shape yet.
-    """
+    """Raise `StateError` if the module is a lazy layer that has not seen any input."""
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         raise StateError(
             f"{type(module).__name__} does not know its shape yet; "
@@ -78,10 +72,10 @@ def refuse_lazy(module: nn.Module) -> None:
 
 @dataclass
 class _FastDerivatives:
-    """Replacements with the same values and cheaper second derivatives, or None."""
+    """Replacements with the same values and cheaper second derivatives."""
 
-    layers: Callable[[nn.Module, bool], None] | None = None
-    constant_norm: Callable[..., Tensor | None] | None = None
+    layers: Callable[[nn.Module, bool], None] = lambda model, norms: None
+    constant_norm: Callable[..., Tensor | None] = lambda *arguments: None
 
 
 _FAST = _FastDerivatives()
@@ -103,10 +97,9 @@ def use_fast_derivatives(
 
 @contextmanager
 def in_mode(model: nn.Module, mode: str, twice: bool = True) -> Iterator[None]:
-    """Set the model up for a mode; to be used inside `undisturbed`, which puts it back.
+    """Set the model up for a mode; use it inside `isolated`, which restores the model.
 
-    The ``training`` flag of every module is set, whatever it was; a ``train()`` method of the
-    model's own is not called.
+    The ``training`` flag of every module is set; the model's ``train()`` method is not called.
 
     Args:
         model: the model.
@@ -120,25 +113,71 @@ def in_mode(model: nn.Module, mode: str, twice: bool = True) -> Iterator[None]:
         raise unknown_name("mode", mode, MODES)
     for module in model.modules():
         module.__dict__["training"] = mode != "eval"
-        own_forward = type(module).forward is not nn.SyncBatchNorm.forward  # a subclass may
-        if isinstance(module, nn.SyncBatchNorm) and not (own_forward or _synchronizes(module)):
-            # its own forward refuses CPU tensors once torch.distributed is initialized
-            _replace_forward(module, functools.partial(_BatchNorm.forward, module))
-    if twice and _FAST.layers is not None:
-        _FAST.layers(model, mode != "frozen")  # frozen mode replaces norm layers below
-    with ExitStack() as stack:
-        if mode == "frozen":
-            constants = _ConstantStatistics()
-            _freeze_layers(model, constants)
-            stack.enter_context(constants)
+        # a plain SyncBatchNorm refuses CPU tensors once torch.distributed is initialized
+        plain = type(module).forward is nn.SyncBatchNorm.forward
+        if isinstance(module, nn.SyncBatchNorm) and plain and not _synchronizes(module):
+            module.__dict__["forward"] = functools.partial(_BatchNorm.forward, module)
+    if twice:
+        _FAST.layers(model, mode != "frozen")  # frozen mode replaces norm layers itself
+    with _freeze_statistics(model) if mode == "frozen" else nullcontext():
         yield
+
+
+def _synchronizes(module: nn.SyncBatchNorm) -> bool:
+    """Return whether the layer would communicate with other processes in training."""
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return ready and torch.distributed.get_world_size(module.process_group) > 1
+
+
+def _freeze_statistics(model: nn.Module) -> _ConstantStatistics:
+    """Let norm layers take their batch's statistics as constants inside the returned context.
+
+    A layer class may define ``freeze_statistics(input)``, which is called before every forward
+    pass: to hold its statistics itself, or to make sure that it calls torch's batch_norm.
+    """
+    constants = _ConstantStatistics()
+    for name, module in model.named_modules():
+        own: Callable[..., Any] = module.forward
+        call = own
+        if is_batch_norm(module):
+            call = functools.partial(_checked_forward, name, module, own, constants)
+        if hasattr(module, "freeze_statistics"):
+            call = functools.partial(_frozen_forward, module, call)
+        if call is not own:
+            module.__dict__["forward"] = call  # found before the class's own
+    return constants
+
+
+def _frozen_forward(module: Any, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    module.freeze_statistics(*inputs, **options)
+    return forward(*inputs, **options)
+
+
+def _checked_forward(
+    name: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    constants: _ConstantStatistics,
+    *inputs: Any,
+    **options: Any,
+) -> Any:
+    """Run a layer, which must call torch's batch_norm: else its statistics were not frozen."""
+    before = constants.calls
+    with constants:  # once more: a checkpointed part is recomputed outside of every mode
+        output = forward(*inputs, **options)
+    if constants.calls == before:
+        raise StateError(
+            f"mode='frozen' cannot hold the statistics of {name!r} ({type(module).__name__}): it "
+            "does not normalize by torch's batch_norm; use mode='train' or 'eval'."
+        )
+    return output
 
 
 class _ConstantStatistics(TorchFunctionMode):
     """Inside, batch normalization takes its batch's statistics as constants.
 
-    Every call of torch's batch_norm that would use batch statistics is changed, be it made by a
-    layer of torch, by a subclass, or directly: a module called twice has two sets of constants.
+    Every call of torch's batch_norm that would use batch statistics is changed, whether a layer of
+    torch, a subclass or user code makes it: a module called twice has two sets of constants.
     """
 
     def __init__(self) -> None:
@@ -157,32 +196,29 @@ class _ConstantStatistics(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         self.calls += 1
         given = dict(zip(names, args, strict=False)) | (kwargs or {})
-        if not given.get("training"):
-            return func(**given)
-        x = given["input"]
-        mean, variance = _batch_statistics(x)
-        eps = given.get("eps", 1e-5)  # torch's default
-        if func in _PLAIN and _FAST.constant_norm is not None:
-            affine = given.get("weight"), given.get("bias")
-            if (fast := _FAST.constant_norm(x, *affine, mean, variance, eps)) is not None:
-                return fast
-        if x.dtype != mean.dtype:  # statistics in float32 need everything in it
-            given |= {name: _widened(given.get(name)) for name in ("input", "weight", "bias")}
-        result = func(**given | {"running_mean": mean, "running_var": variance, "training": False})
-        if x.dtype != mean.dtype:
-            result = (
-                result.to(x.dtype)
-                if isinstance(result, Tensor)
-                else (result[0].to(x.dtype), *result[1:])
-            )
-        if isinstance(result, Tensor):
-            return result
-        # the inner entry points return their batch's statistics too
-        return result[0], mean, torch.rsqrt(variance + given["eps"]), *result[3:]
+        return _normalize_by_constants(func, given) if given.get("training") else func(**given)
 
 
-_PLAIN = (functional.batch_norm, torch.batch_norm)  # return the output alone
-# the entry points to batch normalization with their arguments in order
+def _normalize_by_constants(func: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call a batch_norm function with the detached statistics of its input."""
+    x, eps = given["input"], given.get("eps", 1e-5)  # torch's default
+    mean, variance = _batch_statistics(x)
+    returns_output_only = func in (functional.batch_norm, torch.batch_norm)
+    if returns_output_only:
+        affine = given.get("weight"), given.get("bias")
+        fast = _FAST.constant_norm(x, *affine, mean, variance, eps)
+        if fast is not None:
+            return fast
+    if x.dtype != mean.dtype:  # statistics in float32 need everything in it
+        for name in ("input", "weight", "bias"):
+            given[name] = None if given.get(name) is None else given[name].float()
+    result = func(**given | {"running_mean": mean, "running_var": variance, "training": False})
+    if returns_output_only:
+        return result.to(x.dtype)
+    return result[0].to(x.dtype), mean, torch.rsqrt(variance + eps), *result[3:]
+
+
+# the functions that normalize by a batch, with their arguments in order
 _NATIVE = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
     functional.batch_norm: (
@@ -195,12 +231,8 @@ _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
-def _widened(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.float()
-
-
 def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and 1/m variance per channel, detached, in float32 at least."""
+    """Return mean and 1/m variance per channel, detached, in float32 at least."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
     if x.numel() <= x.shape[1]:
         raise InputError(
@@ -211,51 +243,3 @@ def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, dims, correction=0)
     return mean, variance
-
-
-def _freeze_layers(model: nn.Module, constants: _ConstantStatistics) -> None:
-    for name, module in model.named_modules():
-        if is_batch_norm(module):
-            _replace_forward(
-                module, functools.partial(_watched, name, module, module.forward, constants)
-            )
-        elif hasattr(module, "freeze_statistics"):
-            _replace_forward(module, functools.partial(_frozen, module, module.forward))
-
-
-def _frozen(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A layer that holds its statistics itself, at each call anew."""
-    module.freeze_statistics(x)
-    return forward(x)
-
-
-def _watched(
-    name: str,
-    module: Any,
-    forward: Callable[..., Tensor],
-    constants: _ConstantStatistics,
-    *inputs: Any,
-    **options: Any,
-) -> Tensor:
-    """The layer's own forward, which must reach batch_norm, or its statistics were not frozen."""
-    if hasattr(module, "freeze_statistics"):
-        module.freeze_statistics(*inputs, **options)
-    before = constants.calls
-    with constants:  # once more: a checkpointed part is recomputed where no mode reaches
-        output = forward(*inputs, **options)
-    if constants.calls == before:
-        raise StateError(
-            f"mode='frozen' cannot hold the statistics of {name!r} ({type(module).__name__}): it "
-            "does not normalize by torch's batch_norm; use mode='train' or 'eval'."
-        )
-    return output
-
-
-def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    module.__dict__["forward"] = forward  # found before the class's own
-
-
-def _synchronizes(module: nn.SyncBatchNorm) -> bool:
-    """Whether the layer would talk to other processes in training."""
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return ready and torch.distributed.get_world_size(module.process_group) > 1

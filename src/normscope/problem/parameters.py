@@ -1,10 +1,10 @@
-"""Which parameters a curvature matrix is over, and where each lies in a flat vector."""
+"""Parameter subsets, and flat vectors over them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import torch
@@ -17,11 +17,12 @@ from normscope.registry import unknown_name
 __all__ = ["ParameterLayout", "Parameters", "parameter_layout"]
 
 Parameters: TypeAlias = str | Tensor | Iterable[str | Tensor] | None
+"""Names of parameters or modules, or parameters; None for all that are trainable."""
 
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The order of some parameters of a model in one flat vector.
+    """The layout of some parameters of a model in one flat vector.
 
     Args:
         names: qualified names, in the order of ``model.named_parameters()``, a tied weight once.
@@ -37,26 +38,24 @@ class ParameterLayout:
 
     @property
     def size(self) -> int:
-        """Number of entries of the flat vector."""
+        """The number of entries of the flat vector."""
         return sum(shape.numel() for shape in self.shapes)
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Where each parameter lies in the flat vector."""
-        ends = list(accumulate(shape.numel() for shape in self.shapes))
-        starts = [0, *ends[:-1]]
+        """The slice of each parameter in the flat vector, by name."""
+        ends = accumulate((shape.numel() for shape in self.shapes), initial=0)
         return {
-            name: slice(*ends_of)
-            for name, ends_of in zip(self.names, zip(starts, ends, strict=True), strict=True)
+            name: slice(*bounds) for name, bounds in zip(self.names, pairwise(ends), strict=True)
         }
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Views of a flat vector in the shapes of the parameters."""
+        """Return views of a flat vector in the shapes of the parameters."""
         pieces = torch.split(vector, [shape.numel() for shape in self.shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """One flat vector of tensors in the shapes of the parameters; None counts as zero."""
+        """Return one flat vector of tensors in the parameters' shapes; None counts as zero."""
         zero = torch.zeros((), dtype=self.dtype, device=self.device)
         return torch.cat(
             [
@@ -66,11 +65,11 @@ class ParameterLayout:
         )
 
     def checked(self, vector: Tensor, columns: bool = False) -> Tensor:
-        """A vector (or a matrix of columns) over these parameters, detached, in their dtype.
+        """Check a vector, or a matrix of columns; return it detached in the layout's dtype.
 
         Args:
-            vector: what a caller gave.
-            columns: whether a matrix is meant.
+            vector: what a caller passed.
+            columns: whether a matrix is expected.
 
         Returns:
             The same values.
@@ -93,26 +92,26 @@ class ParameterLayout:
             )
         if vector.device != self.device:
             raise InputError(
-                f"the vector is on {vector.device}, the model on {self.device}; move it by "
+                f"the vector is on {vector.device}, the model on {self.device}; move it with "
                 "vector.to(device)."
             )
         return vector.detach().to(self.dtype)
 
 
 def parameter_layout(model: nn.Module, params: Parameters = None) -> ParameterLayout:
-    """The trainable parameters of a model, or some of them.
+    """Return the layout of the trainable parameters of a model, or of some of them.
 
     Args:
         model: the model.
-        params: None for all; else qualified names ("head.weight"), names of modules, which stand
-            for all their trainable parameters ("features.3"), or the parameters themselves. The
-            order is always the model's.
+        params: None for all; else qualified names ("head.weight"), names of modules, for all
+            their trainable parameters ("features.3"), or the parameters themselves. The order is
+            always the model's.
 
     Returns:
-        Their layout.
+        The layout.
 
     Raises:
-        InputError: if there is none, or one asked for is not trainable or not the model's.
+        InputError: if there is none, or one in ``params`` is not trainable or not the model's.
 
     >>> parameter_layout(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), "1").slices
     {'1.weight': slice(0, 2, None), '1.bias': slice(2, 3, None)}
@@ -150,7 +149,7 @@ def _layout(parameters: dict[str, nn.Parameter]) -> ParameterLayout:
 
 
 def _chosen(model: nn.Module, params: Iterable[str | Tensor]) -> Iterator[int]:
-    """Identities of the parameters asked for."""
+    """Yield the ids of the chosen parameters."""
     named = dict(model.named_parameters(remove_duplicate=False))  # a tied weight: by any name
     for choice in params:
         matches = _matches(named, choice)

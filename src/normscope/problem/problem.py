@@ -1,32 +1,33 @@
-"""What is trained or measured: a model, a loss and data, checked once."""
+"""`Problem`: a model, a loss and data, validated once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
-from normscope.problem.batch import Batch, check_filled, check_pair, moved
-from normscope.problem.diagnose import Fitting, require_module
+from normscope.problem.batch import Batch, check_filled, check_pair, move_batch
+from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.loss import (
     LOSSES,
     Loss,
     WholeLoss,
-    called,
-    check_call,
+    call_loss,
     check_output,
     check_probabilities,
+    check_signature,
     cross_entropy,
 )
 
 __all__ = ["Data", "Problem"]
 
-Data: TypeAlias = Any  # one batch, or an iterable of batches that can be read again
+Data: TypeAlias = Any
+"""One batch, or an iterable of batches that can be read again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,6 @@ class Problem:
     model: nn.Module
     loss: Loss | WholeLoss | str
     data: Data
-    _evaluation: _Evaluation = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_module(self.model)
@@ -61,19 +61,18 @@ class Problem:
         if isinstance(loss, type):
             raise ArgumentTypeError(
                 f"the loss must be called with (output, target), got the class {loss.__name__}; "
-                f"make one of it: {loss.__name__}()."
+                f"create an instance: {loss.__name__}()."
             )
-        if not (callable(loss) or isinstance(loss, WholeLoss)):
+        if isinstance(loss, WholeLoss):
+            check_signature(loss.function, "model", "batch")
+        elif callable(loss):
+            check_signature(loss, "output", "target")
+        else:
             raise ArgumentTypeError(
                 "the loss must be a callable (output, target), a registered name or a whole_loss, "
                 f"got {type(loss).__name__}."
             )
-        if isinstance(loss, WholeLoss):
-            check_call(loss.function, "model", "batch")
-        else:
-            check_call(loss, "output", "target")
         object.__setattr__(self, "loss", loss)
-        object.__setattr__(self, "_evaluation", _Evaluation(self.model, loss))
         self._check_device()
         self._check_data()
 
@@ -89,7 +88,7 @@ class Problem:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether output and loss can be told apart: not with a `whole_loss`."""
+        """Whether the model's output is known: not with a `whole_loss`."""
         return not isinstance(self.loss, WholeLoss)
 
     @property
@@ -98,11 +97,19 @@ class Problem:
         return isinstance(self.data, tuple | Tensor | Mapping)
 
     @property
-    def _is_in_memory(self) -> bool:
+    def is_in_memory(self) -> bool:
+        """Whether the data is one batch or a list of batches, and not drawn on demand."""
         return self.is_one_batch or isinstance(self.data, list)
 
+    @property
+    def stored_batches(self) -> list[Batch]:
+        """The batches in memory as they were given; empty for data that is drawn on demand."""
+        if self.is_one_batch:
+            return [self.data]
+        return self.data if isinstance(self.data, list) else []
+
     def batches(self) -> Iterator[Batch]:
-        """Every batch of the data once, on the model's device and in its dtype.
+        """Yield every batch of the data once, on the model's device and in its dtype.
 
         Yields:
             Pairs (inputs, targets); with a `whole_loss` whatever the data holds.
@@ -111,43 +118,45 @@ class Problem:
             InputError: if there is no batch.
         """
         batch = None
-        for batch in [self.data] if self.is_one_batch else self.data:
-            yield self.placed(batch)
+        for batch in self.stored_batches if self.is_in_memory else self.data:
+            yield self.prepare(batch)
         if batch is None:
             raise InputError("the data holds no batch; give at least one.")
 
-    def placed(self, batch: Batch) -> Batch:
-        """One batch, checked, on the model's device and in its dtype."""
-        self._check_batch(batch, with_values=not self._is_in_memory)
-        return moved(batch, self.device, self.dtype)
+    def prepare(self, batch: Batch) -> Batch:
+        """Return a batch on the model's device and in its dtype, after checking it."""
+        self._check_batch(batch, with_values=not self.is_in_memory)
+        return move_batch(batch, self.device, self.dtype)
 
-    def loss_on(self, batch: Batch, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The loss on one batch, with the model's own or other parameters and buffers.
+    def loss_on(self, batch: Batch) -> Tensor:
+        """Return the loss on one batch, a scalar tensor.
 
         Args:
             batch: as `batches` gives it.
-            tensors: parameters and buffers by qualified name to use in place of the model's own;
-                those left out stay. None: call the model itself.
 
         Returns:
-            The loss, a tensor without dimensions; anything else is refused.
+            The loss.
+
+        Raises:
+            ArgumentTypeError: if the loss is not a tensor.
+            ShapeError: if it is not a scalar.
         """
-        with Fitting(self.model, batch):
-            if not tensors:
-                return _scalar(self._evaluation.forward(batch))
-            renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
-            return _scalar(functional_call(self._evaluation, renamed, (batch,)))
+        with FitCheck(self.model, batch):
+            if isinstance(self.loss, WholeLoss):
+                return _scalar(self.loss.function(self.model, batch))
+            return self.loss_of(self.model(batch[0]), batch[1])
 
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of an output, a tensor without dimensions; not with a `whole_loss`."""
-        return _scalar(self._evaluation.loss_of(output, target))
+        """Return the loss of an output, a scalar tensor; not with a `whole_loss`."""
+        if isinstance(self.loss, WholeLoss | str):
+            raise _no_outputs()
+        return _scalar(call_loss(self.loss, output, target))
 
-    def output_on(self, batch: Batch, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The model's output on one batch's inputs; arguments as in `loss_on`.
+    def output_on(self, batch: Batch) -> Tensor:
+        """Return the model's output on one batch's inputs.
 
         Args:
             batch: as `batches` gives it.
-            tensors: parameters and buffers by qualified name to use in place of the model's own.
 
         Returns:
             The output, samples first.
@@ -158,36 +167,32 @@ class Problem:
         """
         if not self.has_outputs:
             raise _no_outputs()
-        with Fitting(self.model, batch[0]):
-            if tensors:
-                output = functional_call(self.model, dict(tensors), (batch[0],))
-            else:
-                output = self.model(batch[0])
+        with FitCheck(self.model, batch[0]):
+            output = self.model(batch[0])
         check_output(output)
         return cast(Tensor, output)
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from self.model.parameters()
-        yield from self.model.buffers()
+        return chain(self.model.parameters(), self.model.buffers())
 
     def _check_device(self) -> None:
         devices = sorted({str(tensor.device) for tensor in self._tensors()})
         if len(devices) > 1:
             raise InputError(
-                f"the model is spread over the devices {', '.join(devices)}; move it to one by "
+                f"the model is spread over the devices {', '.join(devices)}; move it to one with "
                 "model.to(device)."
             )
         if devices == ["meta"]:
             raise InputError(
-                "the model is on the meta device and has no values; give it storage by to_empty "
+                "the model is on the meta device and has no values; allocate it with to_empty "
                 "and initialize it."
             )
 
     def _check_data(self) -> None:
-        if self._is_in_memory:
-            for batch in [self.data] if self.is_one_batch else self.data:
-                self._check_batch(batch, with_values=True)
-        elif isinstance(self.data, Iterator) or not isinstance(self.data, Iterable):
+        for batch in self.stored_batches:
+            self._check_batch(batch, with_values=True)
+        readable = isinstance(self.data, Iterable) and not isinstance(self.data, Iterator)
+        if not (self.is_in_memory or readable):
             raise ArgumentTypeError(
                 "the data must be a batch (inputs, targets), a list of batches or a DataLoader, "
                 f"which can be read again, got {type(self.data).__name__}."
@@ -201,33 +206,8 @@ class Problem:
             check_probabilities(batch[1])
 
 
-class _Evaluation(nn.Module):
-    """Model and loss as one module, so that any of its tensors can be replaced for one call."""
-
-    def __init__(self, model: nn.Module, loss: Loss | WholeLoss) -> None:
-        super().__init__()
-        self.model = model
-        # a loss may be a module: kept out of the children, whose names are the model's alone
-        self.loss = (loss,)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """The loss on one batch."""
-        (loss,) = self.loss
-        if isinstance(loss, WholeLoss):
-            return loss.function(self.model, batch)
-        inputs, targets = batch
-        return cast(Tensor, called(loss, self.model(inputs), targets))
-
-    def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of an output that is there already."""
-        (loss,) = self.loss
-        if isinstance(loss, WholeLoss):
-            raise _no_outputs()
-        return cast(Tensor, called(loss, output, target))
-
-
 def _known_length(data: Any) -> int | None:
-    """How many batches there are, if that can be told: a stream of samples has no length."""
+    """Return the number of batches, or None: a stream of samples has no length."""
     try:
         return len(data) if isinstance(data, Sized) else None
     except TypeError:
@@ -240,10 +220,10 @@ def _scalar(loss: Any) -> Tensor:
     if loss.dim() != 0:
         raise ShapeError(
             f"the loss must be a scalar, got the shape {tuple(loss.shape)}; average over the "
-            "samples, for instance by reduction='mean'."
+            "samples, for instance with reduction='mean'."
         )
     return loss
 
 
 def _no_outputs() -> StateError:
-    return StateError("a whole_loss does not show the model's output; give a loss(output, target).")
+    return StateError("a whole_loss hides the model's output; give a loss(output, target).")

@@ -19,7 +19,7 @@ from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import describe_scope, not_finite
 from normscope.report.page import write_report
 from normscope.report.pictures import draw_diagrams, scope_picture
-from normscope.results.versions import present_versions
+from normscope.results.tables import present_versions
 from normscope.text import Table as TextTable
 from normscope.text import join_words, plural
 

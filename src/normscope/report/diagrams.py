@@ -11,9 +11,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.results import Record
-from normscope.results.identity import canonical_json
-from normscope.results.labels import varying_settings
-from normscope.results.own_parts import CODE
+from normscope.results.grid import varying_settings
+from normscope.results.record import CODE, canonical_json
 
 if TYPE_CHECKING:
     from normscope.report.sweep_records import CodeVersions

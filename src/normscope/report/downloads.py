@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from normscope.errors import InputError
 from normscope.report.document import Download, Table
-from normscope.results.export import write_netcdf
+from normscope.results.netcdf import write_netcdf
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normscope.plots.names import quantity_name
 from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_axis
 from normscope.results import Claim
-from normscope.results.settings import settings_of
+from normscope.results.record import training_settings
 from normscope.text import join_words, plural
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def common_factor(settings: Iterable[dict[str, Any]]) -> float | None:
 
 def factor_of(diagrams: Iterable[xr.Dataset]) -> float | None:
     """Return the divergence factor of phase diagrams; None if it differs or is unknown."""
-    return common_factor(map(settings_of, diagrams))
+    return common_factor(map(training_settings, diagrams))
 
 
 def diagram_findings(diagram: xr.Dataset) -> str:

@@ -19,10 +19,9 @@ from normscope.report.narrative import describe_scope, package_versions, states_
 from normscope.report.pictures import curves_picture, draw_diagrams, scope_picture
 from normscope.report.sweep_records import CodeVersions, sweep_command
 from normscope.results import Record, State, Store
-from normscope.results.content import Pieces
-from normscope.results.export import latest_results
-from normscope.results.identity import canonical_json
-from normscope.results.labels import setting_labels, varying_settings
+from normscope.results.codec import RawDataset
+from normscope.results.grid import latest_results, setting_labels, varying_settings
+from normscope.results.record import canonical_json
 from normscope.text import plural
 
 MOST_PICTURES = 6
@@ -86,7 +85,7 @@ def read_entry(store: Store, record: Record) -> Entry:
     if record.state is State.PENDING and not record.attempts:
         return Entry(record)
     try:
-        pieces = store.pieces(record.key)
+        pieces = store.read_raw(record.key)
     except StateError:  # no data yet; damage raises another error
         return Entry(record)
     single = _scalars(pieces) if record.state.has_result else {}
@@ -97,7 +96,7 @@ def read_entry(store: Store, record: Record) -> Entry:
     return Entry(record, single, steps and "probes" in pieces.attributes, curve, size)
 
 
-def _scalars(pieces: Pieces) -> dict[str, Any]:
+def _scalars(pieces: RawDataset) -> dict[str, Any]:
     return {
         name: each.values.item()
         for name, each in pieces.variables.items()

@@ -12,7 +12,7 @@ from typing import Any
 
 from normscope.ranges import range_text
 from normscope.results import Record
-from normscope.results.own_parts import CODE, record_places
+from normscope.results.record import CODE, custom_parts
 from normscope.text import join_words, plural
 
 # Every cell of a sweep has these settings; a record without one of them is not of a sweep.
@@ -50,7 +50,7 @@ class CodeVersions:
             digest = record.parameters.get(CODE)
             if not isinstance(digest, str):
                 continue
-            paths = record_places(record.parameters)
+            paths = custom_parts(record.parameters)
             found = last.setdefault(paths, {})
             here = (times.get(record.key, 0.0), number)
             found[digest] = max(here, found.get(digest, here))
@@ -68,7 +68,7 @@ class CodeVersions:
 
     def _age(self, parameters: Mapping[str, Any]) -> int:
         """Return how many newer versions there are of the files of a record."""
-        digest, digests = parameters.get(CODE), self.digests.get(record_places(parameters), ())
+        digest, digests = parameters.get(CODE), self.digests.get(custom_parts(parameters), ())
         return digests.index(digest) if digest in digests else 0
 
     def describe(self, parameters: Mapping[str, Any]) -> str | None:
@@ -77,7 +77,7 @@ class CodeVersions:
         Args:
             parameters: of the record.
         """
-        paths = record_places(parameters)
+        paths = custom_parts(parameters)
         digest = parameters.get(CODE)
         if len(self.digests.get(paths, ())) < 2 or not isinstance(digest, str):
             return None

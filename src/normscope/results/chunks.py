@@ -1,4 +1,4 @@
-"""Chunks of steps: which fit one another, and what they are together."""
+"""Chunks of steps: check that they fit one another, and join them; fill values of missing cells."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from normscope.errors import InputError
-from normscope.results.content import Piece, Pieces
-from normscope.results.filling import fillable
+from normscope.results.codec import RawDataset, RawVariable
 
-__all__ = ["Form", "fitting_forms", "join"]
+__all__ = ["Form", "add_chunk_forms", "join", "with_fill_value"]
 
 STEP = "step"
 
@@ -22,52 +21,58 @@ class Form:
     """What a variable must have in common in all chunks."""
 
     dims: tuple[str, ...]
-    sizes: tuple[int, ...]  # 0 stands for the steps
+    sizes: tuple[int, ...]  # 0 for the dimension of steps
     dtype: str
     is_coordinate: bool
-    values: bytes | None  # of a variable without steps, which must stay as it is
+    values: bytes | None  # of a variable without steps, which must not change
 
     @classmethod
-    def of(cls, piece: Piece) -> Form:
-        """The form of one variable."""
-        sizes = zip(piece.dims, piece.values.shape, strict=True)
-        dtype = piece.values.dtype
+    def of(cls, variable: RawVariable) -> Form:
+        """Return the form of one variable."""
+        sizes = zip(variable.dims, variable.values.shape, strict=True)
+        dtype = variable.values.dtype
         return cls(
-            piece.dims,
+            variable.dims,
             tuple(0 if dim == STEP else size for dim, size in sizes),
-            dtype.kind if dtype.kind in "US" else dtype.str,  # texts may be of any length
-            piece.is_coordinate,
-            None if STEP in piece.dims else repr(piece.values.tolist()).encode(),
+            dtype.kind if dtype.kind in "US" else dtype.str,  # strings may be of any length
+            variable.is_coordinate,
+            None if STEP in variable.dims else repr(variable.values.tolist()).encode(),
         )
 
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{dim}: {size}" for dim, size in zip(self.dims, self.sizes, strict=True))
+        kind = "coordinate" if self.is_coordinate else "variable"
+        values = "" if self.values is None else f" of values {self.values.decode():.60}"
+        return f"a {kind} ({sizes.replace('step: 0', 'step')}) of dtype {self.dtype}{values}"
 
-def fitting_forms(known: dict[str, Form], pieces: Pieces) -> dict[str, Form]:
-    """The forms of the variables so far with those of one more chunk.
 
-    A chunk may leave variables out or bring new ones; what it shares must be of the same form.
+def add_chunk_forms(known: dict[str, Form], chunk: RawDataset) -> dict[str, Form]:
+    """Return the forms of the variables so far together with those of one more chunk.
+
+    A chunk may leave variables out or add new ones; shared variables must have the same form.
 
     Raises:
         InputError: if the chunk has no steps, or does not fit.
     """
-    if not any(STEP in piece.dims for piece in pieces.variables.values()):
+    if not any(STEP in each.dims for each in chunk.variables.values()):
         raise InputError(
-            f"a chunk needs a variable with the dimension 'step', got {list(pieces.variables)}; "
+            f"a chunk needs a variable with the dimension 'step', got {list(chunk.variables)}; "
             "use .expand_dims(step=[...])."
         )
-    added = {name: Form.of(piece) for name, piece in pieces.variables.items()}
+    added = {name: Form.of(each) for name, each in chunk.variables.items()}
     for name, form in added.items():
         if known.get(name, form) != form:
             raise InputError(
-                f"variable {name!r} does not fit the chunks before it: {_told(known[name])} there, "
-                f"{_told(form)} here; give every chunk the same variables."
+                f"variable {name!r} does not fit the chunks before it: {known[name]} there, "
+                f"{form} here; give every chunk the same variables."
             )
     return known | added
 
 
-def join(chunks: Sequence[Pieces]) -> Pieces:
-    """The chunks one after another along "step".
+def join(chunks: Sequence[RawDataset]) -> RawDataset:
+    """Concatenate chunks along "step".
 
-    A variable that some chunks leave out has holes there. Attributes of a variable are those of
+    A variable that some chunks leave out is filled there. Attributes of a variable are those of
     its first chunk; of the dataset's attributes, the last chunk to name one wins.
     """
     if len(chunks) == 1:
@@ -75,15 +80,42 @@ def join(chunks: Sequence[Pieces]) -> Pieces:
     names = {name: None for chunk in chunks for name in chunk.variables}  # in order
     lengths = [_steps(chunk) for chunk in chunks]
     variables = {
-        name: _joined([chunk.variables.get(name) for chunk in chunks], lengths) for name in names
+        name: _concatenate([chunk.variables.get(name) for chunk in chunks], lengths)
+        for name in names
     }
     attributes: dict[str, Any] = {}
     for chunk in chunks:
         attributes |= chunk.attributes
-    return Pieces(variables, attributes)
+    return RawDataset(variables, attributes)
 
 
-def _joined(parts: Sequence[Piece | None], lengths: Sequence[int]) -> Piece:
+def with_fill_value(dtype: np.dtype) -> tuple[np.dtype, Any]:
+    """Return the dtype that can hold a missing value, and that value.
+
+    Floats, complex numbers and times have NaN or NaT; integers and booleans become float64; a
+    missing string is empty.
+
+    Raises:
+        InputError: if the dtype has no such value, as structured ones.
+
+    >>> with_fill_value(np.dtype("float32")), with_fill_value(np.dtype("int8"))
+    ((dtype('float32'), nan), (dtype('float64'), nan))
+    """
+    if dtype.kind in "fc":
+        return dtype, np.nan
+    if dtype.kind in "biu":
+        return np.dtype(float), np.nan
+    if dtype.kind in "mM":
+        return dtype, np.array("NaT", dtype)
+    if dtype.kind in "US":
+        return dtype, dtype.type()
+    raise InputError(
+        f"dtype {dtype} has no value for missing cells; store numbers, or combine records that "
+        "all have this variable."
+    )
+
+
+def _concatenate(parts: Sequence[RawVariable | None], lengths: Sequence[int]) -> RawVariable:
     present = [part for part in parts if part is not None]
     first = present[0]
     if STEP not in first.dims:
@@ -95,23 +127,16 @@ def _joined(parts: Sequence[Piece | None], lengths: Sequence[int]) -> Piece:
     if len(present) == len(parts):
         values = np.empty(shape, dtype)  # np.concatenate would lose the byte order
     else:
-        dtype, hole = fillable(dtype)
-        values = np.full(shape, hole, dtype)
+        dtype, fill = with_fill_value(dtype)
+        values = np.full(shape, fill, dtype)
     along, start = np.moveaxis(values, axis, 0), 0
     for part, length in zip(parts, lengths, strict=True):
         if part is not None:
             along[start : start + length] = np.moveaxis(part.values, axis, 0)
         start += length
-    return Piece(first.dims, values, first.attributes, first.is_coordinate)
+    return RawVariable(first.dims, values, first.attributes, first.is_coordinate)
 
 
-def _steps(chunk: Pieces) -> int:
-    piece = next(piece for piece in chunk.variables.values() if STEP in piece.dims)
-    return int(piece.values.shape[piece.dims.index(STEP)])
-
-
-def _told(form: Form) -> str:
-    sizes = ", ".join(f"{dim}: {size}" for dim, size in zip(form.dims, form.sizes, strict=True))
-    kind = "coordinate" if form.is_coordinate else "variable"
-    values = "" if form.values is None else f" of values {form.values.decode():.60}"
-    return f"a {kind} ({sizes.replace('step: 0', 'step')}) of dtype {form.dtype}{values}"
+def _steps(chunk: RawDataset) -> int:
+    variable = next(each for each in chunk.variables.values() if STEP in each.dims)
+    return int(variable.values.shape[variable.dims.index(STEP)])

@@ -1,4 +1,4 @@
-"""What a paper says, and what was measured of it here."""
+"""A claim of a paper, what was measured, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Claim:
     """A statement with its source, the numbers that were measured, and the verdict.
 
     Args:
-        text: the statement, in words.
-        source: where it is made, such as "santurkar2018, Figure 4".
-        measured: the numbers the verdict rests on, with their spread.
+        text: the statement.
+        source: of the statement, such as "santurkar2018, Figure 4".
+        measured: the numbers that decide the verdict, with their spread.
         holds: the verdict; None: cannot be decided from this run.
 
     Examples:
@@ -33,11 +33,11 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words."""
+        """The verdict as a word."""
         return {True: "reproduced", False: "not reproduced", None: "undecided"}[self.holds]
 
     def to_dict(self) -> dict[str, Any]:
-        """The values by name, with the verdict in words."""
+        """The values by name, with the verdict as a word."""
         return {**asdict(self), "verdict": self.verdict}
 
     def _repr_html_(self) -> str:
@@ -46,7 +46,7 @@ class Claim:
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """The claims as a Markdown table.
+    """Format claims as a Markdown table.
 
     >>> print(claims_table([Claim("2 < 3", "arithmetic", "1 apart", True)]))
     | claim | source | measured | verdict |

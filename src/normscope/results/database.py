@@ -1,4 +1,4 @@
-"""The connection to a store's file: opened as writer or reader, used by one thread at a time."""
+"""The connection to a store's file: one writer or many readers, one thread at a time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from normscope.errors import DataError, StateError
-from normscope.results.failures import damaged, failures_told, not_a_store, primary_code
-from normscope.results.schema import Kind, create, identify
-from normscope.results.writer_lock import WriterLock
+from normscope.errors import DataError, NormscopeError, StateError
+from normscope.results.lock import WriterLock
+from normscope.results.tables import create_tables, damaged, is_store
 
 __all__ = ["Database"]
 
-_SMALLEST = 512  # bytes of a database
-_PATIENCE = 30.0  # seconds to wait for another process that recovers or checkpoints the file
+_SMALLEST_FILE = 512  # bytes of a database
+_TIMEOUT = 30.0  # seconds to wait for another process that recovers or checkpoints the file
 
 
 class Database:
@@ -25,7 +24,7 @@ class Database:
 
     Args:
         path: of the file; None: in memory.
-        read_only: never change it.
+        read_only: never write to it.
     """
 
     def __init__(self, path: Path | None, read_only: bool) -> None:
@@ -33,15 +32,15 @@ class Database:
         self.name = "the store in memory" if path is None else str(path)
         self.read_only = read_only
         self._process = os.getpid()
-        self._turn = threading.RLock()
+        self._mutex = threading.RLock()
         self._depth = 0
         self._owner = 0  # the thread of the transaction under way
-        self._snapshot: tuple[int, int] | None = None  # of a file opened as one that never changes
-        self._made_log = False  # by opening to read: SQLite's empty log and its index
+        self._snapshot: tuple[int, int] | None = None  # stamp of a file opened as immutable
+        self._made_log = False  # whether opening to read created SQLite's empty log and its index
         self._lock: WriterLock | None = None
         self._connection: sqlite3.Connection | None = None
         try:
-            with failures_told(self.name):
+            with translate_errors(self.name):
                 self._connection = self._open_to_read() if read_only else self._open_to_write()
         except BaseException:
             self.close()
@@ -49,12 +48,12 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of the block or none of it is in the file, durable at the end.
+        """A write transaction: committed and durable at the end of the block, or rolled back.
 
-        A block inside another belongs to the outer one.
+        A block inside another is part of the outer one.
 
         Raises:
-            StateError: if the store was opened to read.
+            StateError: if the store is read-only.
         """
         if self.read_only:
             raise StateError(f"{self.name} was opened with read_only=True; open it without.")
@@ -63,7 +62,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the file, whatever a writer does meanwhile."""
+        """A read transaction: one consistent state of the file."""
         with self._transaction("BEGIN") as connection:
             yield connection
 
@@ -74,7 +73,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with self._turn, failures_told(self.name):
+        with self._mutex, translate_errors(self.name):
             connection = self._usable()
             if self._depth:
                 yield connection
@@ -93,22 +92,22 @@ class Database:
                 self._depth -= 1
 
     def close(self) -> None:
-        """Close the file; more than once does no harm."""
-        with self._turn:
+        """Close the file; may be called more than once."""
+        with self._mutex:
             connection, self._connection = self._connection, None
             if self._process != os.getpid():
                 return  # a forked child: connection and lock are its parent's
             if connection is not None:
                 connection.close()
-                self._tidy()
+                self._remove_log()
             if self._lock is not None:
                 self._lock.release()
 
-    def _tidy(self) -> None:
-        """Leave the folder as a reader found it.
+    def _remove_log(self) -> None:
+        """Remove the log that opening to read created.
 
-        SQLite leaves the log of a reader's making where it is. Its last connection that may write
-        removes it, under SQLite's own locks: with any other open, it stays, and nothing is lost.
+        SQLite removes it when the last connection that may write closes, under its own locks: if
+        another connection is open, the log stays, and nothing is lost.
         """
         if not self._made_log or self._has_log():
             return
@@ -124,7 +123,7 @@ class Database:
             raise StateError(f"{self.name} is closed; open it again.")
         if self._process != os.getpid():
             raise StateError(
-                f"{self.name} was opened by process {self._process}; open it anew in this one, "
+                f"{self.name} was opened by process {self._process}; open it again in this one, "
                 "with read_only=True."
             )
         if self._snapshot is not None and (self._snapshot != self._stamp() or self._has_log()):
@@ -137,22 +136,22 @@ class Database:
         connection = sqlite3.connect(
             where,
             uri=self.path is not None,
-            timeout=_PATIENCE,
-            isolation_level=None,  # transactions begin and end where this file says
-            check_same_thread=False,  # the lock of `_transaction` serves instead
+            timeout=_TIMEOUT,
+            isolation_level=None,  # transactions begin and end in `_transaction`
+            check_same_thread=False,  # guarded by the mutex of `_transaction`
         )
-        # A flipped byte may leave no valid text: let the checksums find it and tell whose it is.
+        # A flipped byte may leave invalid UTF-8: let the checksums find it and name the record.
         connection.text_factory = lambda text: text.decode(errors="replace")
         return connection
 
     def _open_to_write(self) -> sqlite3.Connection:
         if self.path is not None:
-            self._make_folder(self.path.parent)
+            _make_folder(self.path.parent)
             self._lock = WriterLock(self.path.resolve())
-            if self.path.exists() and 0 < self.path.stat().st_size < _SMALLEST:
-                raise not_a_store(self.name)  # SQLite would take it for an empty one
+            if self.path.exists() and 0 < self.path.stat().st_size < _SMALLEST_FILE:
+                raise _not_a_store(self.name)  # SQLite would take it for an empty one
         self._connection = connection = self._connect("?mode=rwc")
-        kind = identify(connection, self.name)
+        has_tables = is_store(connection, self.name)
         self._check_size(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")  # else a commit may wait for the disk
@@ -162,36 +161,36 @@ class Database:
                 f"the file system of {self.name} does not allow reading while writing (SQLite's "
                 "WAL); choose a folder on a local disk."
             )
-        if kind is Kind.EMPTY:
+        if not has_tables:
             with self._transaction("BEGIN IMMEDIATE"):
-                create(connection)
+                create_tables(connection)
         return connection
 
     def _open_to_read(self) -> sqlite3.Connection:
-        self._find()
+        self._check_exists()
         self._snapshot = None
         self._made_log = not any(self._beside(end).exists() for end in ("wal", "shm"))
         connection = self._connect("?mode=ro")
         try:
-            kind = identify(connection, self.name)
+            has_tables = is_store(connection, self.name)
         except sqlite3.OperationalError as error:
             connection.close()
             no_index = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-            if primary_code(error) not in no_index or self._stamp()[1] == 0 or self._has_log():
+            if _primary_code(error) not in no_index or self._stamp()[1] == 0 or self._has_log():
                 raise
-            # The folder does not let SQLite make its index of the log. Without a log there is
-            # nothing to index: read the file as it is, and open it anew when it changes.
+            # SQLite cannot create its index of the log in this folder. Without a log there is
+            # nothing to index: read the file as immutable, and reopen it when it changes.
             self._snapshot, self._made_log = self._stamp(), False
             connection = self._connect("?immutable=1")
-            kind = identify(connection, self.name)
+            has_tables = is_store(connection, self.name)
         self._connection = connection
         self._check_size(connection)
-        if kind is Kind.EMPTY:
-            raise not_a_store(self.name)
+        if not has_tables:
+            raise _not_a_store(self.name)
         return connection
 
     def _check_size(self, connection: sqlite3.Connection) -> None:
-        """Tell a file that was cut off within its last page, which SQLite does not see."""
+        """Detect a file truncated within its last page, which SQLite does not notice."""
         if self.path is None or self._has_log():  # the log may hold what the file lacks
             return
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -199,21 +198,13 @@ class Database:
         if self._stamp()[1] < pages * page_size:
             raise damaged(self.name, "it ends early")
 
-    def _find(self) -> None:
+    def _check_exists(self) -> None:
         try:
             found = self.path is not None and self.path.is_file()
         except OSError as error:
             raise DataError(f"{self.name} cannot be reached ({error.strerror}).") from error
         if not found:
             raise DataError(f"there is no store at {self.name}; check the path.")
-
-    def _make_folder(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StateError(
-                f"the folder {folder} cannot be made ({error.strerror}); choose another."
-            ) from error
 
     def _stamp(self) -> tuple[int, int]:
         assert self.path is not None
@@ -225,7 +216,59 @@ class Database:
         return log.exists() and log.stat().st_size > 0
 
     def _beside(self, end: str) -> Path:
-        """A file that SQLite keeps beside the store's."""
+        """Path of a file that SQLite keeps beside the store."""
         assert self.path is not None
         path = self.path.resolve()
         return path.with_name(f"{path.name}-{end}")
+
+
+@contextmanager
+def translate_errors(name: str) -> Iterator[None]:
+    """Raise errors of SQLite inside the block as errors of normscope.
+
+    Args:
+        name: of the file.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(name, error) from error
+
+
+def _translated(name: str, error: sqlite3.Error) -> NormscopeError:
+    code = _primary_code(error)
+    if code == sqlite3.SQLITE_NOTADB:
+        return _not_a_store(name)
+    if code == sqlite3.SQLITE_CORRUPT:
+        return damaged(name, f"SQLite reports {error}")
+    messages = {
+        sqlite3.SQLITE_FULL: f"{name} cannot grow, the disk is full; free some space and run "
+        "again: finished records are kept.",
+        sqlite3.SQLITE_READONLY: f"{name} cannot be written ({error}); check its permissions.",
+        sqlite3.SQLITE_PERM: f"{name} cannot be written ({error}); check its permissions.",
+        sqlite3.SQLITE_BUSY: f"{name} is locked by another program ({error}); close that program.",
+        sqlite3.SQLITE_LOCKED: f"{name} is locked by another program ({error}); close it.",
+        sqlite3.SQLITE_CANTOPEN: f"{name} cannot be opened ({error}); check the folder's "
+        "permissions.",
+        sqlite3.SQLITE_IOERR: f"{name} cannot be read or written ({error}): a full or failing "
+        "disk, or a limit on the size of files; finished records are kept.",
+    }
+    return StateError(messages.get(code, f"{name} cannot be used: {error}."))
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    """SQLite's result code without its extension; 0 for an error raised by Python itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _not_a_store(name: str) -> DataError:
+    return DataError(f"{name} is not a store of normscope; name another file.")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"the folder {folder} cannot be created ({error.strerror}); choose another."
+        ) from error

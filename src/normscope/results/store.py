@@ -2,63 +2,66 @@
 
 Contract
 --------
-**Records.** A record is what one call of an experiment gave: experiment, parameters, seed, revision
-of the experiment and version of the package, of which the key is a hash. Adding it twice is adding
-it once. Its states::
+**Records.** A record is the result of one call of an experiment, identified by experiment,
+parameters, seed, revision of the experiment and version of the package; the key is a hash of these
+five. Adding it twice is adding it once. Its states::
 
     pending -> running -> finished | diverged      (results: never changed again)
        ^          |-----> failed -> running        (the next attempt)
        '----------'  interrupted
 
-**Who owns what.** The file belongs to at most one writing `Store` at a time, whichever process or
-thread; a second one gets an error that names the first's process. The right is a lock of the
-operating system on the file ``<path>-lock`` and ends with the process, however that ends. Within
-the process all threads may use the store. It cannot be carried into another process: workers hand
-their results to the parent, or open the file to read. Only the store writes its tables.
+**Ownership.** At most one `Store` at a time may write a file, across processes and threads; a
+second one raises an error that names the first's process. The right is an operating-system lock on
+the file ``<path>-lock`` and ends with the process. Within the process all threads may use the
+store. It cannot be sent to another process: workers hand their results to the parent, or open the
+file to read.
 
-**What is durable when.** Every call that changes the store is one transaction, on the disk when
-the call returns (SQLite's WAL, synchronous=FULL): a crash of the process or of the machine loses
-nothing that was reported. `append` makes each chunk of steps durable by itself; `finish` replaces
-the chunks by the whole result and sets the state at once. `transaction` makes several calls one.
+**Durability.** Every call that changes the store is one transaction, on the disk when the call
+returns (SQLite's WAL, synchronous=FULL): a crash of the process or of the machine loses nothing
+that was reported. `append` makes each chunk of steps durable by itself; `finish` replaces the
+chunks by the whole result and sets the state in the same transaction. `transaction` groups calls.
 
-**What a crash leaves.** All that was reported, and nothing half done: at most the call under way is
-lost. Records that were running are pending again when the next writer opens the file, their
-attempts and chunks kept; readers see them as running until then. Ctrl-C inside `compute` does the
-same at once. What an attempt left behind, after a crash or a failure, is there to be read until the
-record is started again.
+**After a crash.** At most the call under way is lost. Records that were running are pending again
+when the next writer opens the file, with their attempts and chunks; readers see them as running
+until then. Ctrl-C inside `compute` has the same effect at once. Chunks of an interrupted or failed
+attempt can be read until the record is started again.
 
-**Who may read.** Any number of processes with ``read_only=True``, while the writer writes. Each
-call sees the last committed state; the dataset of a running record is its chunks so far. Reading
-changes no record, and works in a folder that cannot be written, unless a crash left a log there
-that must be recovered first.
+**Readers.** Any number of processes may open the file with ``read_only=True`` while it is written.
+Each call sees the last committed state; the dataset of a running record is its chunks so far.
+Reading changes no record, and works in a read-only folder unless a crash left a log to recover.
 
-**What is kept.** Arrays as zlib-compressed npy blobs, everything else as strict JSON; nothing is
-pickled, so reading a file cannot run code. A dataset comes back to the bit: dimensions,
+**Format.** Arrays are zlib-compressed npy blobs, everything else is strict JSON; nothing is
+pickled, so reading a file cannot run code. A dataset is restored bit for bit: dimensions,
 coordinates, variables, dtypes, byte order, NaN payloads, attributes; not its ``encoding``, and
-texts that were objects come back as texts of fixed width. Every dataset carries a checksum bound to
-its record, and every record is checked against its key: damage is reported by `DataError`, never
-returned as data. A file of another schema or program is refused untouched.
+strings held as objects become fixed-width strings. Every dataset has a checksum bound to its
+record, and every record is checked against its key: damage raises `DataError`. A file of another
+schema or program is refused unchanged.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from sqlite3 import Connection
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
-from normscope.results.export import latest_results, nothing_to_combine, write_netcdf
-from normscope.results.grid import Cell, combine
-from normscope.results.identity import record_key
-from normscope.results.ledger import Ledger
+from normscope.results import tables
+from normscope.results.chunks import Form, add_chunk_forms, join
+from normscope.results.codec import RawDataset, decode, encode, from_raw, to_raw
+from normscope.results.database import Database
+from normscope.results.grid import Cell, combine, latest_results, no_results_error
+from normscope.results.netcdf import write_netcdf
 from normscope.results.notebook import table_html
-from normscope.results.record import State
+from normscope.results.record import Identity, Record, State, json_value, matches, record_key
+from normscope.results.tables import Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,15 +69,15 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 
-class Store(Ledger):
+class Store:
     """Records of computations in one file; the module's docstring is its contract.
 
     Args:
-        path: of the file, made if it is not there; ":memory:" for one that ends with the store.
+        path: of the file, created if it does not exist; ":memory:" for a store in memory.
         read_only: open for reading, beside a writer or other readers.
 
     Raises:
-        InputError: if a store in memory is to be read only.
+        InputError: if a store in memory is opened read-only.
 
     Examples:
         >>> store = Store(":memory:")
@@ -94,13 +97,106 @@ class Store(Ledger):
             raise InputError("a store in memory begins empty; open it without read_only=True.")
         self.path = None if in_memory else Path(path)
         self.read_only = read_only
-        super().__init__(self.path, read_only)
-        self._turns: dict[str, threading.RLock] = {}  # one computation of a key at a time
+        self._database = Database(self.path, read_only)
+        self._forms: dict[str, dict[str, Form]] = {}  # of the chunks of running records
+        self._started: dict[str, float] = {}
+        self._key_locks: dict[str, threading.RLock] = {}  # one computation of a key at a time
         self._revision = 1
+        if not read_only:
+            self._release_running()
+
+    def add(
+        self, experiment: str, parameters: Mapping[str, Any], seed: int, revision: int = 1
+    ) -> str:
+        """Add a pending record unless it exists; return its key.
+
+        Args:
+            experiment: its name.
+            parameters: by name; see `record_key` for their types.
+            seed: of its random numbers.
+            revision: of the experiment's code; a new one makes new records.
+        """
+        identity = Identity.of(experiment, parameters, seed, revision)
+        with self._writing() as connection:
+            return tables.insert_record(connection, identity)
+
+    def start(self, key: str) -> None:
+        """Start an attempt at a pending or failed record; chunks of an earlier one are dropped."""
+        with self._record(key, (State.PENDING, State.FAILED), "started") as (connection, row):
+            tables.drop_contents(connection, row)
+            tables.set_state(connection, row, State.RUNNING)
+            self._forget(key)
+            self._started[key] = time.perf_counter()
+
+    def append(self, key: str, dataset: xr.Dataset) -> None:
+        """Store a chunk of a running record, durable when the call returns.
+
+        Args:
+            key: of the record.
+            dataset: with the dimension "step". Variables that it shares with earlier chunks must
+                have the same dims, sizes and dtype; those without steps must be equal. A variable
+                that some chunks leave out is filled there (NaN; integers become floats).
+        """
+        raw = to_raw(dataset)
+        content = encode(raw)
+        with self._record(key, (State.RUNNING,), "appended to") as (connection, row):
+            self._forms[key] = add_chunk_forms(self._forms_of(connection, row), raw)
+            tables.write_content(connection, row, content)
+
+    def finish(
+        self,
+        key: str,
+        dataset: xr.Dataset | None = None,
+        state: str = State.FINISHED,
+        *,
+        seconds: float | None = None,
+    ) -> None:
+        """Store the result of a running record, in one transaction.
+
+        Args:
+            key: of the record.
+            dataset: the whole result, which replaces the chunks; None: the chunks are the result.
+            state: "finished" or "diverged".
+            seconds: duration; None: since its start.
+
+        Raises:
+            InputError: if the state is another.
+            StateError: if there is neither a dataset nor a chunk.
+        """
+        if state not in (State.FINISHED, State.DIVERGED):
+            raise InputError(f"a record ends as 'finished' or 'diverged', got {state!r}.")
+        content = None if dataset is None else encode(to_raw(dataset))
+        with self._record(key, (State.RUNNING,), "finished") as (connection, row):
+            if content is None:
+                content = encode(self.read_raw(key))
+            tables.drop_contents(connection, row)
+            tables.write_content(connection, row, content)
+            taken = self._seconds(key) if seconds is None else seconds
+            tables.set_state(connection, row, State(state), seconds=taken)
+            self._forget(key)
+
+    def fail(self, key: str, error: str) -> None:
+        """Mark a running record as failed.
+
+        Args:
+            key: of the record.
+            error: its message.
+        """
+        text = error.encode(errors="backslashreplace").decode()
+        with self._record(key, (State.RUNNING,), "failed") as (connection, row):
+            seconds = self._seconds(key)
+            tables.set_state(connection, row, State.FAILED, error=text, seconds=seconds)
+            self._forget(key)
+
+    def release(self, key: str) -> None:
+        """Set a running record back to pending; its chunks are kept."""
+        with self._record(key, (State.RUNNING,), "released") as (connection, row):
+            tables.set_state(connection, row, State.PENDING)
+            self._forget(key)
 
     @contextmanager
     def revised(self, revision: int) -> Iterator[None]:
-        """Let `compute` take this revision where it is given none.
+        """Set the default revision of `compute` inside the block.
 
         Args:
             revision: of the code of the experiment that runs meanwhile.
@@ -124,9 +220,9 @@ class Store(Ledger):
         *,
         diverged: Callable[[xr.Dataset], bool] | None = None,
     ) -> xr.Dataset:
-        """The stored result, or that of the function, which is then stored.
+        """Return the stored result, or compute and store it.
 
-        An exception is recorded as a failure and goes on; the next call tries again. Ctrl-C leaves
+        An exception is recorded as a failure and raised; the next call tries again. Ctrl-C leaves
         the record pending. Two threads that ask for the same result run the function once.
 
         Args:
@@ -135,41 +231,99 @@ class Store(Ledger):
             seed: of its random numbers.
             function: computes the result.
             revision: of the experiment's code; None: that of `revised`, or 1.
-            diverged: says whether a result is one of divergence; None: it never is.
+            diverged: returns whether a result is a divergence; None: never.
 
         Returns:
-            What the file holds, so that a result is the same the first time and later.
+            The dataset as read from the file, so that it is the same the first time and later.
 
         Raises:
             StateError: inside a transaction.
         """
         revision = self._revision if revision is None else revision
+        key = record_key(experiment, parameters, seed, revision)
         if self.read_only:
-            return self._known(record_key(experiment, parameters, seed, revision))
+            return self._stored_result(key)
         if self._database.in_transaction:  # others would wait for all of the computation
             raise StateError(
                 "compute cannot be part of a transaction; call it before, or use start and finish."
             )
-        key = record_key(experiment, parameters, seed, revision)
-        with self._turns.setdefault(key, threading.RLock()):
+        with self._key_locks.setdefault(key, threading.RLock()):
             with self.transaction():
                 self.add(experiment, parameters, seed, revision)
-                known = self.get(key).state.has_result
-                if not known:
+                is_stored = self.get(key).state.has_result
+                if not is_stored:
                     self.start(key)
-            if not known:
+            if not is_stored:
                 self._run(key, function, diverged)
         return self.get(key).dataset
 
+    def get(self, key: str) -> Record:
+        """Return the record with this key."""
+        with self._database.reading() as connection:
+            return self._as_record(tables.row_of(connection, self._database.name, key))
+
+    def select(
+        self,
+        experiment: str | None = None,
+        state: str | None = None,
+        seed: int | None = None,
+        **parameters: Any,
+    ) -> list[Record]:
+        """Return the records that meet every given condition, in the order they were added.
+
+        Args:
+            experiment: the name.
+            state: such as "finished".
+            seed: of the random numbers.
+            **parameters: values of parameters; numbers are compared by value, so 1 finds 1.0.
+        """
+        conditions = {
+            "experiment": experiment,
+            "state": None if state is None else State.named(state).value,
+            "seed": None if seed is None else json_value(seed, "seed"),
+        }
+        wanted = {name: json_value(value, name) for name, value in parameters.items()}
+        with self._database.reading() as connection:
+            found = list(tables.rows(connection, self._database.name, **conditions))
+        return [self._as_record(row) for row in found if matches(row.parameters, wanted)]
+
+    def counts(self, experiment: str | None = None) -> dict[State, int]:
+        """Number of records in each state."""
+        with self._database.reading() as connection:
+            found = tables.counts(connection, experiment)
+        return {state: found.get(state, 0) for state in State}
+
+    def versions(self, experiment: str) -> list[dict[str, str]]:
+        """Package versions that an experiment's records ran on; empty where none were stored."""
+        with self._database.reading() as connection:
+            return tables.stored_versions(connection, experiment)
+
+    def times(self, experiment: str) -> dict[str, float]:
+        """Last start of an experiment's records by key, in seconds since 1970."""
+        with self._database.reading() as connection:
+            return tables.stored_times(connection, experiment)
+
+    def read_raw(self, key: str) -> RawDataset:
+        """Return the stored variables of a record as plain arrays, checked and joined."""
+        with self._database.reading() as connection:
+            row = tables.row_of(connection, self._database.name, key)
+            found = tables.contents(connection, self._database.name, row)
+        if not found:
+            raise StateError(
+                f"record {key[:12]} of {row.identity.experiment!r} is {row.state} and has no data "
+                "yet; finish it, or append a chunk."
+            )
+        return join([decode(content) for content in found])
+
     def to_xarray(self, experiment: str, **parameters: Any) -> xr.Dataset:
-        """The results of an experiment as one dataset with a label for every setting.
+        """Results of an experiment as one dataset with a label for every setting.
 
         Every parameter that varies becomes a dimension, and the seed always does; the others are in
         the attribute "parameters". Numbers are in ascending order, other values in the order they
-        were added; lists, dicts and mixed values are labelled by their JSON text. Cells without a
-        result have holes (NaN, NaT, ""; integers and truth values become floats then); so have
-        those with fewer steps, or other labels, than the rest. Of several revisions or versions of
-        the same cell the highest revision counts, then the one added last.
+        were added; lists, dicts and mixed values are labelled by their JSON. Missing cells are
+        filled (NaN, NaT, ""; integers and booleans become floats then), as are cells with fewer
+        steps or other labels than the rest. Of several revisions or versions of the same cell the
+        highest revision counts, then the one added last.
 
         Args:
             experiment: its name.
@@ -178,15 +332,15 @@ class Store(Ledger):
         records = self.select(experiment, **parameters)
         chosen = latest_results(records)
         if not chosen:
-            raise nothing_to_combine(self.select(), experiment, records, parameters)
-        cells = [Cell(each.parameters, each.seed, self.pieces(each.key)) for each in chosen]
+            raise no_results_error(self.select(), experiment, records, parameters)
+        cells = [Cell(each.parameters, each.seed, self.read_raw(each.key)) for each in chosen]
         return combine(experiment, cells)
 
     def to_netcdf(self, path: str | os.PathLike[str], experiment: str) -> None:
-        """Write `to_xarray` of an experiment to a NetCDF file, all of it or nothing.
+        """Write `to_xarray` of an experiment to a NetCDF file, atomically.
 
         Args:
-            path: of the file; one that is there is replaced.
+            path: of the file; an existing one is replaced.
             experiment: its name.
         """
         write_netcdf(self.to_xarray(experiment), path)
@@ -195,7 +349,20 @@ class Store(Ledger):
         """`to_xarray` of an experiment as a table, one row for each combination of labels."""
         return self.to_xarray(experiment).to_dataframe()
 
-    def _known(self, key: str) -> xr.Dataset:
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Group several calls: all of them are committed at the end of the block, or none.
+
+        Other threads wait meanwhile. Much faster than one by one where thousands are added.
+        """
+        with self._writing():
+            yield
+
+    def close(self) -> None:
+        """Close the file; may be called more than once."""
+        self._database.close()
+
+    def _stored_result(self, key: str) -> xr.Dataset:
         record = self.get(key)
         if not record.state.has_result:
             raise StateError(
@@ -217,13 +384,60 @@ class Store(Ledger):
         except Exception as error:
             try:
                 self.fail(key, "".join(format_exception_only(error)).strip())
-            except NormscopeError as further:  # the disk is full, say: the first cause goes on
+            except NormscopeError as further:  # such as a full disk: raise the first cause
                 error.add_note(f"The failure could not be recorded: {further}")
             raise
         except BaseException:
             if self.get(key).state is State.RUNNING:
                 self.release(key)
             raise
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        try:
+            with self._database.writing() as connection:
+                yield connection
+        except BaseException:
+            self._forms.clear()  # they may include chunks that were rolled back
+            raise
+
+    @contextmanager
+    def _record(
+        self, key: str, states: tuple[State, ...], verb: str
+    ) -> Iterator[tuple[Connection, Row]]:
+        """A transaction on one record, which must be in one of the states."""
+        with self._writing() as connection:
+            row = tables.row_in_state(connection, self._database.name, key, states, verb)
+            yield connection, row
+
+    def _release_running(self) -> None:
+        """Set records that a killed writer left running back to pending."""
+        with self._writing() as connection:
+            for row in list(tables.rows(connection, self._database.name, state=State.RUNNING)):
+                tables.set_state(connection, row, State.PENDING)
+
+    def _forms_of(self, connection: Connection, row: Row) -> dict[str, Form]:
+        """Forms of the chunks so far; read from the file after a rolled-back transaction."""
+        if row.key not in self._forms:
+            forms: dict[str, Form] = {}
+            for content in tables.contents(connection, self._database.name, row):
+                forms = add_chunk_forms(forms, decode(content))
+            self._forms[row.key] = forms
+        return self._forms[row.key]
+
+    def _forget(self, key: str) -> None:
+        self._forms.pop(key, None)
+        self._started.pop(key, None)
+
+    def _seconds(self, key: str) -> float | None:
+        started = self._started.get(key)
+        return None if started is None else time.perf_counter() - started
+
+    def _as_record(self, row: Row) -> Record:
+        of = row.identity
+        named = (row.key, of.experiment, row.parameters, of.seed, of.revision, of.version)
+        state = (row.state, row.attempts, row.error, row.seconds)
+        return Record(*named, *state, lambda: from_raw(self.read_raw(row.key)))
 
     def __enter__(self) -> Self:
         return self

@@ -1,34 +1,76 @@
-"""Rows of a store's tables: written, moved between states, and checked when read."""
+"""The tables of a store's file: created, identified, written, and checked when read.
+
+The tables of versions and times are not part of the schema: older files lack them, readers then
+find nothing, and the first record that is started adds them.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from normscope.errors import StateError, UnknownNameError
-from normscope.results.content import Content
-from normscope.results.failures import damaged
-from normscope.results.identity import Identity
-from normscope.results.record import State
-from normscope.results.times import keep_time
-from normscope.results.versions import keep_versions
+from normscope import __version__
+from normscope.errors import DataError, StateError, UnknownNameError
+from normscope.results.codec import Content
+from normscope.results.record import Identity, State
 
-__all__ = [
-    "Row",
-    "contents",
-    "counts",
-    "drop_contents",
-    "insert_record",
-    "row_in_state",
-    "row_of",
-    "rows",
-    "set_state",
-    "write_content",
-]
+__all__ = ["SCHEMA_VERSION", "Row", "create_tables", "damaged", "is_store", "present_versions"]
 
+APPLICATION = 0x6E736370  # "nscp", in the file's header
+SCHEMA_VERSION = 1
+
+_TABLES = (
+    """CREATE TABLE records (
+        id INTEGER PRIMARY KEY,
+        key TEXT NOT NULL UNIQUE,
+        experiment TEXT NOT NULL,
+        parameters TEXT NOT NULL,
+        seed INTEGER NOT NULL,
+        revision INTEGER NOT NULL,
+        version TEXT NOT NULL,
+        state TEXT NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        error TEXT,
+        seconds REAL
+    ) STRICT""",
+    "CREATE INDEX records_by_experiment ON records (experiment, state)",
+    """CREATE TABLE chunks (
+        id INTEGER PRIMARY KEY,
+        record INTEGER NOT NULL REFERENCES records,
+        number INTEGER NOT NULL,
+        layout TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        UNIQUE (record, number)
+    ) STRICT""",
+    """CREATE TABLE arrays (
+        id INTEGER PRIMARY KEY,
+        chunk INTEGER NOT NULL REFERENCES chunks ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        blob BLOB NOT NULL,
+        UNIQUE (chunk, position)
+    ) STRICT""",
+)
+_START_TABLES = (
+    """CREATE TABLE IF NOT EXISTS environments (
+        id INTEGER PRIMARY KEY,
+        versions TEXT NOT NULL UNIQUE
+    ) STRICT""",
+    """CREATE TABLE IF NOT EXISTS started_in (
+        record INTEGER PRIMARY KEY REFERENCES records,
+        environment INTEGER NOT NULL REFERENCES environments
+    ) STRICT""",
+    """CREATE TABLE IF NOT EXISTS started_at (
+    record INTEGER PRIMARY KEY REFERENCES records,
+    seconds REAL NOT NULL
+) STRICT""",
+)
 _STATES = frozenset(State)
 _COLUMNS = (
     "id, key, experiment, parameters, seed, revision, version, state, attempts, error, seconds"
@@ -49,27 +91,67 @@ class Row:
     seconds: float | None
 
 
+def damaged(name: str, what: str) -> DataError:
+    """Error for a file whose content is not what was written.
+
+    Args:
+        name: of the file.
+        what: is wrong.
+    """
+    return DataError(
+        f"{name} is damaged: {what}; restore it from a copy, or read the other records and compute "
+        "this one into a new file."
+    )
+
+
+def is_store(connection: sqlite3.Connection, name: str) -> bool:
+    """Return whether a file is a store of the present schema; False if it is empty.
+
+    Raises:
+        DataError: if it is another program's database.
+        StateError: if its schema is of another version.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if application == 0 and schema == 0 and tables == 0:
+        return False
+    if application != APPLICATION:
+        raise DataError(f"{name} is a database, but not a store of normscope; name another file.")
+    if schema != SCHEMA_VERSION:
+        age, advice = (
+            ("a newer", "update normscope to read it")
+            if schema > SCHEMA_VERSION
+            else ("an older", "read it with the normscope that wrote it, or start a new file")
+        )
+        raise StateError(
+            f"{name} was written by {age} normscope (schema {schema}, here {SCHEMA_VERSION}); "
+            f"{advice}."
+        )
+    return True
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Create the tables, inside the caller's transaction."""
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
 def insert_record(connection: sqlite3.Connection, identity: Identity) -> str:
-    """Add a pending record unless it is there; its key."""
+    """Add a pending record unless it exists; return its key."""
     key = identity.key
     connection.execute(
         "INSERT INTO records (key, experiment, parameters, seed, revision, version, state) "
         "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-        (
-            key,
-            identity.experiment,
-            identity.parameters,
-            identity.seed,
-            identity.revision,
-            identity.version,
-            State.PENDING.value,
-        ),
+        (key, *vars(identity).values(), State.PENDING.value),
     )
     return key
 
 
 def rows(connection: sqlite3.Connection, name: str, **conditions: Any) -> Iterator[Row]:
-    """The records that meet the conditions, checked, in the order they were added.
+    """Yield the records that meet the conditions, checked, in the order they were added.
 
     Args:
         connection: to the file.
@@ -82,12 +164,15 @@ def rows(connection: sqlite3.Connection, name: str, **conditions: Any) -> Iterat
         f"SELECT {_COLUMNS} FROM records {f'WHERE {where}' if given else ''} ORDER BY id",
         tuple(given.values()),
     )
-    for columns in found:
-        yield _checked_row(columns, name)
+    for number, key, experiment, parameters, seed, revision, package, state, *rest in found:
+        identity = Identity(experiment, parameters, seed, revision, package)
+        if identity.key != key or state not in _STATES:
+            raise damaged(name, f"record {number} is not what was written")
+        yield Row(number, identity, key, json.loads(parameters), State(state), *rest)
 
 
 def counts(connection: sqlite3.Connection, experiment: str | None) -> dict[str, int]:
-    """How many records there are in each state that occurs."""
+    """Number of records in each state that occurs."""
     return dict(
         connection.execute(
             "SELECT state, count(*) FROM records WHERE ?1 IS NULL OR experiment = ?1 "
@@ -98,7 +183,7 @@ def counts(connection: sqlite3.Connection, experiment: str | None) -> dict[str, 
 
 
 def row_of(connection: sqlite3.Connection, name: str, key: str) -> Row:
-    """The record with this key.
+    """Return the record with this key.
 
     Raises:
         UnknownNameError: if there is none.
@@ -112,7 +197,7 @@ def row_of(connection: sqlite3.Connection, name: str, key: str) -> Row:
 def row_in_state(
     connection: sqlite3.Connection, name: str, key: str, states: tuple[State, ...], verb: str
 ) -> Row:
-    """The record with this key, if it is in one of the states.
+    """Return the record with this key, which must be in one of the states.
 
     Raises:
         StateError: if it is in another.
@@ -135,10 +220,9 @@ def set_state(
     error: str | None = None,
     seconds: float | None = None,
 ) -> None:
-    """Move a record to a state; to RUNNING: one more attempt, whose versions and time are kept."""
+    """Move a record to a state; RUNNING counts an attempt and stores its versions and time."""
     if state is State.RUNNING:
-        keep_versions(connection, row.id)
-        keep_time(connection, row.id)
+        _note_start(connection, row.id)
     connection.execute(
         "UPDATE records SET state = ?, attempts = attempts + ?, error = ?, seconds = ? "
         "WHERE id = ?",
@@ -162,15 +246,15 @@ def write_content(connection: sqlite3.Connection, row: Row, content: Content) ->
 
 
 def drop_contents(connection: sqlite3.Connection, row: Row) -> None:
-    """Remove all chunks of a record, and their arrays with them."""
+    """Remove all chunks of a record; their arrays are removed by the cascade."""
     connection.execute("DELETE FROM chunks WHERE record = ?", (row.id,))
 
 
 def contents(connection: sqlite3.Connection, name: str, row: Row) -> list[Content]:
-    """The chunks of a record in order, each as it was written.
+    """Return the chunks of a record in order, each checked against its digest.
 
     Raises:
-        DataError: if one is not.
+        DataError: if one is damaged or missing.
     """
     chunks = connection.execute(
         "SELECT id, number, layout, digest FROM chunks WHERE record = ? ORDER BY number", (row.id,)
@@ -189,9 +273,76 @@ def contents(connection: sqlite3.Connection, name: str, row: Row) -> list[Conten
     return found
 
 
-def _checked_row(columns: tuple[Any, ...], name: str) -> Row:
-    number, key, experiment, parameters, seed, revision, version, state, *rest = columns
-    identity = Identity(experiment, parameters, seed, revision, version)
-    if identity.key != key or state not in _STATES:
-        raise damaged(name, f"record {number} is not what was written")
-    return Row(number, identity, key, json.loads(parameters), State(state), *rest)
+def present_versions() -> dict[str, str]:
+    """Installed versions by package, found without importing the packages."""
+    found = {"normscope": __version__}
+    for name in ("torch", "numpy"):
+        try:
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return {**found, "python": platform.python_version()}
+
+
+@cache
+def _versions_json() -> str:
+    return json.dumps(present_versions(), sort_keys=True)
+
+
+def _note_start(connection: sqlite3.Connection, record: int) -> None:
+    """Store the present versions and time of a record's attempt, in the caller's transaction."""
+    for table in _START_TABLES:
+        connection.execute(table)
+    versions = _versions_json()
+    connection.execute("INSERT OR IGNORE INTO environments (versions) VALUES (?)", (versions,))
+    connection.execute(
+        "INSERT OR REPLACE INTO started_in (record, environment) "
+        "SELECT ?, id FROM environments WHERE versions = ?",
+        (record, versions),
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO started_at (record, seconds) VALUES (?, ?)", (record, time.time())
+    )
+
+
+def stored_versions(connection: sqlite3.Connection, experiment: str) -> list[dict[str, str]]:
+    """Versions that the records of an experiment were last started with, each set once.
+
+    Args:
+        connection: to the file.
+        experiment: its name.
+
+    Returns:
+        By package; an empty dict if records were started without storing any.
+    """
+    begun = "FROM records AS r WHERE r.experiment = ? AND r.attempts > 0"
+    if not _has_table(connection, "started_in"):
+        (some,) = connection.execute(f"SELECT count(*) {begun}", (experiment,)).fetchone()
+        return [{}] if some else []
+    found = connection.execute(
+        "SELECT DISTINCT (SELECT versions FROM started_in JOIN environments ON id = environment "
+        f"WHERE record = r.id) {begun} ORDER BY r.id",
+        (experiment,),
+    )
+    return [{} if versions is None else json.loads(versions) for (versions,) in found]
+
+
+def stored_times(connection: sqlite3.Connection, experiment: str) -> dict[str, float]:
+    """Start times of an experiment's records by key, in seconds since 1970 (UTC).
+
+    Records that were never started, or by a normscope that stored no times, are left out.
+    """
+    if not _has_table(connection, "started_at"):
+        return {}
+    return dict(
+        connection.execute(
+            "SELECT r.key, s.seconds FROM records AS r JOIN started_at AS s ON s.record = r.id "
+            "WHERE r.experiment = ?",
+            (experiment,),
+        )
+    )
+
+
+def _has_table(connection: sqlite3.Connection, table: str) -> bool:
+    query = "SELECT count(*) FROM sqlite_schema WHERE name = ?"
+    return bool(connection.execute(query, (table,)).fetchone()[0])

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from normscope.results import Record, State, Store, record_key
-from normscope.results.identity import canonical_json
+from normscope.results.record import canonical_json
 from normscope.sweeps.cells import Cell, Unit, grid_cells, units_of
 from normscope.sweeps.checked import check_buildable, check_settings, checked_axes
 from normscope.sweeps.own import source_digest

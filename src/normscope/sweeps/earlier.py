@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from normscope.import_path import find_source_file
 from normscope.results import Record
-from normscope.results.own_parts import CODE, record_places
+from normscope.results.record import CODE, custom_parts
 from normscope.sweeps.own import files_digest
 
 __all__ = ["earlier_records"]
@@ -27,7 +27,7 @@ def earlier_records(records: Iterable[Record]) -> list[Record]:
     for record in records:
         if record.parameters.get(CODE) is None:  # of registered parts, or of other work
             continue
-        places = record_places(record.parameters)
+        places = custom_parts(record.parameters)
         if places not in digests:
             digests[places] = _present_digest(places)
         present = digests[places]

@@ -11,7 +11,7 @@ import torch
 
 from normscope.problem.problem import Problem
 from normscope.results import Store, record_key
-from normscope.results.identity import canonical_json
+from normscope.results.record import canonical_json
 from normscope.sweeps.cells import Cell, Unit
 from normscope.sweeps.training_settings import Training
 from normscope.sweeps.work import Work

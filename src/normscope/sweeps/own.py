@@ -20,7 +20,7 @@ from normscope.import_path import import_object, is_import_path, load_object, so
 from normscope.layers import convert
 from normscope.layers.kinds import norm_layers
 from normscope.registry import unknown_name
-from normscope.results.own_parts import CODE
+from normscope.results.record import CODE
 
 __all__ = [
     "OWN_NORM",

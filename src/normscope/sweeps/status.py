@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from normscope.errors import NormscopeError, StateError
 from normscope.report.narrative import common_factor
 from normscope.results import Record, State, Store
-from normscope.results.writer_lock import WriterLock
+from normscope.results.lock import WriterLock
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.diagram import EXPERIMENT
 from normscope.sweeps.earlier import earlier_records

@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from normscope.problem.problem import Problem
-from normscope.results.identity import canonical_json
+from normscope.results.record import canonical_json
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.ensemble import LOSSES, Member, train_together
 from normscope.sweeps.stack import is_stackable

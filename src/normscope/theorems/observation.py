@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError, StateError
-from normscope.problem.batch import moved
+from normscope.problem.batch import move_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
@@ -178,13 +178,13 @@ def observed(
     evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
     batch = next(problem.batches())
     if dtype is not None:
-        batch = moved(batch, problem.device, dtype)
+        batch = move_batch(batch, problem.device, dtype)
         for key, tensor in evaluator.point.items():
             evaluator.point[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     calls: list[tuple[Tensor, Tensor]] = []
     weights = tuple(evaluator.point[name] for name in evaluator.layout.names)
     # constants: no statement is about the weights' gradients, which each product would take too
-    with evaluator.scene(weights):
+    with evaluator.isolated(weights):
         if not (users or isinstance(layer, nn.SyncBatchNorm)):
             layer.__dict__.pop("forward", None)  # its own derivatives are what is tested
         with _watched(layer, calls):

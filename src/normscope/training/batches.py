@@ -62,14 +62,14 @@ def batch_source(
         return _row_batches(problem, batch_size, seed, drop_last)
     if not (problem.is_one_batch or isinstance(problem.data, list)):
         return _LoaderBatches(problem)
-    batches = [problem.placed(problem.data)] if problem.is_one_batch else problem.data
+    batches = [problem.prepare(problem.data)] if problem.is_one_batch else problem.data
     return _ShuffledBatches(
         len(batches),
         1,
         seed,
         drop_last=False,
         device=torch.device("cpu"),
-        select=lambda index: problem.placed(batches[int(index)]),
+        select=lambda index: problem.prepare(batches[int(index)]),
     )
 
 
@@ -86,7 +86,7 @@ def _row_batches(problem: Problem, batch_size: int, seed: int, drop_last: bool) 
             f"batch_size must be from 1 to the {samples} samples of the data, got {batch_size}; "
             "leave it out for the whole data at every step."
         )
-    select = partial(rows, problem.placed(problem.data))
+    select = partial(rows, problem.prepare(problem.data))
     return _ShuffledBatches(samples, int(batch_size), seed, drop_last, problem.device, select)
 
 
@@ -160,7 +160,7 @@ class _LoaderBatches:
                 self._start_epoch()
             for batch in self._iterator:
                 self._position += 1
-                return self._problem.placed(batch)
+                return self._problem.prepare(batch)
         raise InputError("the data loader gave no batch; give at least one.")
 
     def _start_epoch(self) -> None:

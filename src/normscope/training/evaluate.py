@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from normscope.errors import InputError
-from normscope.layers.batches import same_randomness
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
-from normscope.problem.batch import Batch, pieces, sample_count
-from normscope.problem.loss import Loss, WholeLoss, accuracy
+from normscope.problem.batch import Batch, sample_count, split_batch
+from normscope.problem.isolation import RandomGenerators, isolated
+from normscope.problem.loss import Loss, WholeLoss, accuracy, loss_modules
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table
-from normscope.training.loop import training_mode
 from normscope.validation import check_integer
 
 __all__ = ["Evaluation", "Statistics", "evaluate"]
@@ -89,27 +87,30 @@ def evaluate(
     check_integer("batch_size", batch_size)
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
-    with same_randomness(model, data), torch.no_grad():
-        # A copy where the evaluation writes to the buffers.
-        evaluated = model if statistics == "running" else copy.deepcopy(model)
+    problem = Problem(model, loss, data)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    written = None if statistics == "running" else buffers
+    with (
+        isolated(model, *loss_modules(problem.loss, model), tensors=written),
+        RandomGenerators(data).preserved(),
+        torch.no_grad(),
+    ):
         if train_data is not None:
-            is_one_batch = Problem(evaluated, loss, train_data).is_one_batch
-            batches = pieces(train_data, batch_size) if is_one_batch else train_data
-            population_statistics(evaluated, batches)
-        problem = Problem(evaluated, loss, data)
-        with training_mode(evaluated, False):
-            if statistics == "batch":
-                for module in evaluated.modules():
-                    if is_batch_norm(module) or is_lp_norm(module):
-                        module.train()
-            return _mean_over_batches(problem, batch_size)
+            is_one_batch = Problem(model, loss, train_data).is_one_batch
+            batches = split_batch(train_data, batch_size) if is_one_batch else train_data
+            population_statistics(model, batches)
+        model.eval()
+        for module in model.modules() if statistics == "batch" else ():
+            if is_batch_norm(module) or is_lp_norm(module):
+                module.train()
+        return _mean_over_batches(problem, batch_size)
 
 
 def _mean_over_batches(problem: Problem, batch_size: int) -> Evaluation:
     samples, total_loss, correct = 0, 0.0, 0.0
     has_accuracy = True
     for whole in problem.batches():
-        for batch in pieces(whole, batch_size) if problem.is_one_batch else [whole]:
+        for batch in split_batch(whole, batch_size) if problem.is_one_batch else [whole]:
             count = sample_count(batch)
             batch_loss, batch_accuracy = _evaluate_batch(problem, batch)
             samples += count

@@ -11,10 +11,9 @@ from typing import Any, SupportsFloat, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
-from torch.optim import optimizer as torch_optimizers
 
 from normscope.errors import ArgumentTypeError, InputError, StateError
-from normscope.problem.isolation import fixed_randomness
+from normscope.problem.isolation import RandomGenerators
 
 __all__ = ["OptimizerFactory", "bind_optimizer", "sgd", "step_on_copies", "take_step"]
 
@@ -126,83 +125,38 @@ def bind_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) ->
 
 
 def take_step(optimizer: Optimizer) -> None:
-    """Do what ``optimizer.step()`` does, bit for bit, with less overhead for plain fused SGD.
+    """Step an optimizer, unfused at steps that torch's fused SGD cannot take.
 
-    Fused SGD is one kernel; on a small net the code of ``step`` around it (profiling, hooks,
-    grouping) takes longer than the kernel. If none of it is in use, the kernel is called directly.
-    This also handles a parameter whose first gradient comes late, where ``step`` fails. With
-    sparse gradients, which the kernel does not take, the optimizer continues unfused.
+    Fused SGD takes neither sparse gradients nor, with momentum, a parameter whose first gradient
+    comes after those of others.
 
     Args:
         optimizer: any optimizer whose parameters hold their gradients.
     """
-    if not _is_plain_fused_sgd(optimizer):
+    groups = optimizer.param_groups
+    fused = [group for group in groups if type(optimizer) is SGD and group["fused"]]
+    if not any(_fused_step_fails(optimizer, group) for group in fused):
         optimizer.step()
         return
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
-        for group in optimizer.param_groups:
-            group["fused"] = False
+    for group in fused:
+        group["fused"] = False
+    try:
         optimizer.step()
-        return
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            _step_group(optimizer, group)
+    finally:
+        for group in fused:
+            group["fused"] = True
 
 
-def _is_plain_fused_sgd(optimizer: Optimizer) -> bool:
-    """Return whether the step is fused SGD without hooks, scheduler counter or gradient scaler."""
-    return (
-        type(optimizer) is SGD
-        and hasattr(torch, "_fused_sgd_")  # private: a later torch may lack it
-        and vars(optimizer).keys().isdisjoint(_STEP_WRAPPERS)
-        and not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-        and not torch_optimizers._global_optimizer_pre_hooks
-        and not torch_optimizers._global_optimizer_post_hooks
-        and all(
-            group["fused"] and not group["differentiable"] and not isinstance(group["lr"], Tensor)
-            for group in optimizer.param_groups
-        )
-    )
-
-
-def _step_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Update one group; with momentum, a parameter's first gradient starts its buffer."""
+def _fused_step_fails(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+    if any(parameter.grad.is_sparse for parameter in parameters):
+        return True
     if group["momentum"] == 0:
-        _call_kernel(group, parameters, [], is_first_step=False)
-        return
+        return False
     state = optimizer.state
-    started = [p for p in parameters if state[p].get("momentum_buffer") is not None]
-    fresh = [p for p in parameters if state[p].get("momentum_buffer") is None]
-    for parameter in fresh:
-        state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
-    for some, is_first_step in ((fresh, True), (started, False)):
-        buffers = [state[parameter]["momentum_buffer"] for parameter in some]
-        _call_kernel(group, some, buffers, is_first_step)
-
-
-def _call_kernel(
-    group: dict[str, Any],
-    parameters: list[Tensor],
-    buffers: list[Tensor],
-    is_first_step: bool,
-) -> None:
-    if not parameters:
-        return
-    torch._fused_sgd_(
-        parameters,
-        [parameter.grad for parameter in parameters if parameter.grad is not None],
-        buffers,
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        is_first_step=is_first_step,
-    )
+    buffers = [state[p].get("momentum_buffer") if p in state else None for p in parameters]
+    missing = sum(buffer is None for buffer in buffers)
+    return 0 < missing < len(buffers)
 
 
 def step_on_copies(
@@ -237,7 +191,8 @@ def step_on_copies(
     if getattr(step, "hooked", False):  # torch wraps every step to run hooks
         step = getattr(step, "__wrapped__", step)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), fixed_randomness(seed, device):
+        fixed = RandomGenerators(device).preserved(seed)
+        with torch.inference_mode(False), torch.enable_grad(), fixed:
             step(clone)
     except Exception as error:
         raise StateError(

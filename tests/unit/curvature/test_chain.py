@@ -10,8 +10,7 @@ from normscope.curvature import operator, top_eigenvalue
 from normscope.curvature.chain import ChainJacobian
 from normscope.layers.compiled import binding
 from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.problem.modes import MODES
-from normscope.problem.parameters import parameter_layout
+from normscope.problem import MODES, parameter_layout
 
 TOLERANCE = 1e-10
 

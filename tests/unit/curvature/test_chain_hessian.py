@@ -14,7 +14,7 @@ from normscope.curvature.chain import ChainJacobian
 from normscope.curvature.chain_hessian import ChainHessian
 from normscope.curvature.products import HessianProduct
 from normscope.errors import StateError
-from normscope.problem.modes import MODES
+from normscope.problem import MODES
 
 TOLERANCE = 1e-11
 

@@ -15,8 +15,7 @@ from normscope.curvature.chain import ChainJacobian
 from normscope.layers.batch_norm import BatchNorm1d
 from normscope.layers.lp_norm import LpNorm1d
 from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.problem.modes import MODES
-from normscope.problem.parameters import parameter_layout
+from normscope.problem import MODES, parameter_layout
 
 
 def read(model, inputs, mode="train"):

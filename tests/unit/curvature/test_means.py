@@ -10,9 +10,7 @@ from torch.nn import functional
 from normscope.curvature.means import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, search_space
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout
 
 
 def space_of(model, data, kind="fisher", mode="train"):

@@ -6,7 +6,7 @@ from torch import nn
 
 from normscope.curvature.norm_fit import unfit_norms
 from normscope.errors import MisfitError, UnknownNameError
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 
 
 class Tokens(nn.Module):

@@ -12,9 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.curvature.linearization import GraphLinearization
 from normscope.curvature.recording import held, of_cotangent_alone
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout
 
 
 class Calls(TorchDispatchMode):

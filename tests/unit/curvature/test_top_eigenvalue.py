@@ -473,8 +473,8 @@ def test_curvature_beyond_the_range_of_numbers_is_refused():
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (nn.Linear, "got the class Linear; make one of it: Linear"),
-        ("vgg", "got the text 'vgg'; build a registered model by normscope.models.build"),
+        (nn.Linear, "got the class Linear; create an instance: Linear"),
+        ("vgg", "got the string 'vgg'; build a registered model with normscope.models.build"),
         (None, "must be an nn.Module, got NoneType"),
     ],
 )
@@ -482,7 +482,7 @@ def test_what_is_no_model_is_refused_in_a_sentence(model, sentence):
     data = batch("torch_batch")
     with pytest.raises(ArgumentTypeError, match=re.escape(sentence)):
         top_eigenvalue(model, functional.cross_entropy, data)
-    with pytest.raises(ArgumentTypeError, match="the class CrossEntropyLoss; make one of it"):
+    with pytest.raises(ArgumentTypeError, match="the class CrossEntropyLoss; create an instance"):
         top_eigenvalue(network("torch_batch"), nn.CrossEntropyLoss, data)
 
 

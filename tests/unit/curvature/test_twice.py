@@ -12,7 +12,7 @@ from normscope import whole_loss
 from normscope.curvature import operator
 from normscope.curvature.twice import differentiate_twice_fast
 from normscope.layers import BatchNorm1d, BatchNorm2d
-from normscope.problem.isolation import undisturbed
+from normscope.problem import isolated
 
 
 def graph_nodes(output: Tensor) -> set[str]:
@@ -27,7 +27,7 @@ def graph_nodes(output: Tensor) -> set[str]:
 
 def replaced(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     expected = layer(x)
-    with undisturbed(layer):
+    with isolated(layer):
         differentiate_twice_fast(layer, norms=True)
         return layer(x), expected
 

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.data.synthetic import SmallData
 
 from normscope.data import cache
-from normscope.data.locate import user_cache
+from normscope.data.collection import user_cache
 
 
 @pytest.fixture(autouse=True)

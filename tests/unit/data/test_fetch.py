@@ -16,8 +16,7 @@ from tests.unit.data.synthetic import SmallData
 
 import normscope as ns
 from normscope.data import fetch, mnist
-from normscope.data.collection import COLLECTIONS
-from normscope.data.locate import download_root
+from normscope.data.collection import COLLECTIONS, download_root
 from normscope.errors import DataError
 
 

@@ -11,7 +11,8 @@ from tests.unit.data.synthetic import BATCHES, CIFAR10_FORMS, SmallData, idx, ta
 
 import normscope as ns
 from normscope.data import fetch, images, mnist
-from normscope.data.locate import find_source
+from normscope.data.collection import find_source
+from normscope.data.images import standardize
 from normscope.errors import DataError
 
 
@@ -28,7 +29,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError(f"a download was tried: {arguments}")
 
-    monkeypatch.setattr(fetch, "_from_mirror", refuse)
+    monkeypatch.setattr(fetch, "_try_mirror", refuse)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -214,3 +215,29 @@ def test_missing_files_in_root_are_an_error_that_says_what_to_put_there(tmp_path
         ns.data.load("mnist", root=tmp_path)
     with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz or .*cifar-10-python.tar.gz"):
         ns.data.load("cifar10", root=tmp_path)
+
+
+def test_standardize_equals_the_definition_in_double_precision() -> None:
+    random = np.random.RandomState(1)
+    train = random.randint(0, 256, (2500, 3, 4, 5)).astype(np.uint8)  # several histogram blocks
+    train[:, 1] //= 9
+    test = random.randint(0, 256, (7, 3, 4, 5)).astype(np.uint8)
+    mean = train.mean(axis=(0, 2, 3), keepdims=True)
+    deviation = train.std(axis=(0, 2, 3), keepdims=True)
+    for result, pixels in zip(standardize(train, test), (train, test), strict=True):
+        assert result.dtype == np.float32
+        np.testing.assert_allclose(result, (pixels - mean) / deviation, rtol=2e-7, atol=1e-7)
+
+
+def test_standardize_constant_channel_is_only_centred() -> None:
+    train = np.full((3, 1, 2, 2), 7, dtype=np.uint8)
+    first, second = standardize(train, train + np.uint8(2))
+    assert (first == 0).all()
+    assert (second == 2).all()
+
+
+def test_standardize_leaves_its_input_alone() -> None:
+    train = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
+    train.setflags(write=False)
+    standardize(train, train)
+    assert train.ravel().tolist() == list(range(24))

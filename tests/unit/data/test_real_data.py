@@ -15,8 +15,7 @@ from tests.unit.data.synthetic import BATCHES, python2_pickle, python3_pickle, t
 
 import normscope as ns
 from normscope.data import Dataset
-from normscope.data.collection import COLLECTIONS
-from normscope.data.locate import find_source
+from normscope.data.collection import COLLECTIONS, find_source
 from normscope.data.unpack import read_file
 from normscope.errors import DataError
 

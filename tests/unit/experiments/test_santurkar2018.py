@@ -22,7 +22,7 @@ from normscope.experiments.santurkar2018.trainings import (
     summed_squares,
 )
 from normscope.models import build
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.results import State, Store
 from normscope.training import sgd, train
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 import xarray as xr
 
-from normscope.data import Dataset
-from normscope.data.dataset import Split
+from normscope.data import Dataset, Split
 from normscope.errors import InputError
 from normscope.experiments import run
 from normscope.experiments.santurkar2018 import loss_scale as scale

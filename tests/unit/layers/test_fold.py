@@ -594,5 +594,5 @@ def test_norm_that_alters_its_parameters_stays(altered, features):
 
 
 def test_other_than_a_module_is_refused():
-    with pytest.raises(ArgumentTypeError, match=r"fold expects an nn\.Module, got the text 'x'"):
+    with pytest.raises(ArgumentTypeError, match=r"fold expects an nn\.Module, got the string 'x'"):
         fold("x")

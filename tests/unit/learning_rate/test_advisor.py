@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.unit.curvature.test_state import random_states, snapshot
 from tests.unit.learning_rate.problems import labelled, plateau, quadratic, small_network
+from tests.unit.problem.test_isolation import random_states, snapshot
 from torch import nn
 from torch.optim import SGD, Adam, RMSprop
 from torch.utils.data import DataLoader, TensorDataset

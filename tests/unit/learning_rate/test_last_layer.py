@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tests.unit.curvature.test_state import snapshot
 from tests.unit.learning_rate.problems import labelled, small_network
+from tests.unit.problem.test_isolation import snapshot
 from torch import nn
 
 from normscope.learning_rate.last_layer import last_layer

@@ -14,8 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from normscope.errors import ArgumentTypeError, DuplicateNameError, InputError, UnknownNameError
 from normscope.layers.kinds import NORMS
-from normscope.models import MODELS, build
-from normscope.models.catalogue import architecture
+from normscope.models import MODELS, architecture, build
 
 NORM_KINDS = ["none", "batch", "noisy", "l1", "l2", "linf", "layer", "group"]
 # Small members of each family: (input shape, options).

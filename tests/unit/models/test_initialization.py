@@ -13,7 +13,8 @@ from torch import nn
 
 from normscope.errors import InputError
 from normscope.models import build
-from normscope.models.initialization import INITIALIZATIONS, convolution, linear
+from normscope.models.initialization import INITIALIZATIONS
+from normscope.models.parts import convolution, linear
 
 RARE = 1e-4
 

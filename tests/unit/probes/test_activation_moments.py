@@ -6,7 +6,7 @@ from torch import nn
 import normscope as ns
 from normscope.errors import InputError
 from normscope.probes import ActivationMoments, Scope
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 NAMES = ("activation_mean", "activation_variance")
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, StateError
 from normscope.probes import Scope
-from normscope.problem.loss import cross_entropy, squared_error
+from normscope.problem import cross_entropy, squared_error
 
 
 def measured(model, optimizer, data, loss="cross_entropy", **options):

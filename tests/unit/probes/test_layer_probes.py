@@ -9,7 +9,7 @@ from torch import nn
 import normscope as ns
 from normscope.errors import InputError, NormscopeWarning
 from normscope.probes import Curvature, Scope, StatisticsGap
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 
 def batch(seed=0, samples=12):

@@ -11,7 +11,7 @@ from torch import nn
 import normscope as ns
 from normscope.errors import InputError
 from normscope.probes import EffectiveSmoothness, Scope
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 RAY = ["loss_variation", "gradient_predictiveness", "effective_smoothness"]
 DISTANCES = [0.01, 0.5, 1.0, 4.0]

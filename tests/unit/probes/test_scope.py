@@ -8,7 +8,6 @@ import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError, UnknownNameError
 from normscope.probes import PRESETS, PROBES, Curvature, LossVariation, Probe, Scope
 from normscope.problem.loss import cross_entropy
-from normscope.results import Store
 
 
 def net(**options):
@@ -231,73 +230,6 @@ def test_configured_probe_serves_several_scopes():
     assert repr(probe) == (
         "Curvature(kind='hessian', mode='train', tolerance=0.01, max_products=60)"
     )
-
-
-def test_store_holds_every_measured_step_at_once(tmp_path):
-    model = net()
-    with (
-        Store(tmp_path / "runs.db") as store,
-        Scope(
-            model,
-            "cross_entropy",
-            sgd(model),
-            "all",
-            every=2,
-            store=store,
-            seed=4,
-            labels={"norm": "batch"},
-        ) as scope,
-    ):
-        for step in range(5):
-            scope.step(*batch(step))
-            kept = store.get(scope.key)
-            assert kept.state == "running"
-            # the row of step 4 waits for the step after it
-            rows = 0 if step == 0 else step // 2 + step % 2
-            if rows:
-                assert kept.dataset["step"].values.tolist() == list(range(0, 2 * rows, 2))
-        scope.close()
-        record = store.get(scope.key)
-        assert record.state == "finished"
-        assert (record.experiment, record.seed) == ("scope", 4)
-        assert record.parameters == {"norm": "batch"}
-        for name, values in scope.results.drop_vars("seed").items():
-            np.testing.assert_array_equal(record.dataset[name], values, err_msg=str(name))
-        assert store.to_xarray("scope")["ray_loss"].sizes["step"] == 3
-
-
-def test_store_refuses_the_same_training_twice(tmp_path):
-    with Store(tmp_path / "runs.db") as store:
-        for attempt in range(2):
-            if attempt == 0:
-                with Scope(net(), "cross_entropy", probes="gradient_norms", store=store) as scope:
-                    scope.step(*batch())
-            else:
-                with pytest.raises(StateError, match="finished record of 'scope' with seed 0"):
-                    Scope(net(), "cross_entropy", probes="gradient_norms", store=store)
-
-
-def test_store_says_that_the_training_broke_off(tmp_path):
-    with Store(tmp_path / "runs.db") as store:
-        scope = Scope(net(), "cross_entropy", probes=["gradient_norms"], every=1, store=store)
-
-        def training():
-            with scope:
-                scope.step(*batch())
-                raise ZeroDivisionError("by hand")
-
-        with pytest.raises(ZeroDivisionError):
-            training()
-        record = store.get(scope.key)
-        assert (record.state, record.error) == ("failed", "ZeroDivisionError: by hand")
-        assert record.dataset.sizes["step"] == 1
-
-
-def test_store_keeps_no_record_of_nothing(tmp_path):
-    with Store(tmp_path / "runs.db") as store:
-        with Scope(net(), "cross_entropy", probes="gradient_norms", store=store) as scope:
-            pass
-        assert store.get(scope.key).state == "pending"
 
 
 class Failing(Probe):

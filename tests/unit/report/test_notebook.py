@@ -15,8 +15,8 @@ from tests.references.html_outline import outline
 from torch import nn
 
 import normscope as ns
-from normscope.data.content import Check
-from normscope.data.inventory import Status as DataStatus
+from normscope.data import Check
+from normscope.data import Status as DataStatus
 from normscope.decoupled.alternation import Trained
 from normscope.decoupled.inequalities import Inequalities
 from normscope.experiments.result import Result
@@ -163,7 +163,7 @@ def test_result_shows_itself_as_an_escaped_table(name, tmp_path):
 # what public functions return that is no result to look at, by why it is none
 NO_TABLE = {
     "an input of other functions": {"WholeLoss", "Dataset", "Graph", "Cell"},
-    "a function": {"CurvatureOperator", "MarginLoss"},
+    "a function": {"CurvatureOperator", "MarginLoss", "ModelBuilder"},
     "a part of a page": {"Section", "Report", "Picture", "Download"},
     "one of thousands in a loop": {"Step", "Iterate"},
     "two tensors": {"Population"},

@@ -18,8 +18,8 @@ from normscope.report import (
     stores,
 )
 from normscope.report.stores import read_entry
-from normscope.results import Store, labels, times
-from normscope.results.versions import present_versions
+from normscope.results import Store, grid, tables
+from normscope.results.tables import present_versions
 
 GAMMAS, RATES, SEEDS = (0.5, 1.0, 2.0), (0.01, 0.1, 1.0, 10.0), (0, 1)
 HOSTILE = "<script>alert(1)</script>"
@@ -345,8 +345,8 @@ def test_failures_are_told_in_time_and_up_to_a_number(path, monkeypatch):
             store.start(key)
             store.fail(key, "ValueError")
     looks = []
-    identity = labels._identity
-    monkeypatch.setattr(labels, "_identity", lambda value: looks.append(0) or identity(value))
+    identity = grid._identity
+    monkeypatch.setattr(grid, "_identity", lambda value: looks.append(0) or identity(value))
     (section,) = report_of([path]).sections
     assert len(looks) < 10 * 60  # not for each record over all records
     assert [len(table.rows) for table in section.tables] == [50, 50]
@@ -501,7 +501,7 @@ def fill_version(tmp_path, monkeypatch):
 
     def added(code, model="net.py:build"):
         now = NOVEMBER + 3600 * next(hours)
-        monkeypatch.setattr(times.time, "time", lambda: now)
+        monkeypatch.setattr(tables.time, "time", lambda: now)
         with Store(path) as store:
             for gamma, rate in product((0.5, 1.0), (0.1, 1.0)):
                 parameters = {"model": model, "gamma": gamma, "learning_rate": rate, "code": code}

@@ -5,16 +5,16 @@ import pytest
 import xarray as xr
 
 from normscope.errors import InputError
-from normscope.results.chunks import fitting_forms, join
-from normscope.results.content import assemble, pieces_of
+from normscope.results import Store
 
 
 def joined(*datasets: xr.Dataset) -> xr.Dataset:
-    forms: dict = {}
-    parts = [pieces_of(dataset) for dataset in datasets]
-    for part in parts:
-        forms = fitting_forms(forms, part)
-    return assemble(join(parts))
+    with Store(":memory:") as store:
+        key = store.add("demo", {}, 0)
+        store.start(key)
+        for dataset in datasets:
+            store.append(key, dataset)
+        return store.get(key).dataset
 
 
 def steps(*values: int, **variables: object) -> xr.Dataset:
@@ -88,3 +88,23 @@ def test_chunk_of_another_form_is_refused(other: xr.Dataset) -> None:
 def test_chunk_needs_steps() -> None:
     with pytest.raises(InputError, match="needs a variable with the dimension 'step'"):
         joined(xr.Dataset({"loss": ((), 1.0)}))
+
+
+@pytest.mark.parametrize("dtype", ["f2", ">f4", "f8", "c8", "i1", "u8", "?", "M8[s]", "m8[ns]"])
+def test_fill_value_is_not_equal_to_itself(dtype: str) -> None:
+    values = joined(steps(0, v=("step", np.zeros(1, dtype))), steps(1, 2))["v"].values
+    assert values[0] == values[0]
+    assert (values[1:] != values[1:]).all()
+    assert values.dtype == (float if np.dtype(dtype).kind in "biu" else np.dtype(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "empty"), [("U3", ""), ("S3", b"")])
+def test_fill_value_of_a_string_is_empty(dtype: str, empty: object) -> None:
+    found = joined(steps(0, v=("step", np.array(["abc"], dtype))), steps(1))
+    assert found["v"].values[1:].tolist() == [empty]
+
+
+def test_structured_values_have_no_fill_value() -> None:
+    chunks = [steps(0, v=("step", np.zeros(1, [("a", "i4")]))), steps(1)]
+    with pytest.raises(InputError, match="no value for missing cells"):
+        joined(*chunks)

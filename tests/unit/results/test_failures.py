@@ -15,7 +15,7 @@ import xarray as xr
 
 from normscope.errors import DataError, NormscopeError, StateError
 from normscope.results import State, Store
-from normscope.results.schema import SCHEMA_VERSION
+from normscope.results.tables import SCHEMA_VERSION
 
 READ_AND_WRITE = (False, True)
 
@@ -206,7 +206,7 @@ def test_full_disk_is_told_and_loses_nothing(path: Path) -> None:
         with store._database.reading() as connection:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count = {pages + 1}")
-        with pytest.raises(StateError, match="the disk is full; make room and run again"):
+        with pytest.raises(StateError, match="the disk is full; free some space and run again"):
             store.finish(key, result(0))
         assert store.get(key).state is State.RUNNING
         with store._database.reading() as connection:

@@ -344,7 +344,7 @@ def test_labels_below_zero_are_left_to_an_own_loss(own):
 def test_what_is_no_network_is_refused(own):
     with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module, got int"):
         phase_diagram(own("number"), **GRID)
-    with pytest.raises(InputError, match=r"no function, and takes no width"):
+    with pytest.raises(InputError, match=r"not callable, so it takes no options \(got width\)"):
         phase_diagram(own("number"), **GRID, width=3)
     with pytest.raises(InputError, match="say which function"):
         phase_diagram(str(own.path), **GRID)

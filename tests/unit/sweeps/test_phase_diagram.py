@@ -16,7 +16,7 @@ from normscope.meanfield import predict
 from normscope.meanfield.softmax import output_curvature
 from normscope.models import build
 from normscope.plots.phase_diagram import phase_diagram as draw
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.results import Store
 from normscope.sweeps import Training, Work, phase_diagram, status, sweep, training_cell
 from normscope.sweeps.defaults import swept

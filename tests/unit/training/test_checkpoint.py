@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import ArgumentTypeError, DataError, InputError, StateError
 from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.problem.loss import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, whole_loss
 from normscope.training import Outcome, fit, sgd
 from normscope.training.loop import Loop
 

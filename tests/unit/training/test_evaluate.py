@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.layers.population import population_statistics
-from normscope.problem.loss import whole_loss
+from normscope.problem import whole_loss
 from normscope.training import evaluate
 
 GENERATOR = torch.Generator().manual_seed(1)

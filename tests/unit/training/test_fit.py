@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.training import Outcome, fit, sgd, train
 
 GENERATOR = torch.Generator().manual_seed(1)

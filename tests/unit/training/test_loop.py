@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import InputError, StateError
-from normscope.problem.loss import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, whole_loss
 from normscope.training import sgd, train
 
 GENERATOR = torch.Generator().manual_seed(1)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.data import Dataset, load
-from normscope.data.catalogue import DATASETS
+from normscope.data.dataset import DATASETS
 from normscope.models import build
 from normscope.probes import PROBES, Probe, Scope
 from normscope.problem.loss import Loss, cross_entropy

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.layers import normalization
-from normscope.models.activations import activation_layers
-from normscope.models.initialization import linear, meanfield
+from normscope.models.initialization import meanfield
+from normscope.models.parts import activation_layers, linear
 from normscope.registry import unknown_name
 
 __all__ = [

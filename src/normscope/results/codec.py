@@ -1,0 +1,262 @@
+"""Datasets as strict JSON and compressed npy blobs, restored bit for bit; no pickle.
+
+The JSON (the layout) lists each variable with its dimensions and attributes, and which blob holds
+its values. A digest over the layout, all blobs and the record's key detects a flipped byte, a lost
+blob, and a blob of another record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from xarray.indexes import PandasMultiIndex
+
+from normscope.errors import ArgumentTypeError
+from normscope.results.record import check_string
+
+__all__ = ["Content", "RawDataset", "RawVariable", "decode", "encode", "from_raw", "to_raw"]
+
+_LEVEL = 1  # of zlib; measured values hardly shrink further
+_LARGEST_HEADER = 1_000_000  # bytes of an npy header; a structured dtype has a long one
+
+
+@dataclass(frozen=True, eq=False)
+class RawVariable:
+    """One variable of a dataset."""
+
+    dims: tuple[str, ...]
+    values: np.ndarray
+    attributes: dict[str, Any]
+    is_coordinate: bool
+
+
+@dataclass(frozen=True, eq=False)
+class RawDataset:
+    """Variables and attributes of a dataset; cheaper than `xr.Dataset` by the thousand."""
+
+    variables: dict[str, RawVariable]
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Content:
+    """An encoded dataset."""
+
+    layout: str
+    blobs: tuple[bytes, ...]
+
+    def digest(self, key: str, number: int) -> bytes:
+        """Checksum of the content and of where it belongs.
+
+        Args:
+            key: of the record.
+            number: of the chunk.
+        """
+        found = hashlib.blake2b(digest_size=16)
+        for part in (key.encode(), str(number).encode(), self.layout.encode(), *self.blobs):
+            found.update(len(part).to_bytes(8, "big"))
+            found.update(part)
+        return found.digest()
+
+
+def to_raw(dataset: xr.Dataset) -> RawDataset:
+    """Split a dataset into plain arrays.
+
+    Raises:
+        ArgumentTypeError: if it is not a dataset, or holds names or arrays that cannot be stored.
+    """
+    if not isinstance(dataset, xr.Dataset):
+        raise ArgumentTypeError(
+            f"a result must be an xarray.Dataset, got {type(dataset).__name__}; a DataArray has "
+            ".to_dataset(name=...)."
+        )
+    for name, index in dataset.xindexes.items():
+        if isinstance(index, PandasMultiIndex):
+            raise ArgumentTypeError(
+                f"coordinate {name!r} belongs to a MultiIndex, which a store cannot keep; use "
+                ".unstack() or .reset_index(...)."
+            )
+    variables = {
+        _check_name(name): RawVariable(
+            tuple(_check_name(dim) for dim in dataset.variables[name].dims),
+            _storable(dataset.variables[name].values, f"variable {name!r}"),
+            dict(dataset.variables[name].attrs),
+            name in dataset.coords,
+        )
+        for name in (*dataset.coords, *dataset.data_vars)
+    }
+    return RawDataset(variables, dict(dataset.attrs))
+
+
+def from_raw(raw: RawDataset) -> xr.Dataset:
+    """Build the dataset of raw variables."""
+    parts: dict[bool, dict[str, xr.Variable]] = {True: {}, False: {}}
+    for name, each in raw.variables.items():
+        parts[each.is_coordinate][name] = xr.Variable(each.dims, each.values, each.attributes)
+    return xr.Dataset(parts[False], coords=parts[True], attrs=raw.attributes)
+
+
+def encode(raw: RawDataset) -> Content:
+    """Encode a dataset for the store."""
+    arrays: list[np.ndarray] = []
+    variables = []
+    for name, each in raw.variables.items():
+        arrays.append(each.values)
+        variables.append(
+            {
+                "name": name,
+                "dims": each.dims,
+                "coordinate": each.is_coordinate,
+                "array": len(arrays) - 1,
+                "attributes": _encode_attributes(each.attributes, arrays, f"of {name!r}"),
+            }
+        )
+    attributes = _encode_attributes(raw.attributes, arrays, "of the dataset")
+    layout = {"variables": variables, "attributes": attributes}
+    text = json.dumps(layout, separators=(",", ":"), allow_nan=False)
+    return Content(text, tuple(map(_compress, arrays)))
+
+
+def decode(content: Content) -> RawDataset:
+    """Decode a dataset whose digest has been checked."""
+    arrays = [_decompress(blob) for blob in content.blobs]
+    layout = json.loads(content.layout)
+    variables = {
+        each["name"]: RawVariable(
+            tuple(each["dims"]),
+            arrays[each["array"]],
+            _decode_attributes(each["attributes"], arrays),
+            each["coordinate"],
+        )
+        for each in layout["variables"]
+    }
+    return RawDataset(variables, _decode_attributes(layout["attributes"], arrays))
+
+
+def _encode_attributes(
+    attributes: dict[str, Any], arrays: list[np.ndarray], owner: str
+) -> list[tuple[str, Any]]:
+    before = len(arrays)
+    found = [
+        (_check_name(name), _encode_value(value, arrays, f"attribute {name!r} {owner}"))
+        for name, value in attributes.items()
+    ]
+    for position in range(before, len(arrays)):
+        arrays[position] = _storable(arrays[position], f"an attribute {owner}")
+    return found
+
+
+def _decode_attributes(encoded: Iterable[Any], arrays: list[np.ndarray]) -> dict[str, Any]:
+    return {name: _decode_value(value, arrays) for name, value in encoded}
+
+
+def _encode_value(value: Any, arrays: list[np.ndarray], label: str) -> Any:
+    """Encode an attribute's value as strict JSON.
+
+    JSON types stand for themselves. Tuples, mappings, floats that are not finite and numpy values
+    become an object with a "type"; numpy values are appended to ``arrays``.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        arrays.append(np.asarray(value))
+        kind = "scalar" if isinstance(value, np.generic) else "array"
+        return {"type": kind, "value": len(arrays) - 1}
+    if value is None or type(value) in (bool, int):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"type": "float", "value": repr(value)}
+    if isinstance(value, str):
+        return check_string(value, label)
+    if type(value) in (list, tuple):
+        items = [_encode_value(item, arrays, label) for item in value]
+        return items if type(value) is list else {"type": "tuple", "value": items}
+    if type(value) is dict:
+        items = [
+            [check_string(name, f"a name in {label}"), _encode_value(item, arrays, label)]
+            for name, item in value.items()
+        ]
+        return {"type": "mapping", "value": items}
+    raise ArgumentTypeError(
+        f"{label} is of type {type(value).__name__}, which a store cannot keep; use numbers, "
+        "strings, arrays, and lists or dicts of them."
+    )
+
+
+def _decode_value(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, list):
+        return [_decode_value(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, inner = value["type"], value["value"]
+    if kind == "float":
+        return float(inner)
+    if kind == "scalar":
+        return arrays[inner][()]
+    if kind == "array":
+        return arrays[inner]
+    if kind == "tuple":
+        return tuple(_decode_value(item, arrays) for item in inner)
+    return {name: _decode_value(item, arrays) for name, item in inner}
+
+
+def _check_name(name: Any) -> str:
+    return check_string(name, f"the name {name!r} of a variable, dimension or attribute")
+
+
+def _storable(values: Any, label: str) -> np.ndarray:
+    """Return the values as an array that npy can hold without pickle.
+
+    Strings held as objects, as xarray makes them in ``expand_dims``, become fixed-width strings.
+    """
+    array = np.asarray(values)
+    if array.dtype == object and all(isinstance(each, str) for each in array.flat):
+        array = array.astype(str)
+    if array.dtype.hasobject or array.dtype.kind == "T":
+        raise ArgumentTypeError(
+            f"{label} has the dtype {array.dtype}, which only pickle could keep; convert strings "
+            "by .astype(str) and numbers by .astype(float)."
+        )
+    return array
+
+
+def _compress(array: np.ndarray) -> bytes:
+    try:
+        return zlib.compress(_npy(array, (1, 0)), _LEVEL)
+    except ValueError:  # a structured dtype with many names, or with names beyond Latin-1
+        return zlib.compress(_npy(array, (3, 0)), _LEVEL)
+
+
+def _npy(array: np.ndarray, version: tuple[int, int]) -> memoryview:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, version, allow_pickle=False)
+    return stream.getbuffer()
+
+
+def _decompress(blob: bytes) -> np.ndarray:
+    npy = zlib.decompress(blob)
+    if npy[6] != 1:  # the version
+        array: np.ndarray = np.lib.format.read_array(
+            io.BytesIO(npy), allow_pickle=False, max_header_size=_LARGEST_HEADER
+        )
+        return array
+    start = 10 + int.from_bytes(npy[8:10], "little")
+    shape, in_columns, dtype = _read_header(npy[:start])
+    values: np.ndarray = np.ndarray(shape, dtype, npy, start, order="F" if in_columns else "C")
+    return values.copy("K")  # writable
+
+
+@lru_cache(maxsize=1024)
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and dtype; the cells of a sweep share a few headers, and parsing is slow."""
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    return np.lib.format.read_array_header_1_0(stream, max_header_size=_LARGEST_HEADER)

@@ -1,0 +1,185 @@
+"""Images lie in memory as the convolutions of a model like them, if the model takes them so."""
+
+import pytest
+import torch
+from torch import nn
+
+from normscope.curvature import operator
+from normscope.curvature.images import channels_last
+from normscope.problem import Evaluator, Problem, parameter_layout
+from normscope.problem import evaluate as evaluation
+
+SEEN: list[bool] = []  # not the model's own: that is put back as it was
+
+
+LOOKS = {
+    "view": lambda x: x.view(len(x), -1),
+    "as_strided": lambda x: x.as_strided((len(x), 18), (18, 1)),  # reads other values, silently
+    None: lambda x: x.flatten(1),
+}
+
+
+class Viewed(nn.Module):
+    """A net that may look at its memory: ``view`` refuses images whose channels are neighbours."""
+
+    def __init__(self, look, drop):
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 3, 3)
+        self.drop = nn.Dropout(drop)
+        self.head = nn.Linear(3 * 2 * 3, 2)
+        self.look = look
+
+    def forward(self, x):
+        if bool(x.isnan().any()):  # no reader of layers can follow this
+            raise ValueError
+        SEEN.append(channels_last(x))
+        x = self.drop(torch.tanh(self.convolution(x)))
+        return self.head(LOOKS[self.look](x))
+
+
+def measured(look, dtype=torch.float32, kind="hessian", drop=0.0):
+    torch.manual_seed(0)
+    SEEN.clear()
+    model = Viewed(look, drop).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 2, 4, 5, generator=generator).to(dtype)
+    matrix = operator(model, "cross_entropy", (x, torch.arange(4) % 2), kind, "train")
+    vector = torch.randn(matrix.shape[0], generator=generator).to(dtype)
+    return matrix @ vector, list(SEEN), x
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_images_are_rearranged_for_convolutions(kind):
+    product, seen, _ = measured(look=None, kind=kind)
+    assert seen == [False, True, *[True] * (len(seen) - 2)]  # compared once
+    assert len(seen) > 2
+    expected, plain, _ = measured(look=None, dtype=torch.float64, kind=kind)
+    assert not any(plain)  # there is no faster order in double precision
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("look", ["view", "as_strided"])
+def test_a_model_that_looks_at_its_memory_gets_images_as_given(look):
+    product, seen, x = measured(look=look)
+    assert seen.count(True) == 1  # asked once
+    assert seen.count(False) > 1
+    expected, _, _ = measured(look=None)
+    torch.testing.assert_close(product, expected, rtol=1e-5, atol=1e-6)
+    assert x.is_contiguous()
+
+
+def test_a_refused_order_of_memory_leaves_the_random_draws_as_they_are():
+    look = "view"
+    product, seen, _ = measured(look=look, drop=0.5)
+    assert True in seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "prefers_channels_last", lambda _: False)
+        expected, plain, _ = measured(look=look, drop=0.5)
+    assert True not in plain
+    assert torch.equal(product, expected)
+
+
+def test_an_error_of_the_model_is_its_own():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(7, 2))
+    data = torch.zeros(4, 2, 4, 5), torch.arange(4) % 2
+    with pytest.raises(RuntimeError, match="7"):
+        operator(model, "cross_entropy", data, "hessian") @ torch.zeros(100)
+
+
+class BackwardLooks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(len(g), -1).reshape(g.shape)
+
+
+class Particular(nn.Module):
+    """Takes images in one order only, and says so in its own way."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.convolution, self.head = way, nn.Conv2d(2, 3, 2), nn.LazyLinear(2)
+
+    def forward(self, x):
+        if bool(x.isnan().any()):
+            raise ValueError
+        if self.way == "assert":
+            assert x.is_contiguous()
+        x = torch.tanh(self.convolution(x))
+        return self.head((BackwardLooks.apply(x) if self.way == "backward" else x).flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+@pytest.mark.parametrize("way", ["assert", "backward"])
+def test_a_model_that_refuses_an_order_in_its_own_way_gets_the_other(way, kind):
+    torch.manual_seed(0)
+    model, x = Particular(way), torch.randn(4, 2, 4, 5)
+    model(x)
+    data = x, torch.arange(4) % 2
+    matrix = operator(model, "cross_entropy", data, kind)
+    vector = torch.randn(matrix.shape[0])
+    model.way = None
+    expected = operator(model, "cross_entropy", data, kind) @ vector
+    torch.testing.assert_close(matrix @ vector, expected, rtol=1e-4, atol=1e-5)
+
+
+class ViewedIfLarge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(2, 3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        if bool(x.isnan().any()):
+            raise ValueError
+        x = torch.tanh(self.convolution(x))
+        return self.head(x.view(len(x), 3, -1).mean(2) if x.shape[2] > 3 else x.mean((2, 3)))
+
+
+def test_every_shape_of_images_is_tried():
+    torch.manual_seed(0)
+    sizes = (4, 4), (6, 7)
+    data = [(torch.randn(4, 2, *size), torch.arange(4) % 2) for size in sizes]
+    matrix = operator(ViewedIfLarge(), "cross_entropy", data, "hessian")
+    first = matrix @ torch.ones(matrix.shape[0])
+    assert torch.equal(matrix @ torch.ones(matrix.shape[0]), first)
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_batch_statistics_of_rearranged_images_keep_their_digits(chain):
+    """Many positions, and a mean of six spreads: torch loses two digits of the mean so."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Tanh(), nn.AvgPool2d(32), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(3, 2))
+    model[0].weight.data.fill_(1.0)
+    data = torch.randn(64, 1, 32, 32) + 6, torch.arange(64) % 2
+    subject = model if chain else Hidden(model)
+    matrix = operator(subject, "cross_entropy", data, "ggn", "train")
+    vector = torch.randn(matrix.shape[0])
+    exact = operator(subject.double(), "cross_entropy", (data[0].double(), data[1]), "ggn", "train")
+    expected = exact @ vector.double()
+    assert ((matrix @ vector).double() - expected).norm() <= 2e-5 * expected.norm()
+
+
+class Hidden(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        if bool(x.isnan().any()):
+            raise ValueError
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("mode", ["train", "frozen", "eval"])
+def test_a_bias_before_a_norm_layer_does_not_keep_images_as_given(mode):
+    """Its gradient is zero up to rounding, which differs between the orders."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(60, 2)
+    model = nn.Sequential(*layers)
+    data = torch.randn(8, 2, 5, 6), torch.arange(8) % 2
+    evaluator = Evaluator(Problem(model, "cross_entropy", data), parameter_layout(model), mode, 0)
+    assert evaluator._uses_channels_last(data)

@@ -1,0 +1,197 @@
+"""Losses: values and derivatives against closed forms, and clear errors."""
+
+import math
+
+import pytest
+import torch
+from torch.func import grad, jacrev
+
+from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
+from normscope.problem import LOSSES, accuracy, cross_entropy, squared_error
+from normscope.problem.loss import check_probabilities
+
+SAMPLES, CLASSES = 7, 5
+LABELS = torch.tensor([0, 4, 2, 2, 1, 3, 0])
+
+
+@pytest.fixture
+def output():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(SAMPLES, CLASSES, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def vectors():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(SAMPLES, CLASSES, generator=generator, dtype=torch.float64).softmax(dim=1)
+
+
+def one_hot():
+    return torch.eye(CLASSES, dtype=torch.float64)[LABELS]
+
+
+def log_softmax(output):
+    return output - output.exp().sum(dim=1, keepdim=True).log()
+
+
+def test_losses_registry_holds_both_by_name():
+    assert list(LOSSES) == ["cross_entropy", "squared_error"]
+    assert LOSSES["squared_error"] is squared_error
+    with pytest.raises(UnknownNameError, match="cross_entropy"):
+        LOSSES["cross_entropie"]
+
+
+def test_cross_entropy_equals_its_definition(output, vectors):
+    by_label = -sum(log_softmax(output)[i, label] for i, label in enumerate(LABELS)) / SAMPLES
+    torch.testing.assert_close(cross_entropy(output, LABELS), by_label)
+    by_vector = -(vectors * log_softmax(output)).sum() / SAMPLES
+    torch.testing.assert_close(cross_entropy(output, vectors), by_vector)
+
+
+def test_squared_error_sums_outputs_and_averages_samples(output, vectors):
+    expected = sum(
+        (output[i, j].item() - vectors[i, j].item()) ** 2 / 2
+        for i in range(SAMPLES)
+        for j in range(CLASSES)
+    )
+    assert squared_error(output, vectors).item() == pytest.approx(expected / SAMPLES, rel=1e-12)
+
+
+def test_squared_error_reads_labels_as_one_hot_vectors(output):
+    assert torch.equal(squared_error(output, LABELS), squared_error(output, one_hot()))
+
+
+def test_squared_error_takes_targets_of_any_matching_shape():
+    output = torch.arange(24.0).reshape(2, 3, 2, 2)
+    assert squared_error(output, output - 1).item() == 6.0  # 12 outputs, each 1/2
+    assert squared_error(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0])).item() == 2.5
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+def test_losses_take_labels_of_any_integer_type(loss, dtype, output):
+    assert torch.equal(loss(output, LABELS.to(dtype)), loss(output, LABELS))
+
+
+def test_cross_entropy_gradient_is_softmax_minus_target(output):
+    gradient = grad(cross_entropy)(output, LABELS)
+    torch.testing.assert_close(gradient, (output.softmax(dim=1) - one_hot()) / SAMPLES)
+
+
+def test_squared_error_gradient_is_residual_over_samples(output):
+    gradient = grad(squared_error)(output, LABELS)
+    torch.testing.assert_close(gradient, (output - one_hot()) / SAMPLES)
+
+
+def test_squared_error_hessian_is_identity_over_samples(output):
+    hessian = jacrev(grad(squared_error))(output, LABELS).reshape(2 * (output.numel(),))
+    torch.testing.assert_close(hessian, torch.eye(output.numel(), dtype=torch.float64) / SAMPLES)
+
+
+def test_cross_entropy_hessian_is_softmax_covariance(output):
+    hessian = jacrev(grad(cross_entropy))(output, LABELS)
+    expected = torch.zeros_like(hessian)
+    for i, p in enumerate(output.softmax(dim=1)):
+        expected[i, :, i, :] = (torch.diag(p) - torch.outer(p, p)) / SAMPLES
+    torch.testing.assert_close(hessian, expected)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+def test_losses_per_sample_under_vmap_average_to_the_loss(loss, output):
+    each = torch.vmap(lambda row, label: loss(row[None], label[None]))(output, LABELS)
+    torch.testing.assert_close(each.mean(), loss(output, LABELS))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+def test_losses_keep_the_type_of_the_output(loss, output, vectors):
+    narrow = output.float().requires_grad_()
+    value = loss(narrow, vectors)  # float64 targets
+    value.backward()
+    assert value.dtype == narrow.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+def test_losses_are_computed_in_float32_under_autocast(loss, output):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert loss(output.bfloat16(), LABELS).dtype == torch.float32
+
+
+@pytest.mark.parametrize("label", [CLASSES, -1, -100])  # torch leaves -100 out
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+def test_losses_refuse_labels_outside_the_outputs(loss, label, output):
+    labels = LABELS.clone()
+    labels[3] = label
+    with pytest.raises(InputError, match="labels from 0 to 4"):
+        loss(output, labels)
+    with pytest.raises(InputError, match="labels from 0 to 4"):
+        torch.vmap(lambda row, each: loss(row[None], each[None]))(output, labels)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+@pytest.mark.parametrize(
+    "target",
+    [LABELS[:-1], LABELS[:, None], torch.zeros(SAMPLES), torch.zeros(SAMPLES, 1)],
+    ids=["fewer labels", "labels in a column", "a float each", "one float column"],
+)
+def test_losses_refuse_targets_of_another_shape(loss, target, output):
+    with pytest.raises(ShapeError, match=r"\(7, 5\).*got a target of type"):
+        loss(output, target)  # the last two would broadcast silently
+
+
+def test_losses_refuse_outputs_without_a_batch():
+    with pytest.raises(ShapeError, match="unsqueeze"):
+        cross_entropy(torch.zeros(3), torch.tensor(1))
+    with pytest.raises(ShapeError, match="scalar"):
+        squared_error(torch.tensor(1.0), torch.tensor(1.0))
+
+
+def test_accuracy_counts_right_predictions(vectors):
+    output = 2 * one_hot()
+    assert accuracy(output, LABELS) == 1.0
+    output[:3] = output[:3].roll(1, dims=1)
+    assert accuracy(output, LABELS) == pytest.approx(4 / 7)
+    assert accuracy(output, one_hot()) == pytest.approx(4 / 7)
+    assert accuracy(vectors, vectors) == 1.0
+
+
+def test_accuracy_counts_not_a_number_as_wrong():
+    output = torch.full((4, 3), math.nan)
+    assert accuracy(output, torch.zeros(4, dtype=torch.long)) == 0.0
+
+
+def test_accuracy_refuses_what_it_cannot_count():
+    with pytest.raises(ShapeError, match="at least one sample"):
+        accuracy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(ShapeError, match="batch, classes"):
+        accuracy(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.long))
+    with pytest.raises(ShapeError, match="got a target"):
+        accuracy(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_check_probabilities_admits_them_in_any_precision(vectors, dtype):
+    check_probabilities(vectors.to(dtype))
+    check_probabilities(vectors[:, :, None].expand(-1, -1, 4).to(dtype))
+
+
+def test_check_probabilities_leaves_labels_and_other_shapes_to_the_loss():
+    check_probabilities(LABELS)
+    check_probabilities(torch.full((3,), -1.0))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[1.5, -0.5], [0.3, 0.3], [0.0, 0.0], [math.nan, 1.0], [math.inf, 0.0]],
+    ids=["negative", "sum below 1", "zeros", "not a number", "infinite"],
+)
+def test_check_probabilities_refuses_other_values(row):
+    with pytest.raises(InputError, match="use squared_error"):
+        check_probabilities(torch.tensor([[0.5, 0.5], row]))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
+@pytest.mark.parametrize("output", [{"logits": torch.zeros(2, 3)}, (torch.zeros(2, 3),)])
+def test_output_that_is_no_tensor_is_refused_in_a_sentence(loss, output):
+    said = f"^the model.s output must be a tensor, got {type(output).__name__}; select one in a"
+    with pytest.raises(ArgumentTypeError, match=said):
+        loss(output, torch.tensor([0, 1]))
