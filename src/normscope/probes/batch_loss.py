@@ -96,25 +96,20 @@ class BatchLoss:
         with self.at(parameters), torch.no_grad():
             return self.forward().item()
 
-    def gradient(
-        self, parameters: Mapping[str, Tensor], wanted: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Return loss and gradient at other parameters: one forward and backward pass.
+    def gradient(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradient at other parameters: one forward and backward pass.
 
         Args:
-            parameters: by qualified name.
-            wanted: those to differentiate; None: all that require a gradient.
+            parameters: by qualified name; those that require a gradient are differentiated.
 
         Returns:
-            The loss and the gradients by name, without those the loss does not depend on.
+            The gradients by name, without those the loss does not depend on.
         """
         with self.at(parameters):
-            return differentiate(self.forward(), parameters if wanted is None else wanted)
+            return differentiate(self.forward(), parameters)
 
     def compare_gradient(
-        self,
-        parameters: Mapping[str, Tensor],
-        comparison: GradientComparison,
+        self, parameters: Mapping[str, Tensor], comparison: GradientComparison
     ) -> float:
         """Compare the gradient at other parameters; it is never in memory as a whole.
 
@@ -135,7 +130,7 @@ class BatchLoss:
                 comparison.add(name, gradient.to_dense() if gradient.is_sparse else gradient)
 
         for name, leaf in leaves.items():
-            # both untyped in torch
+            # untyped in torch
             leaf.register_post_accumulate_grad_hook(partial(hook, name))  # type: ignore[no-untyped-call]
         with self.at({**parameters, **leaves}):
             loss = self.forward()
@@ -144,18 +139,14 @@ class BatchLoss:
         return loss.item()
 
 
-def differentiate(loss: Tensor, tensors: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-    """Return a loss and its gradient by name, for the tensors that require one and affect it."""
-    leaves = _leaves(tensors)
+def differentiate(loss: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradient of a loss by name, for the tensors that require one and affect it."""
+    leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     if not leaves or not loss.requires_grad:
-        return loss.item(), {}
+        return {}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves, found, strict=True)
-    return loss.item(), {name: dense(gradient) for name, gradient in pairs if gradient is not None}
-
-
-def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    return {name: dense(gradient) for name, gradient in pairs if gradient is not None}
 
 
 def dense(gradient: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class StepContext:
             with torch.set_grad_enabled(with_gradient), self.order.record(hooks):
                 loss = self.batch_loss.forward()
             hooks.close()
-            self.loss, self.gradient = differentiate(loss, parameters)
+            self.loss, self.gradient = loss.item(), differentiate(loss, parameters)
 
     def use_training_gradient(self, loss: float | Tensor) -> None:
         """Use the training's own loss and gradient, instead of `run_pass`."""

@@ -105,7 +105,6 @@ def _shift(
     if not before:
         return difference_and_cosine(here, here)
     tensors = context.copy_parameters(before)
-    leaves = {name: tensors[name].requires_grad_() for name in own}
-    with torch.inference_mode(False):
-        _, there = context.batch_loss.gradient(tensors, leaves)
-    return difference_and_cosine(here, there)
+    for name in own:
+        tensors[name].requires_grad_()
+    return difference_and_cosine(here, context.batch_loss.gradient(tensors))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,14 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normscope.layers.kinds import is_norm
 
 __all__ = ["ExecutionOrder", "ForwardHooks", "Layer", "own_parameters", "weight_layers"]
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,7 @@ class Layer:
 
 
 class ForwardHooks:
-    """Forward hooks that are removed when the isolation context around them exits.
+    """Forward hooks, removed by the isolation context around them.
 
     Args:
         model: the model.
@@ -54,9 +45,6 @@ class ForwardHooks:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._is_open = True
-        for module in model.modules():
-            for slot in _HOOKS:  # copies, because the context restores the original dictionaries
-                module.__dict__[slot] = OrderedDict(module.__dict__[slot])
 
     def close(self) -> None:
         """Ignore further calls: a checkpointed part runs forward again in the backward pass."""

@@ -60,7 +60,7 @@ def batch_source(
         raise InputError(f"seed must be from -2**63 to 2**64 - 1, got {seed}.")
     if batch_size is not None:
         return _row_batches(problem, batch_size, seed, drop_last)
-    if not (problem.is_one_batch or isinstance(problem.data, list)):
+    if not problem.is_in_memory:
         return _LoaderBatches(problem)
     batches = [problem.prepare(problem.data)] if problem.is_one_batch else problem.data
     return _ShuffledBatches(

@@ -211,15 +211,10 @@ def check_steps(steps: int) -> None:
 
 
 @contextmanager
-def training_mode(model: nn.Module, training: bool = True) -> Iterator[None]:
-    """Put the model in train (or eval) mode, and restore every module's flag on exit.
-
-    Args:
-        model: the model.
-        training: False for eval mode.
-    """
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in train mode, and restore every module's flag on exit."""
     flags = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    model.train()
     try:
         yield
     finally:
