@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import normscope as ns
-from normscope.cli.batches import chosen_batches
+from normscope.cli.batches import choose_batches
 from normscope.curvature.spectrum import spectrum
 from normscope.files import replacing
 from normscope.plots.spectrum import spectrum as draw
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=3)
     parser.add_argument("--lanczos-steps", type=int, default=40)
     options = parser.parse_args()
-    data = chosen_batches(tuple(ns.data.load("cifar10").train), options.batch_size, 1)
+    data = choose_batches(tuple(ns.data.load("cifar10").train), options.batch_size, 1)
     figure = new_figure(width=7.0, height=4.0)
     axes = figure.subplots()
     for norm in ("none", "batch"):

@@ -1,6 +1,6 @@
 """normscope shows what normalization does to a network.
 
-The public names load on first use, so that ``import normscope`` itself costs nothing.
+The public names are imported on first use, so that ``import normscope`` loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "curvature",
-    "data",
-    "decoupled",
-    "experiments",
-    "layers",
-    "meanfield",
-    "models",
-    "plots",
-    "probes",
-    "problem",
-    "report",
-    "results",
-    "sweeps",
-    "theorems",
-    "training",
-)
 _HOMES = {
     "Problem": "normscope.problem",
     "Scope": "normscope.probes",
@@ -90,10 +73,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"normscope.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"normscope.{name}")
     raise AttributeError(f"module 'normscope' has no attribute {name!r}")
 
 

@@ -1,8 +1,8 @@
-"""Every error and warning of normscope, under one root.
+"""All errors and warnings of normscope, under one root.
 
 Each error is also a subclass of the built-in type a PyTorch user expects, so that both
-``except NormscopeError`` and ``except ValueError`` catch it. A message is one sentence or two:
-what was expected, what came, what to do.
+``except NormscopeError`` and ``except ValueError`` catch it. A message says what was
+expected, what came and what to do.
 """
 
 
@@ -34,8 +34,8 @@ class NoClosureError(InputError):
     """The mean-field theory cannot read a model, or has no closure for a part of it.
 
     Args:
-        what: what that is, by its name; without a full stop.
-        remedy: what to do instead, in whole sentences.
+        what: the part and the reason, without a full stop.
+        remedy: what to do instead, in full sentences.
 
     >>> error = NoClosureError("encoder: no closure for attention", "Measure instead.")
     >>> print(error)
@@ -54,12 +54,12 @@ class ArgumentTypeError(NormscopeError, TypeError):
 
 
 class StateError(NormscopeError, RuntimeError):
-    """An operation does not fit the present state of a model, file or run."""
+    """An operation does not fit the current state of a model, file or run."""
 
 
 class DataError(NormscopeError, RuntimeError):
-    """A data file is missing, truncated, corrupt or hostile."""
+    """A data file is missing, truncated, corrupt or unsafe."""
 
 
 class NormscopeWarning(UserWarning):
-    """Root of all warnings that normscope gives."""
+    """Root of all warnings that normscope issues."""

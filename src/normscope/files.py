@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: every result is written through this module."""
+"""Atomic writes: a file is either whole or not there. Every result is written through this."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+__all__ = ["replacing", "try_write"]
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it takes the place of ``path`` when the block ends well.
+    """Yield a temporary path beside ``path``, which replaces it if the block succeeds.
 
     The content reaches the disk before the name does, so a crash or Ctrl-C leaves the old file or
-    the new one, never half of one. The temporary name keeps the suffix of ``path``, because
-    writers such as matplotlib choose their format by it.
+    the new one. The temporary name keeps the suffix, by which matplotlib chooses the format.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -26,7 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = _beside(path)
+    unfinished = _temporary_name(path)
     try:
         yield unfinished
         with unfinished.open("rb+") as stream:
@@ -36,21 +37,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def try_place(path: str | os.PathLike[str]) -> None:
-    """Fail as `replacing` would if nothing can be written at ``path``; nothing is left behind.
+def try_write(path: str | os.PathLike[str]) -> None:
+    """Raise an `OSError` if `replacing` could not write to ``path``; nothing is left behind.
 
-    Folders that are not there are tried under another name in the one that is, so that nobody sees
-    them come and go.
-
-    Args:
-        path: where a file is to go.
-
-    Raises:
-        OSError: if it cannot go there.
+    Missing folders are tried under a temporary name in the nearest one that exists.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     try_place(Path(folder) / "new" / "answer.txt")
+    ...     try_write(Path(folder) / "new" / "answer.txt")
     ...     print(list(Path(folder).iterdir()))
     []
     """
@@ -68,11 +62,10 @@ def try_place(path: str | os.PathLike[str]) -> None:
 
 
 def _try_file(path: Path) -> None:
-    unfinished = _beside(path)
+    unfinished = _temporary_name(path)
     unfinished.open("xb").close()
     unfinished.unlink()
 
 
-def _beside(path: Path) -> Path:
-    """The name under which a file is written until it is whole."""
+def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")

@@ -1,4 +1,4 @@
-"""The work normscope stands on, pinned: every ``Reference:`` line of a docstring resolves here."""
+"""The papers that docstrings cite: every ``Reference:`` line resolves here."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ PAPERS = {
         ),
     )
 }
-"""The papers by their key, as docstrings cite them."""
+"""The papers by key."""
 
 
 def paper(key: str) -> Paper:
-    """The publication with this key.
+    """Return the publication with this key.
 
     Raises:
         UnknownNameError: if the key is not in the list.

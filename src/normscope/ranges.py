@@ -1,4 +1,4 @@
-"""Evenly spaced numbers as a text: ``0.1:3:12``, and ``1e-3:1:16:log`` evenly by ratio."""
+"""Ranges of numbers as strings: ``0.1:3:12`` (linear) and ``1e-3:1:16:log`` (logarithmic)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from normscope.errors import InputError
 __all__ = ["RANGE", "number_range", "range_text"]
 
 RANGE = "first:last:count or first:last:count:log"
-"""How a range is written."""
+"""The syntax of a range."""
 
-_FEWEST = 3  # numbers that are shorter as a range
+_FEWEST = 3  # fewer numbers are not shorter as a range
 
 
 def number_range(text: str) -> list[float]:
-    """Evenly spaced numbers, both ends included; with ``:log`` evenly by ratio.
+    """Return evenly spaced numbers, both ends included; with ``:log`` on a logarithmic scale.
 
     >>> number_range("0.1:3:6")
     [0.1, 0.68, 1.26, 1.84, 2.42, 3.0]
 
     Raises:
-        InputError: if the text is no range, or a logarithmic one does not lie above zero.
+        InputError: if the string is not a range, or a logarithmic one is not above zero.
     """
     first, last, count, is_logarithmic = _range_parts(text)
     if is_logarithmic and not (first > 0 and last > 0):
-        raise InputError(f"a logarithmic range lies above 0, got {text!r}.")
+        raise InputError(f"a logarithmic range must be above 0, got {text!r}.")
     if count == 1:
         return [first]
     shares = [i / (count - 1) for i in range(1, count - 1)]
@@ -35,22 +35,19 @@ def number_range(text: str) -> list[float]:
         inner = [10 ** (low + (high - low) * share) for share in shares]
     elif math.isfinite(last - first):
         inner = [first + (last - first) * share for share in shares]
-    else:  # farther apart than a number can say
+    else:  # the difference overflows
         inner = [first * (1 - share) + last * share for share in shares]
-    # rounded: 0.1 and not 0.10000000000000002, whatever the arithmetic makes of it
+    # rounded: 0.1 and not 0.10000000000000002
     return [first, *(float(f"{value:.12g}") for value in inner), last]
 
 
 def range_text(values: Sequence[object]) -> str | None:
-    """The range that gives just these values, digit for digit; None if there is none.
+    """Return the range that gives exactly these values; None if there is none.
 
     >>> range_text([0.01, 0.1, 1.0]), range_text([0.5, 1.0, 1.5]), range_text([1.0, 2.0, 4.5])
     ('0.01:1:3:log', '0.5:1.5:3', None)
-
-    Args:
-        values: in their order.
     """
-    floats = [float(value) for value in values if isinstance(value, float)]  # of numpy too
+    floats = [float(value) for value in values if isinstance(value, float)]  # numpy's too
     numbers = [value for value in floats if math.isfinite(value)]
     if len(numbers) < max(len(values), _FEWEST):
         return None

@@ -38,14 +38,14 @@ def test_version_is_the_packages():
     [
         (["dmo"], "Did you mean 'demo'?"),
         (["demo", "--seeed", "3"], "No such option: --seeed"),
-        (["demo", "--seed", "x"], "must be a whole number"),
+        (["demo", "--seed", "x"], "must be an integer"),
         (["data", "path", "mnst"], "did you mean 'mnist'?"),
         (["data", "path", "mnist", "--root", "no-such-folder"], "no-such-folder"),
         (["demo", "--seed", "99999999999999999999"], "--seed"),
-        (["demo", "--out", __file__], "is no folder; choose another"),
+        (["demo", "--out", __file__], "is not a folder; choose another"),
         (
             ["curvature", "vgg", "-d", "digits", "-o", f"{__file__}/x.svg"],
-            "is no folder; choose another",
+            "is not a folder; choose another",
         ),
         (["curvature", "vgg", "-d", "digits", "--option", "norm=none"], "use --norm none"),
         (["curvature", "vgg", "-d", "digits", "--option", "width=abc"], "number above 0"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normscope.cli import check_length
+from normscope.cli import check_model
 from normscope.cli.main import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
@@ -97,7 +97,7 @@ SMALL = [*DIGITS, "--option", "width=6", "--option", "depth=2"]
 
 
 def test_long_check_is_told_before_it_begins(capsys, monkeypatch):
-    monkeypatch.setattr(check_length, "_LONG", 0.0)
+    monkeypatch.setattr(check_model, "_LONG", 0.0)
     arguments = ["--batch-size", "8", "--option", "width=4", "--layer", "features.1"]
     assert main(["check", *DIGITS, *arguments]) == 0
     assert "normscope: note: this may take about" in capsys.readouterr().err
@@ -154,8 +154,8 @@ def test_two_samples_of_images_are_checked_up_to_the_largest_matrix(
     [
         (["--form", "exat"], "did you mean 'exact'"),
         (["--layer", "1"], "name it first"),
-        (["--loss", "nonsense"], "--loss says something of a model"),
-        ([*DIGITS, "--cases", "3"], "tried without a model"),
+        (["--loss", "nonsense"], "--loss belongs to a model"),
+        ([*DIGITS, "--cases", "3"], "checked without MODEL"),
         ([*DIGITS, "--loss", "nonsense"], "unknown loss 'nonsense'"),
         (["fully_connected"], "give --data"),
         (["--model", "fully_connected"], "give --data"),

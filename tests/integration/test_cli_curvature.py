@@ -3,12 +3,13 @@
 import importlib
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from normscope.cli.batches import chosen_batches
+from normscope.cli.batches import choose_batches
 from normscope.cli.curvature import curvature
 from normscope.cli.main import app, main
 from normscope.cli.sources import load_data, load_model
@@ -29,7 +30,7 @@ def _own_path(monkeypatch):
 def small_problem():
     data = load_data("digits")
     model = load_model("fully_connected", data, options=["width=6"])
-    return model, "cross_entropy", chosen_batches(data, 32, 1)
+    return model, "cross_entropy", choose_batches(data, 32, 1)
 
 
 def test_json_holds_the_eigenvalues_of_the_dense_matrix(capsys):
@@ -169,14 +170,11 @@ def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys
 def test_progress_tells_estimate_and_residual(monkeypatch, capsys):
     told = []
 
-    class Bar:
-        def __enter__(self):
-            return told.append
+    @contextmanager
+    def log(label):
+        yield lambda event: told.append(event.detail)
 
-        def __exit__(self, *error):
-            return None
-
-    monkeypatch.setattr("normscope.cli.output.progress", lambda label, total, counted: Bar())
+    monkeypatch.setattr("normscope.cli.progress_bar.show_progress", log)
     assert main(["curvature", *SMALL, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)["values"][0]
     assert all(text.startswith("eigenvalue ") and " (residual " in text for text in told)

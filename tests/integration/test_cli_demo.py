@@ -83,7 +83,7 @@ def test_interrupted_demo_goes_on_and_its_json_is_json_alone(tmp_path, monkeypat
         assert main(command) == 130
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "what is finished is kept in" in printed.err
+    assert "finished work is kept in" in printed.err
     left = {file.name for file in tmp_path.iterdir()}
     assert "demo-unfinished.sqlite" in left
     assert not left & {"demo.nc", "demo.svg", "report.html"}

@@ -101,10 +101,10 @@ def test_interrupted_run_leaves_no_half_written_file_and_goes_on(tmp_path):
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 130
     kept = tmp_path / "runs.sqlite"
-    told = f"interrupted; what is finished is kept in {kept}, and the same command goes on."
+    told = f"interrupted; finished work is kept in {kept}; run the same command to resume."
     with Store(kept, read_only=True) as store:
         if not any(number for state, number in store.counts().items() if state.has_result):
-            told = "interrupted; nothing was computed yet, and the same command begins again."
+            told = "interrupted; nothing was computed yet."
     assert errors.splitlines()[-1] == f"normscope: {told}"
     assert not (tmp_path / "wei2018").exists()
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)

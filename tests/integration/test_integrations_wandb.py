@@ -19,7 +19,7 @@ pytestmark = [
 
 
 HEADER, BLOCK, RECORD_HEAD = 7, 32_768, 7  # bytes, of the log format of LevelDB
-WHOLE, LAST = 1, 4  # kinds of pieces that end a record
+WHOLE, AVERAGED = 1, 4  # kinds of pieces that end a record
 
 
 def records(data):
@@ -34,7 +34,7 @@ def records(data):
         place += RECORD_HEAD
         whole += data[place : place + size]
         place += size
-        if kind in (WHOLE, LAST):
+        if kind in (WHOLE, AVERAGED):
             yield whole
             whole = b""
 

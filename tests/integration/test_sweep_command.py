@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.cli import sweep_picture
+from normscope.cli import sweep_files
 from normscope.cli.main import main
 from normscope.report import report_of
 from normscope.results import Store
@@ -162,9 +162,9 @@ def test_interrupt_while_a_sweep_begins_says_how_to_go_on(capsys, tmp_path, monk
     def interrupted(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("normscope.cli.sweep_runs.carry_out", interrupted)
+    monkeypatch.setattr("normscope.cli.sweep_run.carry_out", interrupted)
     assert main(["sweep", "phase_diagram", "--out", str(tmp_path / "phase.sqlite")]) == 130
-    told = "interrupted; nothing was computed yet, and the same command begins again."
+    told = "interrupted; nothing was computed yet."
     assert capsys.readouterr().err == f"normscope: {told}\n"
 
 
@@ -204,6 +204,7 @@ def test_boundary_is_a_table_and_numbers_and_a_figure_and_resumes(capsys, tmp_pa
 def test_cell_that_kills_its_worker_does_not_kill_the_command(capsys, tmp_path, monkeypatch):
     """It is failed once its worker died, and no picture tries it again in the parent."""
     monkeypatch.setattr("normscope.sweeps.diagram.TRAININGS", DEADLY)
+    monkeypatch.setattr("normscope.cli.sweep_run.TRAININGS", DEADLY)
     out = tmp_path / "phase.sqlite"
     rates = ["--set", "lr=0.01,0.1"]
     command = ["phase_diagram", *SMALL, *rates, "--out", str(out), "--workers", "2"]
@@ -216,15 +217,15 @@ def test_cell_that_kills_its_worker_does_not_kill_the_command(capsys, tmp_path, 
 
 
 def test_picture_is_there_before_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("normscope.cli.sweep_picture._SECONDS", 0.0)
+    monkeypatch.setattr("normscope.cli.sweep_files._SECONDS", 0.0)
     written = []
-    whole = sweep_picture.write_diagram
+    write = sweep_files._write
 
-    def noted(found, out):
+    def record(found, out, figure):
         written.append(int(found["test_loss"].notnull().sum() + found["diverged"].sum()))
-        return whole(found, out)
+        return write(found, out, figure)
 
-    monkeypatch.setattr(sweep_picture, "write_diagram", noted)
+    monkeypatch.setattr(sweep_files, "_write", record)
     out = tmp_path / "phase.sqlite"
     many = ["--set", "lr=1e-3:100:8:log", "--seeds", "2"]  # 32 cells in units of eight
     assert main(["sweep", "phase_diagram", *SMALL, *many, "--out", str(out)]) == 0
@@ -261,7 +262,7 @@ def test_status_says_how_long_is_left_though_nobody_is_at_work(capsys, tmp_path)
         store.finish(first, xr.Dataset({"square": 1.0}), seconds=30.0)
     assert main(["sweep", "status", str(out)]) == 0
     table, _, sentence = capsys.readouterr().out.rpartition("\n\n")
-    assert table.endswith("30 s  1.5 min")
+    assert table.endswith("30 s  90 s")
     assert max(map(len, sentence.splitlines())) <= 80
     sentence = " ".join(sentence.split())
     assert sentence.startswith("No process is at work on it; left: about so long with one worker.")
@@ -275,17 +276,18 @@ def test_sweep_that_goes_on_begins_its_count_with_what_is_there(capsys, tmp_path
     def log(label):
         yield told.append
 
-    monkeypatch.setattr("normscope.cli.output.progress", log)
+    monkeypatch.setattr("normscope.cli.sweep_run.show_progress", log)
     command = ["sweep", "phase_diagram", *SMALL, "--out", str(tmp_path / "phase.sqlite")]
     assert main([*command, "--set", "lr=0.01"]) == 0
     assert main([*command, "--set", "lr=0.01,0.1"]) == 0
-    assert told == ["0 of 2 cells", "2 of 2 cells", "2 of 4 cells", "4 of 4 cells"]
+    counts = [str(event) for event in told]
+    assert counts == ["0 of 2 cells", "2 of 2 cells", "2 of 4 cells", "4 of 4 cells"]
 
 
 def test_wrong_place_is_told_before_torch_is_loaded(capsys, tmp_path, monkeypatch):
     file = tmp_path / "net.py"
     file.write_text("def build(): ...\n")
-    monkeypatch.setattr("normscope.cli.sweep_runs.carry_out", lambda *given: pytest.fail("ran"))
+    monkeypatch.setattr("normscope.cli.sweep_run.carry_out", lambda *given: pytest.fail("ran"))
     command = ["sweep", "phase_diagram", "--out", str(tmp_path / "phase.sqlite")]
     assert main([*command, "--set", f"model=vgg,{file}:biuld"]) == 2
     assert "did you mean 'build'?" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_killed_and_interrupted_sweeps_leave_no_process_and_no_running_cell(tmp_
         assert interrupted.returncode == 130, error
         *before, line = error.splitlines()
         assert all(each.startswith("phase_diagram: ") for each in before)  # a slow machine's log
-        assert line.startswith(f"normscope: interrupted; what is finished is kept in {path}")
+        assert line.startswith(f"normscope: interrupted; finished work is kept in {path}")
         until(lambda: group_is_gone(interrupted.pid))
     with Store(path, read_only=True) as store:
         counts = store.counts()

@@ -3,98 +3,56 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.curvature_output import print_curvature
-from normscope.cli.figures import check_figure, draw_on
-from normscope.cli.names import completion_of
-from normscope.cli.options import (
-    BatchSize,
-    Data,
-    Device,
-    Figure,
-    Json,
-    LossOfKind,
-    Model,
-    ModelOptions,
-    Norm,
-    Seed,
-)
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.outputs import check_figure, draw_then_print
+from normscope.progress import Progress
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
     from normscope.curvature import TopEigenvalue
-    from normscope.curvature.search import Progress
 
-Subject = tuple[Any, Any, Any]  # model, loss, data
-
-Kind = Annotated[
-    str,
-    typer.Option(
-        metavar="KIND",
-        help="fisher (of half the squared error), ggn (Gauss-Newton, of the loss) or hessian (of "
-        "the loss).",
-        autocompletion=completion_of("fisher", "ggn", "hessian"),
-    ),
-]
-Mode = Annotated[
-    str,
-    typer.Option(
-        metavar="MODE",
-        help="Statistics of the norm layers: train (the batch's, differentiated through, as "
-        "training does), frozen (the batch's, as constants) or eval (the running ones).",
-        autocompletion=completion_of("train", "frozen", "eval"),
-    ),
-]
-Batches = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Batches to average over.")]
-Count = Annotated[int, typer.Option("-k", min=1, metavar="NUMBER", help="How many eigenvalues.")]
-Which = Annotated[
-    str,
-    typer.Option(
-        metavar="WHICH",
-        help="largest, smallest, both, or magnitude (the largest by absolute value).",
-        autocompletion=completion_of("largest", "smallest", "both", "magnitude"),
-    ),
-]
-Tolerance = Annotated[
-    float, typer.Option(metavar="NUMBER", help="How exact: relative residual to stop at.")
-]
-MaxProducts = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="NUMBER",
-        help="Matrix-vector products to give up after; each costs about two gradients.",
-        show_default="100 + 20 k",
-    ),
-]
-WholeSpectrum = Annotated[
-    bool, typer.Option("--spectrum", help="Also the density of all eigenvalues.")
-]
-Probes = Annotated[
-    int, typer.Option(min=2, metavar="NUMBER", help="Random directions that the spectrum averages.")
-]
-LanczosSteps = Annotated[
-    int,
-    typer.Option(min=1, metavar="NUMBER", help="Matrix-vector products for each random direction."),
-]
+_KIND = (
+    "fisher (of half the squared error), ggn (Gauss-Newton, of the loss) or hessian (of the loss)."
+)
+_MODE = (
+    "Statistics of the norm layers: train (the batch's, differentiated through, as training does), "
+    "frozen (the batch's, as constants) or eval (the running ones)."
+)
+_WHICH = "largest, smallest, both, or magnitude (the largest by absolute value)."
+_WHICHES = ("largest", "smallest", "both", "magnitude")
+_PRODUCTS = "Matrix-vector products to give up after; each costs about two gradients."
+_LANCZOS = "Matrix-vector products for each random direction."
+Kind = Annotated[str, opt.option("KIND", _KIND, choices=("fisher", "ggn", "hessian"))]
+Mode = Annotated[str, opt.option("MODE", _MODE, choices=("train", "frozen", "eval"))]
+Batches = Annotated[int, opt.number("Batches to average over.", min=1)]
+Count = Annotated[int, opt.number("How many eigenvalues.", "-k", min=1)]
+Which = Annotated[str, opt.option("WHICH", _WHICH, choices=_WHICHES)]
+Tolerance = Annotated[float, opt.number("How exact: relative residual to stop at.")]
+MaxProducts = Annotated[int | None, opt.number(_PRODUCTS, min=1, default="100 + 20 k")]
+WholeSpectrum = Annotated[bool, opt.flag("--spectrum", "Also the density of all eigenvalues.")]
+Probes = Annotated[int, opt.number("Random directions that the spectrum averages.", min=2)]
+LanczosSteps = Annotated[int, opt.number(_LANCZOS, min=1)]
 
 
+@command("curvature", "Eigenvalues and spectrum of a model's curvature.")
 def curvature(
-    model: Model,
-    data: Data,
-    loss: LossOfKind = "cross_entropy",
+    model: opt.Model,
+    data: opt.Data,
+    loss: opt.LossOfKind = "cross_entropy",
     kind: Kind = "fisher",
     mode: Mode = "train",
-    norm: Norm = None,
-    option: ModelOptions = None,
-    batch_size: BatchSize = None,
+    norm: opt.Norm = None,
+    option: opt.ModelOptions = None,
+    batch_size: opt.BatchSize = None,
     batches: Batches = 1,
     k: Count = 1,
     which: Which = "largest",
@@ -103,10 +61,10 @@ def curvature(
     spectrum: WholeSpectrum = False,
     probes: Probes = 5,
     lanczos_steps: LanczosSteps = 64,
-    device: Device = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    out: Figure = None,
+    device: opt.Device = None,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
+    out: opt.Figure = None,
 ) -> None:
     """Extreme eigenvalues of the Fisher, Gauss-Newton or Hessian matrix, as training sees it.
 
@@ -115,82 +73,77 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.batches import chosen_batches, note_conversion
-    from normscope.cli.trained import trained_words
+    from normscope.cli.batches import choose_batches, note_conversion
+    from normscope.cli.render import describe_parameters
     from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
     check_figure(out)
     samples = sources.load_data(data, seed)
-    chosen = chosen_batches(samples, batch_size, batches, seed)
+    chosen = choose_batches(samples, batch_size, batches, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     note_conversion(chosen, network)
     problem = (network, sources.load_loss(loss), chosen)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
-    extreme = (k, max_products, {**common, "which": which, "tol": tol})
-    whole = (probes, lanczos_steps, common) if spectrum else None
-    whose = samples if isinstance(samples, tuple) else chosen  # numbers of samples are of these
-    measure = partial(_measured, problem, whose, extreme, whole)
+    search = {**common, "k": k, "which": which, "tol": tol, "max_products": max_products}
+    whole = {**common, "probes": probes, "lanczos_steps": lanczos_steps} if spectrum else None
+    whose = samples if isinstance(samples, tuple) else chosen  # for the errors' sample numbers
+    measure = partial(_measure, problem, whose, search, whole)
     top, density = call_user_code(f"{model} with {loss} on {data}", measure)
     source = {"model": model, "data": data, "loss": loss}
-    with draw_on(out, partial(_draw, top, density)) as figure:
-        print_curvature(top, density, figure, source, trained_words(network), as_json)
+    with draw_then_print(out, partial(_draw, top, density)) as figure:
+        if as_json:
+            _print_json(top, density, source, figure)
+        else:
+            _print(top, density, figure, _basis(top, describe_parameters(network), **source))
     if not top.converged:
         raise typer.Exit(1)
 
 
-def _measured(
-    problem: Subject,
-    whose: Any,
-    extreme: tuple[int, int | None, dict[str, Any]],
-    whole: tuple[int, int, dict[str, Any]] | None,
+def _measure(
+    problem: tuple[Any, Any, Any], whose: Any, search: dict[str, Any], whole: dict[str, Any] | None
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
-    """The extreme eigenvalues, and the density of all if it is asked for."""
+    """Return the extreme eigenvalues, and the density of all if it is asked for."""
     from normscope.problem.precheck import locate_errors, try_batches
     from normscope.problem.problem import Problem
 
-    options = extreme[-1]
-    with locate_errors(Problem(*problem[:-1], whose)):
-        if len(problem[-1]) > 1:  # the search may come to the last one late
-            try_batches(Problem(*problem), problem[-1], options["mode"], options["seed"])
-        top = _eigenvalues(problem, *extreme)
-        return top, None if whole is None else _density(problem, *whole)
+    model, loss, batches = problem
+    with locate_errors(Problem(model, loss, whose)):
+        if len(batches) > 1:  # the search may reach the last one late
+            try_batches(Problem(*problem), batches, search["mode"], search["seed"])
+        top = _top_eigenvalue(problem, search)
+        return top, None if whole is None else _spectrum(problem, whole)
 
 
-def _eigenvalues(
-    problem: Subject, k: int, max_products: int | None, options: dict[str, Any]
-) -> TopEigenvalue:
-    from normscope.cli.output import progress
+def _top_eigenvalue(problem: tuple[Any, Any, Any], search: dict[str, Any]) -> TopEigenvalue:
+    from normscope.cli.progress_bar import show_progress
     from normscope.curvature import top_eigenvalue
     from normscope.errors import NormscopeWarning
 
-    allowed = 100 + 20 * k if max_products is None else max_products
-    counted = "product {} of at most {}"
-    with progress("curvature", allowed, counted) as begin, warnings.catch_warnings():
-        warnings.simplefilter("ignore", NormscopeWarning)  # the table says it, and the exit code
-        tell = _teller(begin)
+    allowed = search["max_products"] or 100 + 20 * search["k"]
+    with show_progress("curvature") as show, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NormscopeWarning)  # the table shows it, and the exit code
+
+        def report(state: Any) -> None:
+            found = f"eigenvalue {state.value:.5g} (residual {state.residual:.1e})"
+            done = int(state.products)
+            show(Progress("", found, done, allowed, "products", "bound"))
+
         return top_eigenvalue(
-            *problem, k=k, max_products=allowed, progress=tell, vectors=False, **options
+            *problem, **search | {"max_products": allowed}, progress=report, vectors=False
         )
 
 
-def _teller(begin: Callable[[str], None]) -> Callable[[Progress], None]:
-    def tell(state: Progress) -> None:
-        begin(f"eigenvalue {state.value:.5g} (residual {state.residual:.1e})")
-
-    return tell
-
-
-def _density(problem: Subject, probes: int, steps: int, options: dict[str, Any]) -> xr.Dataset:
-    from normscope.cli.output import progress
+def _spectrum(problem: tuple[Any, Any, Any], options: dict[str, Any]) -> xr.Dataset:
+    from normscope.cli.progress_bar import show_progress
     from normscope.curvature.spectrum import spectrum
 
-    with progress("spectrum") as tell_text:
+    with show_progress("spectrum") as show:
 
-        def tell(done: int, planned: int) -> None:
-            tell_text(f"{done} of {planned} matrix-vector products")
+        def report(done: int, planned: int) -> None:
+            show(Progress(done=done, total=planned, unit="matrix-vector products"))
 
-        return spectrum(*problem, probes=probes, lanczos_steps=steps, progress=tell, **options)
+        return spectrum(*problem, progress=report, **options)
 
 
 def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
@@ -200,3 +153,66 @@ def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
     from normscope.plots.spectrum import spectrum
 
     spectrum(density, axes)
+
+
+def _print_json(
+    top: TopEigenvalue, density: xr.Dataset | None, source: dict[str, str], figure: Path | None
+) -> None:
+    from normscope.cli.render import print_json
+
+    whole = None
+    if density is not None:
+        arrays = {str(name): values.values.tolist() for name, values in density.variables.items()}
+        whole = {**{str(name): value for name, value in density.attrs.items()}, **arrays}
+    path = None if figure is None else str(figure)
+    print_json({**source, **top.to_dict(), "spectrum": whole, "figure": path})
+
+
+def _print(top: TopEigenvalue, density: xr.Dataset | None, figure: Path | None, basis: str) -> None:
+    from normscope.cli.render import print_note
+
+    print_note(str(top))
+    if density is not None:
+        print_note(_summary(density))
+    print_note(f"\n{basis}")
+    if figure is not None:
+        print(f"Figure: {figure}")
+
+
+def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str) -> str:
+    """Return what the numbers are of, in one line."""
+    matrix = {
+        "fisher": "the Fisher matrix, which is the curvature of half the squared error",
+        "ggn": f"the Gauss-Newton matrix of {loss}",
+        "hessian": f"the Hessian of {loss}",
+    }[top.kind]
+    if top.kind == "fisher" and loss != "squared_error":
+        matrix += f" and not of {loss} (--kind ggn: of that, as in normscope lr)"
+    batches = f"batches of {top.batch_size}"
+    if top.samples == top.batch_size:
+        batches = f"one batch of {top.batch_size}"
+    statistics = {
+        "train": "the batch's statistics, differentiated through",
+        "frozen": "the batch's statistics, as constants",
+        "eval": "running statistics",
+    }[top.mode]
+    return (
+        f"Of: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), {parameters}."
+    )
+
+
+def _summary(density: xr.Dataset) -> str:
+    """Return the trace, and the shares of eigenvalues near zero and below."""
+    import numpy as np
+
+    size = density.attrs["parameters"]
+    mean, error = (float(density[name].sel(order=1)) for name in ("moment", "moment_error"))
+    bound = 0.01 * float(abs(density["nodes"]).max())
+    below, up_to = np.interp([-bound, bound], density["eigenvalue"], density["cumulative"])
+    steps = density.attrs["lanczos_steps"]
+    return (
+        f"spectrum of {size} eigenvalues: trace {mean * size:.5g} ± {error * size:.2g}; "
+        f"about {up_to - below:.0%} within ±{bound:.2g} and {below:.0%} below, as far as {steps} "
+        "steps resolve it; "
+        f"{density.attrs['products']} matrix-vector products, {density.attrs['seconds']:.2f} s"
+    )

@@ -1,4 +1,4 @@
-"""``normscope data``: which data sets there are, where they lie, and whether they are sound."""
+"""``normscope data``: list, locate, download and verify data sets."""
 
 from __future__ import annotations
 
@@ -7,53 +7,131 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.destinations import check_folder
-from normscope.cli.help_texts import Command
-from normscope.cli.names import check_name, completion_of
-from normscope.cli.options import Json, with_example
+from normscope.cli import options as opt
+from normscope.cli.app import app, command, format_example
+from normscope.cli.names import check_name
+from normscope.cli.outputs import check_folder
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.data import Check
     from normscope.data.inventory import Status
 
-app = typer.Typer(
+group = typer.Typer(
     name="data",
     help="List, find, download and verify the data sets.",
-    epilog=with_example("normscope data list"),
+    epilog=format_example("normscope data list"),
     rich_markup_mode=None,
 )
+app.add_typer(group, name="data")
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="digits, mnist, cifar10 or gaussian.",
-        autocompletion=completion_of(kind="data"),
-    ),
-]
-NameOrAll = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
-        help="digits, mnist, cifar10 or gaussian.",
-        show_default="all that are here",
-        autocompletion=completion_of(kind="data"),
-    ),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option(help="Look in this folder and nowhere else.", metavar="FOLDER"),
-]
-Target = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        "--root",
-        help="Download into this folder instead of the user cache.",
-        metavar="FOLDER",
-    ),
-]
+_NAME = ("NAME", "digits, mnist, cifar10 or gaussian.")
+Name = Annotated[str, opt.argument(*_NAME, kind="data")]
+NameOrAll = Annotated[str | None, opt.argument(*_NAME, kind="data", default="all that are here")]
+Root = Annotated[Path | None, opt.option("FOLDER", "Look in this folder and nowhere else.")]
+_TARGET = "Download into this folder instead of the user cache."
+Target = Annotated[Path | None, opt.option("FOLDER", _TARGET, "--out", "-o", "--root")]
+
+
+@command("list", to=group)
+def list_datasets(root: Root = None, as_json: opt.Json = False) -> None:
+    """Every data set: what it is, whether it is present, and where.
+
+    Example: normscope data list --json
+    """
+    from normscope.cli.render import print_json, print_table
+    from normscope.data import inventory
+
+    statuses = inventory(root)
+    if as_json:
+        print_json([{**each.to_dict(), "problem": each.problem or None} for each in statuses])
+        return
+    rows = [
+        {"name": each.name, "here": each.present, "what": each.what, "where": _location(each)}
+        for each in statuses
+    ]
+    print_table("data sets", rows)
+
+
+def _location(status: Status) -> str:
+    if status.where is not None:
+        return str(status.where)
+    if status.present:
+        return "needs no files"
+    return status.problem or f"not here; normscope data fetch {status.name}"
+
+
+@command("path", to=group)
+def print_path(name: Name, root: Root = None, as_json: opt.Json = False) -> None:
+    """The folder that holds the files of a data set.
+
+    Example: normscope data path mnist
+    """
+    _print_path(name, _folder(name, root), as_json)
+
+
+@command("fetch", to=group)
+def fetch(name: Name, root: Target = None, as_json: opt.Json = False) -> None:
+    """Download a data set, if it is not on this machine already.
+
+    Example: normscope data fetch cifar10
+    """
+    check_name("data", name)
+    if root is not None:
+        check_folder(root, "files")
+    from normscope.data import download
+
+    _print_path(name, download(name, root), as_json)
+
+
+def _print_path(name: str, where: Path | None, as_json: bool) -> None:
+    from normscope.cli.render import print_json
+
+    if as_json:
+        print_json({"name": name, "path": None if where is None else str(where)})
+    else:
+        typer.echo(where or f"{name} needs no files")
+
+
+@command("verify", "Compare the files with the official digests.", to=group)
+def verify_files(name: NameOrAll = None, root: Root = None, as_json: opt.Json = False) -> None:
+    """Compare the raw content of all files with the official digests; exit 1 if one differs.
+
+    Example: normscope data verify mnist --root ~/data
+    """
+    from normscope.cli.render import print_json
+
+    names = _names_with_files(root) if name is None else [name]
+    found = {each: _verify(each, root) for each in names}
+    if as_json:
+        print_json([check.to_dict() for checks in found.values() for check in checks])
+    else:
+        for each, checks in found.items():
+            _print_checks(each, checks)
+        if not found:
+            typer.echo("no data set that has files is here; see normscope data list")
+    if not all(check.ok for checks in found.values() for check in checks):
+        raise typer.Exit(1)
+
+
+def _names_with_files(root: Path | None) -> list[str]:
+    """Return the data sets that are on this machine as files."""
+    from normscope.data import inventory
+
+    found = inventory(root)
+    if problem := next((each.problem for each in found if each.problem), ""):
+        raise InputError(problem)
+    return [each.name for each in found if each.present and each.where is not None]
+
+
+def _verify(name: str, root: Path | None) -> list[Check]:
+    from normscope.cli.progress_bar import show_progress
+
+    _folder(name, root)  # a missing file is an error before the progress bar starts
+    from normscope.data import verify
+
+    with show_progress(f"verifying {name}") as show:
+        return list(verify(name, root, show))
 
 
 def _folder(name: str, root: Path | None) -> Path | None:
@@ -65,130 +143,6 @@ def _folder(name: str, root: Path | None) -> Path | None:
     if where is None and parts(name):
         raise missing_error(name, root)
     return where
-
-
-@app.command("list", cls=Command, epilog=with_example("normscope data list --json"))
-def list_datasets(root: Root = None, as_json: Json = False) -> None:
-    """Every data set: what it is, whether it is present, and where."""
-    from normscope.cli.output import print_json
-    from normscope.cli.tables import print_table
-    from normscope.data import inventory
-
-    statuses = inventory(root)
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": status.name,
-                    "what": status.what,
-                    "present": status.present,
-                    "where": None if status.where is None else str(status.where),
-                    "problem": status.problem or None,
-                }
-                for status in statuses
-            ]
-        )
-        return
-    rows: list[dict[str, object]] = [
-        {
-            "name": status.name,
-            "here": status.present,
-            "what": status.what,
-            "where": _where(status),
-        }
-        for status in statuses
-    ]
-    print_table("data sets", rows)
-
-
-def _where(status: Status) -> str:
-    if status.where is not None:
-        return str(status.where)
-    if status.present:
-        return "needs no files"
-    return status.problem or f"not here; normscope data fetch {status.name}"
-
-
-@app.command("path", cls=Command, epilog=with_example("normscope data path mnist"))
-def print_path(name: Name, root: Root = None, as_json: Json = False) -> None:
-    """The folder that holds the files of a data set."""
-    from normscope.cli.output import print_json
-
-    where = _folder(name, root)
-    if as_json:
-        print_json({"name": name, "path": None if where is None else str(where)})
-    else:
-        typer.echo(where or f"{name} needs no files")
-
-
-@app.command("fetch", cls=Command, epilog=with_example("normscope data fetch cifar10"))
-def fetch(name: Name, root: Target = None, as_json: Json = False) -> None:
-    """Download a data set, if it is not on this machine already."""
-    from normscope.cli.output import print_json
-
-    check_name("data", name)
-    if root is not None:
-        check_folder(root, "files")
-    from normscope.data import download
-
-    where = download(name, root)
-    if as_json:
-        print_json({"name": name, "path": None if where is None else str(where)})
-    else:
-        typer.echo(where or f"{name} needs no files")
-
-
-@app.command(
-    "verify",
-    cls=Command,
-    short_help="Compare the files with the official digests.",
-    epilog=with_example("normscope data verify mnist --root ~/data"),
-)
-def verify_files(name: NameOrAll = None, root: Root = None, as_json: Json = False) -> None:
-    """Compare the raw content of all files with the official digests; exit 1 if one differs."""
-    from normscope.cli.output import print_json
-
-    names = _with_files(root) if name is None else [name]
-    found = {each: _checks(each, root) for each in names}
-    if as_json:
-        print_json([_plain(check) for checks in found.values() for check in checks])
-    else:
-        for each, checks in found.items():
-            _print_checks(each, checks)
-        if not found:
-            typer.echo("no data set that has files is here; see normscope data list")
-    if not all(check.ok for checks in found.values() for check in checks):
-        raise typer.Exit(1)
-
-
-def _with_files(root: Path | None) -> list[str]:
-    """The data sets that lie on this machine as files."""
-    from normscope.data import inventory
-    from normscope.errors import InputError
-
-    found = inventory(root)
-    if problem := next((each.problem for each in found if each.problem), ""):
-        raise InputError(problem)
-    return [each.name for each in found if each.present and each.where is not None]
-
-
-def _checks(name: str, root: Path | None) -> list[Check]:
-    from normscope.cli.output import progress
-
-    _folder(name, root)  # before the progress bar begins: a missing file is one line
-    from normscope.data import parts, verify
-
-    with progress(f"verifying {name}", len(parts(name))) as begin:
-        return list(verify(name, root, begin))
-
-
-def _plain(check: Check) -> dict[str, object]:
-    return {
-        "file": str(check.file),
-        "part": check.part,
-        "ok": check.ok,
-        "message": check.message,
-    }
 
 
 def _print_checks(name: str, checks: list[Check]) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from normscope.cli.destinations import check_folder, printing_first
-from normscope.cli.options import EmbeddedScale, ExperimentDevice, FirstSeed, Folder, Json
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.outputs import check_folder, resumable, write_then_print
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -20,24 +21,24 @@ if TYPE_CHECKING:
 _UNFINISHED = "demo-unfinished.sqlite"
 
 
+@command("demo", "The main job on embedded data: figures and a report.")
 def demo(
-    out: Folder = Path("normscope-out"),
-    scale: EmbeddedScale = "small",
-    seed: FirstSeed = None,
-    device: ExperimentDevice = "cpu",
-    as_json: Json = False,
+    out: opt.Folder = Path("normscope-out"),
+    scale: opt.EmbeddedScale = "small",
+    seed: opt.FirstSeed = None,
+    device: opt.ExperimentDevice = "cpu",
+    as_json: opt.Json = False,
 ) -> None:
     """What five normalizations do to one net: learning rate, landscape, curvature, theory.
 
     Trains the same net on the embedded digits without normalization and with four kinds of it,
     prints one row for each, and writes FOLDER/report.html, which opens in any browser, demo.svg
-    and demo.nc. If it is cut off, the same command goes on where it was.
+    and demo.nc. If interrupted, rerun the same command to resume.
 
     Example: normscope demo --out normscope-out
     """
-    from normscope.cli.devices import device_setting
-    from normscope.cli.interrupted import resumable
-    from normscope.cli.output import progress
+    from normscope.cli.progress_bar import show_progress
+    from normscope.cli.sources import device_setting
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.experiments.tour.record import record_of, seconds_in_store, with_record
@@ -47,23 +48,23 @@ def demo(
     recipe = EXPERIMENTS["tour"]
     overrides: dict[str, object] = {} if seed is None else {"seed": seed}
     overrides |= device_setting("demo", recipe.defaults, device)
-    settings = recipe.settings(scale, overrides)  # refuse before anything is written
+    settings = recipe.settings(scale, overrides)  # an error comes before anything is written
     out.mkdir(parents=True, exist_ok=True)
     kept = out / _UNFINISHED
-    with resumable(kept), Store(kept) as store, progress("demo") as begin:
+    with resumable(kept), Store(kept) as store, show_progress("demo") as show:
         earlier = seconds_in_store(store, settings)
-        result = run_experiment("tour", scale, store=store, progress=begin, **overrides)
+        result = run_experiment("tour", scale, store=store, progress=show, **overrides)
     command = f"normscope demo --scale {scale} --seed {settings['seed']}"
     numbers = with_record(result, command, earlier)
-    with printing_first(partial(_write, result, numbers, out)) as files:
-        if files:  # the work is done: the next demo begins anew
+    with write_then_print(partial(_write, result, numbers, out)) as files:
+        if files:  # the next demo starts from scratch
             for leftover in out.glob(f"{_UNFINISHED}*"):
                 leftover.unlink()
         _print(result, record_of(numbers), files or {}, as_json)
 
 
 def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
-    """Write report, figure and numbers, each whole or not at all, and say where they are."""
+    """Write report, figure and numbers atomically and return their paths."""
     from normscope.experiments.tour.page import tour_report
     from normscope.files import replacing
     from normscope.report import write_report
@@ -82,8 +83,7 @@ def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
 
 
 def _print(result: Result, record: Record, files: dict[str, str], as_json: bool) -> None:
-    from normscope.cli.output import print_json
-    from normscope.cli.tables import print_table
+    from normscope.cli.render import print_json, print_table
     from normscope.experiments.tour.summary import (
         LEGEND,
         SAME_AGAIN,

@@ -3,61 +3,37 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from normscope.cli.figures import check_figure, draw_on
-from normscope.cli.names import completion_of
-from normscope.cli.options import (
-    BatchSize,
-    Data,
-    Device,
-    Figure,
-    Json,
-    Loss,
-    Model,
-    ModelOptions,
-    Momentum,
-    Norm,
-    NoVerify,
-    Seed,
-)
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.outputs import check_figure, draw_then_print
+from normscope.errors import InputError
+from normscope.registry import unknown_name
+from normscope.text import join_words
 
 if TYPE_CHECKING:
-    from normscope.learning_rate.advice import Advice
+    from normscope.learning_rate import Advice
     from normscope.training.optimizers import OptimizerFactory
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
-Nesterov = Annotated[bool, typer.Option("--nesterov", help="Nesterov's momentum, with SGD.")]
-WeightDecay = Annotated[float, typer.Option(min=0, metavar="NUMBER", help="Weight decay of SGD.")]
-OptimizerName = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        metavar="NAME",
-        help="sgd, adam, adamw or rmsprop.",
-        autocompletion=completion_of(*OPTIMIZERS),
-    ),
-]
 
-
+@command("lr", "How large a learning rate a model can take, and why.")
 def lr(
-    model: Model,
-    data: Data,
-    loss: Loss = "cross_entropy",
-    momentum: Momentum = 0.0,
-    nesterov: Nesterov = False,
-    weight_decay: WeightDecay = 0.0,
-    optimizer: OptimizerName = "sgd",
-    norm: Norm = None,
-    option: ModelOptions = None,
-    batch_size: BatchSize = None,
-    no_verify: NoVerify = False,
-    device: Device = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    out: Figure = None,
+    model: opt.Model,
+    data: opt.Data,
+    loss: opt.Loss = "cross_entropy",
+    momentum: opt.Momentum = 0.0,
+    nesterov: opt.Nesterov = False,
+    weight_decay: opt.WeightDecay = 0.0,
+    optimizer: opt.OptimizerName = "sgd",
+    norm: opt.Norm = None,
+    option: opt.ModelOptions = None,
+    batch_size: opt.BatchSize = None,
+    no_verify: opt.NoVerify = False,
+    device: opt.Device = None,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
+    out: opt.Figure = None,
 ) -> None:
     """How large a learning rate a model can take, by its curvature, by theory, by short runs.
 
@@ -70,9 +46,8 @@ def lr(
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.answer import print_answer
     from normscope.cli.batches import note_conversion
-    from normscope.cli.trained import trained_words
+    from normscope.cli.render import describe_parameters, print_result
 
     sources.check_names(model, data, loss, norm)
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
@@ -82,17 +57,27 @@ def lr(
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     note_conversion(samples, network)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
-    place = f"{model} with {loss} on {data}"
-    advice = _advice(place, network, sources.load_loss(loss), samples, given)
-    instead = "too" if loss == "squared_error" else "instead"
+    source = f"{model} with {loss} on {data}"
+    problem = network, sources.load_loss(loss), samples
+    advice = _advise(source, problem, given)
+    other = "too" if loss == "squared_error" else "instead"
     note = (
-        f"Of: {place}, batches of {advice.batch_size}, {trained_words(network)}; normscope theory "
-        f"is about half the squared error {instead}."
+        f"Of: {source}, batches of {advice.batch_size}, {describe_parameters(network)}; normscope "
+        f"theory is about half the squared error {other}."
     )
-    asked: dict[str, object] = {"model": model, "data": data, "loss": loss}
-    title = f"{place}, batches of {advice.batch_size}"
-    with draw_on(out, advice.plot, title) as figure:
-        print_answer(advice, asked, figure, as_json, note)
+    title = f"{source}, batches of {advice.batch_size}"
+    with draw_then_print(out, advice.plot, title) as figure:
+        names = {"model": model, "data": data, "loss": loss}
+        print_result(advice, names, figure, as_json, note)
+
+
+def _advise(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Advice:
+    from normscope.cli.progress_bar import show_progress
+    from normscope.import_path import call_user_code
+    from normscope.learning_rate import max_learning_rate
+
+    with show_progress("learning rate") as show:
+        return call_user_code(source, partial(max_learning_rate, *problem, progress=show, **given))
 
 
 def advice_options(
@@ -103,13 +88,13 @@ def advice_options(
     no_verify: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """What `max_learning_rate` and `compare` are called with, of what was given.
+    """Return the arguments that `max_learning_rate` and `compare` have in common.
 
     Args:
         samples: the data.
         rule: momentum, nesterov and weight_decay of SGD.
         optimizer: its name.
-        batch_size: samples per step; None: as many as the command takes by itself.
+        batch_size: samples per step; None for the default.
         no_verify: whether short runs are left out.
         seed: of everything random.
     """
@@ -118,58 +103,35 @@ def advice_options(
     return {
         **rule,
         "verify": not no_verify,
-        "optimizer": optimizer_named(optimizer),
+        "optimizer": _optimizer_factory(optimizer),
         "batch_size": step_batch_size(samples, batch_size),
         "seed": seed,
     }
 
 
-def _advice(place: str, network: Any, loss: Any, samples: Any, given: dict[str, Any]) -> Advice:
-    from normscope.cli.batches import parts_of_advice
-    from normscope.cli.output import PARTS, UNEVEN, progress
-    from normscope.import_path import call_user_code
-    from normscope.learning_rate import max_learning_rate
-
-    parts = parts_of_advice(samples, given["batch_size"], given["verify"])
-    counted = UNEVEN if given["verify"] else PARTS  # how many runs it takes shows
-    with progress("learning rate", parts, counted) as begin:
-        ask = partial(max_learning_rate, network, loss, samples, progress=begin, **given)
-        return call_user_code(place, ask)
-
-
 def check_optimizer(name: str, rule: dict[str, Any]) -> None:
-    """Refuse an optimizer that there is none of, or options that it has not; torch is not loaded.
+    """Raise an error for an unknown optimizer, or for options of SGD with another one.
 
     Args:
         name: what was given.
         rule: momentum, nesterov and weight_decay of SGD.
 
     Raises:
-        UnknownNameError: if it is none of `OPTIMIZERS`.
+        UnknownNameError: if it is not one of `opt.OPTIMIZERS`.
         InputError: if options of SGD are given with another.
     """
-    from normscope.errors import InputError
-    from normscope.registry import unknown_name
-
-    if name not in OPTIMIZERS:
-        raise unknown_name("optimizer", name, OPTIMIZERS)
+    if name not in opt.OPTIMIZERS:
+        raise unknown_name("optimizer", name, opt.OPTIMIZERS)
     given = [f"--{option.replace('_', '-')}" for option, value in rule.items() if value]
     if given and name != "sgd":
         are, them = ("are options", "them") if len(given) > 1 else ("is an option", "it")
         raise InputError(
-            f"{' and '.join(given)} {are} of sgd, and --optimizer is {name}; leave {them} out."
+            f"{join_words(given)} {are} of sgd, and --optimizer is {name}; leave {them} out."
         )
 
 
-def optimizer_named(name: str) -> OptimizerFactory | None:
-    """The factory of a torch optimizer; None for SGD, which has options of its own.
-
-    Args:
-        name: sgd, adam, adamw or rmsprop.
-
-    Returns:
-        The factory, at any learning rate.
-    """
+def _optimizer_factory(name: str) -> OptimizerFactory | None:
+    """Return the factory of a torch optimizer; None for SGD, which has options of its own."""
     from torch.optim import Adam, AdamW, RMSprop
 
     known: dict[str, Any] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}

@@ -1,153 +1,109 @@
-"""Registered names read from the source, so that nobody waits for torch to be told a name.
+"""Registered names as a table, so that completion and wrong names do not wait for torch.
 
-Every item is registered by a decorator where it is defined; its name and its first line are found
-there without importing anything. A test compares them with the registries.
+A test compares the table with the registries: add a new name here as well.
 """
 
 from __future__ import annotations
 
-import ast
+import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from normscope.registry import unknown_name
-
-__all__ = ["KINDS", "Kind", "check_name", "completion_of", "names_in_source", "summaries_in_source"]
+from normscope.registry import Registry, unknown_name
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Where the items of one kind are.
+    """One kind of registered objects.
 
     Args:
-        noun: one of them, as the registry's errors have it.
+        noun: one of them, as in the registry's errors.
         home: the module of the registry.
-        registry: its name there.
-        files: those that register items, as a pattern below the package.
-        decorator: that registers.
+        registry_name: its name there.
+        table: the names that normscope registers, sorted, with blanks between them.
     """
 
     noun: str
     home: str
-    registry: str
-    files: str
-    decorator: str
+    registry_name: str
+    table: str
 
+    @property
+    def names(self) -> list[str]:
+        """The names that normscope registers."""
+        return self.table.split()
+
+    def registry(self) -> Registry[Callable[..., object]]:
+        """Import and return the registry."""
+        found: Registry[Callable[..., object]]
+        found = getattr(importlib.import_module(self.home), self.registry_name)
+        return found
+
+
+_EXPERIMENTS = """
+kohler2018/halfspace kohler2018/mlp kohler2018/ols
+santurkar2018/figure1 santurkar2018/figure10 santurkar2018/figure11 santurkar2018/figure12
+santurkar2018/figure13 santurkar2018/figure14 santurkar2018/figure2 santurkar2018/figure3
+santurkar2018/figure4 santurkar2018/figure6 santurkar2018/figure7 santurkar2018/figure8
+santurkar2018/figure9 santurkar2018/loss_scale
+tour
+wei2018/figure1 wei2018/figure2_cifar10_conv_net wei2018/figure2_cifar10_fully_connected
+wei2018/figure2_mnist_conv_net wei2018/figure2_mnist_fully_connected wei2018/figure3 wei2018/figure4
+yang2019/explosion yang2019/trainability
+"""
+_PROBES = """
+activation_moments covariate_shift curvature effective_smoothness gradient_norms
+gradient_predictiveness loss_variation statistics_gap
+"""
+_MODELS = "conv_net deep_linear fully_connected preact_resnet18 vgg vgg16"
+_NORMS = "batch group l1 l2 layer linf noisy none"
+_THEOREMS = "fact_c1 fact_c2 lemma_4_5 theorem_4_1 theorem_4_2 theorem_4_4 theorem_c1"
 
 KINDS = {
-    "experiments": Kind(
-        "experiment", "normscope.experiments", "EXPERIMENTS", "experiments/**/*.py", "experiment"
-    ),
-    "probes": Kind("probe", "normscope.probes", "PROBES", "probes/*.py", "PROBES.register"),
-    "models": Kind("model", "normscope.models", "MODELS", "models/*.py", "architecture"),
-    "norms": Kind("normalization", "normscope.layers", "NORMS", "layers/*.py", "norm_kind"),
-    "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", "theorems/*.py", "statement"),
-    "data": Kind("dataset", "normscope.data", "DATASETS", "data/*.py", "DATASETS.register"),
-    "losses": Kind(
-        "loss", "normscope.problem.loss", "LOSSES", "problem/loss.py", "LOSSES.register"
-    ),
-    "engines": Kind("engine", "normscope.sweeps", "ENGINES", "sweeps/*.py", "ENGINES.register"),
+    "experiments": Kind("experiment", "normscope.experiments", "EXPERIMENTS", _EXPERIMENTS),
+    "probes": Kind("probe", "normscope.probes", "PROBES", _PROBES),
+    "models": Kind("model", "normscope.models", "MODELS", _MODELS),
+    "norms": Kind("normalization", "normscope.layers", "NORMS", _NORMS),
+    "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", _THEOREMS),
+    "data": Kind("dataset", "normscope.data", "DATASETS", "cifar10 digits gaussian mnist"),
+    "losses": Kind("loss", "normscope.problem.loss", "LOSSES", "cross_entropy squared_error"),
+    "engines": Kind("engine", "normscope.sweeps", "ENGINES", "dask local ray"),
 }
-"""The kinds of names by what ``normscope list`` calls them."""
-
-
-def summaries_in_source(kind: str) -> dict[str, str]:
-    """What each item of one kind is, in the first line of its docstring, as the source has it.
-
-    Args:
-        kind: a key of `KINDS`.
-
-    Returns:
-        The lines by name, sorted.
-
-    >>> summaries_in_source("losses")["cross_entropy"]
-    'Mean over the samples of minus the log-probability of the target class.'
-    """
-    asked = KINDS[kind]
-    found: dict[str, str] = {}
-    for file in (Path(__file__).parents[1]).glob(asked.files):
-        text = file.read_text(encoding="utf-8")
-        if f"@{asked.decorator}" in text:  # most files register nothing: not worth parsing
-            found |= _registered(ast.parse(text), asked.decorator)
-    return dict(sorted(found.items()))
-
-
-def names_in_source(kind: str) -> list[str]:
-    """The names of one kind, as the source registers them.
-
-    Args:
-        kind: a key of `KINDS`.
-
-    Returns:
-        The names, sorted.
-
-    >>> names_in_source("losses")
-    ['cross_entropy', 'squared_error']
-    """
-    return list(summaries_in_source(kind))
+"""The kinds of registered names, by what ``normscope list`` calls them."""
 
 
 def check_name(kind: str, name: str, *others: str, noun: str = "", hint: str = "") -> None:
-    """Refuse an unknown name at once, before torch is loaded.
+    """Raise an error for an unknown name before torch is loaded.
 
     Args:
         kind: a key of `KINDS`.
         name: what was given.
-        *others: words that stand there too.
-        noun: what the name is of; by default the kind's.
+        *others: further words that are accepted.
+        noun: of the error; by default the kind's.
         hint: what else could be given, for the end of the error.
 
     Raises:
         UnknownNameError: if no such name is registered.
     """
     asked = KINDS[kind]
-    # a registry that is here may know further names
-    here = getattr(sys.modules.get(asked.home), asked.registry, None)
-    known = [*others, *(names_in_source(kind) if here is None else here)]
+    # a registry that is loaded already may have further names
+    loaded = getattr(sys.modules.get(asked.home), asked.registry_name, None)
+    known = [*others, *(asked.names if loaded is None else loaded)]
     if name not in known:
         error = unknown_name(noun or asked.noun, name, known)
         raise type(error)(f"{str(error).removesuffix('.')}; {hint}.") if hint else error
 
 
-def _registered(tree: ast.Module, decorator: str) -> Iterator[tuple[str, str]]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            for each in node.decorator_list:
-                call = each.func if isinstance(each, ast.Call) else each
-                if ast.unparse(call) == decorator:
-                    summary = (ast.get_docstring(node) or "").partition("\n")[0]
-                    yield _given_name(each) or node.name, summary
-
-
-def _given_name(decorator: ast.expr) -> str | None:
-    """The name that a decorator gives: its first argument or ``name=``."""
-    if not isinstance(decorator, ast.Call):
-        return None
-    named = [each.value for each in decorator.keywords if each.arg == "name"]
-    for each in (*decorator.args[:1], *named):
-        if isinstance(each, ast.Constant) and isinstance(each.value, str):
-            return each.value
-    return None
-
-
 def completion_of(*choices: str, kind: str | None = None) -> Callable[[str], list[str]]:
-    """A function for Typer that completes what a shell has of a word.
+    """Return a function with which Typer completes a word in a shell.
 
     Args:
-        *choices: words that fit.
-        kind: of registered names that fit too.
-
-    Returns:
-        The function.
+        *choices: words that are offered.
+        kind: of registered names that are offered as well.
 
     >>> completion_of("train", "frozen", "all")("f")
     ['frozen']
     """
-
-    def complete(incomplete: str) -> list[str]:
-        words = [*choices, *(names_in_source(kind) if kind else ())]
-        return [word for word in words if word.startswith(incomplete)]
-
-    return complete
+    words = [*choices, *(KINDS[kind].names if kind else ())]
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]

@@ -1,8 +1,7 @@
-"""Options that several commands share, so that they read and mean the same everywhere."""
+"""Options that several commands share, and functions that declare one."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,169 +10,113 @@ import typer
 from normscope.cli.names import completion_of
 
 SCALES = ("quick", "small", "paper")
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 LARGEST_SEED = 2**62
 
-# What stands in the help of an option wherever it is: only how it is given differs.
-_MODEL: dict[str, Any] = {
-    "metavar": "MODEL",
-    "help": "A registered model, package.module:factory or file.py:factory.",
-    "autocompletion": completion_of(kind="models"),
-}
-_DATA: dict[str, Any] = {
-    "metavar": "DATA",
-    "help": "A registered data set, package.module:function or file.py:function.",
-    "autocompletion": completion_of(kind="data"),
-}
-_LOSS: dict[str, Any] = {
-    "metavar": "LOSS",
-    "help": "A registered loss, package.module:function or file.py:function.",
-    "autocompletion": completion_of(kind="losses"),
-}
-_DEVICE: dict[str, Any] = {
-    "metavar": "DEVICE",
-    "help": "Where to compute: cpu, cuda, cuda:1 and the like.",
-    "autocompletion": completion_of("cpu", "cuda", "mps"),
-}
-_SCALE: dict[str, Any] = {"metavar": "SCALE", "autocompletion": completion_of(*SCALES)}
+
+def option(metavar: str, text: str, *flags: str, **more: Any) -> Any:
+    """Return the declaration of an option with a value.
+
+    Args:
+        metavar: what the help has in place of the value.
+        text: the help.
+        *flags: such as --out and -o; by default the name of the argument.
+        **more: as in `_settings`.
+    """
+    return typer.Option(*flags, metavar=metavar, help=text, **_settings(**more))
 
 
-def _checked_seed(seed: int | None) -> int | None:
-    """Refuse what is no seed; a range in the help would be twenty digits long."""
+def argument(metavar: str, text: str, **more: Any) -> Any:
+    """Return the declaration of an argument; see `option`."""
+    return typer.Argument(metavar=metavar, help=text, **_settings(**more))
+
+
+def flag(name: str, text: str) -> Any:
+    """Return the declaration of an option without a value."""
+    return typer.Option(name, help=text)
+
+
+def _settings(
+    choices: tuple[str, ...] = (), kind: str | None = None, default: str = "", **more: Any
+) -> dict[str, Any]:
+    """Return the settings of a declaration.
+
+    Args:
+        choices: words that a shell completes.
+        kind: of registered names that a shell completes.
+        default: what the help shows as the default, if it is not the value.
+        **more: passed on to Typer.
+    """
+    if choices or kind:
+        more["autocompletion"] = completion_of(*choices, kind=kind)
+    return {**more, "show_default": default} if default else more
+
+
+def number(text: str, *flags: str, **more: Any) -> Any:
+    """Return the declaration of an option that takes a number."""
+    return option("NUMBER", text, *flags, **more)
+
+
+def _check_seed(seed: int | None) -> int | None:
+    """Raise an error for an invalid seed; a range in the help would be twenty digits long."""
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
         raise typer.BadParameter(f"must be from 0 to {LARGEST_SEED}, got {seed}.")
     return seed
 
 
-Model = Annotated[str, typer.Argument(**_MODEL)]
+_MODEL = ("MODEL", "A registered model, package.module:factory or file.py:factory.")
+_DATA = ("DATA", "A registered data set, package.module:function or file.py:function.")
+_INPUT_DATA = ("DATA", "Data whose inputs' moments are taken: registered, or file.py:function.")
+_LOSS = ("LOSS", "A registered loss, package.module:function or file.py:function.")
+_LOSS_OF_KIND = (
+    "LOSS",
+    f"{_LOSS[1]} Counts for the kinds ggn and hessian: fisher is the matrix of half the squared "
+    "error, whatever the loss.",
+)
+_DEVICE = ("DEVICE", "Where to compute: cpu, cuda, cuda:1 and the like.")
+_DEVICES = ("cpu", "cuda", "mps")
+_BATCH_DEFAULT = "256, or all samples if there are fewer"
+
+Model = Annotated[str, argument(*_MODEL, kind="models")]
 OptionalModel = Annotated[
-    str | None, typer.Argument(show_default="random cases and built-in nets", **_MODEL)
+    str | None, argument(*_MODEL, kind="models", default="random cases and built-in nets")
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", hidden=True, **_MODEL)]
-Data = Annotated[str, typer.Option("--data", "-d", **_DATA)]
-DataOption = Annotated[str | None, typer.Option("--data", "-d", **_DATA)]
+ModelOption = Annotated[str | None, option(*_MODEL, "--model", "-m", kind="models", hidden=True)]
+Data = Annotated[str, option(*_DATA, "--data", "-d", kind="data")]
+DataOption = Annotated[str | None, option(*_DATA, "--data", "-d", kind="data")]
 InputData = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        "-d",
-        show_default="iid normal inputs",
-        **{
-            **_DATA,
-            "help": "Data whose inputs' moments are taken: registered, or file.py:function.",
-        },
-    ),
+    str | None, option(*_INPUT_DATA, "--data", "-d", kind="data", default="iid normal inputs")
 ]
-Loss = Annotated[str, typer.Option(**_LOSS)]
-LossOfKind = Annotated[
-    str,
-    typer.Option(
-        **{
-            **_LOSS,
-            "help": f"{_LOSS['help']} Counts for the kinds ggn and hessian: fisher is the "
-            "matrix of half the squared error, whatever the loss.",
-        }
-    ),
+Loss = Annotated[str, option(*_LOSS, kind="losses")]
+LossOfKind = Annotated[str, option(*_LOSS_OF_KIND, kind="losses")]
+LossOption = Annotated[str | None, option(*_LOSS, kind="losses", default="cross_entropy")]
+_NORM = "Normalization of a registered model; see normscope list norms."
+Norm = Annotated[str | None, option("NORM", _NORM, kind="norms", default="batch")]
+_OPTION = "An option of a registered model, such as width=100; may be repeated."
+ModelOptions = Annotated[list[str] | None, option("NAME=VALUE", _OPTION, "--option")]
+Momentum = Annotated[float, number("Heavy-ball momentum of SGD, below 1.", min=0)]
+Nesterov = Annotated[bool, flag("--nesterov", "Nesterov's momentum, with SGD.")]
+WeightDecay = Annotated[float, number("Weight decay of SGD.", min=0)]
+OptimizerName = Annotated[
+    str, option("NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS)
 ]
-LossOption = Annotated[str | None, typer.Option(show_default="cross_entropy", **_LOSS)]
-Norm = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NORM",
-        help="Normalization of a registered model; see normscope list norms.",
-        show_default="batch",
-        autocompletion=completion_of(kind="norms"),
-    ),
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An option of a registered model, such as width=100; may be repeated.",
-    ),
-]
-Momentum = Annotated[
-    float, typer.Option(min=0, metavar="NUMBER", help="Heavy-ball momentum of SGD, below 1.")
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="NUMBER",
-        help="Samples in a batch.",
-        show_default="256, or all samples if there are fewer",
-    ),
-]
+BatchSize = Annotated[int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT)]
 NoVerify = Annotated[
-    bool,
-    typer.Option(
-        "--no-verify", help="Predict the limit only, without the short runs that verify it."
-    ),
+    bool, flag("--no-verify", "Predict the limit only, without the short runs that verify it.")
 ]
-Device = Annotated[str | None, typer.Option(show_default="where the model is made", **_DEVICE)]
-ExperimentDevice = Annotated[str, typer.Option("--device", **_DEVICE)]
-Seed = Annotated[
-    int,
-    typer.Option(
-        metavar="NUMBER",
-        help="Seed of weights, choice of samples, dropout and start vectors.",
-        callback=_checked_seed,
-    ),
+Device = Annotated[
+    str | None, option(*_DEVICE, choices=_DEVICES, default="where the model is made")
 ]
-FirstSeed = Annotated[
-    int | None,
-    typer.Option(
-        metavar="NUMBER",
-        help="First of the seeds.",
-        show_default="0",
-        callback=_checked_seed,
-    ),
-]
-Scale = Annotated[
-    str,
-    typer.Option(
-        help="quick (seconds), small (minutes, real data) or paper (the paper's settings).",
-        **_SCALE,
-    ),
-]
-EmbeddedScale = Annotated[
-    str,
-    typer.Option(
-        "--scale",
-        help="quick (seconds), small (minutes) or paper (wider nets, more seeds).",
-        **_SCALE,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="A setting other than the scale's; may be repeated."
-    ),
-]
-Figure = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="FIGURE", help="Draw a figure into this file."),
-]
-Folder = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FOLDER", help="Write the files into this folder.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print strict JSON on stdout.")]
-
-_EXAMPLE = 56  # columns of an example: with an indent and a backslash it fits into 60
-
-
-def with_example(command: str) -> str:
-    r"""The end of a help text: an example on lines of its own, however narrow the terminal is.
-
-    >>> print(with_example("normscope lr examples/net.py:build --data examples/net.py:samples")[2:])
-    Example: normscope lr examples/net.py:build \
-        --data examples/net.py:samples
-    """
-    first, *options = re.split(r" (?=-)", command)  # an option stays with its value
-    lines = [f"Example: {first}"]
-    for option in options:
-        if len(lines[-1]) + len(option) < _EXAMPLE:
-            lines[-1] += f" {option}"
-        else:
-            lines.append(f"    {option}")
-    return "\b\n" + " \\\n".join(lines)
+ExperimentDevice = Annotated[str, option(*_DEVICE, "--device", choices=_DEVICES)]
+_SEED = "Seed of weights, choice of samples, dropout and start vectors."
+Seed = Annotated[int, number(_SEED, callback=_check_seed)]
+FirstSeed = Annotated[int | None, number("First of the seeds.", default="0", callback=_check_seed)]
+_SCALE = "quick (seconds), small (minutes, real data) or paper (the paper's settings)."
+Scale = Annotated[str, option("SCALE", _SCALE, choices=SCALES)]
+_EMBEDDED_SCALE = "quick (seconds), small (minutes) or paper (wider nets, more seeds)."
+EmbeddedScale = Annotated[str, option("SCALE", _EMBEDDED_SCALE, "--scale", choices=SCALES)]
+_SETTING = "A setting other than the scale's; may be repeated."
+Settings = Annotated[list[str] | None, option("NAME=VALUE", _SETTING, "--set")]
+Figure = Annotated[Path | None, option("FIGURE", "Draw a figure into this file.", "--out", "-o")]
+Folder = Annotated[Path, option("FOLDER", "Write the files into this folder.", "--out", "-o")]
+Json = Annotated[bool, flag("--json", "Print strict JSON on stdout.")]

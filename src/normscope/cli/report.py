@@ -8,35 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.destinations import check_file
-from normscope.cli.options import Json
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.outputs import check_file
+from normscope.errors import InputError, NormscopeError
+from normscope.progress import Progress
+from normscope.text import printable
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from normscope.report import Report
 
-Inputs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="STORE|RESULT",
-        help="Stores, files that run or sweep wrote, NetCDF files, or folders of them.",
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file.")]
-Title = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Title of the page.", show_default="by its content"),
-]
+_INPUTS = "Stores, files that run or sweep wrote, NetCDF files, or folders of them."
+Inputs = Annotated[list[Path], opt.argument("STORE|RESULT", _INPUTS)]
+Out = Annotated[Path, opt.option("FILE", "The HTML file.", "--out", "-o")]
+Title = Annotated[str | None, opt.option("TEXT", "Title of the page.", default="by its content")]
 
 _PAGES = (".html", ".htm")
 
 
+@command("report", "One HTML file of results: claims, figures, data.")
 def report(
     inputs: Inputs,
     out: Out = Path("report.html"),
     title: Title = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write one HTML file with the figures, claims, tables, settings and data of results.
 
@@ -44,19 +41,17 @@ def report(
 
     Example: normscope report normscope-out phase.sqlite -o report.html
     """
-    from normscope.cli.output import print_json, progress
-    from normscope.cli.tables import print_note
-    from normscope.errors import InputError
+    from normscope.cli.progress_bar import show_progress
+    from normscope.cli.render import print_json, print_note
     from normscope.report import report_of, write_report
-    from normscope.text import printable
 
     check_file(out, "report", "report.html")
-    if out.suffix.lower() not in _PAGES:  # before a slip replaces a store or a figure
+    if out.suffix.lower() not in _PAGES:  # a typing error must not replace a store or a figure
         raise InputError(f"a report is an HTML file, got --out {out}; let its name end in .html.")
-    with progress("report") as begin:
-        begin("reading")
+    with show_progress("report") as show:
+        show(Progress("reading"))
         found = report_of(inputs, title, _theory, _page)
-        begin("writing")
+        show(Progress("writing"))
         path = write_report(found, out)
     if as_json:
         print_json(
@@ -76,8 +71,8 @@ def report(
 
 
 def _page(numbers: xr.Dataset) -> Report | None:
-    """The page of a demo's numbers; None of any others."""
-    if "theory_says" not in numbers:  # before anything heavy is loaded
+    """Return the page of a demo's numbers; None for other numbers."""
+    if "theory_says" not in numbers:  # do not load the experiments for others
         return None
     from normscope.experiments.tour.page import tour_report
     from normscope.experiments.tour.record import is_tour
@@ -87,7 +82,7 @@ def _page(numbers: xr.Dataset) -> Report | None:
     try:
         return tour_report(numbers)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # of another version, or changed: its variables are shown as any others are
+        # written by another version, or edited
         typer.echo(
             "Note: the numbers of a demo were found, but its page cannot be made of them "
             f"({type(error).__name__}: {error}); they are shown as plain variables.",
@@ -97,25 +92,24 @@ def _page(numbers: xr.Dataset) -> Report | None:
 
 
 def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> xr.DataArray | None:
-    """The critical learning rates beside a diagram; None where the training is not known whole."""
+    """Return the critical learning rates for a diagram; None if settings of it are missing."""
     from normscope.report.sweep_records import TRAINED
 
-    if not {*settings, axis} >= TRAINED:  # it would be the theory of another training
+    if not {*settings, axis} >= TRAINED:  # the theory would be of another training
         return None
     import xarray as xr
 
-    from normscope.errors import NormscopeError
     from normscope.meanfield import CLOSURES
     from normscope.sweeps.theory import NO_ANSWER, critical_rates, why_unanswered
     from normscope.sweeps.training_settings import Training
 
     try:
         training = Training.of(settings)
-        if training.places:  # to read a store must not run the code that it names
+        if training.places:  # reading a store must not run user code
             return None
         rates = critical_rates(training, axis, values)
         reasons = why_unanswered(training, axis, values, rates)
-    except (NormscopeError, TypeError, AttributeError):  # records of another program name anything
+    except (NormscopeError, TypeError, AttributeError):  # records of another program
         return None
     attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}
     return xr.DataArray(rates, {"closure": list(CLOSURES)}, ("closure", axis), attrs=attributes)

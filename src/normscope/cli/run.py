@@ -8,64 +8,59 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.destinations import check_folder, printing_first
-from normscope.cli.names import check_name, completion_of
-from normscope.cli.options import ExperimentDevice, FirstSeed, Folder, Json, Scale, Settings
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.names import check_name
+from normscope.cli.outputs import check_folder, resumable, write_then_print
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.experiments import Recipe
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="EXPERIMENT",
-        help="Such as santurkar2018/figure4; see normscope list experiments.",
-        autocompletion=completion_of(kind="experiments"),
-    ),
-]
-Label = Annotated[
-    str | None, typer.Option("--name", metavar="TEXT", help="Your own name for this result.")
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if a claim does not hold.")]
+_NAME = "Such as santurkar2018/figure4; see normscope list experiments."
+Name = Annotated[str, opt.argument("EXPERIMENT", _NAME, kind="experiments")]
+Label = Annotated[str | None, opt.option("TEXT", "Your own name for this result.", "--name")]
+Strict = Annotated[bool, opt.flag("--strict", "Exit with 1 if a claim does not hold.")]
 
 
+@command("run", "Reproduce a figure of a paper and judge its claims.")
 def run(
     experiment: Name,
-    scale: Scale = "quick",
-    out: Folder = Path("normscope-out"),
-    settings: Settings = None,
-    seed: FirstSeed = None,
-    device: ExperimentDevice = "cpu",
+    scale: opt.Scale = "quick",
+    out: opt.Folder = Path("normscope-out"),
+    settings: opt.Settings = None,
+    seed: opt.FirstSeed = None,
+    device: opt.ExperimentDevice = "cpu",
     name: Label = None,
     strict: Strict = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Reproduce a figure of a paper: measure, judge the paper's claims, draw.
 
-    Finished trainings are kept in FOLDER/runs.sqlite: the same command goes on where it was cut
-    off, and figures that need the same trainings share them.
+    Finished trainings are kept in FOLDER/runs.sqlite: if interrupted, rerun the same command
+    to resume. Figures that need the same trainings share them.
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
-    from normscope.cli.interrupted import resumable
-    from normscope.cli.output import print_json, progress
+    from normscope.cli.progress_bar import show_progress
+    from normscope.cli.render import print_json
 
     check_name("experiments", experiment)
     check_folder(out, "files")
     kept = out / "runs.sqlite"
-    with resumable(kept):  # also while torch is loaded, which takes seconds
+    with resumable(kept):  # loading torch takes seconds
         from normscope.experiments import EXPERIMENTS
         from normscope.experiments import run as run_experiment
         from normscope.results import Store
 
         recipe = EXPERIMENTS[experiment]
         overrides = _overrides(recipe, settings, seed, device)
-        recipe.settings(scale, overrides)  # refuse before anything is written
+        recipe.settings(scale, overrides)  # an error comes before anything is written
         out.mkdir(parents=True, exist_ok=True)
-        with Store(kept) as store, progress(experiment) as begin:
-            result = run_experiment(experiment, scale, store=store, progress=begin, **overrides)
+        with Store(kept) as store, show_progress(experiment) as show:
+            result = run_experiment(experiment, scale, store=store, progress=show, **overrides)
     result = replace(result, label=name)
-    with printing_first(lambda: result.write(out)) as written:
+    with write_then_print(lambda: result.write(out)) as written:
         paths = {what: str(path) for what, path in (written or {}).items()}
         if as_json:
             print_json({**result.to_dict(), "files": paths})
@@ -80,10 +75,9 @@ def run(
 def _overrides(
     recipe: Recipe, settings: list[str] | None, seed: int | None, device: str
 ) -> dict[str, Any]:
-    """The settings that are given, also by options of their own."""
-    from normscope.cli.devices import device_setting
+    """Return the settings that are given by --set, --seed and --device."""
+    from normscope.cli.sources import device_setting
     from normscope.cli.values import named_values
-    from normscope.errors import InputError
 
     found = named_values(settings or ())
     if seed is not None:

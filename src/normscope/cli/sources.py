@@ -1,63 +1,59 @@
-"""What a command works on: registered names, or a user's own functions by their place.
+"""Models, data, losses and devices by the names given on the command line.
 
-A place is ``package.module:function`` or ``path/to/file.py:function``. Nothing heavy is imported
-until something is loaded.
+A source is a registered name or an import path (``package.module:function`` or
+``path/to/file.py:function``). Names are checked before torch is loaded.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normscope.cli.devices import check_device
 from normscope.cli.names import check_name
-from normscope.cli.own_files import check_place
+from normscope.cli.render import print_to_stderr
+from normscope.cli.user_files import check_import_path
 from normscope.cli.values import named_values
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.import_path import import_object, is_import_path, load_object
+from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
+
+_EXAMPLES = {"models": "build", "data": "samples", "losses": "loss"}
 
 
 def check_names(
     model: str, data: str | None = None, loss: str | None = None, *norms: str | None
 ) -> None:
-    """Refuse names that nothing is registered or defined under, before torch is loaded.
+    """Raise an error for names that are not registered or defined, before torch is loaded.
 
     Args:
-        model: a registered name, or a place; its file is read and not run yet.
+        model: a registered name, or an import path; its file is parsed, not run.
         data: likewise.
         loss: likewise.
         *norms: kinds of normalization.
     """
-    for kind, source, example in (
-        ("models", model, "build"),
-        ("data", data, "samples"),
-        ("losses", loss, "loss"),
-    ):
+    for kind, source in {"models": model, "data": data, "losses": loss}.items():
+        example = _EXAMPLES[kind]
         if source is None:
             continue
         if is_import_path(source, example):
-            check_place(source)
+            check_import_path(source)
         else:
-            own = f"for your own give file.py:{example} or package.module:{example}"
-            check_name(kind, source, hint=own)
+            custom = f"for your own give file.py:{example} or package.module:{example}"
+            check_name(kind, source, hint=custom)
     for norm in norms:
         if norm is not None:
             check_name("norms", norm)
 
 
 def load_data(source: str, seed: int = 0) -> Any:
-    """Data by the name of a registered set (its training split) or by the place of a function.
+    """Return the training split of a registered data set, or what a user's function returns.
 
     Args:
         source: such as ``digits`` or ``my_data.py:batches``.
         seed: set before the user's function is called.
-
-    Returns:
-        A pair (inputs, targets), a list of batches or a DataLoader; whatever the function returns.
     """
     if is_import_path(source, "samples"):
         return load_object(source, seed)
@@ -68,15 +64,14 @@ def load_data(source: str, seed: int = 0) -> Any:
 
 
 def _note_download(name: str) -> None:
-    """Say on stderr that a data set comes from the network, which takes its time."""
+    """Print a note if a data set will be downloaded."""
     from normscope.data import DATASETS, parts, path
     from normscope.data.collection import download_root
 
-    if name in DATASETS and parts(name) and path(name) is None and sys.stderr is not None:
-        print(
-            f"normscope: note: {name} is not here: downloading it to {download_root() / name}; see "
-            "normscope data fetch.",
-            file=sys.stderr,
+    if name in DATASETS and parts(name) and path(name) is None:
+        print_to_stderr(
+            f"{name} is not here: downloading it to {download_root() / name}; see normscope data "
+            "fetch."
         )
 
 
@@ -88,50 +83,57 @@ def load_model(
     seed: int = 0,
     device: str | None = None,
 ) -> nn.Module:
-    """A model by the name of a registered one or by the place of a factory or of a module.
+    """Return a registered model, or the module at an import path (or what a factory there makes).
 
     Args:
         source: such as ``vgg`` or ``my_model.py:build``.
-        data: the pair (inputs, targets) that a registered model is to fit.
+        data: the pair (inputs, targets) that a registered model must fit.
         norm: normalization of a registered model.
         options: further options of a registered model, each ``name=value``.
         seed: of a registered model's weights; torch's seed before a user's factory is called.
-        device: to move it to; None: it stays where it was made.
-
-    Returns:
-        The model.
+        device: to move it to; None leaves it where it was made.
 
     Raises:
         InputError: if options are given that a user's factory cannot take.
         ArgumentTypeError: if the factory makes something else.
     """
+    if is_import_path(source, "build"):
+        _reject_options(source, norm, options)
+        model = _user_model(source, seed)
+    else:
+        model = _registered_model(source, data, norm, options, seed)
+    if device is None:
+        return model
+    check_device(device)
+    return model.to(device)
+
+
+def load_loss(source: str) -> Any:
+    """Return a registered loss, or the function ``loss(output, target)`` at an import path."""
+    from normscope.problem.loss import LOSSES
+
+    return import_object(source) if is_import_path(source, "loss") else LOSSES[source]
+
+
+def _reject_options(source: str, norm: str | None, options: Sequence[str]) -> None:
+    """Raise an error for options of registered models, given with a user's model."""
+    own = f"is for registered models, and {source} is your own; let it return the model"
+    if norm is not None:
+        remedy = f"with that normalization, or give normscope compare --norms {norm}."
+        raise InputError(f"--norm {own} {remedy}")
+    if options:
+        raise InputError(f"--option {own} with them.")
+
+
+def _user_model(source: str, seed: int) -> nn.Module:
     from torch import nn
 
-    if not is_import_path(source, "build"):
-        return _on_device(_registered_model(source, data, norm, options, seed), device)
-    if norm is not None:
-        raise InputError(
-            f"--norm is for registered models, and {source} is your own; let it return the model "
-            f"with that normalization, or give normscope compare --norms {norm}."
-        )
-    if options:
-        raise InputError(
-            f"--option is for registered models, and {source} is your own; let it return the model "
-            "with them."
-        )
     model = load_object(source, seed)
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"{source} must be or return a torch.nn.Module, got {type(model).__name__}."
         )
-    return _on_device(model, device)
-
-
-def load_loss(source: str) -> Any:
-    """A loss by its registered name or by the place of a function ``loss(output, target)``."""
-    from normscope.problem.loss import LOSSES
-
-    return import_object(source) if is_import_path(source, "loss") else LOSSES[source]
+    return model
 
 
 def _registered_model(
@@ -149,24 +151,57 @@ def _registered_model(
         outputs = int(targets.max()) + 1 if labels else targets[0].numel()
         sizes = {"input_shape": tuple(inputs.shape[1:]), "outputs": outputs}
         fitting = {key: value for key, value in sizes.items() if key in known}
-    given = _model_options(options)
+    given = named_values(options)
+    for option in given.keys() & {"norm", "seed"}:
+        raise InputError(
+            f"{option} is an option of the command itself: use --{option} {given[option]}."
+        )
     return build(name, norm="batch" if norm is None else norm, seed=seed, **{**fitting, **given})
 
 
-def _on_device(model: nn.Module, device: str | None) -> nn.Module:
-    """The model on a device that this machine has; the data follows it there."""
-    if device is None:
-        return model
+def check_device(device: str) -> None:
+    """Raise an error for a device that this machine does not have.
+
+    Args:
+        device: such as cpu or cuda:1.
+
+    Raises:
+        UnknownNameError: if it is missing.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not torch.accelerator.is_available():
+        raise UnknownNameError(
+            f"unknown device of this machine {device!r}: this machine has only cpu."
+        )
+    name, count = accelerator.type, torch.accelerator.device_count()
+    known = ["cpu", name, *(f"{name}:{i}" for i in range(count))]
+    if device not in known:
+        raise unknown_name("device of this machine", device, known)
+
+
+def device_setting(work: str, settings: Container[str], device: str) -> dict[str, str]:
+    """Return the setting that moves an experiment to a device; none for the CPU, the default.
+
+    Args:
+        work: name of the experiment.
+        settings: names of its settings.
+        device: where to compute.
+
+    Raises:
+        InputError: if the experiment runs on the CPU only.
+
+    >>> device_setting("tour", ["seed", "width"], "cpu")
+    {}
+    """
     check_device(device)
-    return model.to(device)
-
-
-def _model_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Options of a registered model, without those that the command has itself."""
-    given = named_values(texts)
-    for name in ("norm", "seed"):
-        if name in given:
-            raise InputError(
-                f"{name} is an option of the command itself: use --{name} {given[name]}."
-            )
-    return given
+    if device == "cpu":
+        return {}
+    if "device" not in settings:
+        raise InputError(
+            f"{work} computes on the cpu alone and cannot be moved to {device}; leave --device out."
+        )
+    return {"device": device}

@@ -1,4 +1,4 @@
-"""``normscope sweep``: many cells into one file, resumable; ``sweep status`` looks on."""
+"""``normscope sweep``: many cells into one store, resumable; ``sweep status`` shows its state."""
 
 from __future__ import annotations
 
@@ -9,108 +9,68 @@ from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.destinations import check_file
-from normscope.cli.help_texts import Command, print_help
-from normscope.cli.names import check_name, completion_of
-from normscope.cli.options import ExperimentDevice, FirstSeed, Json, Scale
+from normscope.cli import options as opt
+from normscope.cli.app import Command, command, print_help
+from normscope.cli.names import check_name
+from normscope.cli.outputs import check_file, resumable
 from normscope.errors import InputError, UnknownNameError
 
 DIAGRAM, STATUS = "phase_diagram", "status"
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="phase_diagram, an experiment (see normscope list experiments), or status.",
-        autocompletion=completion_of(DIAGRAM, STATUS, kind="experiments"),
-    ),
-]
-File = Annotated[
-    Path | None, typer.Argument(metavar="FILE", help="With status: the file of a sweep.")
-]
-StatusFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file of a sweep.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUES",
-        help="A setting: a value, a list 1,2,3, a range 0.1:3:12 (first:last:count) or "
-        "1e-3:1:16:log; may be repeated.",
-    ),
-]
-Seeds = Annotated[
-    int,
-    typer.Option(min=1, metavar="NUMBER", help="Repetitions of every cell, each with its seed."),
-]
-Out = Annotated[
-    Path,
-    typer.Option(
-        "--out", "-o", metavar="FILE", help="The store; numbers and figure are written beside it."
-    ),
-]
-EngineName = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        metavar="ENGINE",
-        help="local (this machine), ray or dask (a cluster).",
-        autocompletion=completion_of(kind="engines"),
-    ),
-]
-Workers = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Cells at the same time.")]
-Threads = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Threads of each worker.")]
-Address = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Address of a Ray or Dask cluster that runs already."),
-]
-Attempts = Annotated[
-    int,
-    typer.Option(
-        min=1, metavar="NUMBER", help="Times a cell may lose its worker until it is failed."
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count cells and estimate the time.")]
-Boundary = Annotated[
-    bool,
-    typer.Option(
-        "--boundary",
-        help="Of phase_diagram: no grid, but bisect for the learning rate from which training "
-        "diverges, to 5 %.",
-    ),
-]
-Follow = Annotated[
-    bool,
-    typer.Option(
-        "--follow", help="With status: again every two seconds, until the sweep has ended."
-    ),
-]
-Figure = Annotated[
-    Path | None,
-    typer.Option("--figure", metavar="FILE", help="With status: draw the diagram as far as it is."),
-]
+_NAME = "phase_diagram, an experiment (see normscope list experiments), or status."
+_SETTING = (
+    "A setting: a value, a list 1,2,3, a range 0.1:3:12 (first:last:count) or 1e-3:1:16:log; may "
+    "be repeated."
+)
+_OUT = "The store; numbers and figure are written beside it."
+_ENGINE = "local (this machine), ray or dask (a cluster)."
+_ADDRESS = "Address of a Ray or Dask cluster that runs already."
+_ATTEMPTS = "Times a cell may lose its worker until it is failed."
+_BOUNDARY = (
+    "Of phase_diagram: no grid, but bisect for the learning rate from which training diverges, to "
+    "5 %."
+)
+_FOLLOW = "With status: again every two seconds, until the sweep has ended."
+_FIGURE = "With status: draw the diagram as far as it is."
+Name = Annotated[str, opt.argument("NAME", _NAME, choices=(DIAGRAM, STATUS), kind="experiments")]
+File = Annotated[Path | None, opt.argument("FILE", "With status: the file of a sweep.")]
+StatusFile = Annotated[Path, opt.argument("FILE", "The file of a sweep.")]
+Settings = Annotated[list[str] | None, opt.option("NAME=VALUES", _SETTING, "--set")]
+Seeds = Annotated[int, opt.number("Repetitions of every cell, each with its seed.", min=1)]
+Out = Annotated[Path, opt.option("FILE", _OUT, "--out", "-o")]
+EngineName = Annotated[str, opt.option("ENGINE", _ENGINE, "--engine", kind="engines")]
+Workers = Annotated[int, opt.number("Cells at the same time.", min=1)]
+Threads = Annotated[int, opt.number("Threads of each worker.", min=1)]
+Address = Annotated[str | None, opt.option("ADDRESS", _ADDRESS)]
+Attempts = Annotated[int, opt.number(_ATTEMPTS, min=1)]
+DryRun = Annotated[bool, opt.flag("--dry-run", "Only count cells and estimate the time.")]
+Boundary = Annotated[bool, opt.flag("--boundary", _BOUNDARY)]
+Follow = Annotated[bool, opt.flag("--follow", _FOLLOW)]
+Figure = Annotated[Path | None, opt.option("FILE", _FIGURE, "--figure")]
 
 _SHORT = {"lr": "learning_rate"}
 
 
 class SweepCommand(Command):
-    """The command with the help of its status apart."""
+    """The command, whose ``status`` has a help of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read what was typed; asked for the help of status, print that and end."""
+        """Parse the arguments; ``status --help`` prints the help of status."""
         if args[:1] == [STATUS] and {"-h", "--help"} & {*args}:
             print_help(f"{ctx.command_path} {STATUS}", status)
             raise typer.Exit
         return super().parse_args(ctx, args)
 
 
+@command("sweep", "Phase diagrams and other sweeps: resumable, parallel.", cls=SweepCommand)
 def sweep(
     name: Name,
     file: File = None,
     settings: Settings = None,
     seeds: Seeds = 1,
-    seed: FirstSeed = None,
-    scale: Scale = "quick",
-    device: ExperimentDevice = "cpu",
+    seed: opt.FirstSeed = None,
+    scale: opt.Scale = "quick",
+    device: opt.ExperimentDevice = "cpu",
     out: Out = Path("sweep.sqlite"),
     engine: EngineName = "local",
     workers: Workers = 1,
@@ -121,9 +81,9 @@ def sweep(
     boundary: Boundary = False,
     follow: Follow = False,
     figure: Figure = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Sweep settings over ranges; the same command goes on where it was cut off.
+    """Sweep settings over ranges; if interrupted, rerun the same command to resume.
 
     A cell is one combination of settings and seed: of phase_diagram a training over gamma (the
     scale of the norm layers) and learning rate, else the experiment. The default loss of
@@ -140,18 +100,16 @@ def sweep(
             raise InputError("status needs the file of a sweep: normscope sweep status FILE.")
         status(file, follow, figure, as_json)
         return
-    from normscope.cli.interrupted import resumable
-
-    _refuse_of_status(file, follow, figure)
+    _reject_status_options(file, follow, figure)
     check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")
     running = {"engine": engine, "workers": workers, "threads": threads}
     running |= {"address": address, "max_attempts": max_attempts}
     values = _values(settings)
-    _check_places(values)
+    _check_import_paths(values)
     if not dry_run:  # which writes nothing
         check_file(out, "store", "sweep.sqlite")
-    with resumable(out):  # also while torch is loaded, which takes seconds
-        from normscope.cli.sweep_runs import Request, carry_out
+    with resumable(out):  # loading torch takes seconds
+        from normscope.cli.sweep_run import Request, carry_out
         from normscope.sweeps.phase_diagram import seed_list
 
         numbers = seed_list(seeds, seed or 0)
@@ -159,15 +117,15 @@ def sweep(
         try:
             carry_out(request, boundary, dry_run)
         except UnknownNameError as error:
-            raise UnknownNameError(_as_typed(str(error))) from error
+            raise UnknownNameError(_add_short_names(str(error))) from error
 
 
-def _as_typed(choices: str) -> str:
-    """A list of settings with the short names that only the command line knows.
+def _add_short_names(choices: str) -> str:
+    """Return a list of settings with the short names of the command line.
 
-    >>> _as_typed("Choices: gamma, learning_rate, loss.")
+    >>> _add_short_names("Choices: gamma, learning_rate, loss.")
     'Choices: gamma, learning_rate (or lr), loss.'
-    >>> _as_typed("Choices: gamma, learning_rate.")
+    >>> _add_short_names("Choices: gamma, learning_rate.")
     'Choices: gamma, learning_rate (or lr).'
     """
     for short, whole in _SHORT.items():
@@ -176,33 +134,33 @@ def _as_typed(choices: str) -> str:
 
 
 def _values(settings: list[str] | None) -> dict[str, list[Any]]:
-    """The values of each setting that is given, by its whole name."""
+    """Return the values of each setting that is given, by its full name."""
     from normscope.cli.values import named_lists
 
     return {_SHORT.get(key, key): each for key, each in named_lists(settings or ()).items()}
 
 
-def _check_places(values: dict[str, list[Any]]) -> None:
-    """Refuse files of the user's that are not there or define no such name."""
-    from normscope.cli.own_files import check_place
+def _check_import_paths(values: dict[str, list[Any]]) -> None:
+    """Raise an error for files that are missing or do not define a name."""
+    from normscope.cli.user_files import check_import_path
 
     for name in ("model", "data", "loss"):
         for value in values.get(name, ()):
             if isinstance(value, str) and ":" in value:
-                check_place(value)
+                check_import_path(value)
 
 
-def _refuse_of_status(file: Path | None, follow: bool, figure: Path | None) -> None:
+def _reject_status_options(file: Path | None, follow: bool, figure: Path | None) -> None:
     if file is not None:
         raise InputError(f"only status takes a file here, got {file}; name the store with --out.")
     if figure is not None:
         raise InputError("--figure belongs to status; a sweep draws its figure beside --out.")
     if follow:
-        raise InputError("--follow belongs to status; a sweep shows how far it is by itself.")
+        raise InputError("--follow belongs to status; a sweep shows its progress by itself.")
 
 
 def status(
-    file: StatusFile, follow: Follow = False, figure: Figure = None, as_json: Json = False
+    file: StatusFile, follow: Follow = False, figure: Figure = None, as_json: opt.Json = False
 ) -> None:
     """How far a sweep is, read from its file while another process writes it.
 
@@ -210,13 +168,13 @@ def status(
 
     Example: normscope sweep status phase.sqlite --follow
     """
-    from normscope.cli.output import print_json
-    from normscope.cli.sweep_output import print_status
-    from normscope.cli.sweep_picture import draw_status
-    from normscope.sweeps import status as states
+    from normscope.cli.render import print_json
+    from normscope.cli.sweep_files import draw_status
+    from normscope.cli.sweep_table import print_status
+    from normscope.sweeps import status as read_status
 
     while True:
-        found = states(file)
+        found = read_status(file)
         if as_json:
             print_json([each.to_dict() for each in found])
         else:

@@ -3,95 +3,62 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from normscope.cli.figures import check_figure, draw_on
-from normscope.cli.names import completion_of
-from normscope.cli.options import (
-    Figure,
-    InputData,
-    Json,
-    Model,
-    ModelOptions,
-    Momentum,
-    Norm,
-    Seed,
-)
-from normscope.cli.theory_output import Basis, print_as_json, print_predictions
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.outputs import check_figure, draw_then_print
 from normscope.cli.values import numbers
 from normscope.errors import InputError
+from normscope.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import nn
 
     from normscope.meanfield import Prediction
 
-Gamma = Annotated[
-    str | None,
-    typer.Option(
-        metavar="VALUES",
-        help="Scale of every norm layer: a value, a list 0.5,1,2, a range 0.1:3:30 "
-        "(first:last:count) or 0.1:3:30:log.",
-        show_default="the model's own",
-    ),
-]
-Closure = Annotated[
-    str,
-    typer.Option(
-        metavar="CLOSURE",
-        help="How the theory treats batch statistics: train (differentiated through, as training "
-        "does), frozen (as constants), printed (the paper to the letter) or all three.",
-        autocompletion=completion_of("train", "frozen", "printed", "all"),
-    ),
-]
-InputShape = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZES",
-        help="Sizes of one sample, such as 3,32,32.",
-        show_default="those of the data or the model",
-    ),
-]
-Parameters = Annotated[
-    str,
-    typer.Option(
-        metavar="WHICH",
-        help="weights (as in the paper) or all (biases, scales and shifts too).",
-        autocompletion=completion_of("weights", "all"),
-    ),
-]
+_GAMMA = (
+    "Scale of every norm layer: a value, a list 0.5,1,2, a range 0.1:3:30 (first:last:count) or "
+    "0.1:3:30:log."
+)
+_CLOSURE = (
+    "How the theory treats batch statistics: train (differentiated through, as training does), "
+    "frozen (as constants), printed (the paper to the letter) or all three."
+)
+_CLOSURES = ("train", "frozen", "printed", "all")
+_SHAPE = "Sizes of one sample, such as 3,32,32."
+_SHAPE_DEFAULT = "those of the data or the model"
+_PARAMETERS = "weights (as in the paper) or all (biases, scales and shifts too)."
+Gamma = Annotated[str | None, opt.option("VALUES", _GAMMA, default="the model's own")]
+Closure = Annotated[str, opt.option("CLOSURE", _CLOSURE, choices=_CLOSURES)]
+InputShape = Annotated[str | None, opt.option("SIZES", _SHAPE, default=_SHAPE_DEFAULT)]
+Parameters = Annotated[str, opt.option("WHICH", _PARAMETERS, choices=("weights", "all"))]
 TheoryBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-size",
-        min=1,
-        metavar="NUMBER",
-        help="Samples in a batch.",
-        show_default="256",
-    ),
+    int | None, opt.number("Samples in a batch.", "--batch-size", min=1, default="256")
 ]
-Plot = Annotated[bool, typer.Option("--plot", help="Draw a figure into theory.svg.")]
+Plot = Annotated[bool, opt.flag("--plot", "Draw a figure into theory.svg.")]
 
 
+@command("theory", "The largest eigenvalue, by mean-field theory alone.")
 def theory(
-    model: Model,
+    model: opt.Model,
     gamma: Gamma = None,
     closure: Closure = "train",
-    data: InputData = None,
+    data: opt.InputData = None,
     input_shape: InputShape = None,
-    norm: Norm = None,
-    option: ModelOptions = None,
+    norm: opt.Norm = None,
+    option: opt.ModelOptions = None,
     batch_size: TheoryBatchSize = None,
-    momentum: Momentum = 0.0,
+    momentum: opt.Momentum = 0.0,
     parameters: Parameters = "weights",
-    seed: Seed = 0,
+    seed: opt.Seed = 0,
     plot: Plot = False,
-    as_json: Json = False,
-    out: Figure = None,
+    as_json: opt.Json = False,
+    out: opt.Figure = None,
 ) -> None:
     """Largest eigenvalue of the Fisher matrix at initialization, by mean-field theory.
 
@@ -102,6 +69,7 @@ def theory(
     """
     from normscope.cli import sources
     from normscope.cli.batches import DEFAULT_BATCH_SIZE
+    from normscope.cli.render import print_json
 
     sources.check_names(model, data, None, norm)
     figure = Path("theory.svg") if plot and out is None else out
@@ -110,52 +78,60 @@ def theory(
     network = sources.load_model(model, samples, norm, option or (), seed)
     size = batch_size or DEFAULT_BATCH_SIZE
     options: dict[str, Any] = {
-        "input_shape": _shape(input_shape, model, option or (), samples),
+        "input_shape": _input_shape(input_shape, model, option or (), samples),
         "data": None if samples is None else _first_batch(samples, size, seed),
         "gamma": None if gamma is None else numbers(gamma, "gamma"),
         "batch_size": size,
         "parameters": parameters,
     }
-    found, refused = _predictions(network, closure, options)
-    basis = Basis(model, momentum, data, parameters, network)
-    with draw_on(figure, partial(_draw, found)) as drawn:
-        (print_as_json if as_json else print_predictions)(found, refused, drawn, basis)
+    found, refused = _predict(network, closure, options)
+    with draw_then_print(figure, partial(_draw, found)) as drawn:
+        if as_json:
+            answers = [_to_dict(each, momentum) for each in found]
+            answer = {"model": model, "momentum": momentum, "closures": answers}
+            path = None if drawn is None else str(drawn)
+            print_json({**answer, "refused": refused, "figure": path})
+            return
+        _print_predictions(found, refused, momentum)
+        _print_basis(found[0], model, data, parameters, momentum, _outputs(network))
+        if drawn is not None:
+            print(f"Figure: {drawn}")
 
 
-def _predictions(
+def _predict(
     network: Any, closure: str, options: dict[str, Any]
 ) -> tuple[list[Prediction], dict[str, str]]:
-    """A prediction for each closure; of all, those that the network has none for are told."""
-    from normscope.cli.output import progress
+    """Return a prediction for each closure; of all three, also why one has none."""
+    from normscope.cli.progress_bar import show_progress
     from normscope.meanfield import CLOSURES, predict
 
     found, refused = [], {}
-    with progress("theory") as begin:
+    with show_progress("theory") as show:
         for name in CLOSURES if closure == "all" else (closure,):
-            begin(f"closure {name}")
+            show(Progress(f"closure {name}"))
             try:
                 found.append(predict(network, closure=name, **options))
             except InputError as error:
-                if closure != "all" or name != "printed":  # the paper's recursions end earlier
-                    raise _of_options(error) from error
+                if closure != "all" or name != "printed":  # the paper covers fewer architectures
+                    raise _name_options(error) from error
                 refused[name] = str(error)
     return found, refused
 
 
-def _of_options(error: InputError) -> InputError:
-    """The error in the words of the command line."""
+def _name_options(error: InputError) -> InputError:
+    """Return the error with the option in place of the argument."""
     if "needs input_shape" not in str(error):
         return type(error)(str(error).replace("input_shape", "--input-shape"))
     return type(error)(
-        "the model does not begin with a linear layer, which would tell the sizes of its input; "
+        "the model does not begin with a linear layer, which would give the size of its input; "
         "give --input-shape, such as --input-shape 3,32,32, or --data."
     )
 
 
-def _shape(
-    text: str | None, model: str, options: list[str] | tuple[str, ...], samples: Any
+def _input_shape(
+    text: str | None, model: str, options: Sequence[str], samples: Any
 ) -> tuple[int, ...] | None:
-    """The input's shape: given, that of the data, or the registered model's own."""
+    """Return the shape of a sample: as given, or the registered model's; None if data has it."""
     if text is not None:
         try:
             return tuple(int(size) for size in text.split(","))
@@ -173,11 +149,11 @@ def _shape(
 
 
 def _first_batch(samples: Any, batch_size: int, seed: int) -> Any:
-    from normscope.cli.batches import chosen_batches
+    from normscope.cli.batches import choose_batches
 
     pair = isinstance(samples, tuple) and len(samples) == 2
     size = min(batch_size, len(samples[0])) if pair else None
-    return chosen_batches(samples, size, 1, seed)[0]
+    return choose_batches(samples, size, 1, seed)[0]
 
 
 def _draw(found: list[Prediction], axes: Axes) -> None:
@@ -191,5 +167,69 @@ def _draw(found: list[Prediction], axes: Axes) -> None:
     curves = [each.to_xarray()["lambda_max"] for each in found]
     names = xr.Variable("closure", [each.closure for each in found])
     attributes = {"reason": list(found[0].reason)}
-    together = xr.concat(curves, names)
-    closure_curves(xr.Dataset({"lambda_max": together}, attrs=attributes), axes)
+    closure_curves(xr.Dataset({"lambda_max": xr.concat(curves, names)}, attrs=attributes), axes)
+
+
+def _print_predictions(found: list[Prediction], refused: dict[str, str], momentum: float) -> None:
+    """Print a table for each closure, and why a closure has none."""
+    from normscope.cli.render import print_note, print_text, shown_width
+
+    for each in found:
+        print_text(each.text(shown_width()))
+        if momentum and each.gamma is None and each.lambda_max is not None:
+            rate = each.max_learning_rate(momentum)
+            print(f"with momentum {momentum:g}: learning rates below {rate:.4g}")
+        print()
+    for name, reason in refused.items():
+        print_note(f"{name}: {reason}")
+
+
+def _print_basis(
+    prediction: Prediction,
+    model: str,
+    data: str | None,
+    parameters: str,
+    momentum: float,
+    outputs: int,
+) -> None:
+    """Print what the numbers are of, and what changes with another loss."""
+    from normscope.cli.render import print_note
+
+    inputs = f"inputs of {data}" if data else "iid normal inputs (--data: yours)"
+    counted = "weights alone (--parameters all: with biases, scales and shifts)"
+    if parameters == "all":
+        counted = "all parameters"
+    print_note(
+        "Of: the Fisher matrix, which is the curvature of half the squared error; initial "
+        f"weights, {inputs}, {counted}."
+    )
+    print_note(_other_loss(prediction, momentum, outputs))
+    measured = f" --data {data} measures" if data else ", with --data, measures"
+    print_note(f"normscope lr {model}{measured} the limit for a loss and data.")
+
+
+def _outputs(network: nn.Module) -> int:
+    """Return the outputs of the last linear layer; 0 if there is none."""
+    sizes = [getattr(module, "out_features", 0) for module in network.modules()]
+    return next((int(size) for size in reversed(sizes) if size), 0)
+
+
+def _other_loss(prediction: Prediction, momentum: float, outputs: int) -> str:
+    """Return by how much the numbers change for the cross-entropy."""
+    from normscope.meanfield.softmax import output_curvature
+
+    matrix = "For cross_entropy its Gauss-Newton matrix counts"
+    if prediction.gamma is not None or prediction.lambda_max is None or outputs < 2:
+        return f"{matrix}, whose eigenvalues are smaller by the softmax's curvature."
+    factor = float(output_curvature("cross_entropy", prediction, outputs))
+    rate = prediction.max_learning_rate(momentum, factor)
+    return (
+        f"{matrix}: about {factor:.3g} times these eigenvalues with {outputs} outputs, learning "
+        f"rates below {rate:.4g} by closure {prediction.closure}."
+    )
+
+
+def _to_dict(prediction: Prediction, momentum: float) -> dict[str, Any]:
+    rate: Any = prediction.max_learning_rate(momentum)
+    plain = rate.tolist() if hasattr(rate, "tolist") else rate
+    return {**prediction.to_dict(), "max_learning_rate": plain}

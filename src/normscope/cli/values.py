@@ -9,29 +9,27 @@ from typing import Any
 from normscope.errors import InputError
 from normscope.ranges import RANGE, number_range
 
-__all__ = ["named_lists", "named_value", "named_values", "numbers", "value_list"]
-
 
 def named_value(text: str) -> tuple[str, Any]:
-    """A name and a value; the value is a Python literal or else a text.
+    """Return a name and a value, which is a Python literal or else a string.
 
     >>> named_value("width=100"), named_value("data=mnist")
     (('width', 100), ('data', 'mnist'))
 
     Raises:
-        InputError: if there is no name or no sign of equality.
+        InputError: if there is no name or no equals sign.
     """
     name, value = _halves(text)
     return name, _literal(value)
 
 
 def named_values(texts: Iterable[str]) -> dict[str, Any]:
-    """The values by name; the last of a name that is given twice."""
+    """Return the values by name; of a name that is given twice the last one."""
     return dict(named_value(text) for text in texts)
 
 
 def named_lists(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Names, each with one value or several.
+    """Return names, each with one value or several.
 
     >>> named_lists(["gamma=0.5:1.5:3", "data=mnist", "norm=batch,none"])
     {'gamma': [0.5, 1.0, 1.5], 'data': ['mnist'], 'norm': ['batch', 'none']}
@@ -43,14 +41,14 @@ def named_lists(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def value_list(text: str) -> list[Any]:
-    """One value, several with commas, or a range; what stands in brackets is one value.
+    """Return one value, several with commas, or a range; brackets enclose one value.
 
     >>> value_list("1e-2:1:3:log"), value_list("batch,none"), value_list("(1, 8, 8)")
     ([0.01, 0.1, 1.0], ['batch', 'none'], [(1, 8, 8)])
     """
     if text[:1] in ("(", "[", "{"):
         parsed = _literal(text)
-        # "(1,2),(3,4)" reads as a tuple of its parts, "(1, 2)" as itself
+        # "(1,2),(3,4)" evaluates to a tuple of its parts, "(1, 2)" to itself
         several = isinstance(parsed, tuple) and _literal(f"[{text}]") == list(parsed)
         return list(parsed) if several else [parsed]
     if "," in text:
@@ -61,7 +59,7 @@ def value_list(text: str) -> list[Any]:
 
 
 def numbers(text: str, name: str) -> float | list[float]:
-    """A number, or several: with commas, or as a range.
+    """Return a number, or a list of them: with commas, or as a range.
 
     >>> numbers("2", "gamma"), numbers("1,2", "gamma")
     (2.0, [1.0, 2.0])
@@ -69,9 +67,6 @@ def numbers(text: str, name: str) -> float | list[float]:
     Args:
         text: what was given.
         name: of the option, for the error.
-
-    Returns:
-        One number as itself, several as a list.
 
     Raises:
         InputError: if it is none of these.

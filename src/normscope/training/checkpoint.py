@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from normscope.errors import DataError, InputError, StateError
-from normscope.files import replacing, try_place
+from normscope.files import replacing, try_write
 from normscope.problem.batch import Batch, tensors_of
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Problem
@@ -48,7 +48,7 @@ def check_writable(path: Path) -> None:
         InputError: if the folder cannot be created or written to.
     """
     try:
-        try_place(path)
+        try_write(path)
     except OSError as error:
         raise InputError(
             f"the checkpoint {path} cannot be written ({error.strerror}); name a file in a folder "

@@ -4,30 +4,30 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.cli.batches import chosen_batches, note_conversion, parts_of_advice, step_batch_size
+from normscope.cli.batches import choose_batches, note_conversion, step_batch_size
 from normscope.errors import ArgumentTypeError, InputError
 
 
 def test_batches_of_a_pair_are_drawn_without_replacement():
     data = (torch.arange(20.0).unsqueeze(1), torch.arange(20))
-    chosen = chosen_batches(data, 4, 3, seed=1)
+    chosen = choose_batches(data, 4, 3, seed=1)
     assert [len(x) for x, _ in chosen] == [4, 4, 4]
     drawn = torch.cat([y for _, y in chosen])
     assert len(drawn.unique()) == 12
     assert not torch.equal(drawn, drawn.sort().values)
     assert all(torch.equal(x.squeeze(1), y.float()) for x, y in chosen)
-    again = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=1)])
-    other = torch.cat([y for _, y in chosen_batches(data, 4, 3, seed=2)])
+    again = torch.cat([y for _, y in choose_batches(data, 4, 3, seed=1)])
+    other = torch.cat([y for _, y in choose_batches(data, 4, 3, seed=2)])
     assert torch.equal(drawn, again)
     assert not torch.equal(drawn, other)
 
 
 def test_default_batch_is_256_or_what_there_is(capsys):
     data = (torch.zeros(600, 1), torch.zeros(600))
-    assert [len(x) for x, _ in chosen_batches(data, None, 1)] == [256]
-    assert [len(x) for x, _ in chosen_batches(data, 100, 3)] == [100, 100, 100]
+    assert [len(x) for x, _ in choose_batches(data, None, 1)] == [256]
+    assert [len(x) for x, _ in choose_batches(data, 100, 3)] == [100, 100, 100]
     assert capsys.readouterr().err == ""
-    assert [len(x) for x, _ in chosen_batches(data, None, 3)] == [200, 200, 200]
+    assert [len(x) for x, _ in choose_batches(data, None, 3)] == [200, 200, 200]
     assert capsys.readouterr().err == (
         "normscope: note: the data has 600 samples, too few for 3 batches of the usual 256; the "
         "batch size is 200 instead.\n"
@@ -36,7 +36,7 @@ def test_default_batch_is_256_or_what_there_is(capsys):
 
 def test_batches_of_a_list_or_loader_are_the_first():
     data = TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))
-    chosen = chosen_batches(DataLoader(data, batch_size=3), None, 2)
+    chosen = choose_batches(DataLoader(data, batch_size=3), None, 2)
     assert [y.tolist() for _, y in chosen] == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -52,7 +52,7 @@ def test_batches_of_a_list_or_loader_are_the_first():
 )
 def test_batches_that_cannot_be_had_are_refused(data, size, count, error, message):
     with pytest.raises(error, match=message):
-        chosen_batches(data, size, count)
+        choose_batches(data, size, count)
 
 
 def test_batch_larger_than_the_data_is_refused_with_what_comes_without(capsys):
@@ -80,14 +80,6 @@ def test_size_of_batches_that_the_data_comes_in_is_not_asked_for():
 def test_one_sample_is_one(capsys):
     assert step_batch_size((torch.zeros(1, 1), torch.zeros(1)), None) == 1
     assert "the data has 1 sample, too few" in capsys.readouterr().err
-
-
-def test_parts_of_an_advice_follow_the_batches():
-    pair = torch.zeros(20, 1), torch.zeros(20)
-    assert [parts_of_advice(pair, size, verify=False) for size in (20, 8, 2)] == [5, 6, 7]
-    assert parts_of_advice([pair, pair], None, verify=False) == 6
-    assert parts_of_advice(iter([pair]), None, verify=False) == 7
-    assert parts_of_advice(pair, 2, verify=True) > 10
 
 
 def test_data_of_another_precision_is_noted_once(capsys):
@@ -148,18 +140,17 @@ def test_data_that_is_none_is_not_said_to_come_in_batches(data, error, message):
 )
 def test_batches_of_data_that_is_none_are_refused_whatever_their_size(data, error, message, size):
     with pytest.raises(error, match=message):
-        chosen_batches(data, size, 1)
+        choose_batches(data, size, 1)
 
 
 def test_dictionary_is_one_batch_whose_rows_are_drawn():
     x = torch.arange(20.0).unsqueeze(1)
-    (batch,) = chosen_batches({"x": x, "y": x + 1}, 4, 1, seed=1)
-    pair = chosen_batches((x, x + 1), 4, 1, seed=1)[0]
+    (batch,) = choose_batches({"x": x, "y": x + 1}, 4, 1, seed=1)
+    pair = choose_batches((x, x + 1), 4, 1, seed=1)[0]
     assert torch.equal(batch["x"], pair[0])
     assert torch.equal(batch["y"], pair[1])
     assert step_batch_size({"x": x}, 4) == 4
     assert step_batch_size({"x": torch.zeros(300, 1)}, None) == 256
-    assert parts_of_advice({"x": x}, 4, verify=False) == 7
     with pytest.raises(InputError, match="20 samples, too few for a batch of 64"):
         step_batch_size({"x": x}, 64)
 
@@ -167,7 +158,6 @@ def test_dictionary_is_one_batch_whose_rows_are_drawn():
 def test_pair_that_cannot_be_counted_is_left_to_the_library():
     for pair in ((None, None), (torch.zeros(3, 1), torch.zeros(2))):
         assert step_batch_size(pair, 2) == 2
-        assert parts_of_advice(pair, 2, verify=False) > 0
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -179,7 +169,7 @@ def test_the_first_batches_of_a_shuffling_loader_follow_the_seed(own):
     def drawn(state, seed):
         torch.manual_seed(state)
         before = torch.get_rng_state()
-        found = [batch[0].tolist() for batch in chosen_batches(data, None, 2, seed)]
+        found = [batch[0].tolist() for batch in choose_batches(data, None, 2, seed)]
         assert torch.equal(torch.get_rng_state(), before)
         return found
 

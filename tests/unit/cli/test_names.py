@@ -2,33 +2,20 @@ import importlib
 
 import pytest
 
-from normscope.cli.names import (
-    KINDS,
-    check_name,
-    completion_of,
-    names_in_source,
-    summaries_in_source,
-)
+from normscope.cli.names import KINDS, check_name, completion_of
 from normscope.errors import UnknownNameError
 
 
-def registry_of(kind):
-    home = importlib.import_module(KINDS[kind].home)
-    return getattr(home, KINDS[kind].registry)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_and_lines_in_source_are_those_of_the_registry(kind):
-    """What is told without torch is what the commands know with it."""
-    known = registry_of(kind)
-    own = [name for name in known if _home_of(known[name]).startswith("normscope.")]
-    assert own
-    assert names_in_source(kind) == sorted(own)
-    assert summaries_in_source(kind) == {name: known.summary(name) for name in sorted(own)}
-    assert KINDS[kind].noun == known.kind
+def test_table_has_the_names_of_the_registry(kind):
+    """Add a name that is missing here to the table in ``normscope/cli/names.py``."""
+    registry = KINDS[kind].registry()
+    own = [name for name in registry if _module_of(registry[name]).startswith("normscope.")]
+    assert list(KINDS[kind].names) == sorted(own)
+    assert KINDS[kind].noun == registry.kind
 
 
-def _home_of(item):
+def _module_of(item):
     measured = getattr(item, "measure", item)  # a recipe
     return getattr(measured, "__module__", "") or ""
 
@@ -42,7 +29,7 @@ def test_unknown_name_is_refused_and_one_that_the_registry_learned_later_is_not(
     with pytest.raises(UnknownNameError, match="unknown sweep 'vg'"):
         check_name("models", "vg", noun="sweep")
     monkeypatch.undo()
-    known = registry_of("models")
+    known = KINDS["models"].registry()
     with pytest.raises(UnknownNameError, match=r"unknown model 'later'; .*vgg16; or ask me\.$"):
         check_name("models", "later", hint="or ask me")
     monkeypatch.setitem(known._items, "later", None)

@@ -26,6 +26,7 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     atexit.unregister(signal.signal)
+    atexit.unregister(module._exit_if_interrupted)
     signal.signal(signal.SIGINT, before)
 
 

@@ -406,7 +406,7 @@ def test_run_to_be_extended_must_be_writable_and_one_only_read_back_need_not(tmp
     def read_only(*arguments, **options):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("normscope.training.checkpoint.try_place", read_only)
+    monkeypatch.setattr("normscope.training.checkpoint.try_write", read_only)
     assert fit(problem_of(), sgd(0.2), steps=2, checkpoint=path).steps == 2
     again = problem_of()
     before = state_of(again)

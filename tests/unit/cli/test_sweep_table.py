@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.cli.sweep_findings import findings
+from normscope.cli.sweep_table import find_in_words
 
 RATES = [0.01, 0.1, 1.0, 10.0]
 
@@ -22,7 +22,7 @@ def diagram(diverged, theory=True):
 
 
 def test_best_cell_and_boundary_are_told():
-    (words,) = findings(diagram([[0, 0, 0, 1], [0, 1, 1, 1]]))
+    (words,) = find_in_words(diagram([[0, 0, 0, 1], [0, 1, 1, 1]]))
     assert "4 diverged" in words
     assert "0.333, is at gamma 0.5 and learning rate 1." in words
     assert words.endswith(
@@ -49,14 +49,14 @@ BOUNDARY = "between 1 and 10 at gamma 0.5 and between 0.01 and 0.1 at gamma 2"
 def test_theory_is_judged_by_the_bracket(rates, judged):
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
     results["critical_learning_rate"][0] = list(rates)
-    (words,) = findings(results)
+    (words,) = find_in_words(results)
     assert words.endswith(f"{BOUNDARY}; the theory (train) has {judged}.")
 
 
 def test_theory_without_a_number_is_left_out():
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
     results["critical_learning_rate"][0, 0] = np.nan
-    (words,) = findings(results)
+    (words,) = find_in_words(results)
     theory = "the theory (train) has 0.25 at gamma 2 (too high by a factor of at least 2.5)."
     assert words.endswith(f"{BOUNDARY}; {theory}")
 
@@ -71,39 +71,39 @@ def test_theory_without_a_number_is_left_out():
 def test_theory_without_an_answer_is_said_with_its_reason(diverged, told):
     results = diagram(diverged)
     results["critical_learning_rate"][0] = np.nan
-    (words,) = findings(results)
+    (words,) = find_in_words(results)
     why = "The theory (train) has no answer here; normscope theory says why."
     assert words.endswith(f"{told} {why}")
     results["critical_learning_rate"].attrs["no_answer"] = "act.1: it is odd. Measure it."
-    (words,) = findings(results)
+    (words,) = find_in_words(results)
     why = "The theory (train) has no answer: act.1: it is odd."
     assert words.endswith(f"{told} {why}")
 
 
 def test_theory_of_another_closure_is_left_out():
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
-    (words,) = findings(results.sel(closure=["frozen"]))
+    (words,) = find_in_words(results.sel(closure=["frozen"]))
     assert words.endswith(f"{BOUNDARY}.")
 
 
 def test_row_without_a_boundary_is_left_out():
-    (words,) = findings(diagram([[0, 0, 0, 0], [0, 0, 1, 1]], theory=False))
+    (words,) = find_in_words(diagram([[0, 0, 0, 0], [0, 0, 1, 1]], theory=False))
     assert words.endswith("at a learning rate between 0.1 and 1 at gamma 2.")
 
 
 def test_no_boundary_is_said():
-    (words,) = findings(diagram(np.zeros((2, 4))))
+    (words,) = find_in_words(diagram(np.zeros((2, 4))))
     assert words.endswith("hold no boundary between trainings that held and diverged.")
 
 
 def test_numbers_that_are_no_diagram_have_no_words():
-    assert findings(xr.Dataset({"test_loss": ("seed", [1.0])})) == []
+    assert find_in_words(xr.Dataset({"test_loss": ("seed", [1.0])})) == []
 
 
 def test_every_diagram_up_to_six_has_its_words():
     one = diagram([[0, 0, 0, 1], [0, 1, 1, 1]], theory=False)
     many = xr.concat([one] * 8, xr.Variable("width", range(10, 18)))
-    words = findings(many)
+    words = find_in_words(many)
     assert len(words) == 7
     assert words[0].startswith("width 10: ")
     assert words[-1] == "2 more diagrams are in the numbers."

@@ -7,9 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.cli.check_length import Layer, note_length, products
-from normscope.cli.check_part import checked_in_parts
-from normscope.theorems import check_layer
+from normscope.cli.check_model import (
+    add_remedy,
+    check_in_parts,
+    hessian_products,
+    note_duration,
+)
+from normscope.theorems import TooLarge, Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.observation import Observation
 
 
@@ -44,8 +48,8 @@ def test_products_are_those_that_the_statements_take(units, size, side, monkeypa
     monkeypatch.setattr(Observation, "_backward", counted)
     model, batch = network(units), samples(size, side)
     model(batch[0])
-    checked_in_parts(lambda part: check_layer(model, "cross_entropy", part, "1"), batch)
-    assert products(Layer(units, side * side), size) == dict(taken)
+    check_in_parts(lambda part: check_layer(model, "cross_entropy", part, "1"), batch)
+    assert hessian_products(units, side * side, size) == dict(taken)
 
 
 def told(capsys, seconds, names=("1",), batch=None, smaller="take --batch-size"):
@@ -55,7 +59,7 @@ def told(capsys, seconds, names=("1",), batch=None, smaller="take --batch-size")
     before = {name: each.clone() for name, each in model.state_dict().items()}
     state = torch.get_rng_state()
     ticks = count(step=seconds)  # what comes after the layer takes so long in every pass
-    note_length(model, batch, names, smaller, clock=lambda: next(ticks))
+    note_duration(model, batch, names, smaller, clock=lambda: next(ticks))
     assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     out, err = capsys.readouterr()
@@ -68,7 +72,7 @@ def test_long_check_is_told_with_ways_out(capsys):
     ticks = iter([0, 20, 20, 40, 40, 41, 41, 42])  # two passes on all samples, two on eight
     model = network()
     model(batch[0])
-    note_length(model, batch, ["1"], "take --batch-size", clock=lambda: next(ticks))
+    note_duration(model, batch, ["1"], "take --batch-size", clock=lambda: next(ticks))
     assert capsys.readouterr().err == (
         "normscope: note: this may take about 23 min; for less, take --batch-size 8.\n"
     )
@@ -87,7 +91,7 @@ def test_short_check_is_not_told(capsys):
 def test_several_layers_may_be_checked_one_by_one(capsys):
     model = nn.Sequential(nn.BatchNorm1d(5), nn.Tanh(), nn.BatchNorm1d(5), nn.Linear(5, 4))
     ticks = count()
-    note_length(
+    note_duration(
         model, (torch.randn(8, 5), None), ["0", "2"], "return batches of size", ticks.__next__
     )
     said = capsys.readouterr().err
@@ -101,3 +105,59 @@ def test_data_that_the_model_does_not_take_are_left_to_the_check(inputs, capsys)
 
 def test_layer_that_is_not_there_is_left_to_the_check(capsys):
     assert told(capsys, 1.0, names=["nonsense"]) == ""
+
+
+BATCH = torch.zeros(64, 3), torch.zeros(64, 2)
+
+
+def check_of(positions, limit=128):
+    """A check of units with so many positions a sample, whose verdict's slack is the batch's size.
+
+    Its sentence says nothing of the sizes.
+    """
+
+    def check(batch):
+        samples = len(batch[0])
+        made = [Verdict("fact_c1", "identity", "exact", 0.0, 0.0, True, float(samples))]
+        other = Unchecked("fact_c2", "its scale is zero")
+        if samples * positions > limit:
+            sizes = TooLarge(samples * positions, limit)
+            return Verdicts(made, [other, Unchecked("theorem_c1", "no", too_large=sizes)])
+        made.append(Verdict("theorem_c1", "identity", "exact", 0.0, 0.0, True, float(samples)))
+        return Verdicts(made, [other])
+
+    return check
+
+
+@pytest.mark.parametrize(("positions", "part"), [(4, 4), (16, 2), (64, 2)])
+def test_what_is_too_large_is_put_to_the_first_samples(positions, part):
+    found, taken = check_in_parts(check_of(positions), BATCH)
+    assert taken == part
+    assert {each.name: each.slack for each in found} == {"fact_c1": 64.0, "theorem_c1": part}
+    assert [each.name for each in found.unchecked] == ["fact_c2"]
+
+
+@pytest.mark.parametrize(("positions", "unchecked"), [(2, []), (65, ["theorem_c1"])])
+def test_there_is_no_part_of_what_fits_nor_where_two_samples_do_not(positions, unchecked):
+    found, taken = check_in_parts(check_of(positions), BATCH)
+    assert taken is None
+    assert [each.name for each in found.unchecked] == ["fact_c2", *unchecked]
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (512, "take --batch-size 32"),
+        (8192, "take --batch-size 2"),
+        (8193, "choose by --layer one that has fewer positions"),  # one sample has no variance
+    ],
+)
+def test_advised_batch_has_at_least_two_samples(values, advice):
+    found = Unchecked("theorem_c1", "in any words", too_large=TooLarge(values, 256))
+    reason = add_remedy(found, 64, "take --batch-size").reason
+    assert reason == f"a unit has {values} values in a batch of 64, more than 256: {advice}"
+
+
+def test_only_what_is_too_large_is_given_a_remedy():
+    found = Unchecked("theorem_c1", "a unit has 512 values, above dense_limit=256")
+    assert add_remedy(found, 64, "take --batch-size") is found

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from normscope.cli.own_files import check_place
+from normscope.cli.user_files import check_import_path
 from normscope.errors import InputError, UnknownNameError
 
 SOURCE = """
@@ -50,19 +50,19 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("name", DEFINED)
 def test_names_that_a_file_defines_are_known(file, name):
-    check_place(f"{file}:{name}")
+    check_import_path(f"{file}:{name}")
 
 
 def test_name_that_stands_nowhere_is_refused(file):
     with pytest.raises(UnknownNameError, match=r"unknown name in .*net.py 'biuld'"):
-        check_place(f"{file}:biuld")
+        check_import_path(f"{file}:biuld")
 
 
 def test_closest_name_is_suggested_and_no_import_is_a_choice(tmp_path):
     file = tmp_path / "net.py"
     file.write_text("import torch\nfrom torch import nn\n_depth = 2\ndef build(): local = 1\n")
     with pytest.raises(UnknownNameError, match=r"did you mean 'build'\? Choices: build\."):
-        check_place(f"{file}:biuld")
+        check_import_path(f"{file}:biuld")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_closest_name_is_suggested_and_no_import_is_a_choice(tmp_path):
 def test_file_that_may_define_anything_is_left_to_its_import(tmp_path, line):
     file = tmp_path / "open.py"
     file.write_text(f"{line}\n")
-    check_place(f"{file}:made")
+    check_import_path(f"{file}:made")
 
 
 @pytest.mark.parametrize(
@@ -108,27 +108,27 @@ def test_file_that_may_define_anything_is_left_to_its_import(tmp_path, line):
 def test_file_that_cannot_be_looked_at_is_left_to_its_import(tmp_path, source):
     file = tmp_path / "odd.py"
     file.write_text(f"{source}def build(): ...\n")
-    check_place(f"{file}:build")
+    check_import_path(f"{file}:build")
 
 
 def test_methods_of_nets_hide_no_wrong_name(tmp_path):
     file = tmp_path / "net.py"
     file.write_text("def build():\n    net.eval()\n    return list(net.modules())\n")
     with pytest.raises(UnknownNameError, match="did you mean 'build'"):
-        check_place(f"{file}:biuld")
+        check_import_path(f"{file}:biuld")
 
 
 def test_file_that_is_absent_or_no_python_is_refused(tmp_path):
     with pytest.raises(InputError, match="there is no file"):
-        check_place(f"{tmp_path / 'absent.py'}:build")
+        check_import_path(f"{tmp_path / 'absent.py'}:build")
     file = tmp_path / "torn.py"
     file.write_text("x = 1\ndef build(:\n")
     with pytest.raises(InputError, match=r"SyntaxError: invalid syntax \(torn.py, line 2\)"):
-        check_place(f"{file}:build")
+        check_import_path(f"{file}:build")
 
 
 def test_modules_are_left_to_their_import():
-    check_place("absent.module:build")
+    check_import_path("absent.module:build")
 
 
 def test_wrong_name_is_told_without_torch(file):

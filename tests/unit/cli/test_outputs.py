@@ -6,10 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import xarray as xr
 
-from normscope.cli.destinations import check_file, check_folder, printing_first
 from normscope.cli.main import main
+from normscope.cli.outputs import (
+    check_figure,
+    check_file,
+    check_folder,
+    draw_then_print,
+    resumable,
+    write_then_print,
+)
 from normscope.errors import InputError
+from normscope.results import Store
 
 
 def test_nothing_is_left_where_something_can_be_written(tmp_path, monkeypatch):
@@ -34,7 +43,7 @@ def test_folder_in_place_of_a_file_is_refused(tmp_path):
 def test_file_in_place_of_a_folder_is_refused(tmp_path):
     (tmp_path / "taken").write_text("")
     for deeper in ("", "a", "a/b"):
-        with pytest.raises(InputError, match=r"^the files cannot go to .*taken is no folder; "):
+        with pytest.raises(InputError, match=r"^the files cannot go to .*taken is not a folder; "):
             check_folder(tmp_path / "taken" / deeper, "files")
 
 
@@ -44,21 +53,23 @@ def test_reason_of_the_system_is_told(place, tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir" if "/" in place else "open", refuse)
-    said = r"cannot be written into \(Permission denied\); choose another\.$"
+    said = r"is not writable \(Permission denied\); choose another\.$"
     with pytest.raises(InputError, match=said):
         check_file(tmp_path / place, "figure")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_name_that_is_too_long_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"cannot be written into \("):
+    with pytest.raises(InputError, match=r"is not writable \("):
         check_file(tmp_path / f"{'x' * 250}.svg", "figure")
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root has not")
 def test_folder_that_nobody_can_make_is_refused():
     assert os.access("/proc", os.X_OK)
-    with pytest.raises(InputError, match=r"^the figure cannot go to /proc/nope: /proc cannot be"):
+    with pytest.raises(
+        InputError, match=r"^the figure cannot go to /proc/nope: /proc is not writable"
+    ):
         check_file(Path("/proc/nope/x.svg"), "figure")
 
 
@@ -67,13 +78,13 @@ def test_answer_is_printed_before_the_failure_to_write(capsys):
         raise OSError(errno.ENOSPC, "No space left on device", "x.svg")
 
     def answer():
-        with printing_first(fail) as written:
+        with write_then_print(fail) as written:
             print(f"the answer, {written}")
 
     with pytest.raises(OSError, match="No space left"):
         answer()
     assert capsys.readouterr().out == "the answer, None\n"
-    with printing_first(lambda: "x.svg") as written:
+    with write_then_print(lambda: "x.svg") as written:
         assert written == "x.svg"
 
 
@@ -101,7 +112,7 @@ def test_every_command_refuses_before_it_works(arguments, place, tmp_path, monke
         monkeypatch.setattr(home, lambda *given, **options: pytest.fail("work has begun"))
     out = tmp_path / "taken" / "deeper" / place
     assert main([*arguments, "--out", str(out)]) == 2
-    assert "taken is no folder; choose another.\n" in capsys.readouterr().err
+    assert "taken is not a folder; choose another.\n" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["taken"]
 
 
@@ -165,3 +176,46 @@ def test_demo_prints_a_result_that_it_cannot_write_and_keeps_its_work(
     assert [given[2] for given in printed] == [{}]  # no files
     assert capsys.readouterr().err.endswith("normscope: x.svg: No space left on device\n")
     assert (tmp_path / "demo-unfinished.sqlite").exists()
+
+
+def test_folder_is_made_with_the_figure_and_not_before(tmp_path):
+    out = tmp_path / "new" / "deeper" / "x.svg"
+    check_figure(out)
+    assert list(tmp_path.iterdir()) == []
+    with draw_then_print(out, lambda axes: axes.plot([1, 2])) as drawn:
+        assert drawn == out
+    assert [each.name for each in out.parent.iterdir()] == ["x.svg"]
+
+
+def test_relative_folder_is_looked_for_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_figure(Path("x.svg"))
+    check_figure(Path("new/deeper/x.svg"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_below_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match=r"taken is not a folder; choose another\."):
+        check_figure(tmp_path / "taken" / "deeper" / "x.svg")
+
+
+def test_interrupt_says_what_was_kept_and_how_to_go_on(tmp_path):
+    path = tmp_path / "sweep.sqlite"
+    begun = "interrupted; nothing was computed yet."
+    kept = f"interrupted; finished work is kept in {path}; run the same command to resume."
+
+    def told():
+        with pytest.raises(KeyboardInterrupt) as caught, resumable(path):
+            raise KeyboardInterrupt
+        return str(caught.value)
+
+    assert told() == begun
+    with Store(path):
+        pass
+    assert told() == begun  # a file without results
+    with Store(path) as store:
+        store.compute("training", {}, 0, lambda: xr.Dataset({"loss": 0.5}))
+    assert told() == kept
+    path.write_bytes(b"no store")
+    assert told() == kept  # who cannot look promises no loss

@@ -1,3 +1,5 @@
+import json
+import math
 import re
 
 import pytest
@@ -5,7 +7,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.cli.tables import print_note, print_table, print_text
+from normscope.cli.render import print_json, print_note, print_table, print_text
 
 
 def test_table_is_plain_text_when_piped(capsys):
@@ -93,3 +95,13 @@ def test_results_fit_the_terminal_and_lose_no_number(columns, capsys):
         assert max(map(len, out.splitlines())) <= columns
         numbers = re.findall(r"\d\S*", str(result))
         assert set(numbers) <= set(re.findall(r"\d\S*", out))
+
+
+def test_json_is_strict(capsys):
+    print_json({"a": math.nan, "b": [math.inf, 1.5], "c": (None, "x")})
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": [None, "x"],
+    }

@@ -1,4 +1,4 @@
-"""What can be said of a user's file without running it, which would load torch first."""
+"""A check of a user's file without running it, which would load torch first."""
 
 from __future__ import annotations
 
@@ -10,59 +10,56 @@ from pathlib import Path
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 
-__all__ = ["check_place"]
-
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
-# what may define names that are not written down
+# may define names that are not in the source
 _OPEN = {"globals", "locals", "vars", "setattr", "exec", "eval", "modules", "__getattr__", "*"}
 
 
-def check_place(place: str) -> None:
-    """Refuse a file that is not there, that is no Python, or in which a name is nowhere defined.
+def check_import_path(path: str) -> None:
+    """Raise an error if a file is missing, is not Python, or does not define a name.
 
-    It is a quick look: whatever it cannot tell is left to the import.
+    Whatever cannot be decided from the source is left to the import.
 
     Args:
-        place: ``path/to/file.py:name``; modules by name are left to their import.
+        path: ``path/to/file.py:name``; modules by name are left to their import.
 
     Raises:
-        InputError: if there is no such file, or it cannot be read as Python.
-        UnknownNameError: if it has no such name.
+        InputError: if there is no such file, or it cannot be parsed.
+        UnknownNameError: if it does not define the name.
     """
-    home, _, name = place.rpartition(":")
+    home, _, name = path.rpartition(":")
     if not home.endswith(".py") or not name:
         return
-    path = Path(home)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
+    file = Path(home)
+    if not file.is_file():
+        raise InputError(f"there is no file {file}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the import says them
-            tree = ast.parse(path.read_bytes())
+            warnings.simplefilter("ignore")  # the import shows them
+            tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
         if error.lineno is None:  # null bytes
             return
         raise InputError(
-            f"{path} failed with {type(error).__name__}: {error.msg} ({path.name}, line "
+            f"{file} failed with {type(error).__name__}: {error.msg} ({file.name}, line "
             f"{error.lineno})."
         ) from error
-    except (ValueError, RecursionError, MemoryError):  # null bytes; parts in parts in parts
+    except (ValueError, RecursionError, MemoryError):  # null bytes; deep nesting
         return
-    bound = set(_bound(tree))
+    bound = set(_bound_names(tree))
     if name in bound or not _OPEN.isdisjoint(bound) or any(map(_is_open, ast.walk(tree))):
         return
-    own = [each for each in tree.body if not isinstance(each, _IMPORTS)]
-    raise unknown_name(f"name in {home}", name, dict.fromkeys(_offered(own)))
+    raise unknown_name(f"name in {home}", name, dict.fromkeys(_public_names(tree.body)))
 
 
-def _bound(tree: ast.AST) -> Iterator[str]:
-    """Names that are given to something anywhere in it, inside functions too."""
+def _bound_names(tree: ast.AST) -> Iterator[str]:
+    """Yield names that are bound anywhere in the file, inside functions too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr  # of a module, it may be
+            yield node.attr  # perhaps of a module
         elif isinstance(node, _DEFINITIONS):
             yield node.name
         elif isinstance(node, _IMPORTS):
@@ -74,22 +71,22 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 
 
 def _is_open(node: ast.AST) -> bool:
-    """Whether names may come up that stand nowhere in the file."""
+    """Return whether a node may define names that are not in the source."""
     if isinstance(node, ast.Name):
         return node.id in _OPEN
     if not isinstance(node, ast.Attribute):
         return False
     of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
-    return node.attr == "__dict__" or (node.attr == "modules" and of_sys)  # a net has modules too
+    return node.attr == "__dict__" or (node.attr == "modules" and of_sys)  # a model has modules too
 
 
-def _offered(body: list[ast.stmt]) -> Iterator[str]:
-    """Names to choose from: what stands at the left margin, without what is private."""
+def _public_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the public names that are defined at the top level."""
     for statement in body:
         if isinstance(statement, _DEFINITIONS):
             found = [statement.name]
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            found = list(_bound(statement))
+            found = list(_bound_names(statement))
         else:
             continue
         yield from (each for each in found if not each.startswith("_"))

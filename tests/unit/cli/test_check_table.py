@@ -2,29 +2,8 @@ import json
 import re
 from dataclasses import replace
 
-import pytest
-
-from normscope.cli.check_output import print_verdicts, with_remedy
-from normscope.theorems import TooLarge, Unchecked, Verdict
-
-
-@pytest.mark.parametrize(
-    ("values", "advice"),
-    [
-        (512, "take --batch-size 32"),
-        (8192, "take --batch-size 2"),
-        (8193, "choose by --layer one that has fewer positions"),  # one sample has no variance
-    ],
-)
-def test_advised_batch_has_at_least_two_samples(values, advice):
-    found = Unchecked("theorem_c1", "in any words", too_large=TooLarge(values, 256))
-    reason = with_remedy(found, 64, "take --batch-size").reason
-    assert reason == f"a unit has {values} values in a batch of 64, more than 256: {advice}"
-
-
-def test_only_what_is_too_large_is_given_a_remedy():
-    found = Unchecked("theorem_c1", "a unit has 512 values, above dense_limit=256")
-    assert with_remedy(found, 64, "take --batch-size") is found
+from normscope.cli.check_table import print_verdicts
+from normscope.theorems import Unchecked, Verdict
 
 
 def verdict(name, layer, slack=-1e-16):

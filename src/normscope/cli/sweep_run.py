@@ -1,0 +1,233 @@
+"""What ``normscope sweep`` does: a sweep, an estimate of it, or the search for the boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from normscope.cli.batches import note_conversion
+from normscope.cli.progress_bar import show_progress
+from normscope.cli.render import print_to_stderr
+from normscope.cli.sources import device_setting
+from normscope.cli.sweep import DIAGRAM, STATUS
+from normscope.cli.sweep_files import DiagramFiles, write_boundary
+from normscope.cli.sweep_table import (
+    describe_earlier,
+    find_in_words,
+    print_boundary,
+    print_estimate,
+    print_report,
+    print_search_estimate,
+)
+from normscope.errors import InputError
+from normscope.experiments import EXPERIMENTS
+from normscope.experiments.swept import experiment_sweep
+from normscope.progress import Progress
+from normscope.registry import unknown_name
+from normscope.report.narrative import divergence_sentence
+from normscope.results import Store
+from normscope.results.record import custom_parts
+from normscope.sweeps import ENGINES, Unit, Work
+from normscope.sweeps.boundary import SEARCH, boundary
+from normscope.sweeps.defaults import swept
+from normscope.sweeps.diagram import TRAININGS, Diagram
+from normscope.sweeps.earlier import earlier_records
+from normscope.sweeps.estimate import Estimate, estimate, open_cells
+from normscope.sweeps.own import own_places
+from normscope.sweeps.status import state_counts
+from normscope.sweeps.sweep import sweep
+from normscope.sweeps.training_settings import Training
+
+_STORES = ("", ".sqlite", ".sqlite3", ".db")  # suffixes of a store
+_ROUNDS = 7  # trainings of a search, where the theory is within a factor of two
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Args:
+        name: phase_diagram or an experiment.
+        given: values of settings, each a list.
+        scale: for the settings that are not given.
+        seeds: of every cell.
+        device: where the cells are computed.
+        out: the store.
+        running: engine, workers, threads, address and max_attempts.
+        as_json: print strict JSON.
+
+    Raises:
+        UnknownNameError: if the name is neither.
+        InputError: if the store has the suffix of another file, or the device does not apply.
+    """
+
+    name: str
+    given: dict[str, list[Any]]
+    scale: str
+    seeds: list[int]
+    device: str
+    out: Path
+    running: dict[str, Any]
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.name == DIAGRAM:
+            settings = {field.name for field in fields(Training)}
+        elif self.name in EXPERIMENTS:
+            settings = set(EXPERIMENTS[self.name].defaults)
+        else:
+            raise unknown_name("sweep", self.name, [DIAGRAM, STATUS, *EXPERIMENTS])
+        moved = device_setting(self.name, settings, self.device)
+        self.given.update({name: [value] for name, value in moved.items()})
+        if self.out.suffix.lower() not in _STORES:
+            stored = self.out.with_suffix(".sqlite")
+            raise InputError(
+                f"{self.out} is the store, a database, and numbers (.nc) and figure (.svg) go "
+                f"beside it; name it otherwise, such as {stored}."
+            )
+
+    def plan(self) -> tuple[Work, Sequence[Unit], Diagram | None]:
+        """Return the work, its units, and for a phase diagram its plan."""
+        if self.name != DIAGRAM:
+            return *experiment_sweep(self.name, self.scale, self.given, self.seeds), None
+        plan = Diagram(*swept(self.given, self.scale), self.seeds)
+        return TRAININGS, plan.units, plan
+
+    def search(self) -> tuple[list[float], dict[str, Any]]:
+        """Return the gammas of a search for the boundary, and the settings.
+
+        Raises:
+            InputError: if another setting than gamma varies.
+        """
+        if self.name != DIAGRAM:
+            raise InputError(f"--boundary belongs to phase_diagram, got {self.name!r}.")
+        if "learning_rate" in self.given:
+            raise InputError("--boundary searches for the learning rate; leave lr out of --set.")
+        axes, fixed = swept(self.given, self.scale)
+        for name in axes:
+            if name not in ("gamma", "learning_rate"):
+                raise InputError(
+                    f"--boundary varies gamma alone, got {len(axes[name])} values of {name}; run "
+                    "it once for each."
+                )
+        return axes["gamma"], fixed
+
+
+def carry_out(request: Request, boundary: bool, dry_run: bool) -> None:
+    """Do what was asked for.
+
+    Args:
+        request: the sweep.
+        boundary: search for the critical learning rate instead.
+        dry_run: only print what it would cost.
+    """
+    if boundary:
+        _find_boundary(request, dry_run)
+    elif dry_run:
+        _estimate_cost(request)
+    else:
+        _run_sweep(request)
+
+
+def _run_sweep(request: Request) -> None:
+    """Compute the cells; numbers and figure of a diagram are updated on the way."""
+    work, units, plan = request.plan()
+    ENGINES[request.running["engine"]]
+    if plan is not None:
+        _note_earlier(plan, work.experiment, request.out)
+        _note_conversions(plan)
+    written = {"store": str(request.out)}
+    found: list[str] = []
+    with Store(request.out) as store, show_progress(request.name) as show:
+        files = None if plan is None else DiagramFiles(plan, store, request.out, show)
+        progress = show if files is None else files.update
+        cells = sum(len(unit.cells) for unit in units)
+        kept = cells - len(open_cells(work, units, store))
+        show(Progress(done=kept, total=cells, unit="cells", kept=kept))
+        report = sweep(work, units, store, progress=progress, **request.running)
+        if files is not None:
+            written |= files.write()
+            assert files.results is not None  # what `write` has written
+            found = find_in_words(files.results)
+    trained = "" if plan is None else _describe_training(plan)
+    print_report(report, written, trained, found, request.as_json)
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def _describe_training(plan: Diagram) -> str:
+    """Return how the networks are trained and what counts as diverged."""
+    text = plan.words
+    if plan.settings["loss"] == "squared_error" and "loss" not in plan.axes:
+        text += " The loss is the theory's; --set loss=cross_entropy has normscope lr's."
+    if "divergence_factor" in plan.axes:
+        return text
+    return f"{text} {divergence_sentence(plan.settings['divergence_factor'])}"
+
+
+def _estimate_cost(request: Request) -> None:
+    """Print the number of cells and the estimated time; nothing is written."""
+    work, units, plan = request.plan()
+    running, out = request.running, request.out
+    if plan is not None:
+        _note_earlier(plan, work.experiment, out)
+    with Store(out, read_only=True) if out.is_file() else nullcontext() as store:
+        if plan is not None:
+            found = estimate(work, units, store, running["workers"], running["threads"])
+        else:
+            left = len(open_cells(work, units, store))
+            found = Estimate(len(units), left, None, None, None)
+    print_estimate(found, out, request.as_json)
+
+
+def _find_boundary(request: Request, dry_run: bool) -> None:
+    """Bisect for the critical learning rate, or only print what it would cost."""
+    gammas, settings = request.search()
+    running = request.running
+    ENGINES[running["engine"]]
+    # one training for each gamma
+    once = Diagram({"gamma": gammas, "learning_rate": [0.1]}, settings, request.seeds)
+    if dry_run:
+        found = estimate(SEARCH, once.units, None, running["workers"], running["threads"])
+        print_search_estimate(found, _ROUNDS, request.as_json)
+        return
+    _note_earlier(once, SEARCH.experiment, request.out)
+    _note_conversions(once)
+    where: dict[str, Any] = {"seeds": request.seeds, "store": request.out}
+    with show_progress("boundary") as show:
+        results = boundary(gammas, progress=show, **where, **running, **settings)
+    files = {"store": str(request.out), **write_boundary(results, request.out)}
+    print_boundary(results, files, request.as_json)
+
+
+def _note_conversions(plan: Diagram) -> None:
+    """Print a note if user data is converted to the dtype of the model."""
+    for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
+        training = Training.of(cell.parameters)
+        if own_places([training.data]):
+            note_conversion(tuple(training.data_set.train), training.network(cell.seed))
+
+
+def _note_earlier(plan: Diagram, experiment: str, path: Path) -> None:
+    """Print a note if the store has cells that an earlier version of the user's files computed.
+
+    Args:
+        plan: what will be trained.
+        experiment: the name of its records.
+        path: of the store, which may be missing.
+    """
+    own = {custom_parts(cell.parameters) for cell in plan.cells} - {()}
+    if not own or not path.is_file():
+        return
+    with Store(path, read_only=True) as store:
+        records = store.select(experiment)
+    earlier = earlier_records(each for each in records if custom_parts(each.parameters) in own)
+    if earlier:
+        # the store is not open for writing yet, so no process computes them
+        counts = state_counts(earlier, at_work=False)
+        print_to_stderr(describe_earlier(counts, str(path)))
