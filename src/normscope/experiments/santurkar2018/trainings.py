@@ -18,14 +18,12 @@ the largest stable learning rate of the standard network. `loss_scale` measures 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,13 +32,13 @@ from normscope.data import Dataset, load
 from normscope.data.dataset import DATASETS
 from normscope.models import build
 from normscope.probes import PROBES, Probe, Scope
+from normscope.problem import Problem, RandomGenerators
 from normscope.problem.loss import Loss, cross_entropy
-from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 from normscope.training import evaluate, sgd, train
 
-__all__ = ["ALL_PROBES", "MOMENTS", "NETWORKS", "Curve", "Training", "run_trainings", "seeded"]
+__all__ = ["ALL_PROBES", "MOMENTS", "NETWORKS", "Curve", "Training", "run_trainings"]
 
 RECORDS = "santurkar2018 training"
 REVISION = 1  # raise it when a change of the code changes the numbers
@@ -120,8 +118,7 @@ def summed_squares(output: Tensor, target: Tensor) -> Tensor:
     Returns:
         The loss, a scalar tensor.
 
-    >>> import torch
-    >>> summed_squares(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)).item()
+    >>>     >>> summed_squares(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)).item()
     5.0
     """
     return functional.mse_loss(output, target, reduction="sum")
@@ -280,7 +277,7 @@ def _run(training: Training, seed: int) -> xr.Dataset:
     problem = Problem(model, network.loss, (data.train.x, data.train.y))
     curve = Curve(data, network.loss, training.measured, training.evaluated)
     with (
-        seeded(seed),
+        RandomGenerators().preserved(seed),
         Scope(
             model,
             network.loss,
@@ -305,18 +302,3 @@ def _probes(training: Training) -> list[Probe]:
         "covariate_shift": {"every": training.shift_every},
     }
     return [PROBES[name](**settings.get(name, {})) for name in training.probes]
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator inside the context; restore its state on exit.
-
-    Args:
-        seed: of the noise of noisy layers.
-
-    Yields:
-        Nothing.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

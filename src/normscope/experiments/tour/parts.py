@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from normscope.curvature import spectrum, top_eigenvalue
 from normscope.data import Dataset, load
 from normscope.errors import NormscopeError
-from normscope.experiments.santurkar2018.trainings import seeded
 from normscope.experiments.yang2019.explosion import growth_per_layer
 from normscope.experiments.yang2019.growth import Stack, batch_growth, squared_gradients
 from normscope.layers.kinds import norm_layers
@@ -24,7 +23,7 @@ from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.network_properties import gradient_growth
 from normscope.models import build
 from normscope.probes import Scope
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, RandomGenerators
 from normscope.results import Store
 from normscope.sweeps import phase_diagram
 from normscope.theorems import check_layer
@@ -170,7 +169,7 @@ def training(net: Net, norm: str, seed: int, rate: float, steps: int) -> xr.Data
     """
     problem, data = net.problem(norm, seed), net.samples
     accuracy = None
-    with seeded(seed):  # of the noise behind BatchNorm
+    with RandomGenerators().preserved(seed):  # of the noise behind BatchNorm
         run = fit(problem, sgd(rate, net.momentum), steps, net.batch_size, seed)
         if run.outcome is not Outcome.DIVERGED:
             accuracy = evaluate(
@@ -215,7 +214,7 @@ def landscape(net: Net, norm: str, seed: int, rate: float, steps: int, every: in
     problem = net.problem(norm, seed)
     optimizer = sgd(rate, net.momentum)(problem.model.parameters())
     scope = Scope(problem.model, LOSS, optimizer, probes=PROBES, every=every, seed=seed)
-    with seeded(seed), scope:
+    with RandomGenerators().preserved(seed), scope:
         for step in train(problem, optimizer, steps, net.batch_size, seed):
             scope.step(*step.batch)
     found = scope.results[list(_KEPT)].drop_vars("seed", errors="ignore")
