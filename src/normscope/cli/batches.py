@@ -41,7 +41,13 @@ def choose_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     """
     import torch
 
-    from normscope.problem.batch import check_filled, check_pair, rows, sample_count, split_batch
+    from normscope.problem.batch import (
+        check_filled,
+        check_pair,
+        random_rows,
+        sample_count,
+        split_batch,
+    )
 
     is_pair = isinstance(data, tuple) and len(data) == 2
     if not (is_pair or isinstance(data, Mapping)):
@@ -56,8 +62,7 @@ def choose_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
             "ones."
         )
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(samples, generator=generator)[: size * batches]
-    return split_batch(rows(data, order), size)
+    return split_batch(random_rows(data, size * batches, generator), size)
 
 
 def _first_batches(data: Any, batch_size: int | None, batches: int, seed: int) -> list[Any]:

@@ -17,11 +17,11 @@ from normscope.cli.batches import choose_batches, note_conversion
 from normscope.cli.check_table import Found, SampleCounts
 from normscope.cli.progress_bar import show_progress
 from normscope.cli.render import print_to_stderr
-from normscope.curvature.norm_fit import unfit_norms
 from normscope.errors import InputError
 from normscope.import_path import call_user_code
 from normscope.layers import is_batch_norm
 from normscope.layers.kinds import norm_layers
+from normscope.layers.surgery.unfit import unfit_norms
 from normscope.problem.batch import rows, sample_count
 from normscope.problem.problem import Problem
 from normscope.progress import Progress

@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.curvature import top_eigenvalue
-from normscope.curvature.norm_fit import unfit_norms
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, NormscopeWarning
 from normscope.layers import convert
+from normscope.layers.surgery.unfit import unfit_norms
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import max_learning_rate
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth

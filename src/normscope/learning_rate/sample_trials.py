@@ -17,7 +17,7 @@ from normscope.learning_rate.trial_run import (
     may_be_on_plateau,
 )
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.problem.batch import Batch, rows, sample_count, split_batch, tensors_of
+from normscope.problem.batch import Batch, random_rows, sample_count, split_batch
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
 
@@ -113,12 +113,9 @@ def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> lis
     """
     if problem.is_one_batch and sample_count(batches[0]) < sample_count(problem.data):
         return [piece for batch in batches for piece in split_batch(batch, _SAMPLES)][:_BATCHES]
-    generator, found = torch.Generator().manual_seed(seed), list[Batch]()
-    for batch in batches:
-        order = torch.randperm(sample_count(batch), generator=generator)
-        device = next(tensors_of(batch)).device
-        found += [rows(batch, part.to(device)) for part in split_batch(order, _SAMPLES)]
-    return found[:_BATCHES]
+    generator = torch.Generator().manual_seed(seed)
+    mixed = [random_rows(batch, sample_count(batch), generator) for batch in batches]
+    return [small for batch in mixed for small in split_batch(batch, _SAMPLES)][:_BATCHES]
 
 
 def _is_noisy(losses: Sequence[float]) -> bool:

@@ -12,22 +12,6 @@ from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 
-__all__ = [
-    "Batch",
-    "check_filled",
-    "check_pair",
-    "copy_batch",
-    "follow_model",
-    "inputs_of",
-    "join_batches",
-    "map_tensors",
-    "move_batch",
-    "rows",
-    "sample_count",
-    "split_batch",
-    "tensors_of",
-]
-
 Batch: TypeAlias = Any
 """A tensor, or nested tuples, lists and dictionaries of tensors."""
 
@@ -124,6 +108,25 @@ def rows(batch: Batch, index: Tensor) -> Batch:
     (tensor([[2.]]), tensor([4]))
     """
     return map_tensors(batch, lambda tensor: tensor.index_select(0, index))
+
+
+def random_rows(batch: Batch, count: int, generator: torch.Generator) -> Batch:
+    """Return samples of a batch in random order, without replacement.
+
+    Args:
+        batch: the batch.
+        count: how many; all if there are fewer.
+        generator: on the CPU.
+
+    Returns:
+        The new batch.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> random_rows(torch.arange(4), 4, generator).sort().values
+    tensor([0, 1, 2, 3])
+    """
+    order = torch.randperm(sample_count(batch), generator=generator)[:count]
+    return rows(batch, order.to(next(tensors_of(batch)).device))
 
 
 def split_batch(batch: Batch, size: int) -> list[Batch]:

@@ -13,16 +13,6 @@ from torch import Tensor, nn
 from normscope.errors import ArgumentTypeError, InputError, MisfitError, NormscopeError, StateError
 from normscope.problem.batch import Batch, tensors_of
 
-__all__ = [
-    "FitCheck",
-    "check_finite",
-    "explain_errors",
-    "is_finite",
-    "misfit_error",
-    "no_gradient_error",
-    "require_module",
-]
-
 # part of torch's message: what it means here
 _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
     "modified by an inplace operation": (

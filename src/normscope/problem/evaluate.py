@@ -21,8 +21,6 @@ from normscope.problem.modes import in_mode
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
 
-__all__ = ["Evaluation", "Evaluator", "prefers_channels_last"]
-
 _ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
 _ORDER_TOLERANCE = 1e-4  # of the largest output; some layers amplify rounding
 

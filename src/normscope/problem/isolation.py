@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from normscope.errors import NormscopeWarning
 
-__all__ = ["MODEL_LOCK", "Isolation", "RandomGenerators", "copy_tensors", "isolated", "substitute"]
-
 MODEL_LOCK = threading.RLock()
 """Held while a model is set up for a measurement: no other thread may see it then."""
 

@@ -17,28 +17,6 @@ from normscope.problem.batch import Batch
 from normscope.problem.isolation import isolated
 from normscope.registry import Registry
 
-__all__ = [
-    "LOSSES",
-    "KnownLoss",
-    "Loss",
-    "WholeLoss",
-    "WrongLabelError",
-    "accuracy",
-    "call_loss",
-    "check_output",
-    "check_probabilities",
-    "check_signature",
-    "cross_entropy",
-    "is_cross_entropy",
-    "is_squared_error",
-    "is_unweighted",
-    "known_loss",
-    "loss_modules",
-    "squared_error",
-    "stateless_loss",
-    "whole_loss",
-]
-
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Called as ``loss(output, target)``; the mean over the samples."""
 

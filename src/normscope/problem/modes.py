@@ -27,8 +27,6 @@ from torch.overrides import TorchFunctionMode
 from normscope.errors import InputError, StateError
 from normscope.registry import unknown_name
 
-__all__ = ["MODES", "in_mode", "is_batch_norm", "refuse_lazy", "use_fast_derivatives"]
-
 MODES = ("train", "frozen", "eval")
 """The modes a model can be measured in."""
 

@@ -14,8 +14,6 @@ from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.problem.diagnose import require_module
 from normscope.registry import unknown_name
 
-__all__ = ["ParameterLayout", "Parameters", "parameter_layout"]
-
 Parameters: TypeAlias = str | Tensor | Iterable[str | Tensor] | None
 """Names of parameters or modules, or parameters; None for all that are trainable."""
 

@@ -16,8 +16,6 @@ from normscope.problem.loss import WrongLabelError
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 
-__all__ = ["check_data", "locate_errors", "try_batches"]
-
 Range = tuple[int, int] | None  # of integers; None for a tensor of floating-point numbers
 
 

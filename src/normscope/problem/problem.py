@@ -24,8 +24,6 @@ from normscope.problem.loss import (
     cross_entropy,
 )
 
-__all__ = ["Data", "Problem"]
-
 Data: TypeAlias = Any
 """One batch, or an iterable of batches that can be read again."""
 

@@ -3,6 +3,7 @@ import os
 import random
 import signal
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,10 +12,20 @@ from tests.unit.curvature.networks import batch, network, randomized
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from normscope.curvature import operator, top_eigenvalue
+from normscope import max_learning_rate
+from normscope.curvature import operator, top_eigenvalue, trace
 from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.problem import RandomGenerators, isolated
+from normscope.problem import (
+    Evaluator,
+    Isolation,
+    Problem,
+    RandomGenerators,
+    copy_tensors,
+    isolated,
+    parameter_layout,
+)
 
 
 class StoppedError(Exception):
@@ -248,3 +259,185 @@ def test_checkpointed_model_is_recomputed_in_the_same_mode():
             )
             vector = torch.linspace(-1, 1, expected.shape[0], dtype=torch.float64)
             assert torch.allclose(measured @ vector, expected @ vector, rtol=1e-10)
+
+
+class Remembering(nn.Module):
+    """Cross-entropy relative to a running mean of itself, which counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+        self.calls, self.seen = 0, []
+
+    def forward(self, output, target):
+        value = nn.functional.cross_entropy(output, target)
+        self.mean.lerp_(value.detach(), 0.1)
+        self.calls += 1
+        self.seen.append(self.calls)
+        return value / self.mean
+
+
+def model_and_data():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return model, (torch.randn(48, 4), torch.randint(3, (48,)))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model, loss, data: top_eigenvalue(model, loss, data, kind="hessian"),
+        lambda model, loss, data: top_eigenvalue(model, loss, data, kind="ggn"),
+        lambda model, loss, data: trace(model, loss, data, kind="hessian"),
+        lambda model, loss, data: max_learning_rate(model, loss, data, batch_size=16),
+        lambda model, loss, data: max_learning_rate(model, loss, data, batch_size=16, verify=False),
+    ],
+    ids=["hessian", "ggn", "trace", "advice", "prediction"],
+)
+def test_loss_with_a_memory_is_left_as_it_was(measure):
+    model, data = model_and_data()
+    loss = Remembering()
+    buffer = loss.mean
+    measure(model, loss, data)
+    assert loss.mean is buffer
+    assert loss.mean.item() == 1.0
+    assert (loss.calls, loss.seen) == (0, [])
+
+
+def test_every_run_begins_with_the_same_loss():
+    model, data = model_and_data()
+    first = max_learning_rate(model, Remembering(), data, batch_size=16)
+    used = Remembering()
+    max_learning_rate(model, used, data, batch_size=16)
+    again = max_learning_rate(model, used, data, batch_size=16)
+    assert again.verification.trials == first.verification.trials
+
+
+class Growing(nn.Module):
+    """Changes everything that a forward pass can change."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("count", torch.zeros(()))
+        self.history, self.cache = [], {"last": torch.zeros(2)}
+        self.array, self.raw = np.zeros(3), bytearray(b"abc")
+        self.sources = [torch.Generator().manual_seed(1), random.Random(1)]
+        self.numpy_source = np.random.default_rng(1)
+
+    def forward(self, x):
+        self.count += 1
+        self.history.append(len(self.history))
+        self.cache["last"].add_(1)
+        self.cache["new"] = self
+        self.array += 1
+        self.raw[0] = 0
+        self.weight.data.mul_(2)
+        self.register_forward_hook(lambda *_: None)
+        self.register_full_backward_hook(lambda *_: None)
+        self.added = nn.Linear(1, 1)
+        draws = torch.rand(1, generator=self.sources[0]).item(), self.sources[1].random()
+        self.drawn = (*draws, self.numpy_source.random())
+        return x * self.weight
+
+
+@pytest.mark.parametrize("error", [None, StoppedError, KeyboardInterrupt])
+def test_isolated_restores_everything_a_forward_pass_can_change(error):
+    model = Growing()
+    before, sources = snapshot(model), list(model.sources)
+    draws = model.sources[0].get_state(), model.sources[1].getstate()
+    numpy_state = model.numpy_source.bit_generator.state
+    tensors = copy_tensors(model)
+    tensors["weight"].requires_grad_()
+    expected = pytest.raises(error) if error else nullcontext()
+    with expected, isolated(model, tensors=tensors):
+        for _ in range(3):
+            model(torch.ones(2, requires_grad=True)).sum().backward()
+        assert model.count == 3
+        torch.rand(1), np.random.rand(), random.random()
+        if error:
+            raise error
+    assert_same(before, snapshot(model))
+    assert (model.history, list(model.cache), bytes(model.raw)) == ([], ["last"], b"abc")
+    assert model.cache["last"].tolist() == [0, 0]
+    assert not model.array.any()
+    assert list(model.children()) == []
+    assert model.sources == sources
+    assert torch.equal(model.sources[0].get_state(), draws[0])
+    assert model.sources[1].getstate() == draws[1]
+    assert model.numpy_source.bit_generator.state == numpy_state
+
+
+def test_isolated_seeds_generators_of_the_model_and_of_other_modules():
+    model, other = Growing(), Growing()
+
+    def draw(seed):
+        with isolated(model, other, seed=seed):
+            own = torch.rand(1, generator=model.sources[0]).item()
+            return torch.rand(1).item(), own, torch.rand(1, generator=other.sources[0]).item()
+
+    assert draw(3) == draw(3) != draw(4)
+    assert len(set(draw(3))) == 1  # all from the same seed
+
+
+def test_isolation_is_entered_many_times_from_the_same_state():
+    model = Growing()
+    isolation = Isolation(model)
+    before, outputs = snapshot(model), []
+    with isolation.random.preserved():
+        for factor in (1.0, 2.0, 1.0):
+            tensors = {"weight": torch.full((2,), factor), "count": torch.zeros(())}
+            with isolation.entered(tensors, seed=5, restore_random=False):
+                outputs.append((model(torch.ones(2)).tolist(), model.drawn[0]))
+                assert model.count == 1
+    assert_same(before, snapshot(model))
+    assert outputs[0] == outputs[2]
+    assert [output[0] for output, _ in outputs] == [2.0, 4.0, 2.0]
+    assert len({drawn for _, drawn in outputs}) == 1
+
+
+def test_random_generators_of_a_loader_and_its_samplers_are_preserved():
+    owners = [torch.Generator().manual_seed(number) for number in range(3)]
+    sampler = RandomSampler(range(6), generator=owners[0])
+    batch_sampler = BatchSampler(sampler, 2, drop_last=False)
+    loaders = [
+        DataLoader(range(6), batch_sampler=batch_sampler, generator=owners[1]),
+        DataLoader(range(6), shuffle=True, generator=owners[2]),
+    ]
+    states = [generator.get_state() for generator in owners]
+    for loader in loaders:
+        orders = []
+        for _ in range(2):
+            with RandomGenerators(loader).preserved(7):
+                orders.append([batch.tolist() for batch in loader])
+        assert orders[0] == orders[1]
+    for generator, state in zip(owners, states, strict=True):
+        assert torch.equal(generator.get_state(), state)
+
+
+def test_tied_parameters_stay_tied_at_other_values():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    with isolated(model, tensors={"0.weight": 2 * torch.eye(2)}):
+        assert model[0].weight is model[1].weight
+        assert model(torch.ones(1, 2)).tolist() == [[4.0, 4.0]]
+    assert isinstance(model[1].weight, nn.Parameter)
+
+
+def test_evaluator_reset_starts_from_fresh_buffers_at_other_leaves():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    data = torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
+    evaluator = Evaluator(
+        Problem(model, "cross_entropy", data), parameter_layout(model), "train", 0
+    )
+    leaves = evaluator.leaves()
+    zeros = tuple(torch.zeros_like(leaf) for leaf in leaves)
+    with evaluator.isolated(leaves):
+        first = model(data[0])
+        assert model[0].num_batches_tracked == 1
+        evaluator.reset(zeros)
+        assert not model(data[0]).any()
+        evaluator.reset(leaves)
+        assert torch.equal(model(data[0]), first)
+        assert model[0].num_batches_tracked == 1
+    assert model[0].num_batches_tracked == 0

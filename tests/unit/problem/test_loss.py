@@ -1,13 +1,26 @@
 """Losses: values and derivatives against closed forms, and clear errors."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.func import grad, jacrev
+from torch.nn import functional
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
-from normscope.problem import LOSSES, accuracy, cross_entropy, squared_error
+from normscope.problem import (
+    LOSSES,
+    accuracy,
+    cross_entropy,
+    is_cross_entropy,
+    is_squared_error,
+    known_loss,
+    loss_modules,
+    squared_error,
+    stateless_loss,
+)
 from normscope.problem.loss import check_probabilities
 
 SAMPLES, CLASSES = 7, 5
@@ -195,3 +208,88 @@ def test_output_that_is_no_tensor_is_refused_in_a_sentence(loss, output):
     said = f"^the model.s output must be a tensor, got {type(output).__name__}; select one in a"
     with pytest.raises(ArgumentTypeError, match=said):
         loss(output, torch.tensor([0, 1]))
+
+
+SCORES, KNOWN_LABELS = torch.zeros(4, 3), torch.tensor([0, 2, 1, 2])
+
+
+class OwnEntropy(nn.CrossEntropyLoss):
+    def forward(self, input, target):
+        return super().forward(input, target).square()
+
+
+class OwnSquares(nn.MSELoss):
+    def forward(self, input, target):
+        return super().forward(input, target).sqrt()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        cross_entropy,
+        functional.cross_entropy,
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(torch.ones(3), label_smoothing=0.1, reduction="sum"),
+    ],
+)
+def test_cross_entropy_is_recognized_however_it_is_given(loss):
+    assert is_cross_entropy(loss)
+    assert not is_squared_error(loss)
+
+
+@pytest.mark.parametrize(
+    "loss", [squared_error, functional.mse_loss, nn.MSELoss(), nn.MSELoss(reduction="sum")]
+)
+def test_squared_error_is_recognized_however_it_is_given(loss):
+    assert is_squared_error(loss)
+    assert not is_cross_entropy(loss)
+
+
+@pytest.mark.parametrize("loss", [OwnEntropy(), OwnSquares(), nn.NLLLoss(), nn.L1Loss(), None])
+def test_subclasses_and_other_losses_are_neither(loss):
+    assert not is_cross_entropy(loss)
+    assert not is_squared_error(loss)
+
+
+def test_subclass_of_the_cross_entropy_is_not_known():
+    assert known_loss(nn.CrossEntropyLoss(), SCORES, KNOWN_LABELS) is not None
+    assert known_loss(OwnEntropy(), SCORES, KNOWN_LABELS) is None
+    assert known_loss(OwnSquares(), SCORES, SCORES) is None
+
+
+@pytest.mark.parametrize("loss", [functional.mse_loss, nn.MSELoss()])
+def test_targets_that_are_broadcast_make_a_mean_square_unknown(loss):
+    assert known_loss(loss, SCORES, torch.zeros(4, 3)) is not None
+    assert known_loss(loss, SCORES, torch.zeros(4, 1)) is None
+    assert known_loss(loss, SCORES, torch.zeros(3)) is None
+
+
+class RunningMean(nn.Module):
+    """Mean squared error over a running mean of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+        self.values = []
+
+    def forward(self, output, target):
+        value = functional.mse_loss(output, target)
+        self.mean.lerp_(value.detach(), 0.5)
+        self.values.append(value.item())
+        return value / self.mean
+
+
+def test_stateless_loss_is_the_same_function_at_every_call():
+    loss, output, target = RunningMean(), torch.ones(3, 2), torch.zeros(3, 2)
+    same = stateless_loss(loss, [loss])
+    assert same(output, 3 * target + 2) == same(output, 3 * target + 2)
+    assert same(2 * output, target) == same(2 * output, target)
+    assert (loss.mean.item(), loss.values) == (1.0, [])
+    assert stateless_loss(functional.mse_loss, []) is functional.mse_loss
+
+
+def test_loss_modules_are_found_in_closures_partials_and_methods():
+    loss, model = RunningMean(), nn.Linear(1, 1)
+    assert loss_modules(lambda output, target: loss(output, target), model) == [loss]
+    assert loss_modules(partial(loss.forward, target=None), model) == [loss]
+    assert loss_modules(nn.Sequential(model), model) == []  # it contains the model

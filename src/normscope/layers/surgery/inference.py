@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.layers.kinds import NORMS, is_lp_norm
+from normscope.problem.isolation import RandomGenerators
 
 _OWN_FORWARDS = ("torch.nn.modules.", "normscope.layers.")
 
@@ -80,7 +81,7 @@ def _applies(layer: nn.Module, after: Sequence[nn.Module], x: Tensor) -> bool:
     """Whether the layer, with trial parameters, equals normalization followed by ``after``."""
     trial, expected = _trial_copy(layer), _trial_copy(layer)
     tail = copy.deepcopy(nn.Sequential(*after)).to("cpu", torch.float64).eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), RandomGenerators().preserved():
         output, reference = trial(x.clone()), tail(_normalized(expected, x))
     return output.shape == reference.shape and torch.allclose(output, reference, 1e-6, 1e-6)
 

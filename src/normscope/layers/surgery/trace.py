@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from torch.utils import _pytree as pytree
 
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.problem.isolation import RandomGenerators
 
 PLAIN_LAYERS = (
     nn.Linear,
@@ -94,7 +95,7 @@ def trace(module: nn.Module, open_modules: bool = True) -> tuple[fx.Graph, set[i
         required = [p for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
         inputs = {p.name: recorder.node("placeholder", p.name) for p in required}
         by_name = {p.name: inputs.pop(p.name) for p in required if p.kind is p.KEYWORD_ONLY}
-        with torch.random.fork_rng(devices=[]), recorder.leaf_calls(open_modules), reads:
+        with RandomGenerators().preserved(), recorder.leaf_calls(open_modules), reads:
             output = module.forward(*inputs.values(), **by_name)
         recorder.graph.output(recorder.create_arg(output))
     except Exception:  # user code that gets symbolic tensors may fail in any way

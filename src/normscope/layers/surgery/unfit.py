@@ -1,32 +1,28 @@
-"""Which kinds of normalization a model can have and still take its data: one pass of each tells."""
+"""Norm kinds that a model cannot be converted to, or does not run with on its data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from normscope.errors import InputError, MisfitError, NormscopeError, UnknownNameError
-from normscope.layers import convert
+from normscope.layers.surgery.convert import convert
 from normscope.problem.batch import Batch
 from normscope.problem.precheck import locate_errors, try_batches
 from normscope.problem.problem import Problem
 
-__all__ = ["unfit_norms"]
-
-_OF_DATA = "the data does not fit the model: "
-
 
 def unfit_norms(problem: Problem, norms: Sequence[str], batch: Batch, seed: int) -> dict[str, str]:
-    """The kinds that the model cannot be converted to, or fails with on a batch that it takes.
+    """Return why a model cannot have some norm kinds, by kind; empty if it can have all.
 
     Args:
-        problem: model and loss; nothing of it is changed. If the model as given fails too, its own
-            error is raised: no norm is to blame then.
-        norms: kinds of normalization.
-        batch: of its data.
+        problem: model and loss; neither is changed. If the model as given fails too, its own
+            error is raised.
+        norms: norm kinds.
+        batch: of its data; one forward pass of each converted model is run on it.
         seed: of dropout and noise.
 
     Returns:
-        Why, in words without an end, by kind; empty if all fit.
+        The reasons, without a final full stop.
 
     >>> import torch
     >>> from torch import nn
@@ -47,17 +43,17 @@ a batch of shape (2, 3, 4)"}
             continue
         try:
             try_batches(Problem(model, problem.loss, [batch]), [batch], "train", seed)
-        except Exception as error:  # whatever the user's code raises with another norm layer
+        except Exception as error:  # user code may raise anything with another norm layer
             with locate_errors(problem):
                 try_batches(problem, [batch], "train", seed)
-            reasons[norm] = _words(error)
+            reasons[norm] = _reason(error)
     return reasons
 
 
-def _words(error: Exception) -> str:
-    """What failed, without advice about the data, which fits the model as it was."""
+def _reason(error: Exception) -> str:
+    """Return what failed, without advice about the data, which fits the model as given."""
     if isinstance(error, MisfitError):
-        return str(error).removeprefix(_OF_DATA).partition("; ")[0]
+        return str(error).removeprefix("the data does not fit the model: ").partition("; ")[0]
     if isinstance(error, NormscopeError):
         return str(error).rstrip(".")
     return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")

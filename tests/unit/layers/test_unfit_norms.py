@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.curvature.norm_fit import unfit_norms
 from normscope.errors import MisfitError, UnknownNameError
+from normscope.layers.surgery.unfit import unfit_norms
 from normscope.problem import Problem
 
 
