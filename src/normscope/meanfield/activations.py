@@ -219,19 +219,15 @@ class Nonlinearity(Operation):
 
     function: Activation
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         std = np.sqrt(field.variance)
         kernel = self.function.product(*_pairs(field.mean, std), _correlation(field, std))
         mean = self.function.mean(field.mean, std)
         return replace(field, mean=mean, kernel=kernel, gathered=None, gaussian=False)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        (field,) = fields
         std = np.sqrt(field.variance)
         slopes = self.function.slope_product(*_pairs(field.mean, std), _correlation(field, std))
         square, fourth = (self.function.slope_moment(field.mean, std, power) for power in (2, 4))
@@ -240,7 +236,7 @@ class Nonlinearity(Operation):
         step = np.zeros_like(signal.path)
         step[:, 2], step[:, 3] = kurtosis / units, (kurtosis - 1) / units
         tilt = _tilt(self.function, field.mean, std)
-        return [Signal(signal.kernel * slopes, signal.path + step, centred=False, tilt=tilt)]
+        return Signal(signal.kernel * slopes, signal.path + step, centred=False, tilt=tilt)
 
 
 @dataclass(frozen=True)
@@ -255,16 +251,13 @@ class Dropout(Operation):
     probability: float
     whole_channels: bool = False
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         return replace(field, kernel=self._dropped(field.kernel), gathered=None, gaussian=False)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        return [replace(signal, kernel=self._dropped(signal.kernel), centred=False)]
+        return replace(signal, kernel=self._dropped(signal.kernel), centred=False)
 
     def _dropped(self, kernel: Array) -> Array:
         """Only the product of a unit with itself for one input grows; others keep their mean."""
@@ -275,15 +268,15 @@ class Dropout(Operation):
         return np.stack([raised, kernel[:, 1 - SAME]], 1)
 
 
-@dataclass(frozen=True)
-class Addition(Operation):
-    """The sum of branches whose units are independent, because weights separate them."""
+class Addition:
+    """The sum of two branches whose units are independent, because weights separate them."""
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    needs_positions = False
+
+    def apply(self, first: Field, second: Field) -> Field:
         """The order parameters of its output."""
-        first, second = fields
         if (first.channels, first.positions) != (second.channels, second.positions):
-            shapes = [(each.channels, *each.positions) for each in fields]
+            shapes = [(each.channels, *each.positions) for each in (first, second)]
             raise ShapeError(f"branches to be added must have one shape, got {shapes}.")
         if first.resolved != second.resolved:
             first, second = first.expanded(), second.expanded()
@@ -293,13 +286,9 @@ class Addition(Operation):
         mean = first.mean + second.mean
         return replace(first, mean=mean, kernel=kernel, gathered=None, gaussian=gaussian)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
-        """The gradients at its inputs."""
-        return [
-            signal if each.resolved == output.resolved else signal.collapsed() for each in fields
-        ]
+    def pull_back(self, signal: Signal, field: Field, output: Field) -> Signal:
+        """The gradients at one of its inputs."""
+        return signal if field.resolved == output.resolved else signal.collapsed()
 
 
 def _tilt(function: Activation, mean: Array, std: Array) -> float:

@@ -173,7 +173,7 @@ class Setting:
 
 
 class Operation(ABC):
-    """One layer or function of a network."""
+    """One layer or function of a network, with one input."""
 
     @property
     def needs_positions(self) -> bool:
@@ -181,11 +181,11 @@ class Operation(ABC):
         return False
 
     @abstractmethod
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output.
 
         Args:
-            fields: those of its inputs.
+            field: those of its input.
             setting: of the closure.
 
         Returns:
@@ -193,19 +193,17 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
-        """The gradients at its inputs.
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
+        """The gradients at its input.
 
         Args:
             signal: the gradients at its output.
-            fields: the order parameters of its inputs.
+            field: the order parameters of its input.
             output: those of its output.
             setting: of the closure.
 
         Returns:
-            One signal for each input.
+            The signal.
         """
 
 

@@ -96,7 +96,7 @@ def estimate(
     """
     start = data.field(setting.resolve)
     fields = graph.forward(start, setting)
-    flow = _Flow(graph, start, fields, graph.backward(start, fields, setting), setting)
+    flow = _Flow(graph, start, fields, graph.backward(fields, setting), setting)
     rows, heads, direction = [], [], np.zeros(1)
     upper = np.zeros(1)
     for index, node in enumerate(graph.nodes):

@@ -47,7 +47,7 @@ class Node:
     """
 
     name: str
-    operation: Operation
+    operation: Operation | Addition
     inputs: tuple[int, ...]
 
 
@@ -149,17 +149,19 @@ class Graph:
             if isinstance(node.operation, Addition):
                 self._refuse_dependent(node)
             try:
-                fields.append(node.operation.apply(inputs, setting))
+                if isinstance(node.operation, Addition):
+                    fields.append(node.operation.apply(*inputs))
+                else:
+                    fields.append(node.operation.apply(inputs[0], setting))
             except ShapeError as error:
                 raise ShapeError(f"{node.name}: {error}") from error
         return fields
 
-    def backward(self, start: Field, fields: list[Field], setting: Setting) -> list[Signal | None]:
+    def backward(self, fields: list[Field], setting: Setting) -> list[Signal | None]:
         """The gradients of one output with respect to the output of every node.
 
         Args:
-            start: the order parameters of the input.
-            fields: those of the outputs of all nodes.
+            fields: the order parameters of the outputs of all nodes.
             setting: of the closure.
 
         Returns:
@@ -185,11 +187,14 @@ class Graph:
             signal = combined(arriving[index])
             arriving[index] = [signal]
             node = self.nodes[index]
-            inputs = [start if each == INPUT else fields[each] for each in node.inputs]
-            parts = node.operation.pull_back(signal, inputs, fields[index], setting)
-            for source, part in zip(node.inputs, parts, strict=True):
-                if source != INPUT:
-                    arriving[source].append(part)
+            for source in node.inputs:
+                if source == INPUT:
+                    continue
+                if isinstance(node.operation, Addition):
+                    part = node.operation.pull_back(signal, fields[source], fields[index])
+                else:
+                    part = node.operation.pull_back(signal, fields[source], fields[index], setting)
+                arriving[source].append(part)
         return [signals[0] if signals else None for signals in arriving]
 
     def _refuse_dependent(self, node: Node) -> None:

@@ -55,9 +55,8 @@ class Norm(Operation):
 class BatchNorm(Norm):
     """Normalization by the mean and variance over the batch and all positions."""
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         rows = field.row_means(field.kernel[:, PAIR])
         centre = rows.mean(-1)
         centring = rows[:, :, None] + rows[:, None, :] - centre[:, None, None]
@@ -65,18 +64,15 @@ class BatchNorm(Norm):
         kernel = field.kernel - centring[:, None]
         return self._affine(field, mean, kernel, batch_variance(field))
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        (field,) = fields
         scale = np.square(self._scale(batch_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
         if not setting.through_statistics:
-            return [replace(signal, kernel=kernel, centred=False)]
+            return replace(signal, kernel=kernel, centred=False)
         same = kernel[:, SAME] * small_batch_growth(setting.batch_size * field.count)
         pair = _projected(kernel[:, PAIR], output, signal.tilt)
-        return [replace(signal, kernel=np.stack([same, pair], 1), centred=True, tilt=0.0)]
+        return replace(signal, kernel=np.stack([same, pair], 1), centred=True, tilt=0.0)
 
 
 @dataclass(frozen=True)
@@ -93,9 +89,8 @@ class SampleNorm(Norm):
 
     shape: tuple[int, ...] | None = None
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         if self.shape is not None and self.shape != (field.channels, *field.positions):
             raise ShapeError(
                 f"layer normalization over {self.shape} of something of shape "
@@ -107,13 +102,11 @@ class SampleNorm(Norm):
         mean = field.mean - centre[:, None]
         return self._affine(field, mean, kernel, _sample_variance(field))
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input; the two directions that it removes are negligible."""
-        scale = np.square(self._scale(_sample_variance(fields[0])))
+        scale = np.square(self._scale(_sample_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
-        return [replace(signal, kernel=kernel, centred=False)]
+        return replace(signal, kernel=kernel, centred=False)
 
 
 def batch_variance(field: Field) -> Array:

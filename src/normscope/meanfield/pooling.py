@@ -40,9 +40,8 @@ class AveragePool(Operation):
         """The mean of a map depends on the correlation of its positions."""
         return True
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         positions = self.outputs if self.window is None else self.window.outputs(field.positions)
         count = int(np.prod(positions))
         if field.resolved:
@@ -57,19 +56,16 @@ class AveragePool(Operation):
         )
         return pooled.expanded() if setting.resolves(count) else pooled
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        (field,) = fields
         if field.resolved:
             matrix = self._matrix(field)
-            return [replace(signal, kernel=matrix.T @ signal.kernel @ matrix)]
+            return replace(signal, kernel=matrix.T @ signal.kernel @ matrix)
         # each position has its share of the mean of a window: S shrinks, D stays
         held = signal.collapsed().kernel
         same = held[..., :1, :1] * output.count / field.count
         different = held.sum((-2, -1), keepdims=True) / 2 - same
-        return [replace(signal, kernel=np.where(np.eye(2, dtype=bool), same, different))]
+        return replace(signal, kernel=np.where(np.eye(2, dtype=bool), same, different))
 
     def _matrix(self, field: Field) -> Array:
         if self.window is None:
@@ -90,21 +86,18 @@ class AveragePool(Operation):
 class Flatten(Operation):
     """All positions of all channels as one vector; the next layer has separate weights for each."""
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         diagonal = np.diagonal(field.kernel, axis1=-2, axis2=-1).mean(-1)
         mean = field.mean.mean(-1, keepdims=True)
         kernel = diagonal[..., None, None]
         channels = field.channels * field.count
         return Field(channels, (), True, mean, kernel, gaussian=field.gaussian)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        held = fields[0].kernel.shape[-1]
-        return [replace(signal, kernel=signal.kernel * np.eye(held) / held)]
+        held = field.kernel.shape[-1]
+        return replace(signal, kernel=signal.kernel * np.eye(held) / held)
 
 
 @functools.lru_cache(maxsize=64)
@@ -139,9 +132,8 @@ class MaxPool(Operation):
         """The largest value depends on the correlation of positions."""
         return True
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         positions = self.window.outputs(field.positions)
         if not field.resolved:
             return self._alike(field, positions, setting)
@@ -154,23 +146,20 @@ class MaxPool(Operation):
         inside = np.diagonal(covariance[:, SAME], axis1=-2, axis2=-1)  # mean over pairs in a window
         return self._pooled(field, positions, (mean, variance, inside), covariance, sizes)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input: each goes to the one position that was the largest."""
-        (field,) = fields
         if field.resolved:
             matrix = average_matrix(self.window, field.positions, count_padding=False)
             kernel = matrix.T @ signal.kernel @ matrix
             own = np.diagonal(signal.kernel[:, SAME], axis1=-2, axis2=-1) @ matrix
             held = np.arange(field.count)
             kernel[:, SAME, held, held] = own
-            return [replace(signal, kernel=kernel, centred=False)]
+            return replace(signal, kernel=kernel, centred=False)
         whole = signal.collapsed().kernel
         part = whole[:, PAIR, :1, :1] * output.count / field.count
         rest = whole[:, PAIR].sum((-2, -1), keepdims=True) / 2 - part
         pair = np.where(np.eye(2, dtype=bool), part, rest)
-        return [replace(signal, kernel=np.stack([whole[:, SAME], pair], 1), centred=False)]
+        return replace(signal, kernel=np.stack([whole[:, SAME], pair], 1), centred=False)
 
     def _alike(self, field: Field, positions: tuple[int, ...], setting: Setting) -> Field:
         """Pooling of a map whose positions are all alike."""

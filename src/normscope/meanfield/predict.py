@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -259,11 +259,10 @@ def _joined(parts: Sequence[T], lengths: Sequence[int]) -> T:
     return replace(parts[0], **arrays)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The largest eigenvalue, and which part of the theory gives it.
 
-    Args:
+    Attributes:
         regime: head, bound, explosive or undetermined.
         largest: the eigenvalue, None if undetermined.
         reason: in words.
@@ -288,22 +287,13 @@ def verdicts(found: Estimate, closure: str, batch_size: float, count: int) -> li
     """
     growths = [np.broadcast_to(row.growth, (count,)) for row in found.layers[:-1]]
     growth = np.median(growths, axis=0) if growths else np.ones(count)
-    bounds = (found.lower_bound, found.head, found.mean_direction, found.bulk, found.upper_bound)
-    parts = (*bounds, growth)
-    columns = [np.broadcast_to(part, (count,)).tolist() for part in parts]
-    return [_verdict(closure, batch_size, *each) for each in zip(*columns, strict=True)]
+    parts = (found.lower_bound, found.head, found.mean_direction, found.bulk, found.upper_bound)
+    columns = [np.broadcast_to(part, (count,)).tolist() for part in (*parts, growth)]
+    return [_verdict(closure, batch_size, each) for each in zip(*columns, strict=True)]
 
 
-def _verdict(
-    closure: str,
-    batch_size: float,
-    bound: float,
-    head: float,
-    direction: float,
-    bulk: float,
-    upper: float,
-    growth: float,
-) -> Verdict:
+def _verdict(closure: str, batch_size: float, values: tuple[float, ...]) -> Verdict:
+    bound, head, direction, bulk, upper, growth = values
     if not math.isfinite(bound) or bound <= NOTHING * upper:
         return Verdict("undetermined", None, _NO_DIRECTION)
     if closure == "printed":

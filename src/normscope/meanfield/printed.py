@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normscope.errors import InputError
-from normscope.meanfield.activations import Nonlinearity, Rectifier
+from normscope.meanfield.activations import Addition, Nonlinearity, Rectifier
 from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.fisher import Estimate
 from normscope.meanfield.graph import INPUT, Graph, Input
@@ -88,7 +88,7 @@ def _steps(graph: Graph) -> list[_Step]:
     return steps
 
 
-def _allowed(operation: Operation) -> bool:
+def _allowed(operation: Operation | Addition) -> bool:
     if isinstance(operation, Nonlinearity):
         return isinstance(operation.function, Rectifier) and operation.function.slope == 0
     return isinstance(operation, Flatten)

@@ -44,9 +44,8 @@ class Linear(Weighted):
         """Inputs of one unit."""
         return self.inputs
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         if field.positions or field.channels != self.inputs:
             shape = (field.channels, *field.positions)
             raise ShapeError(
@@ -57,11 +56,9 @@ class Linear(Weighted):
         mean = np.zeros_like(field.mean)
         return Field(self.outputs, (), True, mean, kernel, gathered=field.kernel)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        return [_through(signal, self.weight_variance * signal.kernel, output)]
+        return _through(signal, self.weight_variance * signal.kernel, output)
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,8 @@ class Convolution(Weighted):
         """Whether padding makes positions differ."""
         return self.window.padded
 
-    def apply(self, fields: list[Field], setting: Setting) -> Field:
+    def apply(self, field: Field, setting: Setting) -> Field:
         """The order parameters of its output."""
-        (field,) = fields
         if field.channels != self.inputs:
             raise ShapeError(
                 f"a convolution of {self.inputs} channels got {field.channels}; give the "
@@ -111,19 +107,16 @@ class Convolution(Weighted):
         resolved = field.resolved or setting.resolves(math.prod(positions))
         return Field(self.outputs, positions, resolved, mean, kernel, taken)
 
-    def pull_back(
-        self, signal: Signal, fields: list[Field], output: Field, setting: Setting
-    ) -> list[Signal]:
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """The gradients at its input."""
-        (field,) = fields
         if field.resolved:
             scale = self.weight_variance / self.window.size
             kernel = scale * scattered(signal.kernel, self.window, field.positions)
-            return [_through(signal, kernel, output)]
+            return _through(signal, kernel, output)
         if output.resolved:
             kept = shared_places(self.window, field.positions) / self.window.size
             signal = replace(signal, kernel=signal.kernel * kept)
-        return [_through(signal, self.weight_variance * signal.collapsed().kernel, output)]
+        return _through(signal, self.weight_variance * signal.collapsed().kernel, output)
 
     def _taken(self, field: Field, resolve: bool) -> Array:
         """Mean of the input kernel over the positions of the filter; padding counts as zero."""

@@ -264,7 +264,7 @@ def test_change_in_place_between_norm_and_layer_keeps_the_norm():
     def forward(net, x):
         x = torch.relu(x)
         y = net.norm(x)
-        x += 1  # torch.fx sees an addition that makes a new tensor
+        x += 1  # recorded as an addition that makes a new tensor
         return net.layer(y) + x
 
     net = Net(forward, norm=nn.BatchNorm1d(3), layer=nn.Linear(3, 3))

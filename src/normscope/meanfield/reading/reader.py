@@ -150,7 +150,7 @@ class _Reader:
         inputs = node.all_input_nodes
         return asks or all(self.values.get(each) in (_SIZE, _OTHER_INPUT) for each in inputs)
 
-    def _add(self, node: fx.Node, name: str, operation: Operation | None) -> None:
+    def _add(self, node: fx.Node, name: str, operation: Operation | Addition | None) -> None:
         for each in node.all_input_nodes:
             if self.values[each] == _TENSOR:
                 raise self._refused_tensor(str(each.target), name)

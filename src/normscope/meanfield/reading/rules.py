@@ -43,7 +43,7 @@ class Unsupported(Enum):
     HERE = "no closure"
 
 
-Made = Operation | Unsupported | None  # None: the identity
+Made = Operation | Addition | Unsupported | None  # None: the identity
 
 
 def operation_of_module(module: nn.Module, activations: dict[type, Any]) -> Made:
