@@ -12,7 +12,6 @@ import typer
 from normscope.cli import options as opt
 from normscope.cli.app import command
 from normscope.cli.outputs import check_figure, draw_then_print
-from normscope.progress import Progress
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -120,18 +119,9 @@ def _top_eigenvalue(problem: tuple[Any, Any, Any], search: dict[str, Any]) -> To
     from normscope.curvature import top_eigenvalue
     from normscope.errors import NormscopeWarning
 
-    allowed = search["max_products"] or 100 + 20 * search["k"]
     with show_progress("curvature") as show, warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)  # the table shows it, and the exit code
-
-        def report(state: Any) -> None:
-            found = f"eigenvalue {state.value:.5g} (residual {state.residual:.1e})"
-            done = int(state.products)
-            show(Progress("", found, done, allowed, "products", "bound"))
-
-        return top_eigenvalue(
-            *problem, **search | {"max_products": allowed}, progress=report, vectors=False
-        )
+        return top_eigenvalue(*problem, **search, progress=show, vectors=False)
 
 
 def _spectrum(problem: tuple[Any, Any, Any], options: dict[str, Any]) -> xr.Dataset:
@@ -139,11 +129,7 @@ def _spectrum(problem: tuple[Any, Any, Any], options: dict[str, Any]) -> xr.Data
     from normscope.curvature.spectrum import spectrum
 
     with show_progress("spectrum") as show:
-
-        def report(done: int, planned: int) -> None:
-            show(Progress(done=done, total=planned, unit="matrix-vector products"))
-
-        return spectrum(*problem, progress=report, **options)
+        return spectrum(*problem, progress=show, **options)
 
 
 def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:

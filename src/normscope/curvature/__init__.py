@@ -1,18 +1,22 @@
-"""Curvature as training sees it: Fisher, Gauss-Newton and Hessian, without side effects."""
+"""Curvature of the loss in train mode: Fisher, Gauss-Newton and Hessian, without side effects."""
 
+from normscope.curvature.autograd import fast_constant_norm, use_fast_layers
 from normscope.curvature.batch_size import BatchSizeEffect, batch_size_effect
-from normscope.curvature.dense import dense
-from normscope.curvature.operator import CurvatureOperator, operator
-from normscope.curvature.result import TopEigenvalue
+from normscope.curvature.kinds import KINDS, BatchPoint
+from normscope.curvature.operator import CurvatureOperator, dense, operator
+from normscope.curvature.products import BatchCurvature, GaussNewtonProduct
 from normscope.curvature.spectrum import spectrum
-from normscope.curvature.top_eigenvalue import top_eigenvalue
+from normscope.curvature.top_eigenvalue import TopEigenvalue, top_eigenvalue
 from normscope.curvature.trace import Trace, trace
-from normscope.curvature.twice import constant_norm_if_it_serves, differentiate_twice_fast
 from normscope.problem.modes import use_fast_derivatives
 
 __all__ = [
+    "KINDS",
+    "BatchCurvature",
+    "BatchPoint",
     "BatchSizeEffect",
     "CurvatureOperator",
+    "GaussNewtonProduct",
     "TopEigenvalue",
     "Trace",
     "batch_size_effect",
@@ -23,4 +27,4 @@ __all__ = [
     "trace",
 ]
 
-use_fast_derivatives(differentiate_twice_fast, constant_norm_if_it_serves)
+use_fast_derivatives(use_fast_layers, fast_constant_norm)

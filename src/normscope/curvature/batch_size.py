@@ -6,22 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normscope.curvature.result import TopEigenvalue
-from normscope.curvature.top_eigenvalue import top_eigenvalue
+from torch import nn
+
+from normscope.curvature.top_eigenvalue import TopEigenvalue, top_eigenvalue
 from normscope.errors import InputError
 from normscope.problem.batch import join_batches, sample_count, split_batch
 from normscope.problem.isolation import RandomGenerators
-from normscope.problem.problem import Problem
-from normscope.text import text_table
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.parameters import Parameters
+from normscope.problem.problem import Data, Problem
+from normscope.text import Rendered, Table, integer_if_whole
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from torch import nn
-
-    from normscope.problem.loss import Loss, WholeLoss
-    from normscope.problem.parameters import Parameters
-    from normscope.problem.problem import Data
 
 __all__ = ["BatchSizeEffect", "batch_size_effect"]
 
@@ -30,11 +28,11 @@ _LONGEST_DEFAULT = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BatchSizeEffect:
+class BatchSizeEffect(Rendered):
     """The top eigenvalue of the same samples in batches of several sizes.
 
     Args:
-        results: one for each batch size, in the order asked for; ``batch_size`` of each is the
+        results: one for each batch size, in the requested order; ``batch_size`` of each is the
             number of samples in its largest batch.
     """
 
@@ -56,9 +54,7 @@ class BatchSizeEffect:
         return all(result.converged for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts."""
-        from normscope.results.frame import as_count
-
+        """Numbers and strings by name."""
         first = self.results[0]
         return {
             "kind": first.kind,
@@ -71,7 +67,7 @@ class BatchSizeEffect:
                     "eigenvalue": result.value,
                     "residual": result.residual,
                     "converged": result.converged,
-                    "matvecs": as_count(result.matvecs),
+                    "matvecs": integer_if_whole(result.matvecs),
                     "seconds": result.seconds,
                 }
                 for result in self.results
@@ -86,7 +82,7 @@ class BatchSizeEffect:
         return pd.DataFrame(columns.pop("rows")).assign(**columns)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The top eigenvalue against the batch size.
+        """Draw the top eigenvalue against the batch size.
 
         Args:
             ax: where to draw; None for a new figure.
@@ -103,10 +99,10 @@ class BatchSizeEffect:
         logarithmic_axis(ax, "x", base=2)
         ax.set_xlabel("batch size")
         ax.set_ylabel(f"top eigenvalue ({self.results[0].kind})")
-        ax.set_title(self._heading())
+        ax.set_title(self._table().title)
         return ax
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
         rows = [
             {
                 "batch size": row["batch_size"],
@@ -117,20 +113,9 @@ class BatchSizeEffect:
             }
             for row in self.to_dict()["rows"]
         ]
-        return text_table(rows, self._heading(), numbers=("eigenvalue", "rel. residual"))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        names = ("batch_size", "batches", "eigenvalue", "residual", "converged")
-        rows = [{name: row[name] for name in names} for row in self.to_dict()["rows"]]
-        return table_html(rows, self._heading())
-
-    def _heading(self) -> str:
         first = self.results[0]
-        return f"{first.kind}, mode {first.mode}, the same {first.samples} samples in batches"
+        title = f"{first.kind}, mode {first.mode}, the same {first.samples} samples in batches"
+        return Table(rows, title, numbers=("eigenvalue", "rel. residual"))
 
 
 def batch_size_effect(
@@ -147,17 +132,17 @@ def batch_size_effect(
 ) -> BatchSizeEffect:
     """Top eigenvalue of the mean curvature of the same samples in batches of several sizes.
 
-    With statistics of the batch the batch size is part of the function, and so of its curvature;
-    without such layers, or in eval mode, all values are the same.
+    With batch statistics the function depends on the batch size, and so does its curvature.
+    Without such layers, or in eval mode, all values are the same.
 
     Args:
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`. Several batches are joined in memory, and the samples then split
-            in their order: shuffle data that is sorted by class.
-        batch_sizes: most samples in a batch. The samples are shared out evenly, so that none is
-            left over: 10 samples in batches of at most 4 make 3, 3 and 4. None: all of them, half,
-            and so on to four halvings, not below 4.
+            in order: shuffle data that is sorted by class.
+        batch_sizes: most samples in a batch. The samples are divided evenly, with none left over:
+            10 samples in batches of at most 4 make 3, 3 and 4. None: all samples, half of them,
+            and so on for up to four halvings, not below 4.
         kind: "fisher", "ggn" or "hessian".
         mode: "train", "frozen" or "eval".
         tol: as for `top_eigenvalue`.
@@ -168,6 +153,7 @@ def batch_size_effect(
     Returns:
         One result for each batch size.
 
+    >>> import torch
     >>> layer = torch.nn.BatchNorm1d(1, eps=1.0)
     >>> batch = (torch.tensor([[0.0], [1.0], [2.0], [9.0]]), torch.zeros(4, 1))
     >>> effect = batch_size_effect(layer, "squared_error", batch, [4, 2], params="weight")
@@ -207,6 +193,4 @@ def _check(sizes: list[int], samples: int) -> None:
         raise InputError("batch_sizes is empty; give at least one size.")
     for size in sizes:
         if not 1 <= size <= samples:
-            raise InputError(
-                f"a batch size must be from 1 to the {samples} samples there are, got {size}."
-            )
+            raise InputError(f"a batch size must be from 1 to the {samples} samples, got {size}.")

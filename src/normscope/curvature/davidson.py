@@ -1,32 +1,182 @@
-"""The largest eigenvalues of a symmetric operator by Davidson's method, with a model of it."""
+"""Davidson's method: the largest eigenvalues of an operator, guided by a small model of it."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from normscope.curvature.basis import GrowingBasis
-from normscope.curvature.mean_model import Estimate, MeanModel
-from normscope.curvature.ritz import RitzPairs, wanted_positions
+from normscope.curvature.lanczos import Basis, RitzPairs, wanted_positions
 
-__all__ = ["Davidson"]
+_LEAST_DOUBT = 0.01  # of a value: uncertainty of the model's eigenvalues, at least
+_DOUBT = 0.75  # of the model's misfit
+_LEAST_AGREEMENT = 0.5  # squared part of a vector in the frame, below which errors are unknown
+_LEAST_GAP = 0.02  # of a value: smallest divisor of a correction
+_ELSEWHERE = 0.3  # of a value: rough upper end of the eigenvalues outside the frame
+# How many residuals a value amid close, evenly spaced eigenvalues is short of the largest: half
+# their range over their standard deviation.
+_UNRESOLVED = math.sqrt(3)
 
 
-class Davidson(GrowingBasis):
-    """A growing orthonormal basis, each new direction chosen by a model of the operator.
+class Frame(ABC):
+    """Orthonormal vectors Z of a large space, never stored."""
 
-    Lanczos adds what is new in the last product. A model that knows part of the spectrum makes
-    more of a residual: it divides each part of it by the gap to that part's eigenvalue. The
-    products are kept, so that residuals are exact whatever the directions are; with twice the
-    vectors of Lanczos this is for spaces whose vectors are small.
+    #: cost of using it in one step, in products with the operator
+    cost: float = 0.0
+
+    @abstractmethod
+    def means(self, vector: Tensor) -> Tensor:
+        """Z^T times a vector, in float64 on the CPU."""
+
+    @abstractmethod
+    def vector(self, means: Tensor, like: Tensor) -> Tensor:
+        """Z times one coefficient for each vector, in the dtype and on the device of ``like``."""
+
+
+@dataclass(frozen=True)
+class Consensus(Frame):
+    r"""Vectors over the outputs of a batch that are the same for every sample.
+
+    .. math:: Z = 1 / \sqrt m \otimes I
+
+    Args:
+        samples: m, in the batch.
+
+    >>> pair = Consensus(samples=4)
+    >>> vector = pair.vector(torch.tensor([2.0, 6.0]), like=torch.ones(1))
+    >>> vector
+    tensor([1., 3., 1., 3., 1., 3., 1., 3.])
+    >>> pair.means(vector)
+    tensor([2., 6.], dtype=torch.float64)
+    """
+
+    samples: int
+
+    def means(self, vector: Tensor) -> Tensor:
+        """Z^T times a vector: one entry for each output."""
+        summed = vector.view(self.samples, -1).sum(0, dtype=torch.float64)
+        return summed.cpu().div(math.sqrt(self.samples))
+
+    def vector(self, means: Tensor, like: Tensor) -> Tensor:
+        """Z times one entry for each output."""
+        return means.double().div(math.sqrt(self.samples)).to(like).repeat(self.samples)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A model's prediction from a residual.
+
+    Args:
+        error: estimated shortfall of the value from its eigenvalue.
+        weights: coefficients in the model's frame that turn the residual towards the eigenvector
+            when added to it.
+    """
+
+    error: float
+    weights: Tensor
+
+
+class MeanModel:
+    r"""A curvature matrix restricted to the directions on which all samples of a batch agree.
+
+    The largest eigenvectors of a Fisher or Gauss-Newton matrix over the outputs are nearly the same
+    for every sample, one for each output: they belong to the mean gradients, from which wei2018
+    derives its bound of the eigenvalue. In that frame Z the matrix A is approximated by a small
+    matrix B, computed on a part of the data, up to a scale s:
+
+    .. math:: A \approx s\, Z B Z^\top
+
+    The residual r of a pair (theta, x) is decomposed into parts c_j along the eigenvectors of s B,
+    with the wanted vectors removed, and a rest r_0. With gaps g_j = theta - mu_j to their
+    eigenvalues, the next direction is Davidson's, and the error that of second-order perturbation
+    theory:
+
+    .. math:: t = \frac{r_0}{\theta} + \sum_j \frac{c_j}{g_j} z_j, \qquad
+        \lambda - \theta \approx \frac{|r_0|^2}{\theta - \mu_0} + \sum_j \frac{c_j^2}{g_j}
+
+    The uncertainty of a gap is three quarters of the difference between 1/s and one. If it exceeds
+    the gap, that part of the residual counts as it is, not squared. So does the whole residual of a
+    vector on which the samples do not agree.
+
+    Reference: wei2018, Claim 3.1.
+
+    Args:
+        matrix: B, float64, symmetric.
+        frame: Z, of the whole batch.
+    """
+
+    def __init__(self, matrix: Tensor, frame: Frame) -> None:
+        self.matrix = matrix
+        self.frame = frame
+
+    def estimate(
+        self, value: float, length: float, means: Tensor, moved: Tensor, wanted: Tensor
+    ) -> Estimate:
+        """Estimate the next direction and the error of a value.
+
+        Args:
+            value: theta, an approximate eigenvalue.
+            length: of the residual A x - theta x.
+            means: Z^T x, for x of length one.
+            moved: Z^T A x.
+            wanted: Z^T times every wanted vector, one column each: directions to leave out.
+
+        Returns:
+            The estimate; from the residual alone where the model does not apply.
+        """
+        scale = self._scale(means, moved)
+        if value <= 0 or scale is None:
+            return Estimate(_UNRESOLVED * length, torch.zeros_like(means))
+        eigenvalues, directions = self._without(wanted)
+        parts = directions.T @ (moved - value * means)
+        gaps = value - scale * eigenvalues
+        doubt = value * max(_LEAST_DOUBT, _DOUBT * abs(1 / scale - 1))
+        divisors = gaps.clamp(min=max(_LEAST_GAP * value, doubt / 2))
+        error = _UNRESOLVED * length
+        if float(means.square().sum()) >= _LEAST_AGREEMENT:
+            rest = max(0.0, length**2 - float(parts.square().sum()))
+            error = _shortfall(parts, gaps - doubt) + rest / (value - _ELSEWHERE * value)
+        return Estimate(error, directions @ (parts * (value / divisors - 1)))
+
+    def _scale(self, means: Tensor, moved: Tensor) -> float | None:
+        """The s for which s B x is closest to A x in the frame; None if it is not positive."""
+        predicted = self.matrix @ means
+        square = float(predicted @ predicted)
+        scale = float(moved @ predicted) / square if square > 0 else 0.0
+        return scale if scale > 0 else None
+
+    def _without(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of B outside the span of some columns."""
+        full, _ = torch.linalg.qr(wanted, mode="complete")
+        others = full[:, wanted.shape[1] :]
+        eigenvalues, vectors = torch.linalg.eigh(others.T @ self.matrix @ others)
+        return eigenvalues, others @ vectors
+
+
+def _shortfall(parts: Tensor, gaps: Tensor) -> float:
+    """Estimated gain of a value from following the parts of its residual."""
+    resolved = gaps > parts.norm()
+    shifted = parts[resolved].square() / gaps[resolved]
+    return float(shifted.sum() + _UNRESOLVED * parts[~resolved].norm())
+
+
+class Davidson(Basis):
+    """A growing orthonormal basis whose new directions are chosen by a model of the operator.
+
+    Lanczos adds the new part of the last product. A model that knows part of the spectrum divides
+    each component of a residual by the gap to its eigenvalue. The products are kept, so that
+    residuals are exact for any directions; this doubles the memory of Lanczos and is meant for
+    spaces whose vectors are small.
 
     Args:
         product: the operator, on flat vectors.
         start: (size, block), linearly independent columns.
         basis_limit: how many vectors may be held, and as many products.
-        generator: of the vectors drawn when the space searched turns out invariant.
+        generator: of random vectors, drawn when the basis spans an invariant subspace.
         model: of the operator.
         which: which eigenvalues are wanted, as in `wanted_positions`.
     """
@@ -44,7 +194,7 @@ class Davidson(GrowingBasis):
         self._images = torch.empty_like(self._basis)
         self._model = model
         self._which = which
-        # of the basis and of the images, in the model's frame
+        # coordinates of the basis and of the images in the model's frame
         shape = len(self._basis), len(model.matrix)
         self._means, self._moved = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
 
@@ -58,7 +208,7 @@ class Davidson(GrowingBasis):
         self.products += 1
         coefficients = (self._basis[: self.held] @ image).double().cpu()
         expected = (self._images[:row] @ vector).double().cpu()
-        self._see_asymmetry(coefficients[:row], expected)
+        self._record_asymmetry(coefficients[:row], expected)
         self._images[row] = image
         self._means[row] = self._model.frame.means(vector)
         self._moved[row] = self._model.frame.means(image)
@@ -67,14 +217,14 @@ class Davidson(GrowingBasis):
         self.done += 1
 
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
-        """The best approximations in the space searched; their errors are the model's.
+        """The best approximations in the span of the basis, with the model's error estimates.
 
         Args:
             which: as in `wanted_positions`.
             count: how many.
 
         Returns:
-            The pairs; fewer if not so many vectors were multiplied yet.
+            The pairs; fewer if fewer vectors were multiplied.
         """
         values, coefficients, norm = self._best(which, count)
         residuals = self._residuals(values, coefficients).norm(dim=0).double().cpu()
@@ -83,7 +233,7 @@ class Davidson(GrowingBasis):
         return RitzPairs(values, coefficients, residuals, errors, norm)
 
     def compress(self, which: str, keep: int) -> None:
-        """Keep the best Ritz vectors and their products; forget the rest.
+        """Keep the best Ritz vectors and their products; drop the rest.
 
         Args:
             which: as in `wanted_positions`.
@@ -105,7 +255,7 @@ class Davidson(GrowingBasis):
         return values[chosen], vectors[:, chosen], float(values.abs().max())
 
     def _direction(self) -> Tensor:
-        """Towards that one of the wanted eigenvectors that is known least."""
+        """The direction towards the wanted eigenvector with the largest residual."""
         values, coefficients, _ = self._best(self._which, self.block)
         residuals = self._residuals(values, coefficients)
         lengths = residuals.norm(dim=0).double().cpu()
@@ -120,7 +270,7 @@ class Davidson(GrowingBasis):
         return (images.T @ coefficients.to(images)).sub_(self.combination(coefficients * values))
 
     def _estimates(self, values: Tensor, coefficients: Tensor, lengths: Tensor) -> list[Estimate]:
-        """The model's, for each Ritz pair."""
+        """The model's estimate for each Ritz pair."""
         means = self._means[: self.done].T @ coefficients
         moved = self._moved[: self.done].T @ coefficients
         return [

@@ -1,25 +1,191 @@
-"""Extreme eigenvalues of a symmetric operator by block Lanczos with full reorthogonalisation."""
+"""Extreme eigenvalues of a symmetric operator by block Lanczos with full reorthogonalization."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from normscope.curvature.basis import GrowingBasis
-from normscope.curvature.ritz import RitzPairs, wanted_positions
+from normscope.registry import unknown_name
 
-__all__ = ["Lanczos"]
+WHICH = ("largest", "smallest", "both", "magnitude")
 
-_KNOWN = 0.25  # residual of a Ritz value, over the value, below which it tells of an eigenvalue
+# relative residual below which the gap to a Ritz value is trusted
+_TRUSTED_RESIDUAL = 0.25
 
 
-class Lanczos(GrowingBasis):
-    """A growing orthonormal basis in which a symmetric operator is nearly invariant.
+@dataclass(frozen=True)
+class RitzPairs:
+    """Approximate eigenpairs.
 
-    It starts from a block of vectors, as many as eigenvalues are wanted, so that eigenvalues of
-    that multiplicity are found. What is new in a product joins the basis: the products themselves
-    need not be kept. A thick restart keeps the vectors not yet multiplied, and with them all
-    relations exact.
+    Args:
+        values: float64, in the requested order.
+        coefficients: the vectors in the basis, one column each.
+        residuals: the norm of A v - theta v for each.
+        errors: estimated distance of each value to its eigenvalue.
+        norm: the largest magnitude of a Ritz value, a lower bound of the operator's norm.
+    """
+
+    values: Tensor
+    coefficients: Tensor
+    residuals: Tensor
+    errors: Tensor
+    norm: float
+
+
+def wanted_positions(values: Tensor, which: str, count: int) -> Tensor:
+    """Positions of the wanted eigenvalues among ascending ones, the most wanted first.
+
+    Args:
+        values: ascending.
+        which: "largest", "smallest", "both" (``count`` of either end) or "magnitude".
+        count: how many.
+
+    Returns:
+        Their positions; fewer than ``count`` if there are no more.
+
+    >>> wanted_positions(torch.tensor([-3.0, 0.0, 2.0]), "magnitude", 2)
+    tensor([0, 2])
+    """
+    if which not in WHICH:
+        raise unknown_name("choice of eigenvalues", which, WHICH)
+    positions = torch.arange(len(values), device=values.device)
+    largest, smallest = positions.flip(0)[:count], positions[:count]
+    if which == "both":
+        return torch.cat([largest, smallest[: len(values) - len(largest)]])
+    if which == "magnitude":
+        return values.abs().argsort(descending=True)[:count]
+    return largest if which == "largest" else smallest
+
+
+class Basis(ABC):
+    """A growing orthonormal basis, and a symmetric operator projected on it.
+
+    Each `step` multiplies the next basis vector by the operator; subclasses choose the directions
+    that join the basis.
+
+    Notation: Q = basis rows, done = rows multiplied, held = rows in memory, H = Q A Q^T.
+
+    Args:
+        product: the operator, on flat vectors.
+        start: (size, block), linearly independent columns.
+        basis_limit: how many vectors may be held.
+        generator: of random vectors, drawn when the basis spans an invariant subspace.
+    """
+
+    def __init__(
+        self,
+        product: Callable[[Tensor], Tensor],
+        start: Tensor,
+        basis_limit: int,
+        generator: torch.Generator,
+    ) -> None:
+        self._product = product
+        self._generator = generator
+        self.size, self.block = start.shape
+        self.limit = min(basis_limit, self.size)
+        # rows that are never written cost no memory on a CPU
+        self._basis = start.new_empty((self.limit + 1, self.size))
+        self._projected = torch.zeros(self.limit + 1, self.limit + 1, dtype=torch.float64)
+        self.held = 0
+        self.done = 0
+        self.products = 0
+        self.asymmetry = 0.0
+        for column in range(self.block):
+            self._append(start[:, column].clone())
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every basis vector is multiplied and no direction is left."""
+        return self.done == self.held == self.size
+
+    @property
+    def full(self) -> bool:
+        """Whether another step needs `compress` first."""
+        return self.held > self.limit - 1 and self.limit < self.size and not self.done < 2
+
+    @abstractmethod
+    def step(self) -> None:
+        """Multiply the next basis vector by the operator: one product."""
+
+    @abstractmethod
+    def ritz_pairs(self, which: str, count: int) -> RitzPairs:
+        """The best approximations in the span of the basis.
+
+        Args:
+            which: as in `wanted_positions`.
+            count: how many.
+
+        Returns:
+            The pairs; fewer if fewer vectors were multiplied.
+        """
+
+    @abstractmethod
+    def compress(self, which: str, keep: int) -> None:
+        """Keep the best Ritz vectors and drop the rest (a thick restart).
+
+        Args:
+            which: as in `wanted_positions`.
+            keep: how many Ritz vectors, less than were multiplied.
+        """
+
+    def vectors(self, pairs: RitzPairs) -> Tensor:
+        """The approximate eigenvectors, one column each."""
+        return self.combination(pairs.coefficients)
+
+    def combination(self, coefficients: Tensor) -> Tensor:
+        """Linear combinations of the multiplied basis vectors, one column each."""
+        basis = self._basis[: self.done]
+        return basis.T @ coefficients.to(basis)
+
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        square = self._projected[: self.done, : self.done]
+        values, vectors = torch.linalg.eigh((square + square.T) / 2)
+        return values, vectors
+
+    def _record_asymmetry(self, coefficients: Tensor, expected: Tensor) -> None:
+        """Compare <q_i, A q_row>, just computed, with <q_row, A q_i>, known from before."""
+        if len(expected):
+            difference = float((coefficients - expected).abs().max())
+            self.asymmetry = max(self.asymmetry, difference)
+
+    def _orthogonalize(self, vector: Tensor) -> Tensor:
+        """Remove, in place, the components along the basis; return them in float64."""
+        basis = self._basis[: self.held]
+        total = torch.zeros(self.held, dtype=torch.float64)
+        for _ in range(3):
+            before = vector.norm()
+            parts = basis @ vector
+            vector.addmv_(basis.T, parts, alpha=-1)
+            total += parts.double().cpu()
+            if vector.norm() > 0.5 * before:  # little was removed, so no digits were cancelled
+                break
+        return total
+
+    def _append(self, vector: Tensor) -> None:
+        """Add a direction; a random one if it lies in the span already."""
+        before = vector.norm()
+        self._orthogonalize(vector)
+        if not vector.norm() > 1e-6 * before:
+            self._append_random()
+            return
+        self._basis[self.held] = vector / vector.norm()
+        self.held += 1
+
+    def _append_random(self) -> None:
+        drawn = torch.randn(self.size, generator=self._generator, dtype=torch.float64)
+        self._append(drawn.to(self._basis))
+
+
+class Lanczos(Basis):
+    """Block Lanczos: the new direction in each product joins the basis.
+
+    It starts from as many vectors as eigenvalues are wanted, so that eigenvalues of that
+    multiplicity are found. The products themselves need not be kept. A thick restart keeps the
+    vectors not yet multiplied, and with them all relations exact.
 
     Notation: A Q[:done]^T = Q^T H.
     """
@@ -33,7 +199,7 @@ class Lanczos(GrowingBasis):
         before = float(image.norm())
         coefficients = self._orthogonalize(image)
         row, after = self.done, float(image.norm())
-        self._see_asymmetry(coefficients[:row], self._projected[row, :row])
+        self._record_asymmetry(coefficients[:row], self._projected[row, :row])
         self._projected[: self.held, row] = coefficients
         self._projected[row, : self.done] = self._projected[: self.done, row]
         self.done += 1
@@ -44,17 +210,17 @@ class Lanczos(GrowingBasis):
             self.held += 1
 
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
-        """The best approximations in the space searched.
+        """The best approximations in the span of the basis.
 
-        An error is the square of the residual over the gap to the other eigenvalues where these
-        are known, else twice the residual.
+        The error is the square of the residual over the gap to the other eigenvalues where the gap
+        is known, else twice the residual.
 
         Args:
             which: as in `wanted_positions`.
             count: how many.
 
         Returns:
-            The pairs; fewer if not so many vectors were multiplied yet.
+            The pairs; fewer if fewer vectors were multiplied.
         """
         values, vectors = self._eigen()
         residuals = (self._projected[self.done : self.held, : self.done] @ vectors).norm(dim=0)
@@ -66,7 +232,7 @@ class Lanczos(GrowingBasis):
         )
 
     def compress(self, which: str, keep: int) -> None:
-        """Keep the best Ritz vectors and the vectors not yet multiplied; forget the rest.
+        """Keep the best Ritz vectors and the vectors not yet multiplied; drop the rest.
 
         Args:
             which: as in `wanted_positions`.
@@ -84,18 +250,17 @@ class Lanczos(GrowingBasis):
 
 
 def _value_errors(values: Tensor, residuals: Tensor) -> Tensor:
-    """Estimated distance of each Ritz value to the eigenvalue it stands for.
+    """Estimated distance of each Ritz value to its eigenvalue.
 
     The square of the residual over the gap to the other eigenvalues bounds it. The gap is known
-    from the other Ritz values only up to their own residuals, which are therefore taken off, and
-    not at all if the nearest one is itself hardly known: one of many eigenvalues close together
-    (a wide net has one for each output) looks isolated until the next of them is found. A residual
-    alone shows that some eigenvalue is near; among close ones the value can be short by a small
-    multiple of it.
+    from the other Ritz values only up to their residuals, which are therefore subtracted. It is not
+    trusted if the nearest Ritz value has a large residual: one of many close eigenvalues (a wide
+    net has one for each output) looks isolated until the next is found. The residual alone shows
+    that some eigenvalue is near; among close ones the value can be short by a small multiple of it.
     """
     distances = (values.unsqueeze(1) - values).abs() - residuals
     distances.fill_diagonal_(torch.inf)
     gaps, nearest = distances.min(dim=1)
-    known = residuals[nearest] <= _KNOWN * values[nearest].abs()
+    known = residuals[nearest] <= _TRUSTED_RESIDUAL * values[nearest].abs()
     known &= torch.isfinite(gaps) & (gaps > 0)
     return torch.where(known, torch.minimum(residuals, residuals**2 / gaps), 2 * residuals)

@@ -3,129 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.sparse.linalg import LinearOperator
+from torch import Tensor, nn
 
-from normscope.curvature.products import (
-    BatchProduct,
-    batch_product,
-    chain_product,
-    check_kind,
-)
+from normscope.curvature.kinds import KINDS, BatchPoint
+from normscope.curvature.products import BatchCurvature
+from normscope.errors import InputError
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
-from normscope.problem.loss import WholeLoss
+from normscope.problem.isolation import MODEL_LOCK
+from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.modes import MODES
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
-    from torch import nn
+__all__ = ["CurvatureOperator", "dense", "operator", "unchecked_operator"]
 
-    from normscope.problem.loss import Loss
-
-__all__ = ["CurvatureOperator", "operator"]
+_LARGEST_DENSE = 20_000  # rows; 1.6 GB in float32
 
 
 class CurvatureOperator:
     """A curvature matrix of a model, known by its products with vectors.
 
-    Vectors are flat tensors in the order of ``names``. The matrix is that of the parameters and
-    buffers at the moment of making: it keeps copies, and training the model further does not
-    change it. It is symmetric, and no product has any effect on the model.
+    Vectors are flat tensors in the order of ``names``. The operator keeps copies of the parameters
+    and buffers from when it was made: later training does not change it. It is symmetric, and no
+    product has any effect on the model.
 
     With one batch the computation graph is kept, so that a product costs about one forward and
-    backward pass; with several each batch's graph is built anew for each product (once for all
-    columns of `matmat`), so that memory does not grow with their number. The matrices of a chain of
+    backward pass. With several batches each batch's graph is rebuilt for each product (once for all
+    columns of `matmat`), so that memory does not grow with their number. Matrices of a chain of
     known layers need no graph: they are multiplied layer by layer.
 
     Args:
-        evaluator: model, loss and data at a point, in a mode.
-        kind: "fisher", "ggn" or "hessian".
+        evaluator: model, loss and data at fixed parameters, in a mode.
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+
+    Attributes:
+        mode: how batch statistics enter: "train", "frozen" or "eval".
+        names: qualified names of the parameters, in the order of the flat vector.
+        slices: the slice of each parameter in the flat vector.
+        shape: rows and columns, both the number of parameter entries.
+        dtype: of vectors: that of the parameters.
+        device: of vectors: the model's.
+        batch_sizes: samples in each batch.
+        batch_size: samples in the largest batch; batch statistics are taken over a batch.
+        samples: samples in all batches.
     """
 
     def __init__(self, evaluator: Evaluator, kind: str) -> None:
-        check_kind(kind)
+        self._curvature_at = KINDS[kind]
         if evaluator.mode not in MODES:
             raise unknown_name("mode", evaluator.mode, MODES)
-        self.evaluator = evaluator
-        self.kind = kind
+        layout = evaluator.layout
+        self.evaluator, self.kind, self.mode = evaluator, kind, evaluator.mode
+        self.names, self.slices = layout.names, layout.slices
+        self.shape = (layout.size, layout.size)
+        self.dtype, self.device = layout.dtype, layout.device
         self.batch_sizes = tuple(sample_count(batch) for _, batch in evaluator.batches())
-        self._kept: BatchProduct | None = None
+        self.batch_size, self.samples = max(self.batch_sizes), sum(self.batch_sizes)
+        self._kept: BatchCurvature | None = None
 
-    @property
-    def mode(self) -> str:
-        """How batch statistics enter: "train", "frozen" or "eval"."""
-        return self.evaluator.mode
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Qualified names of the parameters, in the order of the flat vector."""
-        return self.evaluator.layout.names
-
-    @property
-    def slices(self) -> dict[str, slice]:
-        """Where each parameter lies in the flat vector."""
-        return self.evaluator.layout.slices
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns: both the number of parameter entries."""
-        return self.evaluator.layout.size, self.evaluator.layout.size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of vectors: that of the parameters."""
-        return self.evaluator.layout.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of vectors: the model's."""
-        return self.evaluator.layout.device
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in all batches."""
-        return sum(self.batch_sizes)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a batch, over which batch statistics are taken; of unequal ones the most."""
-        return max(self.batch_sizes)
-
-    def weighted_mean(self, apply: Callable[[BatchProduct], Tensor]) -> Tensor:
-        """The mean over batches, weighted by samples, of something made of each one's curvature.
+    def weighted_mean(self, apply: Callable[[BatchCurvature], Tensor]) -> Tensor:
+        """The mean over batches, weighted by samples, of a function of each batch's curvature.
 
         Args:
             apply: called once for each batch; its results must have one shape.
 
         Returns:
-            The mean. No two batches' graphs are in memory at once.
+            The mean. Only one batch's graph is in memory at a time.
         """
         if len(self.batch_sizes) == 1:
-            return apply(self.one_product())
+            return apply(self.first_batch())
         total: Tensor | None = None
         for number, batch in self.evaluator.batches():
             weight = self.batch_sizes[number] / self.samples
-            part = apply(self._product(number, batch)) * weight
+            part = apply(self._curvature(number, batch)) * weight
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
 
-    def one_product(self) -> BatchProduct:
-        """The curvature of the first batch; if there is no other, it is the whole, and kept."""
+    def first_batch(self) -> BatchCurvature:
+        """The curvature of the first batch; kept if there is no other."""
         if self._kept is not None:
             return self._kept
         number, batch = next(self.evaluator.batches())
-        product = self._product(number, batch)
+        curvature = self._curvature(number, batch)
         if len(self.batch_sizes) == 1:
-            self._kept = product
-        return product
+            self._kept = curvature
+        return curvature
 
     def matvec(self, vector: Tensor) -> Tensor:
         """The matrix times one vector.
@@ -137,13 +106,13 @@ class CurvatureOperator:
             (size,).
         """
         vector = self.evaluator.layout.checked(vector)
-        return self.weighted_mean(lambda product: product.times(vector))
+        return self.weighted_mean(lambda curvature: curvature.times(vector))
 
     def matmat(self, matrix: Tensor) -> Tensor:
         """The matrix times several vectors; each batch's graph is built once for all of them.
 
-        Fisher and Gauss-Newton matrices of a batch with no more outputs than vectors go through
-        its Jacobian, made once; otherwise one vector is multiplied after the other.
+        Fisher and Gauss-Newton matrices of a batch with no more outputs than vectors are multiplied
+        through the batch's Jacobian, computed once; otherwise vector by vector.
 
         Args:
             matrix: (size, columns).
@@ -152,7 +121,7 @@ class CurvatureOperator:
             (size, columns).
         """
         matrix = self.evaluator.layout.checked(matrix, columns=True)
-        return self.weighted_mean(lambda product: product.times_block(matrix))
+        return self.weighted_mean(lambda curvature: curvature.times_block(matrix))
 
     def __matmul__(self, other: Tensor) -> Tensor:
         is_matrix = isinstance(other, Tensor) and other.dim() == 2
@@ -160,10 +129,8 @@ class CurvatureOperator:
 
     def to_scipy(self) -> LinearOperator:
         """The same operator for NumPy vectors, as SciPy's solvers take it."""
-        from scipy.sparse.linalg import LinearOperator
-
         half = self.dtype in (torch.bfloat16, torch.float16)
-        dtype = torch.float32 if half else self.dtype  # NumPy and LAPACK know no smaller ones
+        dtype = torch.float32 if half else self.dtype  # NumPy and LAPACK have no smaller ones
 
         def times(values: np.ndarray) -> np.ndarray:
             given = torch.as_tensor(np.ascontiguousarray(values), device=self.device)
@@ -182,14 +149,9 @@ class CurvatureOperator:
             f"{batches} batch{'es' if batches > 1 else ''} of {self.batch_size} samples)"
         )
 
-    def _product(self, number: int, batch: Batch) -> BatchProduct:
-        target = None if isinstance(self.evaluator.problem.loss, WholeLoss) else batch[1]
+    def _curvature(self, number: int, batch: Batch) -> BatchCurvature:
         with torch.inference_mode(False):
-            chain = chain_product(self.kind, self.evaluator, batch, number)
-            if chain is not None:
-                return chain
-            evaluation = self.evaluator(batch, number)
-            return batch_product(self.kind, self.evaluator, evaluation, target, number)
+            return self._curvature_at(BatchPoint(self.evaluator, batch, number))
 
 
 def operator(
@@ -206,8 +168,8 @@ def operator(
     .. math:: F = \frac1m J^\top J, \qquad G = J^\top (\nabla^2_f L)\, J, \qquad
         H = \nabla^2_\theta L
 
-    with J the Jacobian of all outputs f of the batch's m samples in the parameters. Of several
-    batches the mean is taken, weighted by samples, each batch with its own statistics.
+    with J the Jacobian of all outputs f of the batch's m samples in the parameters. For several
+    batches it is the mean weighted by samples, each batch with its own statistics.
 
     Reference: wei2018, Eq. (10), for the Fisher matrix F.
 
@@ -217,7 +179,8 @@ def operator(
             Hessian, a `whole_loss`.
         data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
         kind: "fisher", F: mean over samples of the outer products of the outputs' gradients,
-            summed over outputs; "ggn", G: the loss's own Hessian in the outputs; "hessian", H.
+            summed over outputs; "ggn", G: with the loss's Hessian in the outputs; "hessian", H; or
+            another name of `KINDS`.
         mode: "train": batch statistics, derivatives through them; "frozen": batch statistics as
             constants; "eval": running statistics.
         params: names of parameters or modules, or parameters; None for all that are trainable.
@@ -231,8 +194,62 @@ def operator(
     >>> operator(model, "squared_error", batch) @ torch.tensor([1.0, 1.0])  # x x^T / m
     tensor([4.5000, 0.5000])
     """
-    problem = Problem(model, loss, data)
-    layout = parameter_layout(model, params)
-    made = CurvatureOperator(Evaluator(problem, layout, mode, seed), kind)
-    made.one_product()  # bad input shows here, not at the first product
+    made = unchecked_operator(model, loss, data, kind, mode, params, seed)
+    made.first_batch()  # bad input fails here, not at the first product
     return made
+
+
+def unchecked_operator(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    kind: str,
+    mode: str,
+    params: Parameters,
+    seed: int,
+) -> CurvatureOperator:
+    """The operator before any curvature is computed; arguments as for `operator`."""
+    with MODEL_LOCK:  # another thread may have set up the model for a measurement
+        layout = parameter_layout(model, params)
+        return CurvatureOperator(Evaluator(Problem(model, loss, data), layout, mode, seed), kind)
+
+
+def dense(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    data: Data,
+    kind: str = "fisher",
+    mode: str = "train",
+    params: Parameters = None,
+    seed: int = 0,
+) -> Tensor:
+    """The whole curvature matrix, column by column; for small networks.
+
+    Args:
+        model: the model.
+        loss: as for `operator`.
+        data: as for `operator`.
+        kind: as for `operator`.
+        mode: as for `operator`.
+        params: as for `operator`.
+        seed: as for `operator`.
+
+    Returns:
+        (size, size), symmetric up to rounding.
+
+    Raises:
+        InputError: if there are more than 20,000 parameter entries.
+
+    >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
+    >>> dense(torch.nn.Linear(2, 1, bias=False), "squared_error", batch, kind="hessian")
+    tensor([[4.5000, 0.0000],
+            [0.0000, 0.5000]])
+    """
+    matrix = operator(model, loss, data, kind, mode, params, seed)
+    size = matrix.shape[0]
+    if size > _LARGEST_DENSE:
+        raise InputError(
+            f"dense builds a matrix of {size} x {size} entries, more than {_LARGEST_DENSE} x "
+            f"{_LARGEST_DENSE}; use operator, top_eigenvalue or fewer params."
+        )
+    return matrix @ torch.eye(size, dtype=matrix.dtype, device=matrix.device)

@@ -1,4 +1,4 @@
-"""The Hessian of a loss in the network's outputs: the middle factor of Fisher and Gauss-Newton."""
+"""The Hessian of a loss in the network's outputs: the middle factor of Gauss-Newton matrices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import Tensor
 from normscope.problem.diagnose import explain_errors, no_gradient_error
 from normscope.problem.loss import Loss, known_loss
 
-__all__ = ["FactoredHessian", "OutputHessian", "fisher_metric", "output_hessian"]
-
 
 class OutputHessian(ABC):
     """A symmetric linear map of tensors in the shape of the output."""
@@ -24,7 +22,7 @@ class OutputHessian(ABC):
 
 
 class FactoredHessian(OutputHessian):
-    """A positive semidefinite one, H = R R^T with R known."""
+    """A positive semidefinite Hessian H = R R^T with known root R."""
 
     @abstractmethod
     def root(self, tangent: Tensor) -> Tensor:
@@ -110,7 +108,7 @@ class AutogradHessian(OutputHessian):
     def __init__(self, loss: Loss, output: Tensor, target: Tensor) -> None:
         self._output = output.detach().requires_grad_()
         with torch.enable_grad(), explain_errors():
-            value = loss(self._output.clone(), target)  # which it may overwrite
+            value = loss(self._output.clone(), target)  # a loss may overwrite its input
             if not value.requires_grad:
                 raise no_gradient_error()
             (self._gradient,) = torch.autograd.grad(
@@ -128,16 +126,8 @@ class AutogradHessian(OutputHessian):
         return product
 
 
-def fisher_metric(output: Tensor) -> ScaledIdentity:
-    """The metric that makes J^T H J the Fisher matrix: the identity over the number of samples.
-
-    Reference: wei2018, Eq. (10).
-    """
-    return ScaledIdentity(1 / len(output))
-
-
 def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:
-    """The loss's Hessian in the output: in closed form if the loss is a `known_loss`.
+    """The loss's Hessian in the output, in closed form if the loss is a `known_loss`.
 
     Args:
         loss: called as ``loss(output, target)``.

@@ -1,4 +1,4 @@
-"""Where eigenvectors are searched: among parameter vectors, or among output vectors."""
+"""The spaces in which eigenvectors are searched: parameter vectors, or vectors over outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch.nn import functional
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.output_hessian import FactoredHessian
 from normscope.curvature.products import GaussNewtonProduct
-from normscope.curvature.recall import Recall
 
-__all__ = ["OutputSpace", "ParameterSpace", "SearchSpace", "search_space"]
+_MOST_IMAGES = 16  # vectors in a cache
+_LARGEST_IMAGE = 1 << 22  # bytes; larger ones would cost more memory than they save time
+_ROUNDING = 64.0  # units of rounding that may remain of a vector outside the cached span
 
 
 class SearchSpace(ABC):
-    """Flat vectors on which a symmetric matrix has the wanted eigenvalues of the curvature.
+    """Flat vectors, with a symmetric matrix that has the wanted eigenvalues of the curvature.
 
     Args:
         size: entries of a vector.
@@ -26,7 +27,7 @@ class SearchSpace(ABC):
         device: of a vector.
     """
 
-    #: what one `embed` costs, in products with the operator
+    #: cost of one `embed`, in products with the operator
     embedding_cost: float
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -45,14 +46,14 @@ class SearchSpace(ABC):
 
     @abstractmethod
     def embed(self, vector: Tensor) -> Tensor:
-        """The vector that stands for a parameter vector."""
+        """The vector of this space for a parameter vector."""
 
     @abstractmethod
     def lift(self, vector: Tensor) -> Tensor:
-        """The parameter vector, of length one, that an eigenvector here stands for."""
+        """The parameter vector, of length one, for an eigenvector of this space."""
 
     def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
-        """The vector here that stands for an eigenvector of the same curvature on other data.
+        """The vector of this space for an eigenvector of the same curvature on other data.
 
         Args:
             vector: in the other space.
@@ -65,11 +66,11 @@ class SearchSpace(ABC):
 
     @abstractmethod
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
-        """By how much a residual can grow when its vector is lifted."""
+        """The factor by which a residual can grow when its vector is lifted."""
 
 
 class ParameterSpace(SearchSpace):
-    """Parameter vectors themselves: right for every kind of curvature and any number of batches."""
+    """Parameter vectors; for every kind of curvature and any number of batches."""
 
     embedding_cost = 0.0
 
@@ -94,8 +95,48 @@ class ParameterSpace(SearchSpace):
         return torch.ones_like(values)
 
 
+class ImageCache:
+    """Images of orthonormal vectors under a linear map; those of their combinations follow.
+
+    >>> cache = ImageCache()
+    >>> cache.add(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 3.0]))
+    >>> cache.image(torch.tensor([0.5, 0.0]))
+    tensor([1.0000, 1.5000])
+    >>> cache.image(torch.tensor([0.5, 0.5])) is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._vectors: list[Tensor] = []
+        self._images: list[Tensor] = []
+
+    def add(self, vector: Tensor, image: Tensor | None) -> None:
+        """Add a vector and its image, up to a limit of their number and size.
+
+        Args:
+            vector: of length one, orthogonal to those before; copied.
+            image: kept as it is; None if unknown.
+        """
+        if image is None or image.numel() * image.element_size() > _LARGEST_IMAGE:
+            return
+        if len(self._vectors) < _MOST_IMAGES:
+            self._vectors.append(vector.clone())
+            self._images.append(image)
+
+    def image(self, vector: Tensor) -> Tensor | None:
+        """The image of a vector in the span of the cached ones; None for any other."""
+        if not self._vectors:
+            return None
+        basis = torch.stack(self._vectors)
+        parts = basis @ vector
+        outside = (vector - basis.T @ parts).norm()
+        if not outside <= _ROUNDING * torch.finfo(vector.dtype).eps * vector.norm():
+            return None
+        return torch.stack(self._images, dim=1) @ parts.to(self._images[0])
+
+
 class OutputSpace(SearchSpace):
-    r"""Vectors over the outputs of one batch, far fewer than parameters.
+    r"""Vectors over the outputs of one batch, which are far fewer than the parameters.
 
     .. math:: J^\top R R^\top J\, v = \lambda v
         \quad\Longleftrightarrow\quad R^\top J J^\top R\, u = \lambda u, \; v \propto J^\top R\, u
@@ -113,14 +154,14 @@ class OutputSpace(SearchSpace):
     def __init__(
         self, product: GaussNewtonProduct, metric: FactoredHessian, device: torch.device
     ) -> None:
-        self._jacobian = product.linearization
+        self._jacobian = product.jacobian
         super().__init__(self._jacobian.output_shape.numel(), self._jacobian.dtype, device)
         self._metric = metric
-        self._lifted = Recall()
+        self._lifted = ImageCache()
 
     def times(self, vector: Tensor) -> Tensor:
         """R^T J J^T R times a vector."""
-        image, pulled = self._jacobian.gram_and_pulled(self._metric.root(self._shaped(vector)))
+        image, pulled = self._jacobian.gram(self._metric.root(self._shaped(vector)))
         self._lifted.add(vector, pulled)
         return self._metric.root_transposed(image).reshape(-1)
 
@@ -130,7 +171,7 @@ class OutputSpace(SearchSpace):
 
     def lift(self, vector: Tensor) -> Tensor:
         """J^T R u, of length one."""
-        lifted = self._lifted.image(vector)  # of products with an orthonormal basis
+        lifted = self._lifted.image(vector)  # known from products with an orthonormal basis
         return functional.normalize(self.pull_back(vector) if lifted is None else lifted, dim=0)
 
     def pull_back(self, vector: Tensor) -> Tensor:
@@ -144,12 +185,12 @@ class OutputSpace(SearchSpace):
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether `inner_products` has one parameter vector for each vector in memory."""
+        """Whether `inner_products` keeps one parameter vector per vector in memory."""
         return self._jacobian.holds_gradients
 
     @property
     def samples(self) -> int:
-        """In the batch."""
+        """Samples in the batch."""
         return self._jacobian.output_shape[0]
 
     def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
@@ -169,23 +210,24 @@ class OutputSpace(SearchSpace):
 
 
 def search_space(operator: CurvatureOperator, which: str, count: int) -> SearchSpace:
-    """The smaller space that has the wanted eigenvalues.
+    """The smallest space that has the wanted eigenvalues.
 
     Args:
         operator: the curvature.
         which: which eigenvalues; the output space lacks the zero ones, so it serves "largest" and
-            "magnitude".
+            "magnitude" only.
         count: how many.
 
     Returns:
-        The outputs' space for the Fisher or Gauss-Newton matrix of one batch with fewer outputs
-        than parameters and a known root of the Hessian in the outputs; else the parameters'.
+        The output space for a matrix of Gauss-Newton type of one batch with fewer outputs than
+        parameters and a known root of the Hessian in the outputs; else the parameter space.
     """
     one_batch = len(operator.batch_sizes) == 1
+    # a Hessian is not built here: the caller frees the graph of a part of the data before
     if one_batch and operator.kind != "hessian" and which in ("largest", "magnitude"):
-        product = operator.one_product()
-        assert isinstance(product, GaussNewtonProduct)
-        outputs = product.linearization.output_shape.numel()
-        if isinstance(product.metric, FactoredHessian) and count <= outputs <= operator.shape[0]:
-            return OutputSpace(product, product.metric, operator.device)
+        product = operator.first_batch()
+        if isinstance(product, GaussNewtonProduct):
+            outputs, metric = product.jacobian.output_shape.numel(), product.metric
+            if isinstance(metric, FactoredHessian) and count <= outputs <= operator.shape[0]:
+                return OutputSpace(product, metric, operator.device)
     return ParameterSpace(operator)

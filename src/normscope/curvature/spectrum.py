@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import xarray as xr
+from torch import nn
 
-from normscope.curvature.density import SymmetricLog, axis_for, cumulative, grid, smoothed
 from normscope.curvature.operator import operator
-from normscope.curvature.quadrature import Floats, Quadrature, random_quadratures
+from normscope.curvature.quadrature import (
+    Floats,
+    Quadrature,
+    SymmetricLog,
+    axis_for,
+    cumulative,
+    grid,
+    random_quadratures,
+    smoothed,
+)
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.parameters import Parameters
+from normscope.problem.problem import Data
+from normscope.progress import Progress, ProgressCallback
 from normscope.validation import check_callback, check_integer, check_number
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from torch import nn
-
-    from normscope.problem.loss import Loss, WholeLoss
-    from normscope.problem.parameters import Parameters
-    from normscope.problem.problem import Data
-
 __all__ = ["spectrum"]
-
-CountHook: TypeAlias = Callable[[int, int], None]
 
 
 def spectrum(
@@ -40,7 +43,7 @@ def spectrum(
     seed: int = 0,
     linear_threshold: float | None = None,
     smoothing: float = 0.1,
-    progress: CountHook | None = None,
+    progress: ProgressCallback | None = None,
 ) -> xr.Dataset:
     r"""Density of all eigenvalues of a curvature matrix; the model is left as it is.
 
@@ -49,11 +52,11 @@ def spectrum(
 
     s is the position on a symmetric-logarithmic axis, in decades; K a Gaussian of width w; theta
     and w the nodes and weights of Lanczos from n random directions, exact for polynomials of
-    degree ``2 lanczos_steps - 1``. Where a node stands for many eigenvalues it is spread by the
-    residual of its Ritz vector, which is their standard deviation, before it is smoothed: detail
-    finer than that is not resolved, and none is made up. Errors are standard errors over the
-    directions. For the Fisher and Gauss-Newton matrix of one batch with fewer outputs than
-    parameters, the eigenvalues that must be zero are counted and only the others estimated.
+    degree ``2 lanczos_steps - 1``. A node that represents many eigenvalues is spread by the
+    residual of its Ritz vector, which is their standard deviation, before it is smoothed: finer
+    detail is not resolved. Errors are standard errors over the directions. For the Fisher and
+    Gauss-Newton matrix of one batch with fewer outputs than parameters, the eigenvalues that must
+    be zero are counted and only the others estimated.
 
     Notation: P = parameters, n = probes, w = smoothing.
 
@@ -61,7 +64,7 @@ def spectrum(
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`.
-        kind: "fisher", "ggn" or "hessian".
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen" or "eval".
         probes: random directions, at least two; the errors fall with the root of their number.
         lanczos_steps: products for each; as many vectors are held in memory.
@@ -70,15 +73,15 @@ def spectrum(
         linear_threshold: the axis is linear from minus this to this; None for the power of ten
             about four decades below the largest eigenvalue. Give the same one to compare spectra.
         smoothing: standard deviation of the kernel, in decades.
-        progress: called with the products done and planned after each one.
+        progress: called with a `Progress` event after each product.
 
     Returns:
         ``density`` and ``cumulative`` (the share of eigenvalues up to there, no kernel) over
         ``eigenvalue``, evenly spaced in the coordinate ``position``, where the density's integral
         is one; the mean ``moment`` of each ``order`` of the eigenvalues (1: the trace over P);
-        each with its ``_error``; ``nodes``, ``weights`` and ``spreads`` (probe, node), a rule that
-        ended early filled up with not-a-number and weight zero; ``kind`` and ``mode`` as
-        coordinates, all else as attributes.
+        each with its ``_error``; ``nodes``, ``weights`` and ``spreads`` (probe, node), shorter
+        rules padded with NaN and weight zero; ``kind`` and ``mode`` as coordinates, all else as
+        attributes.
 
     >>> import torch
     >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
@@ -90,7 +93,7 @@ def spectrum(
     check_callback("progress", progress)
     _check(probes, lanczos_steps, smoothing)
     curvature = operator(model, loss, data, kind, mode, params, seed)
-    # the space of the outputs, where there is one, has all eigenvalues but zeros, none negative
+    # the output space, if available, has all eigenvalues but zeros, and none negative
     space = search_space(curvature, "largest", 1)
     share = space.size / curvature.shape[0]
     count = _counter(progress, probes * min(lanczos_steps, space.size))
@@ -114,14 +117,15 @@ def spectrum(
     )
 
 
-def _counter(progress: CountHook | None, planned: int) -> Callable[[], None]:
+def _counter(progress: ProgressCallback | None, planned: int) -> Callable[[], None]:
+    """A function that sends a progress event for each product."""
     done = 0
 
     def count() -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(done, planned)
+            progress(Progress(done=done, total=planned, unit="matrix-vector products"))
 
     return count
 
@@ -129,8 +133,6 @@ def _counter(progress: CountHook | None, planned: int) -> Callable[[], None]:
 def _dataset(
     rules: list[Quadrature], axis: SymmetricLog, width: float, nonnegative: bool
 ) -> xr.Dataset:
-    import xarray as xr
-
     positions = grid(rules, axis, width, nonnegative)
     values = axis.value(positions)
     orders = np.array([1, 2])
@@ -177,7 +179,7 @@ def _check(probes: int, lanczos_steps: int, smoothing: float) -> None:
     check_number("smoothing", smoothing)
     if probes < 2:
         raise InputError(
-            f"probes must be at least 2, so that their spread tells the error, got {probes}."
+            f"probes must be at least 2, to estimate the error from their spread, got {probes}."
         )
     if lanczos_steps < 1:
         raise InputError(f"lanczos_steps must be at least 1, got {lanczos_steps}.")

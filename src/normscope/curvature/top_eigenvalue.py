@@ -1,45 +1,42 @@
-"""The largest eigenvalues of a network's curvature, with a residual that says how far to trust."""
+"""The largest eigenvalues of a network's curvature, with residuals."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normscope.curvature.coarse import coarse_guess
-from normscope.curvature.operator import CurvatureOperator
-from normscope.curvature.result import TopEigenvalue
-from normscope.curvature.ritz import WHICH
-from normscope.curvature.search import (
-    ROUGHLY,
+from normscope.curvature.eigensolver import (
     ROUNDING,
     STOPS,
+    VALUE_RESIDUAL,
     Found,
     Request,
     search,
-    started,
+    start_block,
 )
+from normscope.curvature.lanczos import WHICH
+from normscope.curvature.operator import CurvatureOperator, unchecked_operator
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
+from normscope.curvature.warm_start import warm_start
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.parameters import Parameters
+from normscope.problem.problem import Data
+from normscope.progress import ProgressCallback
 from normscope.registry import unknown_name
+from normscope.text import Rendered, Table, integer_if_whole
 from normscope.validation import check_bool, check_callback, check_integer, check_number
 
 if TYPE_CHECKING:
-    from torch import nn
+    import pandas as pd
+    from matplotlib.axes import Axes
 
-    from normscope.curvature.search import ProgressHook
-    from normscope.problem.loss import Loss, WholeLoss
-    from normscope.problem.parameters import Parameters
-    from normscope.problem.problem import Data
-
-__all__ = ["extreme_eigenvalues", "top_eigenvalue"]
+__all__ = ["TopEigenvalue", "extreme_eigenvalues", "top_eigenvalue"]
 
 _PRECISIONS = {
     torch.float64: "double",
@@ -48,6 +45,115 @@ _PRECISIONS = {
     torch.bfloat16: "half",
 }
 _ENDS = {"both": "outermost", "magnitude": "dominant"}  # in a sentence
+_MATRICES = {"fisher": "Fisher matrix", "ggn": "Gauss-Newton matrix", "hessian": "Hessian"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TopEigenvalue(Rendered):
+    """Extreme eigenvalues of a curvature matrix.
+
+    Args:
+        values: float64 on the CPU, the most wanted first; for "both" the largest, descending, then
+            the smallest, ascending.
+        vectors: (size, values), one eigenvector of length one in each column; (size, 0) if not
+            requested.
+        residuals: the norm of A v - theta v over the magnitude of theta, for each. The magnitude is
+            taken as at least what rounding lets ``tolerance`` resolve, 32 units of rounding times
+            the largest eigenvalue over ``tolerance``.
+        errors: estimated relative error of each value: the square of the residual over the gap to
+            the other eigenvalues found, or twice the residual where the gap is unknown.
+        tolerance: on the residuals (or on the errors, for ``stop="value"``).
+        converged: whether they are within it.
+        matvecs: products with the whole operator; one with a part of the data counts as that part.
+            Building the graphs is not counted.
+        seconds: wall-clock time of the whole call.
+        batch_size: samples over which batch statistics were taken.
+        samples: samples in all batches.
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        mode: "train", "frozen" or "eval".
+        which: "largest", "smallest", "both" or "magnitude".
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    errors: Tensor
+    tolerance: float
+    converged: bool
+    matvecs: float
+    seconds: float
+    batch_size: int
+    samples: int
+    kind: str
+    mode: str
+    which: str
+
+    @property
+    def value(self) -> float:
+        """The most wanted eigenvalue."""
+        return float(self.values[0])
+
+    @property
+    def residual(self) -> float:
+        """The largest relative residual."""
+        return float(self.residuals.max())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and strings by name, without the vectors."""
+        return {
+            "kind": self.kind,
+            "mode": self.mode,
+            "which": self.which,
+            "values": self.values.tolist(),
+            "residuals": self.residuals.tolist(),
+            "errors": self.errors.tolist(),
+            "tolerance": self.tolerance,
+            "converged": self.converged,
+            "matvecs": integer_if_whole(self.matvecs),
+            "seconds": self.seconds,
+            "batch_size": self.batch_size,
+            "samples": self.samples,
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per eigenvalue."""
+        lists = {"values": "value", "residuals": "residual", "errors": "error"}
+        frame = super().to_dataframe().explode(list(lists), ignore_index=True)
+        return frame.rename(columns=lists).astype(dict.fromkeys(lists.values(), float))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the eigenvalues against their rank, with the residuals as error bars.
+
+        Args:
+            ax: where to draw; None for a new figure.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.style import new_figure
+
+        ax = new_figure().subplots() if ax is None else ax
+        ranks = range(1, len(self.values) + 1)
+        errors = (self.residuals * self.values.abs()).tolist()
+        ax.errorbar(ranks, self.values.tolist(), yerr=errors, fmt="o", capsize=3)
+        ax.set_xlabel("rank")
+        ax.set_ylabel(f"eigenvalue of the {self._matrix}")
+        ax.set_title(self._table().title)
+        return ax
+
+    @property
+    def _matrix(self) -> str:
+        return _MATRICES.get(self.kind, f"{self.kind} matrix")
+
+    def _table(self) -> Table:
+        pairs = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
+        rows = [{"eigenvalue": f"{v:.6g}", "rel. residual": f"{r:.1e}"} for v, r in pairs]
+        title = f"{self._matrix}, {self.which}, mode {self.mode}, batch size {self.batch_size}"
+        state = "converged" if self.converged else "NOT CONVERGED"
+        about = "" if float(self.matvecs).is_integer() else "about "  # parts of the data count too
+        products = f"{about}{max(1, round(self.matvecs))} matrix-vector products"
+        note = f"{state} to {self.tolerance:g}, {products}, {self.seconds:.2f} s"
+        return Table(rows, title, [note], numbers=("eigenvalue", "rel. residual"))
 
 
 def top_eigenvalue(
@@ -64,24 +170,24 @@ def top_eigenvalue(
     seed: int = 0,
     start: Tensor | TopEigenvalue | None = None,
     stop: str = "residual",
-    progress: ProgressHook | None = None,
+    progress: ProgressCallback | None = None,
     vectors: bool = True,
 ) -> TopEigenvalue:
     """Extreme eigenvalues of a curvature matrix; the model is left as it is.
 
-    A basis grows, kept orthogonal, until the residual of every value, the norm of A v - theta v, is
+    An orthogonal basis grows until the residual of every value, the norm of A v - theta v, is
     within ``tol`` of the value's magnitude. Some eigenvalue is then that close to each value; the
-    value of an isolated one is closer by far, about the residual's square. Where the samples of one
-    batch agree on their gradients, mean gradients on a part of them give the start and a model that
-    chooses the directions (Davidson's method, `MeanModel`); else vectors found on a part are the
-    start of block Lanczos. For the Fisher and Gauss-Newton matrix of one batch vectors are over the
-    outputs, not the parameters.
+    value of an isolated one is much closer, by about the residual's square. Where the samples of
+    one batch agree on their gradients, mean gradients on a part of them give the start and a model
+    that chooses the directions (Davidson's method, `MeanModel`). Otherwise vectors found on a part
+    are the start of block Lanczos. For the Fisher and Gauss-Newton matrix of one batch vectors are
+    over the outputs, not the parameters.
 
     Args:
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`.
-        kind: "fisher", "ggn" or "hessian".
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen" or "eval".
         k: how many eigenvalues; of either end for "both".
         which: "largest" (algebraically), "smallest", "both" or "magnitude".
@@ -90,23 +196,23 @@ def top_eigenvalue(
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the start.
         start: parameter vectors, (size,) or (size, any), or an earlier result: during training
-            the vectors move slowly. The part of the data that a search else begins with is left
-            out; how many products follow depends on how far the vectors have moved.
+            the vectors move slowly. No part of the data is searched first then; how many products
+            follow depends on how far the vectors have moved.
         stop: "residual": when the residual is within ``tol``, so that the vectors are known too;
             "value": when the estimated error of the value is, the square of the residual over the
             gap to the other eigenvalues. That takes about half the products, but the gaps are
-            estimates, from a part of the data or from the eigenvalues found: among eigenvalues
-            close together one that the start hardly touches may go unseen, and the value be short
-            by more than ``tol``; by far, if that is the vector of a few samples unlike all others.
-            (Gaps between values found are believed only once the residual is below 20 ``tol``.)
-        progress: called with a `Progress` after each product on all data.
-        vectors: whether the eigenvectors are wanted. Found among outputs, they take up to one
+            estimates, from a part of the data or from the eigenvalues found. Among close
+            eigenvalues one that the start hardly touches may be missed, and the value be short by
+            more than ``tol``; by far, if that is the vector of a few samples unlike all others.
+            (Gaps between values found are trusted only once the residual is below 20 ``tol``.)
+        progress: called with a `SearchProgress` after each product on all data.
+        vectors: whether to compute the eigenvectors. If found among outputs, they take up to one
             more backward pass each; without them ``.vectors`` has no column.
 
     Returns:
-        Values, vectors and residuals. If not ``converged``, a `NormscopeWarning` says so too. An
+        Values, vectors and residuals. If not ``converged``, a `NormscopeWarning` is issued too. An
         eigenvalue that rounding hides, zero above all, has converged when its residual is as small
-        as rounding lets it be, about 32 units of it times the largest eigenvalue.
+        as rounding allows, about 32 units of rounding times the largest eigenvalue.
 
     >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
     >>> top = top_eigenvalue(torch.nn.Linear(2, 1, bias=False), "squared_error", batch)
@@ -117,16 +223,14 @@ def top_eigenvalue(
     check_bool("vectors", vectors)
     check_callback("progress", progress)
     check_number("tol", tol)
-    for name, value in {"k": k, "seed": seed, "max_products": max_products}.items():
-        if value is not None or name != "max_products":
-            check_integer(name, value)
-    layout = parameter_layout(model, params)
-    evaluator = Evaluator(Problem(model, loss, data), layout, mode, seed)
-    operator = CurvatureOperator(evaluator, kind)
+    check_integer("k", k)
+    check_integer("seed", seed)
     allowed = 100 + 20 * k if max_products is None else max_products
+    check_integer("max_products", allowed)
+    operator = unchecked_operator(model, loss, data, kind, mode, params, seed)
     request = Request(k, which, tol, allowed, seed, stop, progress)
     _check(request, operator)
-    guesses = None if start is None else _given(start, operator)
+    guesses = None if start is None else _columns(start, operator)
     return extreme_eigenvalues(operator, request, guesses, begin, vectors)
 
 
@@ -137,37 +241,38 @@ def extreme_eigenvalues(
     begin: float,
     vectors: bool = True,
 ) -> TopEigenvalue:
-    """Extreme eigenvalues of an operator that is made already.
+    """Extreme eigenvalues of an existing operator.
 
     Args:
         operator: the curvature.
-        request: what is searched.
-        guesses: parameter vectors to start from, one column each; None: they come from a part of
+        request: parameters of the search.
+        guesses: parameter vectors to start from, one column each; None for a start from a part of
             the data.
         begin: ``time.perf_counter()`` at the beginning of the work.
-        vectors: whether the eigenvectors are wanted.
+        vectors: whether to compute the eigenvectors.
 
     Returns:
-        The result; a warning was given if it is not converged.
+        The result; a warning was issued if it is not converged.
     """
-    coarse = coarse_guess(operator, request) if guesses is None else None
+    warm = warm_start(operator, request) if guesses is None else None
     space = search_space(operator, request.which, request.count)
     spent, model = 0.0, None
-    if coarse is not None:
-        spent, guesses, model = coarse.cost, coarse.carried_to(space), coarse.model_for(space)
+    if warm is not None:
+        spent, guesses, model = warm.cost, warm.carried_to(space), warm.model_for(space)
     elif guesses is not None:
         guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
     spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
-    blocks = [started(space, guesses, request, model)]
-    del coarse, guesses  # vectors and a graph that the search may need the room of
-    # handed over, not kept: the search has its own copy, in its basis
+    blocks = [start_block(space, guesses, request, model)]
+    del warm, guesses  # free vectors and a graph before the search
+    # popped, so that only the search's copy of the block stays in memory
     each = 1.0 if model is None else 1 + model.frame.cost
     found = search(space, blocks.pop(), request.with_fewer_products(spent, each), model)
     spent += each * found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
-        # outputs alone do not show which parameter vectors have the eigenvalue zero
+        # the output space does not have the eigenvectors of the eigenvalue zero
         space = ParameterSpace(operator)
-        found = search(space, started(space, None, request), request.with_fewer_products(spent))
+        remaining = request.with_fewer_products(spent)
+        found = search(space, start_block(space, None, request), remaining)
         spent += found.products
     lifted = _lifted(space, found) if vectors else found.vectors.new_empty(operator.shape[0], 0)
     return _result(operator, request, replace(found, vectors=lifted), spent, begin)
@@ -197,27 +302,29 @@ def _result(
         which=request.which,
     )
     if not result.converged:
-        missing = _missing(result, request, operator.shape[0])
-        warnings.warn(f"{missing}.", NormscopeWarning, stacklevel=4)
+        reason = _why_not_converged(result, request, operator.shape[0])
+        warnings.warn(f"{reason}.", NormscopeWarning, stacklevel=4)
     return result
 
 
-def _missing(result: TopEigenvalue, request: Request, size: int) -> str:
-    """What a search that ran out of products lacks, in a sentence."""
+def _why_not_converged(result: TopEigenvalue, request: Request, size: int) -> str:
+    """What a search without products left has not reached, and the remedy, as a sentence."""
     after, there = f"after {result.matvecs:.0f} products", len(result.values)
     wanted = min(request.wanted, size)
     name = f"{_ENDS.get(request.which, request.which)} eigenvalue"
     if there < wanted:
-        many = f"only {there} of the {wanted} {name}s of the {result.kind}"
-        return f"{many} are there {after}; raise max_products"
+        return (
+            f"only {there} of the {wanted} {name}s of the {result.kind} were found {after}; "
+            "raise max_products"
+        )
     one = f"the {name}" if wanted == 1 else f"the worst of the {wanted} {name}s"
     error, limit = float(result.errors.max()), f"the tolerance {request.tolerance:g}"
     what = f"a relative residual of {result.residual:.1e}"
     if request.stop == "value" and error > request.tolerance:
         what = f"an estimated relative error of {error:.1e}"
     elif request.stop == "value":
-        limit = f"{ROUGHLY:g} times {limit}"
-    zero = " and not told from zero" if result.residual >= 1 else ""
+        limit = f"{VALUE_RESIDUAL:g} times {limit}"
+    zero = " and cannot be distinguished from zero" if result.residual >= 1 else ""
     remedy, dtype = "raise max_products or tol", result.vectors.dtype
     if max(request.tolerance, result.residual) < ROUNDING * torch.finfo(dtype).eps:
         wider = "double" if dtype == torch.float32 else "float"
@@ -240,8 +347,8 @@ def _check(request: Request, operator: CurvatureOperator) -> None:
         raise InputError(f"max_products must be at least 1, got {request.max_products}.")
 
 
-def _given(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor:
-    """A caller's start as columns of parameter vectors."""
+def _columns(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor:
+    """A user's start as columns of parameter vectors."""
     vectors = start.vectors if isinstance(start, TopEigenvalue) else start
     if not isinstance(vectors, Tensor):
         raise ArgumentTypeError(
@@ -249,7 +356,7 @@ def _given(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor
         )
     columns = vectors.unsqueeze(1) if vectors.dim() == 1 else vectors
     if columns.dim() == 2 and columns.shape[1] == 0:
-        raise InputError("start has no vector to start from; ask the earlier search for vectors.")
+        raise InputError("start has no vectors; run the earlier search with vectors=True.")
     if not bool(columns.isfinite().all()):
         raise InputError("start must be finite, got vectors with NaN or infinity; leave it out.")
     return operator.evaluator.layout.checked(columns, columns=True)

@@ -3,37 +3,63 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normscope.curvature.hutchinson import (
-    FEWEST_PRODUCTS,
-    TraceEstimate,
-    exact_trace,
-    hutch_plus_plus,
-)
 from normscope.curvature.operator import CurvatureOperator, operator
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.parameters import Parameters
+from normscope.problem.problem import Data
+from normscope.text import Rendered, Table
 from normscope.validation import check_integer
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
-    from torch import nn
 
-    from normscope.problem.loss import Loss, WholeLoss
-    from normscope.problem.parameters import Parameters
-    from normscope.problem.problem import Data
+__all__ = ["Trace", "TraceEstimate", "exact_trace", "hutch_plus_plus", "trace"]
 
-__all__ = ["Trace", "trace"]
+_FEWEST_PRODUCTS = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trace:
+class TraceEstimate(Rendered):
+    """A trace in two parts.
+
+    Args:
+        captured: the trace on the sketched subspace, exact.
+        remainders: independent estimates of the rest; empty if there is no rest.
+        products: with the matrix.
+    """
+
+    captured: float
+    remainders: Tensor
+    products: int
+
+    @property
+    def value(self) -> float:
+        """The estimate of the trace."""
+        return self.captured + (float(self.remainders.mean()) if len(self.remainders) else 0.0)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the value: the remainders' spread over the root of their number."""
+        count = len(self.remainders)
+        return float(self.remainders.std()) / count**0.5 if count else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers by name."""
+        names = ("value", "standard_error", "captured", "products")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(Rendered):
     """The trace of a curvature matrix.
 
     Args:
@@ -70,7 +96,7 @@ class Trace:
         return self.estimate.products
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts."""
+        """Numbers and strings by name."""
         return {
             "kind": self.kind,
             "mode": self.mode,
@@ -83,14 +109,8 @@ class Trace:
             "samples": self.samples,
         }
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row."""
-        import pandas as pd
-
-        return pd.DataFrame([self.to_dict()])
-
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The estimate of the trace by each random vector, their mean and its standard error.
+        """Draw the estimate by each random vector, their mean and its standard error.
 
         Args:
             ax: where to draw; None for a new figure.
@@ -110,20 +130,12 @@ class Trace:
         ax.set_ylabel(f"trace ({self.kind})")
         return ax
 
-    def __str__(self) -> str:
-        return (
-            f"trace of the {self.kind}, mode {self.mode}, batch size {self.batch_size}\n"
-            f"{self.value:.6g} ± {self.standard_error:.2g}\n"
-            f"{self.products} products, {self.seconds:.2f} s"
+    def _table(self) -> Table:
+        return Table(
+            {"trace": f"{self.value:.6g} ± {self.standard_error:.2g}"},
+            f"trace of the {self.kind}, mode {self.mode}, batch size {self.batch_size}",
+            [f"{self.products} products, {self.seconds:.2f} s"],
         )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        heading, value, cost = str(self).splitlines()
-        return pairs_html({"trace": value}, heading, cost)
 
 
 def trace(
@@ -139,14 +151,15 @@ def trace(
     """Trace of a curvature matrix by Hutch++; the model is left as it is.
 
     A third of the products finds the directions of large curvature, a third takes the trace on
-    them exactly, a third estimates the rest, whose spread is the standard error. If the matrix has
-    no more rows than that, or its outputs are no more, the trace is taken column by column.
+    them exactly, and a third estimates the rest, whose spread gives the standard error. If the
+    matrix has no more rows (or the batch no more outputs) than products, the trace is taken column
+    by column.
 
     Args:
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`.
-        kind: "fisher", "ggn" or "hessian".
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen" or "eval".
         products: with the matrix, at least 4; a third as many vectors are held in memory twice.
         params: names of parameters or modules, or parameters; None for all that are trainable.
@@ -165,8 +178,8 @@ def trace(
     """
     begin = time.perf_counter()
     check_integer("products", products)
-    if products < FEWEST_PRODUCTS:
-        raise InputError(f"products must be at least {FEWEST_PRODUCTS}, got {products}.")
+    if products < _FEWEST_PRODUCTS:
+        raise InputError(f"products must be at least {_FEWEST_PRODUCTS}, got {products}.")
     curvature = operator(model, loss, data, kind, mode, params, seed)
     return Trace(
         estimate=_estimate(curvature, products, seed),
@@ -180,9 +193,9 @@ def trace(
 
 
 def _estimate(curvature: CurvatureOperator, products: int, seed: int) -> TraceEstimate:
-    # the space of the outputs, where there is one, has the same trace and shorter vectors
+    # the output space, if available, has the same trace and shorter vectors
     space = search_space(curvature, "largest", 1)
-    wide = torch.promote_types(space.dtype, torch.float32)  # a basis in half precision is none
+    wide = torch.promote_types(space.dtype, torch.float32)  # half precision is not orthogonal
     like = torch.empty(space.size, dtype=wide, device=space.device)
 
     def multiply(block: Tensor) -> Tensor:
@@ -195,3 +208,59 @@ def _estimate(curvature: CurvatureOperator, products: int, seed: int) -> TraceEs
     if space.size <= products:
         return exact_trace(multiply, like)
     return hutch_plus_plus(multiply, like, products, seed)
+
+
+def exact_trace(multiply: Callable[[Tensor], Tensor], like: Tensor) -> TraceEstimate:
+    """The trace, column by column.
+
+    Args:
+        multiply: the matrix times a block of columns.
+        like: a vector of the right size, dtype and device.
+
+    Returns:
+        The trace, without error.
+    """
+    size = len(like)
+    image = multiply(torch.eye(size, dtype=like.dtype, device=like.device))
+    return TraceEstimate(float(image.diagonal().double().sum()), torch.empty(0), size)
+
+
+def hutch_plus_plus(
+    multiply: Callable[[Tensor], Tensor], like: Tensor, products: int, seed: int
+) -> TraceEstimate:
+    r"""The trace, exact on a sketch of the range and estimated by random vectors on the rest.
+
+    .. math:: \operatorname{tr} A = \operatorname{tr}(Q^\top A Q)
+        + \operatorname{E}\, z^\top A z, \qquad z = (I - Q Q^\top) g
+
+    with Q an orthonormal basis of A S, and S and g random signs. A third of the products is spent
+    on Q, another third on the first term. With few large eigenvalues, as networks have, these are
+    in the exact part, and the error falls like one over the products rather than their root.
+    (Meyer, Musco, Musco and Woodruff, 2021.)
+
+    Notation: A = the matrix, Q = basis.
+
+    Args:
+        multiply: the matrix times a block of columns.
+        like: a vector of the right size, dtype and device.
+        products: how many to make, at least 4.
+        seed: of the random signs.
+
+    Returns:
+        The estimate.
+    """
+    sketched = products // 3
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(multiply(_signs(like, sketched, generator))).Q
+    captured = float((basis * multiply(basis)).sum(dtype=torch.float64))
+    probes = _signs(like, products - 2 * sketched, generator)
+    probes -= basis @ (basis.T @ probes)
+    del basis
+    remainders = (probes * multiply(probes)).sum(0, dtype=torch.float64)
+    return TraceEstimate(captured, remainders.cpu(), products)
+
+
+def _signs(like: Tensor, columns: int, generator: torch.Generator) -> Tensor:
+    """Columns of random signs; drawn on the CPU, so that all devices use the same."""
+    drawn = torch.randint(2, (columns, len(like)), generator=generator, dtype=torch.int8)
+    return (2 * drawn - 1).T.to(like.device, like.dtype)

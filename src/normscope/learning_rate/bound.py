@@ -13,8 +13,8 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
+from normscope.curvature.eigensolver import Request
 from normscope.curvature.operator import CurvatureOperator
-from normscope.curvature.search import Request
 from normscope.curvature.top_eigenvalue import extreme_eigenvalues
 from normscope.errors import NormscopeError, NormscopeWarning
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau

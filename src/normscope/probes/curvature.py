@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normscope.curvature.products import KINDS
+from normscope.curvature.kinds import KINDS
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import NormscopeWarning
 from normscope.probes.gradients import squared_norms
@@ -17,7 +17,7 @@ from normscope.problem.modes import MODES
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
-    from normscope.curvature.result import TopEigenvalue
+    from normscope.curvature.top_eigenvalue import TopEigenvalue
     from normscope.probes.context import StepContext
 
 __all__ = ["Curvature"]

@@ -89,7 +89,7 @@ def test_result_prints_tabulates_and_plots():
     assert frame["eigenvalue"].tolist() == list(effect.values)
     assert frame["batches"].tolist() == [1, 4]
     assert set(frame["kind"]) == {"fisher"}
-    assert all(f">{value:.4g}</td>" in effect._repr_html_() for value in effect.values)
+    assert all(f">{value:.6g}</td>" in effect._repr_html_() for value in effect.values)
     axes = effect.plot()
     assert axes.get_xscale() == "log"
     assert axes.lines[0].get_ydata().tolist() == list(effect.values)

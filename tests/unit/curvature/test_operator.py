@@ -8,9 +8,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.curvature import operator
-from normscope.curvature.chain import ChainJacobian
-from normscope.curvature.dense import dense
-from normscope.curvature.linearization import GraphLinearization
+from normscope.curvature.chains import ChainJacobian
+from normscope.curvature.jacobian import GraphJacobian
+from normscope.curvature.operator import dense
 from normscope.errors import (
     ArgumentTypeError,
     InputError,
@@ -517,7 +517,7 @@ def test_block_through_the_jacobian_is_that_of_single_products(kind, name, batch
     matrix = torch.randn(made.shape[0], outputs, dtype=torch.float64)
     single = torch.stack([made @ column.contiguous() for column in matrix.T], 1)
     rows = []
-    for kind_of in (ChainJacobian, GraphLinearization):
+    for kind_of in (ChainJacobian, GraphJacobian):
         own = kind_of.pull_back
         monkeypatch.setattr(
             kind_of, "pull_back", lambda *given, own=own: rows.append(1) or own(*given)

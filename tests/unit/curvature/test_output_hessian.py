@@ -8,7 +8,6 @@ from normscope.curvature.output_hessian import (
     CrossEntropyHessian,
     FactoredHessian,
     ScaledIdentity,
-    fisher_metric,
     output_hessian,
 )
 from normscope.problem import loss as losses
@@ -77,7 +76,3 @@ def test_roots_multiply_to_the_hessian_and_are_transposes(hessian):
 def test_linear_loss_has_no_hessian():
     hessian = output_hessian(lambda f, y: f.sum(), SCORES, LABELS)
     assert not hessian.times(VALUES).any()
-
-
-def test_fisher_metric_is_one_over_the_samples():
-    assert fisher_metric(SCORES) == ScaledIdentity(0.25)

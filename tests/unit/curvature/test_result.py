@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from normscope.curvature.result import TopEigenvalue
+from normscope.curvature.top_eigenvalue import TopEigenvalue
 
 
 @pytest.fixture

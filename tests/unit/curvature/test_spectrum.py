@@ -4,10 +4,16 @@ import torch
 from tests.unit.curvature.networks import batch, network
 from torch.nn import functional
 
-from normscope.curvature import dense
-from normscope.curvature.density import SymmetricLog, axis_for, cumulative, grid, smoothed
-from normscope.curvature.quadrature import Quadrature, gauss_quadrature
-from normscope.curvature.spectrum import spectrum
+from normscope.curvature import dense, spectrum
+from normscope.curvature.quadrature import (
+    Quadrature,
+    SymmetricLog,
+    axis_for,
+    cumulative,
+    gauss_quadrature,
+    grid,
+    smoothed,
+)
 from normscope.errors import InputError, UnknownNameError
 from normscope.plots.spectrum import spectrum as draw
 
@@ -194,7 +200,7 @@ def test_spectrum_says_what_was_measured_and_counts_its_products():
     data = [batch("residual", 9), batch("residual", 6, 3)]
     found = spectrum(
         network("residual"), LOSS, data, "ggn", "frozen", 3, 7, params="head", seed=5,
-        progress=lambda done, planned: seen.append((done, planned)),
+        progress=lambda event: seen.append((event.done, event.total)),
     )  # fmt: skip
     expected = {"batch_size": 9, "samples": 15, "parameters": 10,
                 "probes": 3, "lanczos_steps": 7, "products": 21, "seed": 5}  # fmt: skip

@@ -11,7 +11,7 @@ from tests.unit.curvature.networks import batch, network
 from torch import nn
 from torch.nn import functional
 
-from normscope.curvature import coarse, dense, operator, top_eigenvalue
+from normscope.curvature import dense, operator, top_eigenvalue
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, search_space
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
 from normscope.problem import whole_loss
@@ -113,7 +113,7 @@ def wide_net(width=16, inputs=8, classes=3):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_coarse_start_gives_the_eigenvalue_of_all_data(kind):
+def test_warm_start_gives_the_eigenvalue_of_all_data(kind):
     model, data = wide_net()
     expected = spectrum(model.double(), (data[0].double(), data[1]), kind=kind)[-1]
     seen = []
@@ -148,11 +148,11 @@ def test_stopping_at_the_value_is_right_and_sooner(kind, seed):
 
 @pytest.mark.parametrize("width", [8, 600])  # searched among parameters, and among outputs
 @pytest.mark.parametrize("mean", [0.0, 1.0])  # samples of a part that agree on nothing, or on much
-def test_coarse_start_does_not_hide_what_the_part_lacks(width, mean):
+def test_warm_start_does_not_hide_what_the_part_lacks(width, mean):
     # the samples that a part of the data leaves out excite inputs that its own never touch
     torch.manual_seed(0)
     inputs, labels = torch.zeros(256, width, dtype=torch.float64), torch.randint(3, (256,))
-    part, others = coarse._drawn(256, 256, seed=0).split([32, 224])
+    part, others = torch.randperm(256, generator=torch.Generator().manual_seed(0)).split([32, 224])
     half = width // 2
     inputs[part, :half] = mean + torch.randn(32, half, dtype=torch.float64)
     inputs[others[:32], half:] = 3 * (mean + torch.randn(32, half, dtype=torch.float64))
@@ -215,7 +215,7 @@ def test_warning_is_true_for_all_numbers_of_products(which, stop, k, tol):
                 r"the (?:worst of the \d )?(largest|smallest|outermost|dominant) eigenvalues? "
                 r"of the hessian has (a relative residual|an estimated relative error) of (\S+) "
                 r"after \d+ products, above (20 times )?the tolerance (\S+)"
-                r"( and not told from zero)?; raise max_products or tol\.",
+                r"( and cannot be distinguished from zero)?; raise max_products or tol\.",
                 str(caught[0].message),
             )
             measured = top.residual if "residual" in said[2] else float(top.errors.max())
@@ -225,9 +225,11 @@ def test_warning_is_true_for_all_numbers_of_products(which, stop, k, tol):
             assert bool(said[6]) == (top.residual >= 1)
 
 
-def test_warning_says_where_an_eigenvalue_is_not_told_from_zero():
+def test_warning_says_where_an_eigenvalue_cannot_be_distinguished_from_zero():
     model, data = wide_net()
-    with pytest.warns(NormscopeWarning, match="above the tolerance 0.001 and not told from zero;"):
+    with pytest.warns(
+        NormscopeWarning, match="above the tolerance 0.001 and cannot be distinguished from zero;"
+    ):
         top = top_eigenvalue(
             model.double(), "cross_entropy", data, kind="ggn", which="smallest", max_products=20
         )
@@ -338,7 +340,7 @@ def test_progress_sees_the_estimate_grow():
     top = top_eigenvalue(
         model, functional.cross_entropy, data, kind="hessian", progress=seen.append
     )
-    assert [step.products for step in seen] == list(range(1, len(seen) + 1))
+    assert [step.done for step in seen] == list(range(1, len(seen) + 1))
     assert seen[-1].value == top.value
     assert seen[-1].residual == top.residual
     assert seen[0].residual > seen[-1].residual
@@ -369,7 +371,7 @@ def test_bad_options_are_refused(options, error, message):
 def test_start_is_not_kept_beside_its_copy_in_the_basis(monkeypatch):
     module = importlib.import_module("normscope.curvature.top_eigenvalue")
     starts, alive = [], []
-    own_start, own_times = module.started, ParameterSpace.times
+    own_start, own_times = module.start_block, ParameterSpace.times
 
     def watched_start(*given):
         block = own_start(*given)
@@ -380,7 +382,7 @@ def test_start_is_not_kept_beside_its_copy_in_the_basis(monkeypatch):
         alive.append(starts[-1]() is not None)
         return own_times(self, vector)
 
-    monkeypatch.setattr(module, "started", watched_start)
+    monkeypatch.setattr(module, "start_block", watched_start)
     monkeypatch.setattr(ParameterSpace, "times", watched_times)
     model, data = network("residual"), batch("residual", 9)
     assert top_eigenvalue(model, functional.cross_entropy, data, kind="hessian").converged
@@ -399,7 +401,7 @@ def test_without_vectors_the_values_are_the_same_and_nothing_is_lifted(kind, mon
     assert torch.equal(alone.residuals, both.residuals)
     assert both.vectors.shape == (len(both.vectors), 2)
     assert alone.vectors.shape == (len(both.vectors), 0)
-    with pytest.raises(InputError, match="no vector to start from"):
+    with pytest.raises(InputError, match="start has no vectors"):
         top_eigenvalue(*problem, kind=kind, start=alone)
 
 
@@ -433,11 +435,11 @@ def test_inference_mode_around_a_measurement_changes_nothing(name, kind):
     ("wrong", "sentence"),
     [
         ({"vectors": "no"}, "vectors must be True or False, got 'no'"),
-        ({"k": 1.5}, "k must be a whole number, got 1.5"),
-        ({"seed": None}, "seed must be a whole number, got None"),
-        ({"max_products": 5.5}, "max_products must be a whole number, got 5.5"),
+        ({"k": 1.5}, "k must be an integer, got 1.5"),
+        ({"seed": None}, "seed must be an integer, got None"),
+        ({"max_products": 5.5}, "max_products must be an integer, got 5.5"),
         ({"tol": "0.1"}, "tol must be a number, got '0.1'"),
-        ({"k": True}, "k must be a whole number, got True"),
+        ({"k": True}, "k must be an integer, got True"),
         ({"progress": True}, "progress must be a function or None, got True"),
         ({"params": 3}, "params takes names of parameters or modules, and parameters, got int"),
     ],

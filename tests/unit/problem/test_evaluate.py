@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from normscope.curvature import operator
-from normscope.curvature.images import channels_last
+from normscope.curvature.autograd.batch_norm import channels_last
 from normscope.problem import Evaluator, Problem, parameter_layout
 from normscope.problem import evaluate as evaluation
 

@@ -1,0 +1,121 @@
+"""Kinds of curvature by name, one function each; a new file in this folder adds one.
+
+A kind is a function registered by ``@KINDS.register``. It takes a `BatchPoint`, the model and loss
+on one batch at fixed parameters, and returns the matrix as a `BatchCurvature`. Averaging over
+batches, eigenvalues, spectra and traces follow from its products with vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from normscope.curvature.chains import ChainJacobian, chain_jacobian
+from normscope.curvature.jacobian import GraphJacobian, Jacobian
+from normscope.curvature.products import BatchCurvature
+from normscope.errors import StateError
+from normscope.problem.batch import Batch
+from normscope.problem.evaluate import Evaluation, Evaluator
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.registry import Registry
+
+__all__ = ["KINDS", "BatchPoint", "Kind", "independent"]
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """A model and a loss on one batch, at fixed parameters.
+
+    Args:
+        evaluator: evaluates the model without changing it.
+        batch: on the model's device.
+        number: the batch's number, which fixes its random draws.
+    """
+
+    evaluator: Evaluator
+    batch: Batch
+    number: int = 0
+
+    @property
+    def loss(self) -> Loss:
+        """The loss, called as ``loss(output, target)``.
+
+        Raises:
+            StateError: if the problem has a `whole_loss`.
+        """
+        loss = self.evaluator.problem.loss
+        self._require_outputs()
+        assert not isinstance(loss, str | WholeLoss)
+        return loss
+
+    @property
+    def target(self) -> Tensor:
+        """The batch's targets."""
+        target: Tensor = self.batch[1]
+        return target
+
+    def context(self) -> AbstractContextManager[None]:
+        """Isolate the model and fix its random draws; open it while the model or the loss runs."""
+        return self.evaluator.isolated(self.evaluator.leaves(), self.number)
+
+    def evaluate(self) -> Evaluation:
+        """Output and loss with their autograd graph."""
+        return self.evaluator(self.batch, self.number)
+
+    def jacobian(self) -> Jacobian:
+        """The Jacobian of the outputs in the parameters.
+
+        Raises:
+            StateError: if the problem has a `whole_loss`, or the output does not depend on the
+                parameters.
+        """
+        self._require_outputs()
+        chain = self.chain()
+        if chain is not None:
+            return chain
+        evaluation = self.evaluate()
+        if evaluation.output is None or not evaluation.output.requires_grad:
+            raise independent()
+        return GraphJacobian(self.evaluator, evaluation, self.number)
+
+    def chain(self, curved: bool = False) -> ChainJacobian | None:
+        """The Jacobian without an autograd graph; None if the model is not a chain of known layers.
+
+        Args:
+            curved: whether second derivatives are needed.
+        """
+        evaluator = self.evaluator
+        if not evaluator.problem.has_outputs:
+            return None
+        chain = chain_jacobian(
+            *(evaluator.problem.model, self.batch[0], evaluator.mode),
+            *(evaluator.layout, evaluator.point, curved),
+        )
+        if chain is not None:
+            evaluator.check(chain.output, self.batch, self.number)
+        return chain
+
+    def _require_outputs(self) -> None:
+        if not self.evaluator.problem.has_outputs:
+            raise StateError(
+                "this kind of curvature needs the model's output, which a whole_loss does not "
+                "show; give a loss(output, target), or use kind='hessian'."
+            )
+
+
+Kind: TypeAlias = Callable[[BatchPoint], BatchCurvature]
+
+KINDS: Registry[Kind] = Registry("kind of curvature", package=__name__)
+"""The kinds of curvature by name."""
+
+
+def independent() -> StateError:
+    """The error for a model whose parameters have no effect."""
+    return StateError(
+        "neither the loss nor the output depends on the parameters asked for; check that the "
+        "forward pass uses them and detaches nothing."
+    )

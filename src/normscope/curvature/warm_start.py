@@ -1,0 +1,319 @@
+"""Start vectors for an eigenvalue search, from a part of the data.
+
+Two ways, in this order. If the samples agree on their gradients, the mean gradients on a part give
+the top eigenvectors and a model that guides Davidson's method. Otherwise a short search on a part
+gives the vectors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.davidson import Consensus, Frame, MeanModel
+from normscope.curvature.eigensolver import Request, search, start_block
+from normscope.curvature.operator import CurvatureOperator
+from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
+from normscope.errors import NormscopeError
+from normscope.problem.batch import rows
+from normscope.problem.problem import Problem
+
+_FEWEST_SAMPLES = 32  # in a part; batch statistics of fewer differ too much from the whole's
+_LARGEST_PART = 1 / 4  # of the data; a larger part costs more than it saves
+# ... also for vectors searched among outputs, where products are cheap (57 nets of 128 to 192
+# samples: 9.8 products to the residual and 7.4 to the value; without, 9.7 and 7.5), and for models
+# that use the part's graph in each step, where memory counts.
+_SMALLER_PART = 1 / 8
+_SEARCHED = 1 / 16  # of the data, on which vectors are searched
+_AVERAGED = 1 / 8  # of the data, on which mean gradients are taken, at half the cost
+# Share of a product that is the same for every sample, from which mean gradients are used; by
+# whether the matrix is a Hessian, whose search among parameters gains more.
+_AGREEING = {False: 0.85, True: 0.75}
+# Tolerances of the search on the part: below the distance between the part's vectors and the
+# whole's; far below among outputs, where products are cheap.
+_TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
+# ... of Gauss-Newton vectors as the guess for a Hessian, whose residual on all data is some tenths
+# anyway.
+_FOREIGN_TOLERANCE = 0.02
+_PRODUCTS = 14  # on the part, at most
+# Most that a warm start may cost, in products on all data (on 13 nets of 128 and 192 samples and
+# three seeds, the limit saves 7 % in all).
+_LARGEST_COST = 2.0
+_FEWEST_PRODUCTS = 4  # a search with fewer finds nothing useful
+_GRADIENT_BYTES = 2**28  # memory for mean gradients, one for each output
+_LARGEST_VECTOR = 2**22  # bytes of a parameter vector that is kept with its product
+_MIXED = 1.0  # weight of the next Ritz vectors in a guess among close eigenvalues
+_SMALLEST = 1e-3  # of the largest eigenvalue: smaller ones are left out of the gradient model
+_LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Approximate eigenvectors from a part of the data.
+
+    Args:
+        space: where they were found.
+        vectors: one column each.
+        which: which eigenvalues were searched.
+        cost: in products with the whole operator.
+        model: of the whole operator, or None.
+    """
+
+    space: SearchSpace
+    vectors: Tensor
+    which: str
+    cost: float
+    model: MeanModel | None = None
+
+    def carried_to(self, space: SearchSpace) -> Tensor:
+        """The corresponding vectors of another space, one column each."""
+        columns = [space.carry(column.contiguous(), self.space) for column in self.vectors.T]
+        vectors = torch.stack(columns, dim=1)
+        if self.which != "both":
+            return vectors
+        # one start vector per pair: the two ends do not interfere
+        largest, *others = torch.split(vectors, -(-len(columns) // 2), dim=1)
+        return largest + others[0] if others and others[0].shape == largest.shape else largest
+
+    def model_for(self, space: SearchSpace) -> MeanModel | None:
+        """The model, if it applies to vectors of that space.
+
+        A sample may have other outputs in the whole than in the part: similarities to the other
+        samples, for instance.
+        """
+        if self.model is None or not isinstance(self.model.frame, Consensus):
+            return self.model
+        size = self.model.frame.samples * len(self.model.matrix)
+        return self.model if isinstance(space, OutputSpace) and space.size == size else None
+
+
+def warm_start(operator: CurvatureOperator, request: Request) -> WarmStart | None:
+    """Approximate eigenvectors from some samples of a batch, or from one batch of many.
+
+    Args:
+        operator: the curvature on all data.
+        request: parameters of the search.
+
+    Returns:
+        The vectors; None where the data is too small for a part of it to help.
+    """
+    spent, start = _try(_from_mean_gradients, operator, request) or (0.0, None)
+    return _try(_from_search, operator, request, spent) if start is None else start
+
+
+def _try(function: Callable[..., _T], *arguments: object) -> _T | None:
+    """Call a function; return None if the model fails on a part of the data.
+
+    A model may take only batches of one size; the search on all data needs no warm start.
+    """
+    try:
+        return function(*arguments)
+    except (NormscopeError, RuntimeError) as reason:
+        _LOGGER.debug("no start from a part of the data: %s", reason)
+        return None
+
+
+def _from_mean_gradients(
+    operator: CurvatureOperator, request: Request
+) -> tuple[float, WarmStart | None]:
+    """The cost of trying, and the start from mean gradients if the samples agree on them."""
+    if request.which != "largest" or len(operator.batch_sizes) > 1:
+        return 0.0, None
+    largest = _SMALLER_PART if operator.kind == "hessian" else _LARGEST_PART
+    part = _part(operator, _AVERAGED, largest, request.seed)
+    space = None if part is None else _space(part, request)
+    if not isinstance(space, OutputSpace) or not _is_worthwhile(space, operator, request):
+        return 0.0, None
+    share, outputs = space.samples / operator.samples, space.size // space.samples
+    if agreement(space, request.seed) < _AGREEING[operator.kind == "hessian"]:
+        return share, None
+    model = output_model(space, operator.samples)
+    vectors = top_means(model, space, request.count)
+    cost = share * (1 + outputs / 2 + space.embedding_cost * vectors.shape[1])
+    if operator.kind == "hessian":
+        model = gradient_model(model, space, share)
+    return cost, WarmStart(space, vectors, request.which, cost, model)
+
+
+def _is_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Request) -> bool:
+    """Return whether mean gradients on a part fit into the products and the memory allowed."""
+    share, outputs = space.samples / operator.samples, space.size // space.samples
+    vector_bytes = operator.shape[0] * space.like.element_size()
+    if operator.kind == "hessian":
+        fits = vector_bytes <= _LARGEST_VECTOR
+    else:  # with more outputs the whole is searched among parameter vectors
+        fits = outputs * operator.samples <= operator.shape[0]
+    held = outputs * vector_bytes if space.holds_gradients else 0
+    return fits and held <= _GRADIENT_BYTES and share * (1 + outputs / 2) <= _affordable(request)
+
+
+def _from_search(operator: CurvatureOperator, request: Request, spent: float) -> WarmStart | None:
+    """The start from a search on a part of the data."""
+    largest = _LARGEST_PART if operator.kind == "hessian" else _SMALLER_PART
+    part = _part(operator, _SEARCHED, largest, request.seed)
+    if part is None:
+        return None
+    share = part.samples / operator.samples
+    allowed = min(_PRODUCTS, int((_affordable(request) - spent) / share))
+    if allowed < _FEWEST_PRODUCTS:
+        return None
+    space = _space(part, request)
+    foreign = operator.kind == "hessian" and isinstance(space, OutputSpace)
+    tolerance = _FOREIGN_TOLERANCE if foreign else _TOLERANCES[type(space)]
+    rough = Request(request.count, request.which, tolerance, allowed, request.seed)
+    found = search(space, start_block(space, None, rough), rough)
+    cost = spent + share * (found.products + space.embedding_cost * found.vectors.shape[1])
+    vectors = found.vectors
+    if request.stop == "residual" and operator.kind != "hessian" and found.mixture is not None:
+        # The largest eigenvalues of a Fisher matrix are close together, one for each output, and
+        # in another order on the part: a start near one of them would hide the others.
+        vectors = vectors + _MIXED * found.mixture.unsqueeze(1)
+    return WarmStart(space, vectors, request.which, cost)
+
+
+def _affordable(request: Request) -> float:
+    """Products to spend: one on all data, and one to carry each vector there, must remain."""
+    return min(_LARGEST_COST, request.max_products - 1 - request.count)
+
+
+def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
+    """Where to search on the part.
+
+    The largest eigenvalues of a Hessian are mostly those of its Gauss-Newton part, whose vectors
+    are as good a guess. They are found among the outputs, at less than half the cost and without a
+    basis of parameter vectors.
+    """
+    if part.kind == "hessian" and request.which == "largest" and part.evaluator.problem.has_outputs:
+        space = search_space(CurvatureOperator(part.evaluator, "ggn"), "largest", request.count)
+        if isinstance(space, OutputSpace):
+            return space
+    return search_space(part, request.which, request.count)
+
+
+def _part(
+    operator: CurvatureOperator, share: float, largest: float, seed: int
+) -> CurvatureOperator | None:
+    """The same curvature on about that share of the data; None if the part would be too large."""
+    evaluator = operator.evaluator
+    problem = evaluator.problem
+    if len(operator.batch_sizes) >= 1 / _LARGEST_PART:
+        _, batch = next(evaluator.batches())
+    elif len(operator.batch_sizes) == 1 and problem.has_outputs:
+        samples = max(_FEWEST_SAMPLES, round(share * operator.samples))
+        if samples > largest * operator.samples:
+            return None
+        _, whole = next(evaluator.batches())
+        # at random: the data may be sorted by class
+        order = torch.randperm(operator.samples, generator=torch.Generator().manual_seed(seed))
+        batch = rows(whole, order[:samples].to(operator.device))
+    else:
+        return None
+    smaller = Problem(problem.model, problem.loss, [batch])
+    return CurvatureOperator(evaluator.on(smaller), operator.kind)
+
+
+@dataclass(frozen=True)
+class MeanGradients(Frame):
+    r"""Orthonormal combinations of the mean gradients, through the Jacobian of a part of the data.
+
+    .. math:: Z = K^\top C\, U S^{-1}, \qquad (C^\top K)(C^\top K)^\top = U S^2 U^\top
+
+    No gradient is stored: multiplying by Z costs half a product on the part.
+
+    Notation: K^T = from the part's outputs to the parameters, C = its `Consensus`.
+
+    Args:
+        space: of a part of the data.
+        combinations: U S^{-1}, one column each.
+        cost: of a step, which multiplies by Z three times, in products on all data.
+    """
+
+    space: OutputSpace
+    combinations: Tensor
+    cost: float = 0.0
+
+    def means(self, vector: Tensor) -> Tensor:
+        """Z^T times a parameter vector."""
+        consensus = Consensus(self.space.samples)
+        return self.combinations.T @ consensus.means(self.space.embed(vector))
+
+    def vector(self, means: Tensor, like: Tensor) -> Tensor:
+        """Z times one coefficient for each combination."""
+        consensus = Consensus(self.space.samples)
+        combined = consensus.vector(self.combinations @ means, self.space.like)
+        return self.space.pull_back(combined).to(like)
+
+
+def agreement(space: OutputSpace, seed: int) -> float:
+    """Share of a product that is the same for every sample, for a vector that is.
+
+    Args:
+        space: of a part of the data.
+        seed: of the vector.
+
+    Returns:
+        The share of the squared length, 0 to 1. It takes one product.
+    """
+    consensus = Consensus(space.samples)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(space.size // space.samples, generator=generator)
+    image = space.times(consensus.vector(drawn / drawn.norm(), space.like))
+    total = float(image.double().square().sum())
+    return float(consensus.means(image).square().sum()) / total if total > 0 else 0.0
+
+
+def output_model(space: OutputSpace, samples: int) -> MeanModel:
+    """The matrix among output vectors that are the same for every sample.
+
+    Args:
+        space: of a part of the data.
+        samples: in the whole data that the model is for.
+
+    Returns:
+        The model. It takes half a product for each output.
+    """
+    consensus = Consensus(space.samples)
+    outputs = torch.eye(space.size // space.samples)
+    vectors = [consensus.vector(one, space.like) for one in outputs]
+    return MeanModel(space.inner_products(vectors), Consensus(samples))
+
+
+def gradient_model(means: MeanModel, space: OutputSpace, share: float) -> MeanModel:
+    """The same matrix among parameter vectors that are combinations of mean gradients.
+
+    Args:
+        means: the matrix among output vectors.
+        space: of the part of the data that it comes from.
+        share: of all data in that part.
+
+    Returns:
+        The model; it keeps the space.
+    """
+    eigenvalues, vectors = torch.linalg.eigh(means.matrix)
+    large = eigenvalues > _SMALLEST * eigenvalues[-1]
+    combinations = vectors[:, large] / eigenvalues[large].sqrt()
+    frame = MeanGradients(space, combinations, cost=1.5 * share)
+    return MeanModel(torch.diag(eigenvalues[large]), frame)
+
+
+def top_means(model: MeanModel, space: OutputSpace, count: int) -> Tensor:
+    """The largest eigenvectors of a matrix among output vectors, as vectors of a space.
+
+    Args:
+        model: of the mean gradients.
+        space: of a part of the data.
+        count: how many; at most one for each output.
+
+    Returns:
+        One column each, the largest first.
+    """
+    consensus = Consensus(space.samples)
+    _, vectors = torch.linalg.eigh(model.matrix)
+    largest = vectors.flip(1)[:, :count]
+    return torch.stack([consensus.vector(column, space.like) for column in largest.T], dim=1)
