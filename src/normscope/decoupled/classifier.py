@@ -1,127 +1,178 @@
-"""A halfspace learned by GDNP, as a scikit-learn estimator."""
+"""Halfspaces learned by GDNP, as a scikit-learn estimator."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from normscope.decoupled.gdnp import Iterate, gdnp
-from normscope.decoupled.gdnp_options import Options
-from normscope.decoupled.halfspace import GaussianObjective, Objective, SampleObjective
-from normscope.decoupled.margin_losses import margin_loss
-from normscope.decoupled.one_versus_rest import OneVersusRest
-from normscope.decoupled.second_moment import SecondMoment
-from normscope.decoupled.signed_design import SignedDesign
+from normscope.decoupled.design import SecondMoment, SignedDesign
+from normscope.decoupled.gdnp import Minimum, Options, minimum
+from normscope.decoupled.halfspace import (
+    GaussianObjective,
+    Objective,
+    SampleObjective,
+    margin_loss,
+)
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 
-__all__ = ["GDNPClassifier", "Minimum", "minimum"]
-
 Array = NDArray[np.float64]
+Self = TypeVar("Self", bound="OneVersusRest")
 
 EXPECTATIONS = ("sample", "gaussian")
-LENGTH_ACCURACY = 0.02  # of the last residual
-_NO_MEAN = 1e-13  # of |u| over sqrt(L): nothing but rounding
+LENGTH_ACCURACY = 0.02  # of a length, as a share of the last residual
 
 
-@dataclass(frozen=True, eq=False)
-class Minimum:
-    """Where GDNP ended.
+def signs_of(labels: Any, classes: Any) -> list[Array]:
+    """Return +1 and -1 per sample: one vector for two classes, one per class for more.
 
-    Args:
-        weights: w_tilde.
-        converged: the residual is within the tolerance.
-        at_bound: the length was stopped by its bound.
-        steps: of the direction.
-        value: of the objective.
-        residual: norm of the gradient over sqrt(L).
+    >>> signs_of(np.array([3, 5]), np.array([3, 5]))
+    [array([-1.,  1.])]
+    """
+    positive = classes[1:] if len(classes) == 2 else classes
+    return [np.where(labels == each, 1.0, -1.0) for each in positive]
+
+
+def _is_logistic(estimator: Any) -> bool:
+    return bool(isinstance(estimator.loss, str) and estimator.loss == "logistic")
+
+
+class OneVersusRest(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn has no types
+    """Base of both classifiers: one binary problem for two classes, one per class for more.
+
+    Subclasses have an argument ``loss``.
     """
 
-    weights: Array
-    converged: bool
-    at_bound: bool
-    steps: int
-    value: float
-    residual: float
+    def fit(self: Self, X: Any, y: Any) -> Self:  # noqa: N803  # scikit-learn's name
+        """Fit the model.
 
+        Args:
+            X: (samples, features), dense or sparse.
+            y: a class label for each sample.
 
-def minimum(
-    objective: Objective, options: Options, max_iter: int, tol: float, start: Array | None = None
-) -> Minimum:
-    """Run GDNP until its residual is within the tolerance.
+        Returns:
+            The estimator.
+        """
+        inputs, labels = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"{type(self).__name__} needs samples of at least two classes, got one class, "
+                f"{self.classes_[0]!r}; a halfspace has two sides."
+            )
+        self._fit_binary(inputs, signs_of(labels, self.classes_))
+        return self
 
-    At u = 0 no direction is better than another. For a convex loss zero is the minimum then, and
-    zero is the answer.
+    @abstractmethod
+    def _fit_binary(self, inputs: Any, problems: list[Array]) -> None:
+        """Fit one binary problem for each vector of signs."""
 
-    Args:
-        objective: what is minimized.
-        options: how GDNP runs.
-        max_iter: direction steps, at most.
-        tol: of the gradient's norm over sqrt(L).
-        start: first direction; None for -u, which is where gradient descent from zero goes first.
+    @abstractmethod
+    def _scores(self, inputs: Any) -> Array:
+        """Return scores (samples, problems)."""
 
-    Returns:
-        The weights and how they were reached.
-    """
-    size = float(np.linalg.norm(objective.mean))
-    if size <= _NO_MEAN * float(np.sqrt(objective.largest)):
-        nowhere = objective.direction(np.zeros_like(objective.mean))
-        return Minimum(nowhere.w, True, False, 0, objective.value(nowhere, 0.0), 0.0)
-    last: Iterate | None = None
-    for last in gdnp(objective, -objective.mean if start is None else start, options):
-        if last.residual <= tol or last.step >= max_iter:
-            break
-    assert last is not None  # the path has at least its start
-    done = last.residual <= tol
-    at_bound = last.bisected.at_bound
-    return Minimum(last.weights, done, at_bound, last.step, last.value, last.residual)
+    def decision_function(self, X: Any) -> Array:  # noqa: N803  # scikit-learn's name
+        """Return scores: positive for the second of two classes, or one column per class.
+
+        Args:
+            X: (samples, features), dense or sparse.
+
+        Returns:
+            (samples,) for two classes, (samples, classes) for more.
+        """
+        check_is_fitted(self)
+        inputs = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        scores = self._scores(inputs)
+        return np.asarray(scores[:, 0] if len(self.classes_) == 2 else scores)
+
+    def predict(self, X: Any) -> Any:  # noqa: N803  # scikit-learn's name
+        """Return the class of every sample.
+
+        Args:
+            X: (samples, features), dense or sparse.
+
+        Returns:
+            Labels (samples,).
+        """
+        scores = self.decision_function(X)
+        chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return self.classes_[chosen]
+
+    @available_if(_is_logistic)  # type: ignore[untyped-decorator]  # sklearn has no types
+    def predict_proba(self, X: Any) -> Array:  # noqa: N803  # scikit-learn's name
+        """Return probabilities of the classes; only for the logistic loss.
+
+        Args:
+            X: (samples, features), dense or sparse.
+
+        Returns:
+            (samples, classes).
+        """
+        scores = expit(self.decision_function(X))
+        if scores.ndim == 1:
+            return np.stack([1 - scores, scores], axis=1)
+        total = scores.sum(axis=1, keepdims=True)
+        # all scores underflow: equal probabilities
+        shares = scores / np.where(total > 0, total, 1)
+        return np.asarray(np.where(total > 0, shares, 1 / scores.shape[1]))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
 
 class GDNPClassifier(OneVersusRest):
-    r"""A linear classifier: length and direction of its weights learned apart from each other.
+    r"""A linear classifier that learns length and direction of its weights separately.
 
     .. math:: \min_{w, \gamma}\; E\,\phi(z^T \tilde w), \quad
               \tilde w = \gamma w / |w|_S, \quad z = -y x, \quad S = E[x x^T]
 
-    Each step turns the direction by a gradient step of the article's length, corrected, and then
-    finds the length by bisection. There is no penalty on the weights: on separable classes the
-    logistic loss has no minimum and the length ends at ``max_length``. More than two classes are
-    learned one against the rest.
+    Each iteration takes a gradient step of the direction, with the article's step size corrected,
+    and then finds the length by bisection. There is no penalty on the weights: on separable classes
+    the logistic loss has no minimum and the length ends at ``max_length``. More than two classes
+    are learned one against the rest.
 
-    Degenerate input: one class is an error. Where u = E[z] = 0 (no class has its own mean) the
-    weights are zero, which is the minimum for a convex loss. Constant columns get no weight
-    beside an intercept. With fewer samples than features the weights stay in the span of the
+    Degenerate input: a single class is an error. If u = E[z] = 0 (all classes have the same mean),
+    the weights are zero, which is the minimum for a convex loss. Constant columns get no weight if
+    there is an intercept. With fewer samples than features the weights stay in the span of the
     samples.
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
     Args:
         loss: "logistic", "sigmoid", or a smooth elementwise function of m = z'w with bounded
-            derivative, which rises with m: m is negative where a sample is on its right side (see
+            derivative, which increases with m: m is negative for correctly classified samples (see
             :func:`~normscope.decoupled.margin_loss`).
-        max_iter: direction steps, at most.
-        tol: end when the gradient's norm over sqrt(L) is at most this.
+        max_iter: largest number of direction steps.
+        tol: of the gradient's norm over sqrt(L), at which to stop.
         fit_intercept: centre the inputs and add a constant column, whose weight is the intercept.
         expectation: "sample", averages over the samples; "gaussian", over the Gaussian with the
             samples' moments, by Gauss-Hermite quadrature.
         quadrature_points: nodes of that quadrature, from 2 to 256.
-        bisections: T_s, halvings per length, at most.
+        bisections: T_s, largest number of halvings per length.
         max_length: bound of the length, which is the root mean square of the decision values;
             None for 1000, or 10 for the sigmoid, whose best length is infinite for Gaussian z.
-        safeguard: halve steps that would raise the objective; never needed for Gaussian z.
+        safeguard: halve steps that would increase the objective; not needed for Gaussian z.
 
     Attributes:
         classes_: the labels.
         coef_: weights (1, features), or (classes, features) for more than two classes.
         intercept_: (1,) or (classes,).
-        n_iter_: direction steps taken, at least 1; the most over the classes.
+        n_iter_: direction steps taken, at least 1; the largest over the classes.
         converged_: every problem ended within ``tol``.
-        at_bound_: some length ended at its bound: the classes are separable, or nearly so.
+        at_bound_: some length is at its bound: the classes are separable, or nearly so.
         objective_: value of the objective for each problem.
 
     Examples:
@@ -184,22 +235,21 @@ class GDNPClassifier(OneVersusRest):
             warnings.warn(self._shortfall(found), ConvergenceWarning, stacklevel=3)
 
     def _shortfall(self, found: list[Minimum]) -> str:
-        """Why it did not converge, for the problem that fell shortest."""
+        """Return why the problem with the largest residual did not converge."""
         worst = max((one for one in found if not one.converged), key=lambda one: one.residual)
         if worst.steps >= self.max_iter:
             return (
-                f"GDNP did not come within tol={self.tol:g} in {worst.steps} steps, its residual "
+                f"GDNP did not reach tol={self.tol:g} in {worst.steps} steps, its residual "
                 f"is {worst.residual:.1e}; standardize the inputs or raise max_iter."
             )
         return (
-            f"GDNP stopped by itself after {worst.steps} steps at a residual of "
-            f"{worst.residual:.1e}, above tol={self.tol:g}: no step of the direction lowers the "
-            "objective any more; standardize the inputs or raise tol (and check the derivatives of "
-            "a loss of your own)."
+            f"GDNP stopped after {worst.steps} steps at a residual of {worst.residual:.1e}, above "
+            f"tol={self.tol:g}: no direction step lowers the objective; standardize the inputs or "
+            "raise tol (and check the derivatives of a custom loss)."
         )
 
     def _objective(self, design: SignedDesign) -> Objective:
-        """The expectation that was asked for."""
+        """Return the objective by the expectation."""
         if self.expectation not in EXPECTATIONS:
             raise unknown_name("expectation", self.expectation, EXPECTATIONS)
         loss = margin_loss(self.loss)
@@ -208,5 +258,5 @@ class GDNPClassifier(OneVersusRest):
         return GaussianObjective(design, loss, self.quadrature_points)
 
     def _scores(self, inputs: Any) -> Array:
-        """Scores (samples, problems)."""
+        """Return scores (samples, problems)."""
         return np.asarray(inputs @ self.coef_.T + self.intercept_)

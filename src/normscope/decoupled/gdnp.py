@@ -1,30 +1,67 @@
-"""Gradient descent in normalized parametrization: the direction by gradients, then the length."""
+"""Gradient descent in normalized parametrization: direction by gradients, length by bisection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.decoupled.bisection import Bisected, bisect_length
-from normscope.decoupled.gdnp_options import Options
 from normscope.decoupled.halfspace import Direction, Objective
 from normscope.errors import InputError
-
-__all__ = ["Iterate", "criterion", "gdnp"]
+from normscope.registry import unknown_name
 
 Array = NDArray[np.float64]
+Slope = Callable[[float], float]
 
-_SUFFICIENT = 1e-4  # share of the decrease foretold by the slope that a safeguarded step must give
+FORMS = ("exact", "printed")
+_SUFFICIENT = 1e-4  # share of the predicted decrease that a safeguarded step must reach
 _MOST_HALVINGS = 60
-_ROUNDING = 2e-13  # of a mean over many samples, relative
+_ROUNDING = 2e-13  # relative rounding error of a mean over many samples
+_NO_MEAN = 1e-13  # |u| over sqrt(L) that is rounding error
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of GDNP.
+
+    Args:
+        bisections: T_s, largest number of halvings of the length's interval.
+        max_length: bound of the length in magnitude; None for that of the loss.
+        form: "exact", or "printed" for h as the article prints it.
+        safeguard: halve a direction step until the objective decreases. With Gaussian z the
+            article's step always does; on other data it may be too long.
+        length_tolerance: slope along the length that ends the bisection.
+        length_accuracy: the same as a share of the last residual, since the length need not be more
+            accurate than the direction.
+
+    Raises:
+        InputError: for numbers that are not positive.
+        UnknownNameError: for an unknown form.
+    """
+
+    bisections: int = 60
+    max_length: float | None = None
+    form: str = "exact"
+    safeguard: bool = True
+    length_tolerance: float = 0.0
+    length_accuracy: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise unknown_name("form", self.form, FORMS)
+        limit = 1.0 if self.max_length is None else self.max_length
+        if self.bisections < 1 or not 0 < limit < np.inf:
+            raise InputError(
+                "bisections and max_length must be positive and finite, got "
+                f"{self.bisections} and {self.max_length}."
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class Iterate:
-    """One point of the path.
+    """One point of a path of GDNP.
 
     Args:
         step: direction steps taken so far.
@@ -33,11 +70,11 @@ class Iterate:
         norm: |w|_S of the vector before it is scaled to one; only the printed h depends on it.
         value: of the objective.
         gradient: with respect to w_tilde.
-        residual: norm of the gradient (of its directional part, where the length is at its bound)
-            over sqrt(L): does not change with the scale of the inputs.
-        criterion: h(w, gamma) over |w|_S; zero: there is no step of direction to take.
-        bisected: how the length was found.
-        damping: share of the article's step that brought it here.
+        residual: norm of the gradient (of its directional part, if the length is at its bound)
+            over sqrt(L), which does not depend on the scale of the inputs.
+        criterion: h(w, gamma) over |w|_S; if zero, there is no direction step.
+        bisected: the search of the length.
+        damping: share of the article's step that was taken.
     """
 
     step: int
@@ -64,7 +101,7 @@ def criterion(
     norm: float = 1.0,
     form: str = "exact",
 ) -> float:
-    r"""GDNP's h over |w|_S, by which the step of the direction is scaled.
+    r"""Return GDNP's h over |w|_S, which scales the direction step.
 
     .. math:: h = E[\phi'](u^T w) - E[\phi''](u^T w)(u^T \tilde w)
 
@@ -91,7 +128,7 @@ def criterion(
 def gdnp(
     objective: Objective, start: Array, options: Options | None = None, length: float = 1.0
 ) -> Iterator[Iterate]:
-    r"""The path of GDNP, without end unless there is no step left to take.
+    r"""Yield the path of GDNP, which ends only if there is no step left.
 
     .. math::
         w_{t+1} = w_t - s_t \nabla_w f(w_t, \gamma_t), \qquad
@@ -101,13 +138,13 @@ def gdnp(
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
     Args:
-        objective: what is minimized.
+        objective: to minimize.
         start: any vector with u'w and |w|_S not zero.
-        options: how it runs.
-        length: where the first bisection looks first.
+        options: of the method.
+        length: first guess of the first bisection.
 
     Yields:
-        The start with its best length first, then a point after each step.
+        The start with its best length, then a point after each step.
 
     Raises:
         InputError: if the start has |w|_S = 0.
@@ -116,7 +153,7 @@ def gdnp(
     if not np.any(direction.w):
         raise InputError("the start must have |w|_S > 0; take one in the span of the inputs.")
     norm = float(np.linalg.norm(start) / np.linalg.norm(direction.w))
-    found = _bisected(objective, direction, options, (length, 1.0), 0.0)
+    found = _best_length(objective, direction, options, (length, 1.0), 0.0)
     here = _iterate(objective, direction, found, norm, options)
     while True:
         yield here
@@ -128,18 +165,18 @@ def gdnp(
         norm = here.norm * float(np.linalg.norm(_target(objective, here, damping)) / turned)
         moved = float(np.linalg.norm(direction.w - here.direction.w) / turned)
         reach = max(4 * here.length * moved, 1e-15 * (1 + here.length))
-        found = _bisected(objective, direction, options, (here.length, reach), here.residual)
+        found = _best_length(objective, direction, options, (here.length, reach), here.residual)
         here = _iterate(objective, direction, found, norm, options, here.step + 1, damping)
 
 
-def _bisected(
+def _best_length(
     objective: Objective,
     direction: Direction,
     options: Options,
     around: tuple[float, float],
     residual: float,
 ) -> Bisected:
-    """The best length in a direction, looked for around a guess within a reach."""
+    """Return the best length in a direction, searched around a guess within a reach."""
     return bisect_length(
         lambda length: objective.length_slope(direction, length),
         *around,
@@ -158,10 +195,10 @@ def _iterate(
     step: int = 0,
     damping: float = 1.0,
 ) -> Iterate:
-    """The point in this direction and of this length, measured."""
+    """Return the point of a direction and length."""
     length = abs(found.length)
-    if found.length < 0:  # the same point, with the sign in the direction
-        direction = direction.flipped()
+    if found.length < 0:  # move the sign to the direction
+        direction = direction.flip()
     gradient = objective.gradient(direction, length)
     counted = _across(direction, gradient) if found.at_bound else gradient
     return Iterate(
@@ -179,15 +216,15 @@ def _iterate(
 
 
 def _across(direction: Direction, gradient: Array) -> Array:
-    """The part of the gradient that turns the direction."""
+    """Return the part of the gradient that turns the direction."""
     return np.asarray(gradient - (direction.w @ gradient) * direction.moment)
 
 
 def _target(objective: Objective, here: Iterate, damping: float) -> Array:
-    """Where the direction step leads, in units of |w|_S.
+    """Return the result of a direction step, in units of |w|_S.
 
-    The factor gamma of the gradient cancels with that of the step size, and so do the powers of
-    the norm: what remains is the gradient across w over L h.
+    The factor gamma and the powers of the norm cancel with those of the step size, which leaves the
+    gradient across w over L h.
     """
     step = damping / (objective.largest * here.criterion)
     return np.asarray(here.direction.w + step * _across(here.direction, here.gradient))
@@ -196,23 +233,180 @@ def _target(objective: Objective, here: Iterate, damping: float) -> Array:
 def _direction_step(
     objective: Objective, here: Iterate, options: Options
 ) -> tuple[Direction, float] | None:
-    """The next direction and the share of the article's step it took; None if there is none."""
+    """Return the next direction and the share of the article's step taken; None at the end."""
     if here.criterion == 0 or not np.any(here.gradient):
         return None
     if not options.safeguard:
         return objective.direction(_target(objective, here, 1.0)), 1.0
     across = _across(here.direction, here.gradient)
-    sign = -1.0 if here.criterion > 0 else 1.0  # downhill whatever the sign of h
-    foretold = here.length * float(across @ across) / (objective.largest * abs(here.criterion))
+    sign = -1.0 if here.criterion > 0 else 1.0  # a descent direction for either sign of h
+    predicted = here.length * float(across @ across) / (objective.largest * abs(here.criterion))
     rounding = _ROUNDING * abs(here.value)
-    if foretold < rounding:  # the values cannot tell any more whether the step is too long
+    if predicted < rounding:  # values no longer show whether the step is too long
         same = sign * abs(here.damping)
         return objective.direction(_target(objective, here, same)), same
     share = min(1.0, 2 * abs(here.damping))
     for _ in range(_MOST_HALVINGS):
         tried = objective.direction(_target(objective, here, sign * share))
-        least = _SUFFICIENT * share * foretold
+        least = _SUFFICIENT * share * predicted
         if objective.value(tried, here.length) <= here.value - least + rounding:
             return tried, sign * share
         share /= 2
     return None
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """The end of a run of GDNP.
+
+    Args:
+        weights: w_tilde.
+        converged: the residual is within the tolerance.
+        at_bound: the length is at its bound.
+        steps: of the direction.
+        value: of the objective.
+        residual: norm of the gradient over sqrt(L).
+    """
+
+    weights: Array
+    converged: bool
+    at_bound: bool
+    steps: int
+    value: float
+    residual: float
+
+
+def minimum(
+    objective: Objective, options: Options, max_iter: int, tol: float, start: Array | None = None
+) -> Minimum:
+    """Run GDNP until its residual is within the tolerance.
+
+    If u = 0, no direction is better than another, and the result is zero, the minimum of a convex
+    loss.
+
+    Args:
+        objective: to minimize.
+        options: of GDNP.
+        max_iter: largest number of direction steps.
+        tol: of the gradient's norm over sqrt(L).
+        start: first direction; None for -u, the first step of gradient descent from zero.
+
+    Returns:
+        The weights and how they were reached.
+    """
+    size = float(np.linalg.norm(objective.mean))
+    if size <= _NO_MEAN * float(np.sqrt(objective.largest)):
+        nowhere = objective.direction(np.zeros_like(objective.mean))
+        return Minimum(nowhere.w, True, False, 0, objective.value(nowhere, 0.0), 0.0)
+    last: Iterate | None = None
+    for last in gdnp(objective, -objective.mean if start is None else start, options):
+        if last.residual <= tol or last.step >= max_iter:
+            break
+    assert last is not None  # the path has at least its start
+    done = last.residual <= tol
+    at_bound = last.bisected.at_bound
+    return Minimum(last.weights, done, at_bound, last.step, last.value, last.residual)
+
+
+@dataclass(frozen=True, slots=True)
+class Bisected:
+    """A zero of a slope, found by bisection.
+
+    Args:
+        length: the middle of the last interval, or an end of the allowed range.
+        left: left end of the first interval.
+        right: right end of the first interval.
+        at_bound: the slope still points outwards at the end of the allowed range, or underflows.
+        halvings: number of halvings of the interval.
+        early: ended by the tolerance of the slope.
+    """
+
+    length: float
+    left: float
+    right: float
+    at_bound: bool
+    halvings: int
+    early: bool = False
+
+    def mirror(self) -> Bisected:
+        """Return the result for the mirrored slope."""
+        return replace(self, length=-self.length, left=-self.right, right=-self.left)
+
+
+def bisect_length(
+    slope: Slope,
+    guess: float,
+    reach: float,
+    bound: float,
+    halvings: int,
+    tolerance: float = 0.0,
+) -> Bisected:
+    """Find where a slope changes from negative to positive, by bisection around a guess.
+
+    The interval around the guess is doubled until it holds a change of sign, then halved. If the
+    slope reaches zero but never becomes positive, the length goes to the bound.
+
+    Args:
+        slope: derivative of the objective with respect to the length.
+        guess: centre of the first interval.
+        reach: half the width of the first interval.
+        bound: of the length in magnitude.
+        halvings: largest number of halvings; fewer if the interval cannot be halved any more.
+        tolerance: slope that ends the bisection.
+
+    Returns:
+        The length, with the ends of the interval that was halved.
+
+    >>> round(bisect_length(lambda x: x - 2, 0.0, 1.0, 100.0, 50).length, 12)
+    2.0
+    """
+    left, right = max(guess - reach, -bound), min(guess + reach, bound)
+    at_left, at_right = slope(left), slope(right)
+    if at_left == 0 == at_right:  # flat: use the sign at zero
+        at_left = at_right = slope(0.0)
+        if at_left == 0:
+            return Bisected(min(max(guess, -bound), bound), left, right, False, 0, True)
+        left, right = (0.0, max(right, reach)) if at_left < 0 else (min(left, -reach), 0.0)
+        left, right = max(left, -bound), min(right, bound)
+    if at_left > 0 or (at_left == 0 and at_right > 0):
+        ends = (-right, -left)
+        return _search_right(lambda x: -slope(-x), ends, reach, bound, halvings, tolerance).mirror()
+    return _search_right(slope, (left, right), reach, bound, halvings, tolerance)
+
+
+def _search_right(
+    slope: Slope,
+    ends: tuple[float, float],
+    reach: float,
+    bound: float,
+    halvings: int,
+    tolerance: float,
+) -> Bisected:
+    """Search to the right of the left end, where the slope is not positive."""
+    left, right = ends
+    at_right = slope(right)
+    while at_right <= 0 and right < bound:
+        left = right if at_right < 0 else left
+        right, reach = min(right + 2 * reach, bound), 2 * reach
+        at_right = slope(right)
+    if at_right < 0:
+        return Bisected(bound, bound, bound, True, 0)
+    found = _halve(slope, (left, right), at_right > 0, halvings, tolerance)
+    return found or Bisected(bound, bound, bound, True, 0)
+
+
+def _halve(
+    slope: Slope, ends: tuple[float, float], rises: bool, halvings: int, tolerance: float
+) -> Bisected | None:
+    """Halve the interval; return None if the slope is positive nowhere."""
+    low, high = ends
+    done, early = 0, False
+    middle = low + (high - low) / 2
+    while done < halvings:
+        here = slope(middle)
+        rises, early = rises or here > 0, abs(here) <= tolerance
+        if middle in (low, high) or (rises and early):
+            break
+        low, high = (middle, high) if here < 0 else (low, middle)
+        middle, done, early = low + (high - low) / 2, done + 1, False
+    return Bisected(middle, *ends, False, done, early) if rises else None

@@ -1,23 +1,23 @@
-"""One hidden unit of a tanh network as a halfspace problem, its neighbours held fixed."""
+"""A hidden tanh layer, trained unit by unit: each unit is a halfspace problem for GDNP."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.decoupled.halfspace import Direction, SampleObjective
-from normscope.decoupled.margin_losses import MarginLoss
-from normscope.decoupled.signed_design import SignedDesign
-
-__all__ = ["HiddenUnits", "UnitObjective"]
+from normscope.decoupled.design import SignedDesign
+from normscope.decoupled.gdnp import Iterate, Options, gdnp, minimum
+from normscope.decoupled.halfspace import Direction, MarginLoss, SampleObjective
+from normscope.text import Rendered, Table
 
 Array = NDArray[np.float64]
 
-_TANH_CURVATURE = 4 / (3 * math.sqrt(3))  # the largest of |tanh''|
+_TANH_CURVATURE = 4 / (3 * math.sqrt(3))  # largest |tanh''|
+_LONGEST_OUTPUT = 20.0  # root mean square of F beyond which the logistic loss is flat
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,8 @@ class HiddenUnits:
     Args:
         design: the samples.
         loss: of -y F(x).
-        weights: incoming weights (units, size), changed in place while the units take turns.
-        outputs: outgoing weights theta (units,), too.
+        weights: incoming weights (units, size), changed in place by training.
+        outputs: outgoing weights theta (units,), changed in place too.
     """
 
     design: SignedDesign
@@ -40,28 +40,28 @@ class HiddenUnits:
 
     @cached_property
     def quotient(self) -> float:
-        """u'S^{-1}u, or one where u = 0."""
+        """u'S^{-1}u, or one if u = 0."""
         return float(self.design.mean @ self.design.solve(self.design.mean)) or 1.0
 
     def margins(self) -> Array:
-        """Margins z'w of every unit (units, samples)."""
+        """Return the margins z'w of every unit (units, samples)."""
         return np.stack([self.design.margins(w) for w in self.weights])
 
     def activations(self) -> Array:
-        """tanh(z'w) of every unit (samples, units)."""
+        """Return tanh(z'w) of every unit (samples, units)."""
         return np.tanh(self.margins()).T
 
     def value(self) -> float:
-        """The objective."""
+        """Return the objective."""
         losses = self.loss.value(self.activations() @ self.outputs)
         return float(self.design.weights @ losses)
 
     def unit(self, index: int) -> UnitObjective:
-        """The objective as a function of one unit."""
+        """Return the objective as a function of one unit."""
         return UnitObjective(self, index)
 
     def alignment(self) -> Array:
-        """Cosine, in magnitude, of every unit with the line of S^{-1}u, in the product of S."""
+        """Return |cosine| of every unit with the line of S^{-1}u, in the product of S."""
         line = self.design.solve(self.design.mean)
         lengths = np.sqrt([w @ self.design.second_moment(w) for w in self.weights])
         along = np.abs(self.weights @ self.design.second_moment(line))
@@ -72,8 +72,8 @@ class HiddenUnits:
 class UnitObjective(SampleObjective):
     r"""E l(theta tanh(z'w) + rest) over one unit's weights w.
 
-    Where the neighbours lie on the line of S^{-1}u and z is Gaussian, Stein's identity gives the
-    gradient the form of a halfspace's, with the neighbours' terms beside E phi':
+    If the other units lie on the line of S^{-1}u and z is Gaussian, the gradient has the form of a
+    halfspace's by Stein's identity, with terms of the other units beside E phi':
 
     .. math:: \sum_{j \ne i} E[\partial_j \phi'] \left(\frac{1}{u^T S^{-1} u} - 1\right) u^T w_j
 
@@ -97,7 +97,7 @@ class UnitObjective(SampleObjective):
         super().__init__(units.design, self._unit_loss())
 
     def other_terms(self, direction: Direction, length: float) -> float:
-        """The neighbours' terms beside E phi'."""
+        """Return the terms of the other units beside E phi'."""
         activation = np.tanh(length * direction.margins)
         outer = self.outer.curvature(self.output * activation + self.rest)
         return float(self.weights @ (outer * self._steepness(activation) * self.neighbours))
@@ -106,7 +106,7 @@ class UnitObjective(SampleObjective):
         return self.output * (1 - activation**2)
 
     def _unit_loss(self) -> MarginLoss:
-        """The loss of the whole network as a function of this unit's margins."""
+        """Return the loss of the network as a function of this unit's margins."""
         outer, output, rest = self.outer, self.output, self.rest
 
         def value(margins: Array) -> Array:
@@ -122,11 +122,11 @@ class UnitObjective(SampleObjective):
             bent = outer.slope(whole) * -2 * activation * steepness
             return np.asarray(outer.curvature(whole) * steepness**2 + bent)
 
-        longest = 20.0  # tanh is flat beyond: longer weights change nothing
+        longest = 20.0  # tanh is flat beyond
         return MarginLoss(value, slope, curvature, *self._bounds(), longest)
 
     def _bounds(self) -> tuple[float | None, float | None]:
-        """Bounds of the unit's slope and curvature, where the outer loss has them."""
+        """Return bounds of the unit's slope and curvature, if the outer loss has them."""
         first, second = self.outer.slope_bound, self.outer.curvature_bound
         if first is None or second is None:
             return None, None
@@ -134,7 +134,7 @@ class UnitObjective(SampleObjective):
         return first * own, second * own**2 + first * own * _TANH_CURVATURE
 
     def _constant(self, units: HiddenUnits, index: int) -> tuple[float, float]:
-        """Bounds of the factor of u in the gradient: a fixed part, and one times the length."""
+        """Return bounds of the factor of u in the gradient: a constant, and one per length."""
         first, second = self._bounds()
         if first is None or second is None or self.outer.curvature_bound is None:
             return math.nan, math.nan
@@ -142,3 +142,178 @@ class UnitObjective(SampleObjective):
         shifts = np.abs(units.weights @ units.design.mean) * abs(1 / units.quotient - 1)
         others = np.delete(bound * shifts, index).sum()
         return first + float(others), second * math.sqrt(min(units.quotient, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class UnitPath:
+    r"""A run of GDNP on one unit: its gradient, and the article's bound with a valid constant.
+
+    .. math::
+        |\nabla f|_{S^{-1}}^2 \le (1 - \mu/L)^{2t}\, C\, (\rho(w_0) - \rho^*)
+        + \left(2^{-T_s} \zeta |b - a| / \mu\right)^2
+
+    It is proved for Gaussian z = -yx with the other units on the line of S^{-1}u. On other data the
+    gradient may exceed it.
+
+    Reference: kohler2018, as told in the encyclopaedia article on batch normalization. C bounds
+    the square of the factor of u in the gradient along the path.
+
+    Args:
+        unit: its index.
+        gradient: squared norm of the gradient in S^{-1} at every step; NaN if S is not formed.
+        bound: the right side at every step, assuming Gaussian z; NaN if S is not formed.
+        residual: norm of the last gradient over sqrt(L).
+        steps: number of direction steps.
+    """
+
+    unit: int
+    gradient: Array
+    bound: Array
+    residual: float
+    steps: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trained(Rendered):
+    """A network after training.
+
+    Args:
+        units: the network.
+        first: the run of each unit in the first sweep.
+        last: the run of each unit in the last sweep.
+        sweeps: number of sweeps.
+        converged: the last sweep lowered the objective by no more than the tolerance.
+    """
+
+    units: HiddenUnits
+    first: list[UnitPath]
+    last: list[UnitPath]
+    sweeps: int
+    converged: bool
+
+    def to_dict(self) -> dict[str, int | bool]:
+        """Return the number of units and sweeps, and whether training converged."""
+        return {"units": len(self.last), "sweeps": self.sweeps, "converged": self.converged}
+
+    def _table(self) -> Table:
+        return Table(self.to_dict(), "Hidden units, trained one at a time")
+
+
+def train_units(
+    units: HiddenUnits,
+    starts: Array | None,
+    options: Options,
+    *,
+    unit_steps: int,
+    max_sweeps: int,
+    tol: float,
+    refit: bool,
+) -> Trained:
+    """Sweep over the units until the objective stops decreasing; changes them in place.
+
+    Args:
+        units: the network.
+        starts: first directions, instead of the units' weights in the first sweep.
+        options: of GDNP; the bisection ends at a thousandth of ``tol``.
+        unit_steps: largest number of direction steps of a unit in one sweep.
+        max_sweeps: largest number of sweeps over all units.
+        tol: a sweep that lowers the objective by no more than this is the last.
+        refit: optimize the outgoing weights after each sweep.
+
+    Returns:
+        The network and the runs of its units.
+    """
+    tolerance = tol / 100  # of the gradients, whose squares change the objective
+    options = replace(options, length_tolerance=tolerance / 10)
+    first: list[UnitPath] = []
+    before = np.inf
+    converged, count = False, 0
+    while not converged and count < max_sweeps:
+        paths = sweep(units, options, unit_steps, tolerance, starts)
+        first, starts = first or paths, None
+        if refit:
+            refit_outputs(units, unit_steps, tolerance)
+        value = units.value()
+        converged, before, count = before - value <= tol, value, count + 1
+    return Trained(units, first, paths, count, converged)
+
+
+def sweep(
+    units: HiddenUnits, options: Options, steps: int, tol: float, starts: Array | None = None
+) -> list[UnitPath]:
+    """Train every unit once by GDNP; the units' weights are changed in place.
+
+    Args:
+        units: the network.
+        options: of GDNP.
+        steps: largest number of direction steps for each unit.
+        tol: of each unit's gradient norm over sqrt(L).
+        starts: first directions (units, size), instead of the units' weights.
+
+    Returns:
+        The run of each unit.
+    """
+    paths = []
+    for index in range(len(units.weights)):
+        objective = units.unit(index)
+        start = units.weights[index] if starts is None else starts[index]
+        own = float(np.sqrt(start @ units.design.second_moment(start)))
+        points = []
+        for point in gdnp(objective, start, options, 1.0 if starts is not None else own):
+            points.append(point)
+            if point.residual <= tol or point.step >= steps:
+                break
+        before = objective.value(objective.direction(units.weights[index]), own)
+        if starts is not None or points[-1].value <= before:
+            units.weights[index] = points[-1].weights
+        paths.append(_unit_path(index, objective, points, options))
+    return paths
+
+
+def _unit_path(
+    index: int, objective: UnitObjective, points: list[Iterate], options: Options
+) -> UnitPath:
+    last = points[-1]
+    nothing = np.full(len(points), np.nan)
+    path = UnitPath(index, nothing, nothing, last.residual, last.step)
+    if not objective.design.formed or not objective.smallest:
+        return path
+    gradient = [float(p.gradient @ objective.design.solve(p.gradient)) for p in points]
+    bound = _bound(objective, points, options.length_tolerance)
+    return replace(path, gradient=np.array(gradient), bound=bound)
+
+
+def _bound(objective: UnitObjective, points: list[Iterate], tolerance: float) -> Array:
+    """Return the right side of the unit's inequality at every step."""
+    assert objective.smallest is not None
+    ratio = 1 - objective.smallest / objective.largest
+    quotient = float(objective.mean @ objective.design.solve(objective.mean))
+    gap = max(quotient - points[0].direction.mean ** 2, 0.0)
+    fixed, per_length = objective.constant
+    smoothness = (objective.loss.curvature_bound or np.nan) * objective.largest
+    bounds = []
+    for point in points:
+        factor = (fixed + per_length * point.length) ** 2
+        width = point.bisected.right - point.bisected.left
+        slack = 2.0**-point.bisected.halvings * smoothness * width / objective.smallest
+        slack = min(slack, tolerance) if point.bisected.early else slack
+        bounds.append(ratio ** (2 * point.step) * factor * gap + slack**2)
+    return np.array(bounds)
+
+
+def refit_outputs(units: HiddenUnits, max_iter: int, tol: float) -> None:
+    """Optimize the outgoing weights by GDNP on the activations, in place.
+
+    Args:
+        units: the network.
+        max_iter: largest number of steps.
+        tol: of the gradient's norm over sqrt(L).
+    """
+    activations = units.activations()  # they include the sign -y, so that z = activations
+    design = SignedDesign(activations, np.full(len(activations), -1.0), False, units.design.weights)
+    options = Options(max_length=_LONGEST_OUTPUT, length_tolerance=tol / 10)
+    before = units.value()
+    start = units.outputs if np.any(units.outputs) else None
+    found = minimum(SampleObjective(design, units.loss), options, max_iter, tol, start)
+    if found.value <= before:
+        units.outputs[:] = found.weights

@@ -1,29 +1,24 @@
-"""The inequalities that GDNP is proved to keep on Gaussian halfspaces, left and right sides."""
+"""Both sides of the inequalities proved for GDNP on Gaussian halfspaces."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.decoupled.design import SignedDesign
 from normscope.decoupled.gdnp import Iterate
 from normscope.decoupled.halfspace import Objective
-from normscope.decoupled.signed_design import SignedDesign
+from normscope.decoupled.paths import PathResult
 from normscope.errors import InputError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["Inequalities", "direction_constant", "inequalities"]
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Inequalities:
+@dataclass(frozen=True, eq=False, repr=False)
+class Inequalities(PathResult):
     r"""Both inequalities and their sum, at every point of a path.
 
     .. math::
@@ -41,9 +36,9 @@ class Inequalities:
         direction_left: of the first.
         direction_right: of the first.
         length_left: of the second.
-        length_right: of the second; nan where the length is at its bound.
+        length_right: of the second; NaN if the length is at its bound.
         whole_left: of the third.
-        whole_right: of the third; nan too.
+        whole_right: of the third; NaN if the length is at its bound.
     """
 
     direction_left: Array
@@ -53,32 +48,20 @@ class Inequalities:
     whole_left: Array
     whole_right: Array
 
-    def to_dict(self) -> dict[str, list[float]]:
-        """Plain numbers."""
-        return {each.name: getattr(self, each.name).tolist() for each in fields(self)}
+    def _columns(self) -> dict[str, Array]:
+        return dict(vars(self))
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row per point."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_dict())
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        sides = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
-        shown = np.unique(np.linspace(0, len(self.whole_left) - 1, 6).astype(int)).tolist()
-        rows = [{"point": t, **{name: float(s[t]) for name, s in sides.items()}} for t in shown]
-        return table_html(rows, "inequalities of GDNP, left and right sides")
+    def _heading(self) -> tuple[str, list[str]]:
+        return "inequalities of GDNP, left and right sides", []
 
 
 def direction_constant(slope_bound: float, quotient: float) -> float:
-    r"""A bound of the factor c_1 = E phi' - E phi'' u'w_tilde of the gradient.
+    r"""Return a bound of the factor c_1 = E phi' - E phi'' u'w_tilde of the gradient.
 
     .. math:: |c_1| \le \max|\phi'|\; E|1 + t n|, \quad t^2 = q / (1 - q), \; q = u^T S^{-1} u
 
     with standard normal n, by Stein's identity. The article's Phi, read as a bound of phi' alone,
-    is too small: the sigmoid exceeds it where (u'w)^2 > \|w\|_S^2 / 2.
+    is too small: the sigmoid exceeds it if (u'w)^2 > \|w\|_S^2 / 2.
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
@@ -104,12 +87,12 @@ def direction_constant(slope_bound: float, quotient: float) -> float:
 
 
 def inequalities(objective: Objective, design: SignedDesign, path: list[Iterate]) -> Inequalities:
-    """Left and right sides along a path of GDNP.
+    """Return the left and right sides along a path of GDNP.
 
     Args:
-        objective: what was minimized, with a loss whose bounds are known.
+        objective: that was minimized, with a loss whose bounds are known.
         design: the samples with the moments of the objective.
-        path: the points, from the first on.
+        path: its points, from the first on.
 
     Returns:
         Both sides of each inequality.
@@ -148,7 +131,7 @@ def _bisection_bound(point: Iterate, lipschitz: float) -> float:
 
 
 def _squares(objective: Objective, design: SignedDesign, point: Iterate) -> tuple[float, float]:
-    """Squared norm in S^{-1} of the gradient across w, and squared slope along the length."""
+    """Return the squared S^{-1} norm of the gradient across w, and the squared length slope."""
     along = float(point.direction.w @ point.gradient)
     across = point.gradient - along * point.direction.moment
     return float(across @ design.solve(across)), objective.length_slope(

@@ -1,22 +1,26 @@
-"""Ordinary least squares by five methods, with the rate that normalization is proved to have."""
+"""Ordinary least squares by five methods, with the rate proved for normalization.
+
+In the eigenbasis of S the gradient at w* + e is 2 lambda e. Each method is a recursion of the error
+e: it gives the same path as one of w, without losing the error to the rounding of w.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from normscope.decoupled.least_squares_methods import METHODS, Quadratic, States
-from normscope.decoupled.least_squares_path import LeastSquaresPath
+from normscope.decoupled.paths import LeastSquaresPath
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.registry import unknown_name
 
-__all__ = ["ordinary_least_squares"]
-
 Array = NDArray[np.float64]
+States = Iterator[tuple[Array, float]]
 
 
 def ordinary_least_squares(
@@ -30,7 +34,7 @@ def ordinary_least_squares(
     start: Sequence[float] | Array | None = None,
     learning_rate: float | None = None,
 ) -> LeastSquaresPath:
-    r"""The path of an optimizer on least squares, and the bound of the normalized one beside it.
+    r"""Return the path of an optimizer on least squares, with the bound of the normalized one.
 
     .. math::
         f(\tilde w) = 2 u^T \tilde w + \tilde w^T S \tilde w, \quad S = E[xx^T],\; u = E[-yx];
@@ -38,11 +42,12 @@ def ordinary_least_squares(
 
     .. math:: \rho(w_t) - \rho^* \le (1 - \mu/L)^{2t} (\rho(w_0) - \rho^*)
 
-    The bound is claimed for "gdnp". For "gd" (at its own learning rate 1/(2L)) and "cg" the same
-    factor holds for the whole objective, ``.excess``; for "agd" and "bn_gd" nothing is claimed.
+    The bound is claimed for "gdnp". For "gd" (at its default learning rate 1/(2L)) and "cg" the
+    same factor holds for the whole objective, ``.excess``; for "agd" and "bn_gd" nothing is
+    claimed.
 
-    The path is computed about the minimizer, in the eigenbasis of S: the same iterates, but gaps
-    keep their relative accuracy far below the rounding of the objective itself.
+    The path is computed relative to the minimizer, in the eigenbasis of S, so that gaps keep their
+    relative accuracy far below the rounding error of the objective.
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization, whose
     objective has a misprint: gamma squared is a term of its own. Notation: mu and L are the
@@ -51,32 +56,32 @@ def ordinary_least_squares(
     Args:
         X: samples (samples, features), with ``y``; not centred here.
         y: targets (samples,).
-        S: second moment (features, features), with ``u``, in place of samples.
+        S: second moment (features, features), with ``u``, instead of samples.
         u: E[-y x] (features,).
         method: "gd" on w_tilde; "bn_gd" on (w, gamma) with one constant rate; "gdnp" with the
             step w'Sw/(2 L \|rho\|) and the best length; "agd", Nesterov's for strongly convex
             functions; "cg", conjugate gradients.
-        steps: how many to take.
-        start: first weights; None for -u, where gradient descent from zero goes first.
+        steps: number of steps.
+        start: first weights; None for -u, the first step of gradient descent from zero.
         learning_rate: of "gd", "agd" (None: 1/(2L)) and "bn_gd" (None: 1/(2 max(L, 1)), the
-            largest that both its curvatures stand at the start); the others take none.
+            largest that is stable for both its curvatures at the start); the others take none.
 
     Returns:
         The points before each step with their gaps, and ``.coef`` after the last. A path that
-        diverges ends in infinite numbers, or nan.
+        diverges ends in infinity or NaN.
 
     Raises:
-        InputError: for input that leaves nothing to optimize (u = 0, or a start with u'w = 0 for a
-            normalized method), for u outside the range of S, or arguments out of their range.
+        InputError: if there is nothing to optimize (u = 0, or a start with u'w = 0 for a
+            normalized method), for u outside the range of S, or arguments out of range.
         ArgumentTypeError: for a sparse matrix.
-        UnknownNameError: for a method that is not among them.
+        UnknownNameError: for an unknown method.
 
     >>> path = ordinary_least_squares(S=np.diag([1.0, 4.0]), u=[-1.0, -4.0], steps=30)
     >>> bool((path.gap <= path.bound).all()), path.coef.round(3)
     (True, array([1., 1.]))
     """
     _check(method, steps, learning_rate)
-    eigenvalues, basis, turned = _spectrum(*_given(X, y, S, u))
+    eigenvalues, basis, turned = _spectrum(*_moments(X, y, S, u))
     first = -turned if start is None else _vector(start, len(basis), "start") @ basis
     quadratic = Quadratic(eigenvalues, -turned / eigenvalues)
     if method in ("gdnp", "bn_gd") and quadratic.overlap(first) == 0:
@@ -102,7 +107,7 @@ def _check(method: str, steps: int, learning_rate: float | None) -> None:
 
 
 def _path(quadratic: Quadratic, states: States, basis: Array, method: str) -> LeastSquaresPath:
-    """The states in the original coordinates; the last is only the result."""
+    """Return the states in the original coordinates; the last is the result."""
     with np.errstate(over="ignore", invalid="ignore"):  # divergence is an outcome
         errors, excess = zip(*states, strict=True)
         gap = np.array([quadratic.gap(error) for error in errors[:-1]])
@@ -122,8 +127,8 @@ def _path(quadratic: Quadratic, states: States, basis: Array, method: str) -> Le
     )
 
 
-def _given(inputs: Any, targets: Any, moment: Any, mean: Any) -> tuple[Array, Array, bool]:
-    """A matrix, u, and whether the matrix holds samples."""
+def _moments(inputs: Any, targets: Any, moment: Any, mean: Any) -> tuple[Array, Array, bool]:
+    """Return a matrix, u, and whether the matrix holds samples."""
     if (inputs is None) != (targets is None) or (moment is None) != (mean is None):
         raise InputError("give X with y, or S with u.")
     if (inputs is None) == (moment is None):
@@ -154,8 +159,8 @@ def _check_finite(name: str, values: Array) -> None:
     wrong = int(np.size(values) - np.isfinite(values).sum())
     if wrong:
         raise InputError(
-            f"{name} must be finite, got {wrong} entries that are nan or infinite; leave out or "
-            "fill in those samples."
+            f"{name} must be finite, got {wrong} entries that are NaN or infinite; drop or fill "
+            "those samples."
         )
 
 
@@ -168,8 +173,8 @@ def _vector(values: Any, size: int, name: str) -> Array:
 
 
 def _spectrum(matrix: Array, mean: Array, samples: bool) -> tuple[Array, Array, Array]:
-    """Eigenvalues of S that are not zero, their basis, and u in that basis."""
-    if samples:  # singular values of the samples: twice the digits of the eigenvalues of S
+    """Return the nonzero eigenvalues of S, their basis, and u in that basis."""
+    if samples:  # singular values have twice the digits of the eigenvalues of S
         _, roots, rows = np.linalg.svd(matrix, full_matrices=False)
         eigenvalues, basis = roots[::-1] ** 2, rows[::-1].T
         kept = roots[::-1] > roots[0] * max(matrix.shape) * np.finfo(float).eps
@@ -188,3 +193,141 @@ def _spectrum(matrix: Array, mean: Array, samples: bool) -> tuple[Array, Array, 
     if np.linalg.norm(mean - basis[:, kept] @ turned[kept]) > 1e-8 * np.linalg.norm(mean):
         raise InputError("u lies outside the range of S: the objective has no minimum.")
     return eigenvalues[kept], basis[:, kept], turned[kept]
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """The objective 2 u'w + w'Sw in the eigenbasis of S.
+
+    Args:
+        eigenvalues: ascending, all positive.
+        minimizer: -S^{-1} u.
+    """
+
+    eigenvalues: Array
+    minimizer: Array
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Smallest and largest eigenvalue."""
+        return float(self.eigenvalues[0]), float(self.eigenvalues[-1])
+
+    @cached_property
+    def best(self) -> float:
+        """rho* = -u'S^{-1}u, the least value."""
+        return -self.square(self.minimizer)
+
+    def square(self, vector: Array) -> float:
+        """Return |v|_S^2."""
+        return float(self.eigenvalues @ vector**2)
+
+    def overlap(self, vector: Array) -> float:
+        """Return the S product of minimizer and vector, -u'v."""
+        return float((self.eigenvalues * self.minimizer) @ vector)
+
+    def gap(self, error: Array) -> float:
+        """Return rho(w* + e) - rho*, the excess at the best length."""
+        across = error + (self.overlap(error) / self.best) * self.minimizer
+        whole = self.square(self.minimizer + error)
+        return self.square(across) * -self.best / whole if whole > 0 else -self.best
+
+    def at_best_length(self, error: Array) -> tuple[Array, float]:
+        """Return the error at the best length, and the factor of the length."""
+        point = self.minimizer + error
+        change = -float((self.eigenvalues * error) @ point) / self.square(point)
+        return change * self.minimizer + (1 + change) * error, 1 + change
+
+
+def _gradient_descent(
+    quadratic: Quadratic, start: Array, steps: int, learning_rate: float | None
+) -> States:
+    """Plain gradient descent on the weights."""
+    rate = 1 / (2 * quadratic.ends[1]) if learning_rate is None else learning_rate
+    factor = 1 - 2 * rate * quadratic.eigenvalues
+    error = start - quadratic.minimizer
+    for _ in range(steps + 1):
+        yield error, quadratic.square(error)
+        error = factor * error
+
+
+def _gdnp(quadratic: Quadratic, start: Array, steps: int, learning_rate: float | None) -> States:
+    """Gradient descent on rho with the article's step, at the best length.
+
+    With that step it is gradient descent at the rate 1/(2L), with the best length after each step.
+    """
+    del learning_rate
+    factor = 1 - quadratic.eigenvalues / quadratic.ends[1]
+    error, _ = quadratic.at_best_length(start - quadratic.minimizer)
+    for _ in range(steps + 1):
+        yield error, quadratic.square(error)
+        error, _ = quadratic.at_best_length(factor * error)
+
+
+def _normalized_descent(
+    quadratic: Quadratic, start: Array, steps: int, learning_rate: float | None
+) -> States:
+    """Gradient descent on w and gamma together, as in a network with batch normalization.
+
+    Notation: w = c (w* + e) with e at the best length a, and gamma = a + d. If c is negative, the
+    signs of both w and gamma are flipped, which leaves the path unchanged.
+    """
+    rate = 1 / (2 * max(quadratic.ends[1], 1.0)) if learning_rate is None else learning_rate
+    error, factor = quadratic.at_best_length(start - quadratic.minimizer)
+    size = 1 / factor
+    length = float(np.sqrt(quadratic.square(quadratic.minimizer + error)))
+    off = size * length - length  # the network starts at the start itself
+    for _ in range(steps + 1):
+        point = quadratic.minimizer + error
+        yield off / length * point + error, off**2 + quadratic.square(error)
+        gamma = length + off
+        pull = 2 * rate * gamma / (size**2 * length)
+        error, factor = quadratic.at_best_length(error - pull * quadratic.eigenvalues * error)
+        size, before = size / factor, length
+        length = float(np.sqrt(quadratic.square(quadratic.minimizer + error)))
+        off = (1 - 2 * rate) * off
+        # if w crosses u'w = 0, gamma changes its sign too
+        off = off + before - length if factor > 0 else -(off + before) - length
+
+
+def _accelerated(
+    quadratic: Quadratic, start: Array, steps: int, learning_rate: float | None
+) -> States:
+    """Nesterov's method for strongly convex functions."""
+    smallest, largest = quadratic.ends
+    rate = 1 / (2 * largest) if learning_rate is None else learning_rate
+    root = float(np.sqrt(largest / smallest))
+    momentum = (root - 1) / (root + 1)
+    factor = 1 - 2 * rate * quadratic.eigenvalues
+    error = before = start - quadratic.minimizer
+    for _ in range(steps + 1):
+        yield error, quadratic.square(error)
+        error, before = factor * (error + momentum * (error - before)), error
+
+
+def _conjugate_gradients(
+    quadratic: Quadratic, start: Array, steps: int, learning_rate: float | None
+) -> States:
+    """Conjugate gradients; they stay at the minimum once the residual is zero."""
+    del learning_rate
+    error = start - quadratic.minimizer
+    residual = -quadratic.eigenvalues * error
+    search = residual.copy()
+    for _ in range(steps + 1):
+        yield error, quadratic.square(error)
+        power, curvature = float(residual @ residual), quadratic.square(search)
+        if power == 0 or curvature == 0:
+            continue
+        error = error + (power / curvature) * search
+        residual = -quadratic.eigenvalues * error
+        search = residual + (float(residual @ residual) / power) * search
+
+
+Method = Callable[[Quadratic, Array, int, float | None], States]
+
+METHODS: dict[str, Method] = {
+    "gd": _gradient_descent,
+    "bn_gd": _normalized_descent,
+    "gdnp": _gdnp,
+    "agd": _accelerated,
+    "cg": _conjugate_gradients,
+}

@@ -1,4 +1,4 @@
-"""A network with one hidden tanh layer, its units learned in turn by GDNP."""
+"""A network with one hidden tanh layer learned by GDNP, as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
-from normscope.decoupled.alternation import Trained, train_units
-from normscope.decoupled.gdnp_options import Options
-from normscope.decoupled.hidden_units import HiddenUnits
-from normscope.decoupled.margin_losses import margin_loss
-from normscope.decoupled.one_versus_rest import OneVersusRest
-from normscope.decoupled.second_moment import SecondMoment
-from normscope.decoupled.signed_design import SignedDesign
+from normscope.decoupled.classifier import OneVersusRest
+from normscope.decoupled.design import SecondMoment, SignedDesign
+from normscope.decoupled.gdnp import Options
+from normscope.decoupled.halfspace import margin_loss
+from normscope.decoupled.hidden_units import HiddenUnits, Trained, train_units
 from normscope.errors import InputError
 from normscope.registry import unknown_name
-
-__all__ = ["GDNPMLPClassifier"]
 
 Array = NDArray[np.float64]
 
@@ -33,28 +29,28 @@ class GDNPMLPClassifier(OneVersusRest):
 
     .. math:: F(x) = \sum_i \theta_i \tanh(x^T \tilde w^{(i)}), \qquad \min E\, l(-y F(x))
 
-    In each sweep every unit takes its turn at GDNP while the others are held fixed; then, if asked
-    for, the outgoing weights are chosen anew. More than two classes are learned one against the
+    In each sweep every unit is trained by GDNP while the others are fixed; then the outgoing
+    weights are optimized, unless they are fixed. More than two classes are learned one against the
     rest.
 
     For Gaussian z = -yx the units of a joint critical point lie on one line, that of S^{-1}u, if
     the matrix of mean second derivatives by the units' margins is invertible there. The best joint
-    minimum need not be such a point: where the matrix is singular, units may lie off the line. Unit
-    by unit from zero the path leads to the line; from random weights it may end before
+    minimum need not be such a point: if the matrix is singular, units may lie off the line. Trained
+    unit by unit from zero, units reach the line; from random weights they may not
     (``alignment_``).
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
     Args:
-        hidden_units: how many.
+        hidden_units: number of hidden units.
         loss: l, as for :class:`~normscope.decoupled.GDNPClassifier`.
-        max_iter: sweeps over all units, at most.
-        unit_steps: direction steps of a unit in one sweep, at most.
-        tol: end when a sweep lowers the objective by no more than this.
+        max_iter: largest number of sweeps over all units.
+        unit_steps: largest number of direction steps of a unit in one sweep.
+        tol: decrease of the objective in a sweep at which to stop.
         fit_intercept: centre the inputs and add a constant column to them.
         output_weights: "refit" after each sweep, or "fixed" at one.
-        start: "random" weights, or "zero": every unit from nothing, in the direction -u first.
-        bisections: T_s, halvings per length, at most.
+        start: "random" weights, or "zero", with the first direction -u.
+        bisections: T_s, largest number of halvings per length.
         random_state: of the random start.
 
     Attributes:
@@ -62,12 +58,12 @@ class GDNPMLPClassifier(OneVersusRest):
         hidden_coef_: incoming weights (problems, units, features).
         hidden_intercept_: their biases (problems, units).
         output_coef_: theta (problems, units).
-        n_iter_: sweeps, at least 1; the most over the problems.
+        n_iter_: sweeps, at least 1; the largest over the problems.
         converged_: every problem ended by ``tol``.
         objective_: value of the objective for each problem.
-        unit_paths_: for each problem, the first turn of each unit:
-            :class:`~normscope.decoupled.UnitPath`, gradient beside the bound it keeps to if z is
-            Gaussian and its neighbours lie on the line.
+        unit_paths_: for each problem, the :class:`~normscope.decoupled.UnitPath` of each unit in
+            the first sweep: gradients, and their bound if z is Gaussian and the other units lie on
+            the line.
         alignment_: cosines of the units with the line of S^{-1}u (problems, units).
 
     Examples:
@@ -145,10 +141,10 @@ class GDNPMLPClassifier(OneVersusRest):
             )
 
     def _train(self, design: SignedDesign, random: np.random.RandomState) -> Trained:
-        """The network for one binary problem."""
+        """Train the network of one binary problem."""
         shape = (self.hidden_units, design.size)
         drawn = random.standard_normal(shape)
-        drawn[:, np.flatnonzero(design.moments.variances == 0)] = 0.0  # columns of no use
+        drawn[:, np.flatnonzero(design.moments.variances == 0)] = 0.0  # constant columns
         scale = np.sqrt([w @ design.second_moment(w) for w in drawn])[:, None]
         drawn /= np.where(scale > 0, scale, 1)
         starts = None
@@ -167,7 +163,7 @@ class GDNPMLPClassifier(OneVersusRest):
         )
 
     def _scores(self, inputs: Any) -> Array:
-        """Scores (samples, problems)."""
+        """Return scores (samples, problems)."""
         nets = zip(self.hidden_coef_, self.hidden_intercept_, self.output_coef_, strict=True)
         return np.stack(
             [np.tanh(np.asarray(inputs @ w.T) + bias) @ out for w, bias, out in nets], axis=1

@@ -1,27 +1,22 @@
-"""The generalized Rayleigh quotient, climbed by gradients, and the rate that is true of it."""
+"""Gradient ascent on a generalized Rayleigh quotient, with its rate corrected."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
+from normscope.decoupled.paths import PathResult
 from normscope.errors import InputError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["RayleighPath", "rayleigh_ascent"]
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class RayleighPath:
-    """Quotients of a path and the ratio that contracts.
+@dataclass(frozen=True, eq=False, repr=False)
+class RayleighPath(PathResult):
+    """Quotients along a path and the ratio that contracts.
 
     Args:
         rho: w'Bw / w'Aw at every point.
@@ -35,28 +30,15 @@ class RayleighPath:
     bound: Array
     eigenvalues: Array
 
-    def to_dict(self) -> dict[str, list[float]]:
-        """Plain numbers."""
-        return {each.name: getattr(self, each.name).tolist() for each in fields(self)}
+    def _columns(self) -> dict[str, Array]:
+        return {"rho": self.rho, "ratio": self.ratio, "bound": self.bound}
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row per point."""
-        import pandas as pd
-
-        columns = {"rho": self.rho, "ratio": self.ratio, "bound": self.bound}
-        return pd.DataFrame(columns, index=pd.RangeIndex(len(self.rho), name="step"))
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        shown = np.unique(np.linspace(0, len(self.rho) - 1, 6).astype(int)).tolist()
-        columns = {"rho": self.rho, "ratio": self.ratio, "bound": self.bound}
-        rows = [{"step": t, **{name: float(c[t]) for name, c in columns.items()}} for t in shown]
-        return table_html(rows, "gradient ascent on a Rayleigh quotient")
+    def _heading(self) -> tuple[str, list[str]]:
+        return "gradient ascent on a Rayleigh quotient", []
 
 
 def rayleigh_ascent(B: Array, A: Array, start: Array, steps: int) -> RayleighPath:  # noqa: N803
-    r"""Gradient ascent on w'Bw / w'Aw in the geometry of A.
+    r"""Run gradient ascent on w'Bw / w'Aw in the geometry of A.
 
     .. math::
         \frac{\lambda_1 - \rho(w_t)}{\rho(w_t) - \lambda_2} \le

@@ -36,7 +36,7 @@ def test_path_that_ends_itself_does_not_ask_for_more_steps():
     true, calls = margin_loss("logistic"), itertools.count()
     # a value that rises with every call, whatever the slopes say: no step ever lowers it
     rising = MarginLoss(lambda m: true.value(m) + next(calls), true.slope, true.curvature)
-    with pytest.warns(ConvergenceWarning, match="stopped by itself after 0 steps") as caught:
+    with pytest.warns(ConvergenceWarning, match="stopped after 0 steps") as caught:
         model = GDNPClassifier(rising).fit(inputs, signs)
     assert "max_iter" not in str(caught[0].message)
     assert not model.converged_

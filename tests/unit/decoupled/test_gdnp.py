@@ -16,7 +16,7 @@ from normscope.decoupled import (
     gdnp,
     margin_loss,
 )
-from normscope.decoupled.bisection import bisect_length
+from normscope.decoupled.gdnp import bisect_length
 from normscope.errors import InputError, ShapeError, UnknownNameError
 
 

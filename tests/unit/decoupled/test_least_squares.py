@@ -131,8 +131,8 @@ def test_diverging_path_is_an_outcome():
 def test_path_prints_as_a_table_and_becomes_a_frame(tmp_path):
     second, mean, _ = problem(10.0)
     path = ordinary_least_squares(S=second, u=mean, steps=20)
-    assert str(path).splitlines()[1].split() == ["step", "rho", "gap", "bound"]
-    assert len(str(path).splitlines()) <= 10
+    assert str(path).splitlines()[1].split() == ["step", "rho", "gap", "bound", "excess"]
+    assert len(str(path).splitlines()) <= 12
     frame = path.to_dataframe()
     assert list(frame.columns) == ["rho", "gap", "bound", "excess"]
     assert len(frame) == 20

@@ -17,7 +17,7 @@ from normscope.decoupled import (
     SignedDesign,
     margin_loss,
 )
-from normscope.decoupled.alternation import refit_outputs
+from normscope.decoupled.hidden_units import refit_outputs
 from normscope.errors import InputError, UnknownNameError
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from normscope.decoupled import GDNPClassifier, GDNPMLPClassifier, SignedDesign
-from normscope.decoupled.columns import column_centres, column_variances
-from normscope.decoupled.second_moment import SecondMoment
+from normscope.decoupled import GDNPClassifier, GDNPMLPClassifier, SecondMoment, SignedDesign
+from normscope.decoupled.design import column_centres, column_variances
 from normscope.errors import NormscopeWarning
 
 CROSSED = np.array(

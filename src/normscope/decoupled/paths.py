@@ -1,4 +1,4 @@
-"""The path of a method on least squares, as table, frame and plot."""
+"""Paths of optimizers as results: tables of evenly spaced points, data frames, plots."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.text import text_table
+from normscope.text import Rendered, Table
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["LeastSquaresPath"]
-
 Array = NDArray[np.float64]
 
+_SHOWN = 6  # points in a table
 _CLAIMED = {
     "gdnp": "the bound is proved for the gap of this method",
     "gd": "the bound's factor is proved for the excess of this method",
@@ -27,12 +26,42 @@ _CLAIMED = {
 }
 
 
+class PathResult(Rendered):
+    """Mixin for paths: one row per step in `to_dataframe`, some of them in the table."""
+
+    def _columns(self) -> dict[str, Array]:
+        """Return the values at every step, by name."""
+        raise NotImplementedError
+
+    def _heading(self) -> tuple[str, list[str]]:
+        """Return the title of the table and the notes below it."""
+        raise NotImplementedError
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row per step."""
+        import pandas as pd
+
+        columns = self._columns()
+        steps = len(next(iter(columns.values())))
+        return pd.DataFrame(columns, index=pd.RangeIndex(steps, name="step"))
+
+    def _table(self) -> Table:
+        columns = self._columns()
+        last = len(next(iter(columns.values()))) - 1
+        shown = np.unique(np.linspace(0, last, _SHOWN).astype(int)).tolist()
+        rows = [
+            {"step": step} | {name.replace("_", " "): float(c[step]) for name, c in columns.items()}
+            for step in shown
+        ]
+        return Table(rows, *self._heading())
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class LeastSquaresPath:
+class LeastSquaresPath(PathResult):
     """The points before each step, and the result after the last.
 
     Args:
-        method: which one it was.
+        method: its name.
         rho: rho(w_t), the objective at the best length (steps,).
         gap: rho(w_t) - rho*, to full relative accuracy.
         bound: (1 - mu/L)^(2t) times the first gap.
@@ -57,19 +86,19 @@ class LeastSquaresPath:
 
     @property
     def steps(self) -> int:
-        """How many were taken."""
+        """Number of steps taken."""
         return len(self.gap)
 
     @property
     def claimed(self) -> str:
-        """What the bound says of this method."""
+        """What is proved of the bound for this method."""
         return _CLAIMED[self.method]
 
     @property
     def rate(self) -> float:
-        """Factor of the gap per step, by the slope of its logarithm over the second half.
+        """Factor of the gap per step, fitted to its logarithm over the second half.
 
-        Points whose gap has fallen to nothing are left out; nan if fewer than two remain.
+        Points whose gap underflows are left out; NaN if fewer than two remain.
         """
         late = self.gap[self.steps // 2 :]
         used = np.flatnonzero((late > 1e-290) & np.isfinite(late)) + self.steps // 2
@@ -78,30 +107,22 @@ class LeastSquaresPath:
         return float(np.exp(np.polyfit(used, np.log(self.gap[used]), 1)[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts; without the points."""
-        columns = {"rho": self.rho, "gap": self.gap, "bound": self.bound, "excess": self.excess}
+        """Return plain values, without the points."""
         return {
             "method": self.method,
             "steps": self.steps,
-            **{name: column.tolist() for name, column in columns.items()},
+            **{name: column.tolist() for name, column in self._columns().items()},
             "coef": self.coef.tolist(),
             "best": self.best,
             "smallest": self.smallest,
             "largest": self.largest,
         }
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row per step."""
-        import pandas as pd
-
-        columns = {"rho": self.rho, "gap": self.gap, "bound": self.bound, "excess": self.excess}
-        return pd.DataFrame(columns, index=pd.RangeIndex(self.steps, name="step"))
-
     def plot(self, ax: Axes | None = None) -> Axes:
-        """The gap and its bound over the steps.
+        """Draw the gap and its bound over the steps.
 
         Args:
-            ax: where to draw, also over another path; None for a new figure.
+            ax: to draw on, also over another path; None for a new figure.
 
         Returns:
             The axes drawn on.
@@ -110,28 +131,10 @@ class LeastSquaresPath:
 
         return draw_gap(self.gap, self.bound, self.method, ax)
 
-    def __str__(self) -> str:
-        rows = [
-            {"step": t, "rho": f"{rho:.6g}", "gap": f"{gap:.3g}", "bound": f"{bound:.3g}"}
-            for t, rho, gap, bound in self._rows()
-        ]
-        return text_table(rows, self._heading(), numbers=("rho", "gap", "bound"))
+    def _columns(self) -> dict[str, Array]:
+        return {"rho": self.rho, "gap": self.gap, "bound": self.bound, "excess": self.excess}
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        names = ("step", "rho", "gap", "bound")
-        rows = [dict(zip(names, row, strict=True)) for row in self._rows()]
-        return table_html(rows, self._heading())
-
-    def _heading(self) -> str:
+    def _heading(self) -> tuple[str, list[str]]:
         condition = self.largest / self.smallest
-        return f"least squares by {self.method}, condition {condition:.3g}: {self.claimed}"
-
-    def _rows(self) -> list[tuple[int, float, float, float]]:
-        """Six points of the path, evenly over the steps."""
-        shown = np.unique(np.linspace(0, self.steps - 1, 6).astype(int))
-        columns = (each[shown].tolist() for each in (self.rho, self.gap, self.bound))
-        return list(zip(shown.tolist(), *columns, strict=True))
+        title = f"least squares by {self.method}, condition {condition:.3g}"
+        return title, [f"{self.claimed[0].upper()}{self.claimed[1:]}."]
