@@ -167,7 +167,7 @@ def test_two_samples_of_images_are_checked_up_to_the_largest_matrix(
         ),
         (
             [*DIGITS, "--norm", "layer", "--layer", "features.1"],
-            "batch normalization alone",
+            "is not a batch normalization",
         ),
         ([*DIGITS, "--norm", "none"], "no batch normalization"),
     ],

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from normscope.theorems import check, check_cases
-from normscope.theorems.ball import ball_maximum
-from normscope.theorems.cases import random_case
-from normscope.theorems.situation import situation_of
-from normscope.theorems.theorem_c1 import hessian_matrices
+from normscope.theorems.check import random_case
+from normscope.theorems.layer_case import layer_case
+from normscope.theorems.theorem_c1 import ball_maximum, hessian_matrices
 
 CASES = 200
 
@@ -143,9 +142,9 @@ def test_theorem_c1_printed_bound_has_a_convex_counterexample_with_gamma_below_t
     )
     printed = check("theorem_c1", form="printed", **found)
     names = ("y", "g", "H", "gamma", "eps", "bound")
-    situation = situation_of(**{name: found[name] for name in names})
-    d = situation.gradient[0]
-    point = ball_maximum(situation.units.curvature_matrix(found["H"]), d).point
+    case = layer_case(**{name: found[name] for name in names})
+    d = case.gradient[0]
+    point = ball_maximum(case.units.curvature_matrix(found["H"]), d).point
     inputs = found["bound"] * (point / point.norm()).unsqueeze(1)  # one feature, spectral norm 1
     y, gamma = found["y"], found["gamma"]
 
@@ -170,10 +169,10 @@ def test_theorem_c1_maximum_lies_between_its_ends():
     for tensors in random_cases(5, 50):
         found = check("theorem_c1", **tensors)
         names = ("y", "g", "H", "gamma", "beta", "eps", "bound")
-        situation = situation_of(**{name: tensors[name] for name in names})
-        matrix = situation.units.curvature_matrix(hessian_matrices(situation)[0])
+        case = layer_case(**{name: tensors[name] for name in names})
+        matrix = case.units.curvature_matrix(hessian_matrices(case)[0])
         top = max(0.0, float(torch.linalg.eigvalsh(matrix)[-1]))
-        length = float(situation.gradient.square().sum())
+        length = float(case.gradient.square().sum())
         power = tensors["bound"] ** 4
         at_identity = power * check("theorem_4_2", **tensors).lhs
         rounding = 1e-9 * power * float(torch.linalg.matrix_norm(matrix, 2)) * length

@@ -1,13 +1,12 @@
-"""Theorems as statements that run: on tensors, on random cases, on a layer of a real network.
+"""Theorems as executable checks: on tensors, on random cases, on a layer of a network.
 
-Each file states one theorem, with the form its source prints beside the one that is true.
+Each statement is in its own file, in the form its source prints and in the corrected one.
 """
 
 from normscope.theorems.check import check, check_cases
 from normscope.theorems.layer import check_layer
 from normscope.theorems.statement import THEOREMS, Statement
-from normscope.theorems.unchecked import TooLarge, Unchecked
-from normscope.theorems.verdict import Verdict, Verdicts
+from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
 
 __all__ = [
     "THEOREMS",

@@ -1,22 +1,21 @@
-"""A statement by name, on the tensors given or on random cases."""
+"""Check a statement by name, on given tensors or on random cases."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.registry import unknown_name
-from normscope.theorems.cases import random_case
-from normscope.theorems.situation import Situation, as_vector
+from normscope.theorems.layer_case import LayerCase, as_vector
 from normscope.theorems.statement import THEOREMS, Statement, verdict
 from normscope.theorems.verdict import Verdict, Verdicts, worst
 
-__all__ = ["check", "check_cases"]
-
-# every name that some statement takes, so that one set of tensors serves them all
+# all names that some statement takes, so that one set of tensors serves all statements
 TENSORS = ("y", "g", "H", "gamma", "beta", "eps", "bound", "start", "optimum")
+LARGEST_BATCH = 128  # of random cases
 
 
 def check(
@@ -28,22 +27,22 @@ def check(
     seed: int = 0,
     **tensors: Any,
 ) -> Verdict:
-    """Whether a statement holds: on these tensors, or without any on random cases.
+    """Check whether a statement holds on given tensors, or without any on random cases.
 
     Args:
         name: fact_c1, fact_c2, theorem_4_1, theorem_4_2, theorem_4_4, theorem_c1 or lemma_4_5.
-        form: "exact": what is true, for any eps; "printed": as the paper has it; "article": as
-            the encyclopaedia article has it.
-        variant: of theorem_4_2 "norm_preserving": its second form.
-        cases: how many random cases, where no tensors are given.
+        form: "exact": the corrected statement, for any eps; "printed": as in the paper; "article":
+            as in the encyclopaedia article.
+        variant: for theorem_4_2 "norm_preserving", its second form.
+        cases: number of random cases, if no tensors are given.
         seed: of the random cases.
         **tensors: y (the batch of one unit before normalization), g (the gradient by the layer's
             output), H (the Hessian by it: a matrix or a function vector -> product), gamma, beta,
-            eps, bound (of the input matrix's spectral norm); of lemma_4_5 start and optimum. Those
-            a statement does not need are left aside.
+            eps, bound (of the input matrix's spectral norm); for lemma_4_5 start and optimum.
+            Tensors that the statement does not need are ignored.
 
     Returns:
-        The verdict; of random cases that of the worst, with the counts, holding if all do.
+        The verdict; for random cases that of the worst, which holds if all do, with the counts.
 
     Raises:
         UnknownNameError: if there is no such statement, form or tensor.
@@ -61,7 +60,7 @@ def check(
     for given in tensors:
         if given not in TENSORS:
             raise unknown_name("tensor", given, TENSORS)
-    return _verdict(theorem, form, variant, tensors)
+    return _check(theorem, form, variant, tensors)
 
 
 def check_cases(
@@ -74,17 +73,17 @@ def check_cases(
     eps: float | None = None,
     **choices: Any,
 ) -> Verdicts:
-    """A statement on random cases, one verdict each.
+    """Check a statement on random cases, with one verdict for each.
 
     Args:
         name: of the statement.
         form: "exact", "printed" or "article".
-        variant: of theorem_4_2 "norm_preserving".
-        cases: how many.
+        variant: for theorem_4_2 "norm_preserving".
+        cases: number of cases.
         seed: of the cases; equal seeds give equal cases to every statement.
-        eps: of every case; None: various ones for the exact form, and 0, the sources' own setting,
-            for the others, so that what fails does not fail by eps.
-        **choices: further arguments of `normscope.theorems.cases.random_case`.
+        eps: of every case; None for various ones in the exact form, and 0 in the others, so that
+            no form fails because of eps.
+        **choices: further arguments of `normscope.theorems.check.random_case`.
 
     Returns:
         The verdicts, in order.
@@ -98,10 +97,10 @@ def check_cases(
     generator = torch.Generator().manual_seed(seed)
     eps = 0.0 if eps is None and form != "exact" else eps
     every = (random_case(generator, eps=eps, **choices) for _ in range(cases))
-    return Verdicts(_verdict(theorem, form, variant, tensors) for tensors in every)
+    return Verdicts(_check(theorem, form, variant, tensors) for tensors in every)
 
 
-def _verdict(theorem: Statement, form: str, variant: str, tensors: dict[str, Any]) -> Verdict:
+def _check(theorem: Statement, form: str, variant: str, tensors: dict[str, Any]) -> Verdict:
     missing = [name for name in theorem.needs if tensors.get(name) is None]
     if missing:
         raise InputError(
@@ -109,10 +108,79 @@ def _verdict(theorem: Statement, form: str, variant: str, tensors: dict[str, Any
         )
     own = {name: value for name, value in tensors.items() if name in theorem.tensors}
     if "g" in theorem.tensors and own.get("g") is None:
-        own["g"] = torch.zeros_like(as_vector(own["y"], "y"))  # the Jacobian needs none
-    subject = theorem.subject(**own)
-    if form != "exact" and isinstance(subject, Situation) and not subject.units.varies.all():
+        own["g"] = torch.zeros_like(as_vector(own["y"], "y"))  # Fact C.2 needs none
+    case = theorem.case(**own)
+    if form != "exact" and isinstance(case, LayerCase) and not case.units.varies.all():
         raise InputError(
             f"y does not vary, and {theorem.__name__} in its {form} form divides by its deviation."
         )
-    return verdict(theorem, form, variant, theorem(subject, form, variant))
+    return verdict(theorem, form, variant, theorem(case, form, variant))
+
+
+def random_case(
+    generator: torch.Generator,
+    *,
+    batch_size: int | None = None,
+    eps: float | None = None,
+    convex: bool | None = None,
+) -> dict[str, Any]:
+    """Return random tensors for every statement.
+
+    Batches of 2 to 128 values, standard deviations and gradients over six decades, gamma of either
+    sign from a tenth to ten times the deviation, gradients aligned with the batch or not, Hessians
+    of any rank, convex or not, weights in few or many dimensions.
+
+    Args:
+        generator: of random numbers.
+        batch_size: None for a random one.
+        eps: None for 0, 1e-5, or a share of the variance.
+        convex: whether the Hessian is positive semidefinite; None for either.
+
+    Returns:
+        The tensors by name.
+    """
+    m = _integer(generator, 2, LARGEST_BATCH) if batch_size is None else batch_size
+    deviation = 10 ** _uniform(generator, -3, 3)
+    y = deviation * (_normal(generator, m) + _uniform(generator, -3, 3))
+    variance = float(y.var(correction=0))
+    if eps is None:
+        choices = (0.0, 1e-5, variance * 10 ** _uniform(generator, -4, 1))
+        eps = choices[_integer(generator, 0, 2)]
+    gamma = (variance + eps) ** 0.5 * 10 ** _uniform(generator, -1, 1)
+    sign = 1 if _uniform(generator, 0, 1) < 0.5 else -1
+    aligned = _uniform(generator, -2, 2) * (y - y.mean()) / variance**0.5
+    size = _integer(generator, 1, 50)
+    return {
+        "y": y,
+        "g": 10 ** _uniform(generator, -3, 3) * (_normal(generator, m) + aligned),
+        "H": 10 ** _uniform(generator, -3, 3) * _hessian(generator, m, convex),
+        "gamma": sign * gamma,
+        "beta": _uniform(generator, -3, 3),
+        "eps": eps,
+        "bound": 10 ** _uniform(generator, -2, 2),
+        "start": _normal(generator, size),
+        "optimum": 10 ** _uniform(generator, -2, 2) * _normal(generator, size),
+    }
+
+
+def _hessian(generator: torch.Generator, m: int, convex: bool | None) -> Tensor:
+    root = _normal(generator, m * _integer(generator, 1, m)).reshape(m, -1)
+    matrix = root @ root.T / root.shape[1]
+    if convex is None:
+        convex = _uniform(generator, 0, 1) < 0.5
+    if convex:
+        return matrix
+    other = _normal(generator, m * m).reshape(m, m)
+    return matrix + (other + other.T) / 2
+
+
+def _normal(generator: torch.Generator, size: int) -> Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def _uniform(generator: torch.Generator, low: float, high: float) -> float:
+    return low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+def _integer(generator: torch.Generator, low: int, high: int) -> int:
+    return int(torch.randint(low, high + 1, (), generator=generator))

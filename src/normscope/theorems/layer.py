@@ -1,4 +1,4 @@
-"""The statements on a norm layer of a real network, with its real data."""
+"""Check the statements on a norm layer of a network with its data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
-from normscope.theorems.observation import observed
-from normscope.theorems.situation import Situation, as_bound
+from normscope.theorems.layer_case import LayerCase, as_bound
+from normscope.theorems.observation import observe
 from normscope.theorems.statement import THEOREMS, TOLERANCE, Sides, Statement, total, verdict
-from normscope.theorems.unchecked import TooLarge, Unchecked
-from normscope.theorems.verdict import Verdict, Verdicts
+from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
 
-__all__ = ["DENSE_LIMIT", "UNITS", "check_layer"]
-
-UNITS = 8  # looked at one by one unless told otherwise
-DENSE_LIMIT = 128  # values per unit up to which Theorem C.1 makes a matrix of products
+UNITS = 8  # checked one by one by default
+DENSE_LIMIT = 128  # values per unit up to which Theorem C.1 forms a matrix of products
 
 
 def check_layer(
@@ -40,36 +37,36 @@ def check_layer(
     dtype: torch.dtype | None = torch.float64,
     seed: int = 0,
 ) -> Verdicts:
-    """The statements on one batch normalization of a network, unit by unit and in total.
+    """Check the statements on one batch normalization of a network, per unit and in total.
 
-    The left sides are derivatives that autograd takes of the network itself, in train mode, by the
-    layer's inputs; the right sides are closed forms of the layer's inputs, and of gradient and
-    Hessian by its outputs. A unit of a convolution is a channel, its batch all samples at all
-    positions. The Hessian by the outputs couples the units: unit by unit, its diagonal block
-    counts, since the layer's other inputs are held fixed; in total (``unit`` None) the whole of
-    it, along the gradient by all inputs. Theorem C.1 has no total: each unit's maximum has an X of
-    its own. Lemma 4.5 is about weights and is not among these.
+    The left sides are derivatives of the network in train mode by the layer's inputs, by autograd;
+    the right sides are closed forms of the layer's inputs, and of gradient and Hessian by its
+    outputs. A unit of a convolution is a channel, its batch all samples at all positions. The
+    Hessian by the outputs couples the units: per unit its diagonal block counts, since the layer's
+    other inputs are fixed; in total (``unit`` None) all of it, along the gradient by all inputs.
+    Theorem C.1 has no total, since the maximum of each unit has another X. Lemma 4.5 is about
+    weights and is not checked here.
 
-    Nothing of the model is changed. Only the first batch of the data is used.
+    The model is not changed. Only the first batch of the data is used.
 
     Args:
-        model: any module; what the layer's input feeds besides the layer is left aside.
-        loss: as everywhere: ``loss(output, target)``, a name, or a `whole_loss`.
+        model: any module; other users of the layer's input do not count.
+        loss: ``loss(output, target)``, a name, or a `whole_loss`.
         data: one batch, a list of batches or a DataLoader.
         layer: name of the layer, as in ``model.named_modules()``.
         form: "exact", "printed" or "article".
-        units: those to look at one by one, each once; None for 8 of them, evenly spread.
+        units: indices to check one by one, each once; None for 8 of them, evenly spaced.
         bound: of the spectral norm of the layer's input matrix, for Theorems 4.4 and C.1.
         dense_limit: values per unit up to which Theorem C.1 is checked, which takes as many
-            products for each unit; every other statement takes one or two and forms no matrix.
-            Above it the theorem is among the ``unchecked``.
-        dtype: to compute in; None for the model's own, with a tolerance to match.
+            products for each unit; other statements take one or two. Above it the theorem is in
+            ``unchecked``.
+        dtype: to compute in; None for that of the model, with a matching tolerance.
         seed: of dropout and noise.
 
     Returns:
-        The verdicts; they print as a table. What could not be put to the test is in their
-        ``unchecked``, with the reason: Theorem C.1 of large batches, Fact C.2 of units whose scale
-        is zero, and forms without eps of units that do not vary.
+        The verdicts, which print as a table. What could not be checked is in ``unchecked``, with
+        the reason: Theorem C.1 for large batches, Fact C.2 for units whose scale is zero, and
+        forms without eps for constant units.
 
     Raises:
         UnknownNameError: if there is no such layer or form.
@@ -87,9 +84,10 @@ def check_layer(
     precision = dtype or problem.dtype or torch.float64
     coarser = torch.finfo(precision).eps / torch.finfo(torch.float64).eps
     place = {"layer": layer, "tolerance": TOLERANCE * coarser**0.5}
-    with observed(problem, layer, module, dtype, seed) as seen:
-        chosen = _chosen(units, seen.y.shape[1])
-        whole, apart = seen.whole(bound), seen.apart(chosen, bound, seed, dense_limit)
+    with observe(problem, layer, module, dtype, seed) as observation:
+        chosen = _chosen(units, observation.y.shape[1])
+        whole = observation.whole(bound)
+        apart = observation.apart(chosen, bound, seed, dense_limit)
         made = list(_Checker(whole, apart, chosen, form, place).found())
     unchecked = [each for each in made if isinstance(each, Unchecked)]
     return Verdicts((each for each in made if isinstance(each, Verdict)), unchecked)
@@ -97,16 +95,16 @@ def check_layer(
 
 @dataclass(frozen=True, eq=False)
 class _Checker:
-    """Puts every statement of a form to one layer, unit by unit and in total."""
+    """Checks every statement of a form on one layer, per unit and in total."""
 
-    whole: Situation
-    apart: Situation
+    whole: LayerCase
+    apart: LayerCase
     chosen: list[int]
     form: str
     place: dict[str, Any]
 
     def found(self) -> Iterator[Verdict | Unchecked]:
-        """A verdict each, or why there is none."""
+        """Yield a verdict for each statement, or why there is none."""
         size, limit = self.apart.units.batch_size, self.apart.dense_limit
         for theorem, variant in _parts(self.form):
             if not theorem.sums and size > limit:
@@ -122,15 +120,15 @@ class _Checker:
                 yield self._answer(theorem, variant, summed, 0, None, reason)
 
     def _hindrance(self, theorem: Statement, index: int) -> str:
-        """Why a unit says nothing of a statement, if so."""
+        """Return why a statement cannot be checked on a unit; "" if it can."""
         if theorem.__name__ == "fact_c2" and not self.apart.units.gamma[index]:
             return "a scale of zero hides the normalized outputs"
         if self.form != "exact" and not self.apart.units.varies[index]:
             return "the unit does not vary, and this form divides by its deviation"
         return ""
 
-    def _usable(self, situation: Situation) -> bool:
-        return self.form == "exact" or bool(situation.units.varies.all())
+    def _usable(self, case: LayerCase) -> bool:
+        return self.form == "exact" or bool(case.units.varies.all())
 
     def _answer(
         self,
@@ -145,7 +143,7 @@ class _Checker:
             return self._unchecked(theorem, variant, unit, reason)
         try:
             return verdict(theorem, self.form, variant, sides, index, unit=unit, **self.place)
-        except InputError as error:  # too large or too small to tell
+        except InputError as error:  # too large or too small to compare
             return self._unchecked(theorem, variant, unit, str(error).partition(";")[0])
 
     def _unchecked(
@@ -157,7 +155,7 @@ class _Checker:
 
 
 def _parts(form: str) -> list[tuple[Statement, str]]:
-    """The statements about a layer that have this form, with their variants."""
+    """Return the statements about a layer that have this form, with their variants."""
     about = [THEOREMS[name] for name in THEOREMS if "y" in THEOREMS[name].needs]
     found = [(each, variant) for each in about for own, variant in each.parts if own == form]
     if not found:
@@ -176,11 +174,11 @@ def _batch_norm(model: nn.Module, name: str) -> nn.Module:
     if kind_of(module) == "noisy":
         reason = "adds noise, which these statements do not cover"
     elif is_norm(module):
-        reason = "these statements are about batch normalization alone, and it is none"
+        reason = "is not a batch normalization, which these statements are about"
     elif hasattr(module, "running_mean"):
-        reason = "normalizes by fixed statistics, and these statements are about those of the batch"
+        reason = "normalizes by fixed statistics; these statements are about those of the batch"
     else:
-        reason = "is no norm layer"
+        reason = "is not a norm layer"
     names = ", ".join(norm_layers(model)) or "none"
     raise InputError(f"{name!r} ({kind}) {reason}; norm layers of the model: {names}.")
 
@@ -195,7 +193,9 @@ def _chosen(units: Sequence[int] | None, count: int) -> list[int]:
     except TypeError:
         chosen, whole = [], False
     if not whole or not chosen or not all(0 <= unit < count for unit in chosen):
-        raise InputError(f"units must be numbers from 0 to {count - 1}, like [0, 1], got {units}.")
+        raise InputError(
+            f"units must be integers from 0 to {count - 1}, such as [0, 1], got {units}."
+        )
     if len(set(chosen)) < len(chosen):
         raise InputError(f"units must name each unit once, got {chosen}.")
     return chosen

@@ -1,7 +1,8 @@
-"""A norm layer of a running network: its inputs and outputs, and derivatives by both."""
+"""Observe a norm layer of a network: its inputs and outputs, and derivatives by both."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,26 +16,23 @@ from normscope.problem.batch import move_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
-from normscope.theorems.remembered import remembered
-from normscope.theorems.situation import Situation
-from normscope.theorems.unit import Product, Units
-
-__all__ = ["Observation", "observed"]
+from normscope.theorems.layer_case import LayerCase, Product, Units
 
 _PROBES = 4
-_AGREEMENT = 1e-3  # of outputs with the formula: far above rounding, far below another layer
-_ROUNDINGS = 4  # as many units of the last place, where the type is too coarse for that
+_AGREEMENT = 1e-3  # relative difference of outputs and formula, far above rounding errors
+_ROUNDINGS = 4  # or as many units in the last place, for coarse types
+_KEPT = 4  # products; statements ask again within that many
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
     """A layer's inputs y and outputs z on one batch, with the graph from y over z to the loss.
 
-    Valid while the network is set up for it, inside `observed`.
+    Valid only inside `observe`.
 
     Args:
         layer: the batch normalization.
-        y: its inputs, a leaf of the graph that only the layer reads, (batch, channels, ...).
+        y: its inputs, a leaf of the graph used by the layer only, (batch, channels, ...).
         z: its outputs.
         g: the gradient of the loss by z, with its graph.
         d: the gradient of the loss by y, with its graph.
@@ -46,21 +44,21 @@ class Observation:
     g: Tensor
     d: Tensor
 
-    def whole(self, bound: float) -> Situation:
-        """All units, with the Hessians of the whole layer, which couple them."""
-        return self._situation(None, bound, None, 0)
+    def whole(self, bound: float) -> LayerCase:
+        """Return all units, with the Hessians of the whole layer, which couple them."""
+        return self._case(None, bound, None, 0)
 
-    def apart(self, chosen: Sequence[int], bound: float, seed: int, dense_limit: int) -> Situation:
-        """Some units, each with its own diagonal block of the Hessians."""
+    def apart(self, chosen: Sequence[int], bound: float, seed: int, dense_limit: int) -> LayerCase:
+        """Return some units, each with its diagonal block of the Hessians."""
         generator = torch.Generator().manual_seed(seed)
         values = self.y.numel() // self.y.shape[1]
         shape = (len(chosen), _PROBES, values)
         probes = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return self._situation(list(chosen), bound, probes, dense_limit)
+        return self._case(list(chosen), bound, probes, dense_limit)
 
-    def _situation(
+    def _case(
         self, chosen: list[int] | None, bound: float, probes: Tensor | None, dense_limit: int
-    ) -> Situation:
+    ) -> LayerCase:
         y, g, d = (self._by_unit(each.detach()) for each in (self.y, self.g, self.d))
         gamma = self._gamma(len(y))
         index = torch.arange(len(y)) if chosen is None else torch.tensor(chosen)
@@ -71,12 +69,12 @@ class Observation:
             pushed = [self._backward(self.z, self.y, each)[index] for each in everywhere]
             return torch.stack(pushed, 1) / gamma[index][:, None, None]
 
-        return Situation(
+        return LayerCase(
             Units(y, g, gamma, float(self.eps)).select(index),
             d[index],
             jacobian,
-            remembered(self._product(self.g, self.z, chosen)),
-            remembered(self._product(self.d, self.y, chosen)),
+            _cached(self._product(self.g, self.z, chosen)),
+            _cached(self._product(self.d, self.y, chosen)),
             bound,
             probes,
             dense_limit,
@@ -84,7 +82,7 @@ class Observation:
 
     @property
     def eps(self) -> float:
-        """What the layer adds to the variance."""
+        """The number that the layer adds to the variance."""
         eps: float = getattr(self.layer, "eps")  # noqa: B009 - a module's attribute has no type
         return eps
 
@@ -95,18 +93,18 @@ class Observation:
         return torch.as_tensor(weight.detach(), dtype=torch.float64, device="cpu")
 
     def check_formula(self) -> None:
-        """Refuse a layer that does not compute what the theorems are about.
+        """Check that the layer normalizes by the statistics of its batch.
 
         Raises:
-            InputError: if a value is infinite or not a number.
-            StateError: if its outputs are not the normalized inputs, scaled and shifted.
+            InputError: if a value is infinite or NaN.
+            StateError: if the outputs are not the normalized inputs, scaled and shifted.
         """
         parts = {"inputs": self.y, "outputs": self.z, "gradients": self.g}
         for what, values in parts.items():
             if not torch.isfinite(values).all():
                 raise InputError(
-                    f"the layer's {what} hold values that are infinite or not a number; look at "
-                    "the data, the weights and the loss."
+                    f"the layer's {what} hold values that are infinite or NaN; check the data, the "
+                    "weights and the loss."
                 )
         y, z = self._by_unit(self.y.detach()), self._by_unit(self.z.detach())
         shift = getattr(self.layer, "bias", None)
@@ -118,7 +116,7 @@ class Observation:
         if not (z - expected).norm() <= allowed * expected.norm().clamp(min=1e-30):
             raise StateError(
                 f"the layer ({type(self.layer).__name__}) does not normalize by the statistics of "
-                "its batch: it computes in its own way, or the model puts it into evaluation mode."
+                "its batch: it has another formula, or the model sets it to eval mode."
             )
 
     def _product(self, gradient: Tensor, by: Tensor, chosen: list[int] | None) -> Product:
@@ -136,7 +134,7 @@ class Observation:
         return blocks
 
     def _backward(self, of: Tensor, by: Tensor, vectors: Tensor) -> Tensor:
-        """Vectors, in rows of units, times the derivative of one tensor by another."""
+        """Return vectors, in rows of units, times the derivative of one tensor by another."""
         if not of.requires_grad:
             return torch.zeros_like(vectors)
         (found,) = torch.autograd.grad(
@@ -145,36 +143,38 @@ class Observation:
         return torch.zeros_like(vectors) if found is None else self._by_unit(found)
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
-        """(batch, channels, ...) -> (channels, batch * positions), float64 on the CPU."""
+        """Reshape (batch, channels, ...) to (channels, batch * positions), float64 on the CPU."""
         return tensor.transpose(0, 1).reshape(tensor.shape[1], -1).to("cpu", torch.float64)
 
     def _by_sample(self, rows: Tensor) -> Tensor:
-        """(channels, batch * positions) -> (batch, channels, ...), as the layer has it."""
+        """Reshape (channels, batch * positions) to (batch, channels, ...), as in the layer."""
         y = self.y
         shaped = rows.reshape(y.shape[1], y.shape[0], *y.shape[2:]).transpose(0, 1)
         return shaped.to(y.device, y.dtype)
 
 
 @contextmanager
-def observed(
+def observe(
     problem: Problem, name: str, layer: nn.Module, dtype: torch.dtype | None, seed: int
 ) -> Iterator[Observation]:
-    """Run the network on its first batch in train mode and watch one layer; nothing is changed.
+    """Run the network on its first batch in train mode and observe one layer.
+
+    The model is not changed.
 
     Args:
         problem: model, loss and data.
         name: of the layer.
-        layer: it.
-        dtype: to compute in; None for the model's own.
+        layer: the layer.
+        dtype: to compute in; None for that of the model.
         seed: of dropout and noise.
 
     Yields:
-        What was seen.
+        The observation.
 
     Raises:
         StateError: if the layer is not run exactly once, or the loss does not depend on it.
     """
-    users = "forward" in layer.__dict__  # a function that the user put on this very layer
+    users = "forward" in layer.__dict__  # set by the user on this layer
     evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
     batch = next(problem.batches())
     if dtype is not None:
@@ -183,11 +183,11 @@ def observed(
             evaluator.point[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     calls: list[tuple[Tensor, Tensor]] = []
     weights = tuple(evaluator.point[name] for name in evaluator.layout.names)
-    # constants: no statement is about the weights' gradients, which each product would take too
+    # weights are constants, since every product would compute their gradients too
     with evaluator.isolated(weights):
         if not (users or isinstance(layer, nn.SyncBatchNorm)):
-            layer.__dict__.pop("forward", None)  # its own derivatives are what is tested
-        with _watched(layer, calls):
+            layer.__dict__.pop("forward", None)  # test the derivatives of the layer itself
+        with _record_calls(layer, calls):
             loss = problem.loss_on(batch)
         if len(calls) != 1:
             how = "does not run" if not calls else f"runs {len(calls)} times"
@@ -195,12 +195,12 @@ def observed(
                 f"the layer {name!r} {how} in one forward pass; the statements are about one run."
             )
         y, z = calls[0]
-        seen = _differentiated(loss, y, z, layer, name)
-        seen.check_formula()
-        yield seen
+        observation = _differentiate(loss, y, z, layer, name)
+        observation.check_formula()
+        yield observation
 
 
-def _differentiated(loss: Tensor, y: Tensor, z: Tensor, layer: nn.Module, name: str) -> Observation:
+def _differentiate(loss: Tensor, y: Tensor, z: Tensor, layer: nn.Module, name: str) -> Observation:
     found: Callable[..., tuple[Any, ...]] = torch.autograd.grad
     g = d = None
     if loss.requires_grad:  # by the layer's input alone
@@ -211,15 +211,15 @@ def _differentiated(loss: Tensor, y: Tensor, z: Tensor, layer: nn.Module, name: 
 
 
 @contextmanager
-def _watched(layer: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Give the layer an input of its own, and note it with the output."""
+def _record_calls(layer: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Give the layer a leaf tensor as input, and record it with the output."""
     inputs: list[Tensor] = []
 
     def enter(
         module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = arguments or tuple(options.values())  # a norm layer takes nothing but its input
-        # a leaf: what else reads the same values, such as a shortcut, is not the layer's doing
+        given = arguments or tuple(options.values())  # a norm layer takes only its input
+        # a leaf, so that other users of the values, such as a shortcut, do not count
         inputs.append(given[0].detach().requires_grad_())
         return (inputs[-1], *given[1:]), {}
 
@@ -236,3 +236,25 @@ def _watched(layer: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Iterator[N
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _cached(product: Product) -> Product:
+    """Return a linear map that caches its last few results, which must not be changed.
+
+    The parts of a statement share terms, so that they ask for products of the same vectors.
+
+    >>> asked = []
+    >>> twice = _cached(lambda vector: asked.append(vector) or 2 * vector)
+    >>> [float(twice(torch.tensor(each))) for each in (1.0, 3.0, 1.0)], len(asked)
+    ([2.0, 6.0, 2.0], 2)
+    """
+    kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_KEPT)
+
+    def answer(vectors: Tensor) -> Tensor:
+        for known, found in kept:
+            if torch.equal(known, vectors):
+                return found
+        kept.append((vectors, product(vectors)))
+        return kept[-1][1]
+
+    return answer

@@ -1,12 +1,14 @@
-"""A statement that runs: its forms, what it needs, and the sides it compares."""
+"""Executable statements: registration, forms, and the sides they compare."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +16,12 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.registry import Registry, unknown_name
-from normscope.theorems.situation import situation_of
-from normscope.theorems.unit import smallest
+from normscope.theorems.layer_case import layer_case, smallest
 from normscope.theorems.verdict import Verdict
-
-__all__ = ["FORMS", "THEOREMS", "Sides", "Statement", "statement", "total", "verdict"]
 
 FORMS = ("exact", "printed", "article")
 TOLERANCE = 1e-8  # in float64, relative to the size of the terms
+_KINDS = ("fact", "theorem", "lemma")  # first words of the modules that state one
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class Sides:
         kind: "identity" or "bound".
         lhs: (units,) or (units, ...).
         rhs: as ``lhs``.
-        size: of the terms that the sides are made of, (units,).
-        premise: what is supposed, in words.
-        premise_met: by which units, (units,); None where nothing is supposed.
+        size: of the terms of the sides, (units,).
+        premise: the condition; "" for none.
+        premise_met: by which units, (units,); None if there is no premise.
     """
 
     kind: str
@@ -46,14 +46,14 @@ class Sides:
 
 
 class Statement:
-    """A theorem under its name: called with a subject and a form it gives both sides.
+    """A theorem under its name; called with a case and a form it returns both sides.
 
     Args:
         function: the statement; its docstring holds the formulas.
-        forms: those it has.
+        forms: that it has.
         variants: its parts, "" for the first.
-        subject: makes what it is about from tensors; its arguments are the tensors' names.
-        needs: names of the tensors that must be given.
+        case: makes the case from tensors; its arguments are the tensors' names.
+        needs: names of the required tensors.
         sums: whether its sides may be summed over the units of a layer.
     """
 
@@ -64,7 +64,7 @@ class Statement:
         function: Callable[..., Sides],
         forms: tuple[str, ...],
         variants: tuple[str, ...],
-        subject: Callable[..., Any],
+        case: Callable[..., Any],
         needs: tuple[str, ...],
         sums: bool,
     ) -> None:
@@ -72,15 +72,15 @@ class Statement:
         self.function = function
         self.forms = forms
         self.variants = variants
-        self.subject = subject
+        self.case = case
         self.needs = needs
         self.sums = sums
 
-    def __call__(self, subject: Any, form: str = "exact", variant: str = "") -> Sides:
-        """Both sides for a subject.
+    def __call__(self, case: Any, form: str = "exact", variant: str = "") -> Sides:
+        """Return both sides for a case.
 
         Args:
-            subject: as ``self.subject`` makes it.
+            case: as ``self.case`` makes it.
             form: one of ``self.forms``.
             variant: one of ``self.variants``.
 
@@ -102,34 +102,29 @@ class Statement:
         if (form, variant) not in self.parts:
             raise InputError(f"the article does not have {self.__name__} in its {variant} variant.")
         options = {"variant": variant} if len(self.variants) > 1 else {}
-        return self.function(subject, form, **options)
+        return self.function(case, form, **options)
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """Every form with every variant it has; the article has none but the first."""
+        """Every form with its variants; the article has only the first."""
         pairs = [(form, variant) for form in self.forms for variant in self.variants]
         return [pair for pair in pairs if pair[0] != "article" or pair[1] == ""]
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors it takes."""
-        return tuple(inspect.signature(self.subject).parameters)
+        return tuple(inspect.signature(self.case).parameters)
+
+
+def _statement_modules() -> list[str]:
+    """Return the modules of this package that state a fact, theorem or lemma, in that order."""
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    stated = [name for name in names if name.partition("_")[0] in _KINDS]
+    return sorted(stated, key=lambda name: (_KINDS.index(name.partition("_")[0]), name))
 
 
 THEOREMS: Registry[Statement] = Registry(
-    "theorem",
-    modules=[
-        f"normscope.theorems.{name}"
-        for name in (
-            "fact_c1",
-            "fact_c2",
-            "theorem_4_1",
-            "theorem_4_2",
-            "theorem_4_4",
-            "theorem_c1",
-            "lemma_4_5",
-        )
-    ],
+    "theorem", modules=[f"normscope.theorems.{name}" for name in _statement_modules()]
 )
 """The statements by name; `statement` registers one."""
 
@@ -137,14 +132,14 @@ THEOREMS: Registry[Statement] = Registry(
 def statement(
     forms: tuple[str, ...] = FORMS,
     variants: tuple[str, ...] = ("",),
-    subject: Callable[..., Any] = situation_of,
+    case: Callable[..., Any] = layer_case,
     needs: tuple[str, ...] = ("y", "g"),
     sums: bool = True,
 ) -> Callable[[Callable[..., Sides]], Statement]:
     """Decorator: register a statement under its function's name; arguments as of `Statement`."""
 
     def register(function: Callable[..., Sides]) -> Statement:
-        return THEOREMS.register(Statement(function, forms, variants, subject, needs, sums))
+        return THEOREMS.register(Statement(function, forms, variants, case, needs, sums))
 
     return register
 
@@ -152,14 +147,14 @@ def statement(
 def verdict(
     theorem: Statement, form: str, variant: str, sides: Sides, index: int = 0, **place: Any
 ) -> Verdict:
-    """The verdict on one unit.
+    """Return the verdict on one unit.
 
     Args:
         theorem: the statement.
         form: its form.
         variant: its variant.
         sides: of some units.
-        index: which of them.
+        index: of the unit.
         **place: further fields of `Verdict`: unit, layer, tolerance.
 
     Returns:
@@ -195,7 +190,7 @@ def verdict(
 
 
 def total(sides: Sides) -> Sides:
-    """The sides of a whole layer: sums of numbers, and tensors side by side."""
+    """Return the sides of a whole layer: sum scalars, concatenate tensors over units."""
     if sides.lhs.dim() > 1:
         parts = [side.reshape(1, -1) for side in (sides.lhs, sides.rhs)]
         return Sides(sides.kind, parts[0], parts[1], sides.size.amax(0, keepdim=True))
@@ -205,7 +200,7 @@ def total(sides: Sides) -> Sides:
 
 
 def _slack(lhs: Tensor, rhs: Tensor, size: float) -> float:
-    """The largest difference beside the size of the terms; not a number where none can be told."""
+    """Return the largest difference relative to the size of the terms; NaN if undefined."""
     difference = (rhs - lhs).reshape(-1)
     usable = size == 0 or smallest(torch.float64) < size < math.inf
     if not (usable and torch.isfinite(difference).all()):

@@ -1,39 +1,36 @@
-"""Theorem 4.4: how steep the loss can be in the weights, through batch normalization."""
+"""Theorem 4.4: the largest weight gradient of the loss, through batch normalization."""
 
 from __future__ import annotations
 
-from normscope.theorems.situation import Situation
+from normscope.theorems.layer_case import LayerCase, inner
 from normscope.theorems.statement import Sides, statement
-from normscope.theorems.unit import inner
-
-__all__ = ["theorem_4_4"]
 
 
 @statement()
-def theorem_4_4(subject: Situation, form: str) -> Sides:
-    r"""The largest squared weight gradient over bounded inputs, against that without the layer.
+def theorem_4_4(case: LayerCase, form: str) -> Sides:
+    r"""The largest squared weight gradient over bounded inputs, beside that without the layer.
 
     .. math:: \hat g_j = \max_{\|X\| \le \lambda} |X^\top d|^2 = \frac{\gamma^2}{s^2}\left(g_j
         - \lambda^2 m \mu_g^2 - \frac{\lambda^2 (2 - r)}{m} \langle g,\hat y\rangle^2\right),
         \qquad g_j = \max_{\|X\| \le \lambda} |X^\top g|^2
 
-    with the gradients g and d held fixed while the input matrix X varies: an identity, since the
+    with the gradients g and d fixed while the input matrix X varies: an identity, since the
     maximum is attained, by :math:`X = \lambda d d^\top / |d|^2`. Printed, in paper and article, as
     "at most": :math:`g_j^2 - m \mu_g^2 - \lambda^2 \langle g,\hat y\rangle^2` in the brackets,
-    whose terms are not even of one unit of measure; it does not follow from (17) and (18).
+    whose terms have different units of measure; it does not follow from (17) and (18).
 
     Reference: santurkar2018, Theorem 4.4. Notation: lambda = bound, mu_g = mean of g.
 
     Args:
-        subject: left the maximum, at the X that attains it, with the gradient by autograd.
+        case: left is the maximum, at the X that attains it, with the gradient by autograd.
         form: "exact", "printed" or "article".
 
     Returns:
         The sides.
     """
-    units = subject.units if form == "exact" else subject.units.without_eps()
-    m, bound = units.batch_size, subject.bound**2
-    lhs = bound * inner(subject.gradient, subject.gradient)
+    units = case.units if form == "exact" else case.units.without_eps()
+    m, bound = units.batch_size, case.bound**2
+    lhs = bound * inner(case.gradient, case.gradient)
     steepest, mean = bound * inner(units.g, units.g), m * units.g.mean(-1).square()
     if form == "exact":
         parts = (steepest, bound * mean, bound * (2 - units.ratio) / m * units.along.square())

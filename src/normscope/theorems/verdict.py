@@ -1,46 +1,43 @@
-"""What a check found: the two sides of a statement, and whether it holds."""
+"""Verdicts of checks: both sides of a statement, whether it holds, and what was not checked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from normscope.text import text_table
-from normscope.theorems.unchecked import Unchecked
+from normscope.text import Rendered, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Verdict", "Verdicts", "worst"]
-
-_COLUMNS = ("statement", "form", "unit", "kind", "left", "right", "slack", "verdict")
+_NUMBERS = ("left", "right", "slack")
 
 
-@dataclass(frozen=True, eq=False)
-class Verdict:
+@dataclass(frozen=True, eq=False, repr=False)
+class Verdict(Rendered):
     """One statement on one case, or the worst of many cases.
 
     Args:
         name: of the statement, such as "theorem_4_1".
         kind: "identity": both sides are equal; "bound": the left is at most the right.
-        form: "exact", or as the paper ("printed") or the encyclopaedia article ("article") has it.
-        lhs: the left side, taken by autograd where it is a derivative; a number, or a tensor.
+        form: "exact", or as in the paper ("printed") or the encyclopaedia article ("article").
+        lhs: the left side, by autograd if it is a derivative; a number, or a tensor.
         rhs: the right side, in closed form.
         holds: whether the relation between the sides holds within the tolerance.
-        slack: rhs - lhs relative to the size of the terms; of tensors the largest by magnitude.
-        tolerance: the slack that rounding may take.
-        variant: which part of the statement: "" or "norm_preserving".
-        premise: what the statement supposes, in words; "" for nothing.
-        premise_met: whether the case meets the premise; None where there is none.
-        unit: number of the unit in its layer; None for one unit alone, or for a whole layer.
+        slack: rhs - lhs relative to the size of the terms; for tensors the largest in magnitude.
+        tolerance: slack that rounding errors may cause.
+        variant: part of the statement: "" or "norm_preserving".
+        premise: condition of the statement; "" for none.
+        premise_met: whether the case meets the premise; None if there is none.
+        unit: index of the unit in its layer; None for a single unit, or for a whole layer.
         layer: name of the layer; None for plain tensors.
-        cases: how many cases were tried.
-        failures: in how many the relation failed although the premise, if any, was met.
-        unmet: in how many the premise was not met.
+        cases: number of cases tried.
+        failures: number of cases in which the relation failed although the premise was met.
+        unmet: number of cases in which the premise was not met.
 
     Examples:
         >>> Verdict("theorem_4_1", "bound", "printed", 2.0, 1.0, False, -0.5).refuted
@@ -73,7 +70,7 @@ class Verdict:
 
     @property
     def refuted(self) -> bool:
-        """Whether the statement is false here: its premise is met and its relation fails."""
+        """Whether the statement is false here: the premise is met and the relation fails."""
         return bool(self.failures)
 
     @property
@@ -82,31 +79,10 @@ class Verdict:
         return f"{self.name} ({self.variant})" if self.variant else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts; of tensors the norm."""
-        return {
-            "name": self.name,
-            "variant": self.variant,
-            "kind": self.kind,
-            "form": self.form,
-            "layer": self.layer,
-            "unit": self.unit,
-            "lhs": _number(self.lhs),
-            "rhs": _number(self.rhs),
-            "slack": self.slack,
-            "holds": self.holds,
-            "tolerance": self.tolerance,
-            "premise": self.premise,
-            "premise_met": self.premise_met,
-            "cases": self.cases,
-            "failures": self.failures,
-            "unmet": self.unmet,
-        }
+        """Return plain values; for tensors their norm."""
+        return vars(self) | {"lhs": _number(self.lhs), "rhs": _number(self.rhs)}
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row."""
-        return Verdicts([self]).to_dataframe()
-
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         sign = {"identity": "=", "bound": "<="}[self.kind]
         state = "holds" if self.holds else "fails"
         state = "premise not met" if self.premise_met is False else state
@@ -117,16 +93,16 @@ class Verdict:
             f"{_number(self.rhs):.6g} {state} (slack {self.slack:.1e}){many}"
         )
 
-    def _repr_html_(self) -> str:
-        return Verdicts([self])._repr_html_()
+    def _table(self) -> Table:
+        return Verdicts([self])._table()
 
 
-class Verdicts(list[Verdict]):
+class Verdicts(Rendered, list[Verdict]):
     """A list of verdicts that prints as a table.
 
     Args:
-        verdicts: one each.
-        unchecked: what could not be put to the test, and why.
+        verdicts: in order.
+        unchecked: what could not be checked, and why.
     """
 
     def __init__(
@@ -137,11 +113,11 @@ class Verdicts(list[Verdict]):
 
     @property
     def refuted(self) -> list[Verdict]:
-        """Those that are false."""
+        """The verdicts of false statements."""
         return [verdict for verdict in self if verdict.refuted]
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdicts as plain values, how many are false, and what was not checked."""
+        """Return the verdicts as plain values, how many are false, and what was not checked."""
         return {
             "verdicts": [each.to_dict() for each in self],
             "refuted": len(self.refuted),
@@ -149,42 +125,32 @@ class Verdicts(list[Verdict]):
         }
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per verdict."""
+        """Return one row per verdict."""
         import pandas as pd
 
         return pd.DataFrame([verdict.to_dict() for verdict in self])
 
-    def __str__(self) -> str:
-        rows, title = self._rows(), "Statements"
+    def _table(self) -> Table:
+        rows, title = [_row(each) for each in self], "Statements" if self else ""
         if len({each.form for each in self}) == 1:
             title += f", {self[0].form} form"
-            rows = [{name: row[name] for name in _COLUMNS if name != "form"} for row in rows]
-        table = text_table(rows, title if rows else "", numbers=("left", "right", "slack"))
-        return "\n".join([table, *([""] if self.unchecked else []), *map(repr, self.unchecked)])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import table_html
-
-        return table_html(self._rows(), "", "\n".join(map(repr, self.unchecked)))
-
-    def _rows(self) -> list[dict[str, str]]:
-        return [dict(zip(_COLUMNS, _cells(each), strict=True)) for each in self]
+            for row in rows:
+                del row["form"]
+        return Table(rows, title, list(map(repr, self.unchecked)), _NUMBERS)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The case with the least slack (of identities the largest by magnitude), with the counts.
+    """Return the case with the least slack (for identities the largest in magnitude).
 
     Args:
         verdicts: of one statement in one form, at least one.
 
     Returns:
-        The verdict of that case; it holds if no case failed.
+        The verdict of that case with the counts of all; it holds if no case failed.
     """
     every = list(verdicts)
-    counted = [each for each in every if each.premise_met is not False] or every
-    chosen = min(counted, key=_strain)
+    relevant = [each for each in every if each.premise_met is not False] or every
+    chosen = min(relevant, key=_strain)
     failures = sum(each.failures or 0 for each in every)
     changes = {
         "holds": failures == 0,
@@ -197,7 +163,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 def _strain(verdict: Verdict) -> float:
     slack = verdict.slack
-    if slack != slack:  # not a number: nothing is worse
+    if slack != slack:  # NaN is the worst
         return -torch.inf
     return -abs(slack) if verdict.kind == "identity" else slack
 
@@ -214,12 +180,79 @@ def _unit(verdict: Verdict) -> str:
 
 def _state(verdict: Verdict) -> str:
     if verdict.premise_met is False:
-        return "premise not met"  # whether its relation holds says nothing
+        return "premise not met"
     state = "holds" if verdict.holds else "FAILS"
     return f"{state}, {verdict.failures}/{verdict.cases} fail" if verdict.cases > 1 else state
 
 
-def _cells(verdict: Verdict) -> list[str]:
-    texts = [verdict.label, verdict.form, _unit(verdict), verdict.kind]
-    texts += [f"{_number(verdict.lhs):.5g}", f"{_number(verdict.rhs):.5g}"]
-    return [*texts, f"{verdict.slack:.1e}", _state(verdict)]
+def _row(verdict: Verdict) -> dict[str, str]:
+    return {
+        "statement": verdict.label,
+        "form": verdict.form,
+        "unit": _unit(verdict),
+        "kind": verdict.kind,
+        "left": f"{_number(verdict.lhs):.5g}",
+        "right": f"{_number(verdict.rhs):.5g}",
+        "slack": f"{verdict.slack:.1e}",
+        "verdict": _state(verdict),
+    }
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """The size of a batch that is too large for a statement that forms a matrix of it.
+
+    Args:
+        values: of a unit: samples times positions.
+        limit: largest number that is checked.
+
+    Examples:
+        >>> str(TooLarge(512, 128))
+        'a unit has 512 values, above dense_limit=128: take a smaller batch'
+    """
+
+    values: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"a unit has {self.values} values, above dense_limit={self.limit}: take a smaller batch"
+        )
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A statement that could not be checked, and why.
+
+    Args:
+        name: of the statement.
+        reason: one phrase.
+        variant: part of the statement.
+        layer: name of the layer.
+        unit: index of the unit; None for all chosen units, or for the whole layer.
+        too_large: the sizes, if the batch is too large; else None.
+
+    Examples:
+        >>> Unchecked("fact_c2", "its scale is zero", unit=3)
+        fact_c2, unit 3, not checked: its scale is zero
+    """
+
+    name: str
+    reason: str
+    variant: str = ""
+    layer: str | None = None
+    unit: int | None = None
+    too_large: TooLarge | None = None
+
+    @property
+    def label(self) -> str:
+        """The statement's name with its variant."""
+        return f"{self.name} ({self.variant})" if self.variant else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; ``too_large`` as a dictionary of its sizes."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        where = "" if self.unit is None else f", unit {self.unit}"
+        return f"{self.label}{where}, not checked: {self.reason}"

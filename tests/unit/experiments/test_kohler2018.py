@@ -63,7 +63,7 @@ def test_designs_have_the_moments(kind):
     given = moments(3, 7.0, 0.4, np.random.default_rng(0))
     design = given.matched() if kind == "matched" else given.quadrature(12)
     np.testing.assert_allclose(design.mean, given.mean, atol=1e-12)
-    np.testing.assert_allclose(design.moment, given.second, atol=1e-10)
+    np.testing.assert_allclose(design.moments.matrix, given.second, atol=1e-10)
     assert given.quotient == pytest.approx(0.4)
     assert np.linalg.cond(given.second) == pytest.approx(7.0)
 

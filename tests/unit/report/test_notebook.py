@@ -30,8 +30,7 @@ from normscope.results.notebook import pairs_html, table_html
 from normscope.sweeps.cells import Cell
 from normscope.sweeps.status import status
 from normscope.sweeps.work import Failure, Report
-from normscope.theorems.unchecked import Unchecked
-from normscope.theorems.verdict import Verdict, Verdicts
+from normscope.theorems import Unchecked, Verdict, Verdicts
 from normscope.training import Evaluation, Outcome, Run
 
 HOSTILE = "<script>alert(1)</script>"

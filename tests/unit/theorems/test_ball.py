@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normscope.theorems.ball import ball_maximum
+from normscope.theorems.theorem_c1 import ball_maximum
 
 
 def symmetric(size, seed, shift=0.0):

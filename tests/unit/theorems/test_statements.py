@@ -7,8 +7,8 @@ import torch
 
 from normscope.errors import InputError, ShapeError, UnknownNameError
 from normscope.theorems import THEOREMS, check, check_cases
-from normscope.theorems.cases import random_case
-from normscope.theorems.unit import Units
+from normscope.theorems.check import random_case
+from normscope.theorems.layer_case import Units
 
 NAMES = [
     "fact_c1",
@@ -133,7 +133,7 @@ def test_tensors_that_are_not_needed_are_left_aside():
     ("changes", "error", "said"),
     [
         ({"g": None}, InputError, "g is missing"),
-        ({"g": [1.0, 2.0]}, ShapeError, "one batch"),
+        ({"g": [1.0, 2.0]}, ShapeError, "same length"),
         ({"y": [[1.0, 2.0, 3.0]]}, ShapeError, "must be a vector"),
         ({"y": [2.0, 2.0, 2.0]}, InputError, "does not vary"),
         ({"y": [1.0, float("nan"), 2.0]}, InputError, "not a number"),
@@ -276,7 +276,7 @@ def test_lemma_with_the_start_behind_the_origin():
     assert exact.holds
     assert check("lemma_4_5", form="printed", start=start, optimum=optimum).premise_met is False
     assert check("lemma_4_5", form="article", start=start, optimum=optimum).refuted
-    with pytest.raises(InputError, match="optimum is zero"):
+    with pytest.raises(InputError, match="optimum must not be zero"):
         check("lemma_4_5", start=start, optimum=torch.zeros(2))
     with pytest.raises(ShapeError, match="one shape"):
         check("lemma_4_5", start=start, optimum=torch.zeros(3))
