@@ -46,7 +46,6 @@ class ActivationMoments(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "activation_moments"
     needs_gradient = False
     needs_next = True
 

@@ -42,7 +42,6 @@ class CovariateShift(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "covariate_shift"
     needs_learning_rate = True
     needs_update = True
 

@@ -40,8 +40,6 @@ class Curvature(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "curvature"
-
     def __init__(
         self,
         kind: str = "hessian",

@@ -36,7 +36,6 @@ class EffectiveSmoothness(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "effective_smoothness"
     ray = "gradients"
     needs_pass = False
     needs_learning_rate = True

@@ -26,8 +26,6 @@ class GradientNorms(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "gradient_norms"
-
     @property
     def variables(self) -> Dimensions:
         """Names of the values, with their dimensions after ``step``."""

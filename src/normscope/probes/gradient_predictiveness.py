@@ -29,7 +29,6 @@ class GradientPredictiveness(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "gradient_predictiveness"
     ray = "gradients"
     needs_pass = False
     needs_learning_rate = True

@@ -29,7 +29,6 @@ class LossVariation(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "loss_variation"
     ray = "losses"
     needs_pass = False
     needs_learning_rate = True

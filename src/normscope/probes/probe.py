@@ -35,7 +35,16 @@ __all__ = [
 Values: TypeAlias = dict[str, Any]  # arrays by name
 Dimensions: TypeAlias = dict[str, tuple[str, ...]]
 
-PROBES: Registry[type[Probe]] = Registry("probe", package="normscope.probes")
+
+class _ProbeRegistry(Registry["type[Probe]"]):
+    """A registry whose classes get the name they are registered by."""
+
+    def _add(self, item: type[Probe], name: str) -> type[Probe]:
+        item.name = name
+        return super()._add(item, name)
+
+
+PROBES = _ProbeRegistry("probe", package="normscope.probes")
 """The probes by name: every class of this package with the decorator."""
 
 PRESETS: Registry[Callable[[], list[Probe]]] = Registry("preset")
@@ -52,6 +61,7 @@ class Probe(ABC):
             that the scope measures.
     """
 
+    #: Set by the decorator ``PROBES.register(name=...)``.
     name: ClassVar[str]
     #: What it needs of the points on the ray: None, "losses" or "gradients".
     ray: ClassVar[str | None] = None

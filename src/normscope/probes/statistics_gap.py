@@ -51,7 +51,6 @@ class StatisticsGap(Probe):
         every: minimum number of training steps between two measurements.
     """
 
-    name = "statistics_gap"
     needs_gradient = False
 
     def __init__(self, population_data: Data = None, every: int | None = None) -> None:
