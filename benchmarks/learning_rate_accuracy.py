@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,7 @@ from typing import Any
 
 import learning_rate_finder
 import torch
-from learning_rate_cases import BATCH_SIZE, CASES, Case
-from learning_rate_plain import FRESH_CASES, PLAIN_CASES
+from learning_rate_cases import BATCH_SIZE, CASES, FRESH_CASES, PLAIN_CASES, Case
 from learning_rate_truth import one_batch, true_onset
 from rich.console import Console
 from rich.table import Table
@@ -163,8 +163,9 @@ def summary(rows: dict[str, Row]) -> str:
             factors = sorted(factor(row, method) for row in chosen)
             above = sum((ratio(row, method) or 0) > 1 for row in chosen)
             lines.append(
-                f"{group:7} {method:18} {len(chosen):3} cases, factor {middle(factors):6.2f} "
-                f"median, {factors[-1]:8.2f} worst, above the onset in {above}"
+                f"{group:7} {method:18} {len(chosen):3} cases, factor "
+                f"{statistics.median(factors):6.2f} median, {factors[-1]:8.2f} worst, "
+                f"above the limit in {above}"
             )
     return "\n".join([*lines, curvature_of_theory(rows), costs(rows)])
 
@@ -178,7 +179,7 @@ def curvature_of_theory(rows: dict[str, Row]) -> str:
     )
     return (
         f"theory train against the measured lambda_max: {len(off)} cases, factor "
-        f"{middle(off):.2f} median, {off[-1]:.2f} worst"
+        f"{statistics.median(off):.2f} median, {off[-1]:.2f} worst"
     )
 
 
@@ -189,17 +190,12 @@ def costs(rows: dict[str, Row]) -> str:
         seconds = row["seconds"]
         shares[row["products"] < 10].append(seconds["predicted"] / seconds["range test"])
     told = [
-        f"{middle(sorted(each)):.2f} of a range test in the median, {max(each):.2f} at most, where "
-        f"lambda_max takes {'under' if few else 'at least'} ten products ({len(each)} cases)"
+        f"{statistics.median(each):.2f} of a range test in the median, {max(each):.2f} at most, "
+        f"where lambda_max takes {'under' if few else 'at least'} ten products ({len(each)} cases)"
         for few, each in shares.items()
         if each
     ]
     return "\n".join(f"the prediction takes {line}" for line in told)
-
-
-def middle(values: list[float]) -> float:
-    half = len(values) // 2
-    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
 def saved(path: Path, rows: dict[str, Row]) -> None:
@@ -212,8 +208,8 @@ def saved(path: Path, rows: dict[str, Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=ALL, metavar="NAME", help="only these")
-    parser.add_argument("--plain", action="store_true", help="the nets of learning_rate_plain.py")
-    parser.add_argument("--fresh", action="store_true", help="its nets that nothing was tuned on")
+    parser.add_argument("--plain", action="store_true", help="networks without normalization")
+    parser.add_argument("--fresh", action="store_true", help="those that nothing was tuned on")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="finished cases, kept here")
     parser.add_argument("--renew", action="store_true", help="keep only the truth of FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")

@@ -18,11 +18,11 @@ import argparse
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from learning_rate_accuracy import middle
 from learning_rate_cases import BATCH_SIZE, CASES
 
 from normscope.learning_rate.setup import TrainingSetup
@@ -148,7 +148,7 @@ def scored(table: Table, rule: Rule | None) -> str:
         factors.append(found / truth)
     far = sum(max(factor, 1 / factor) > 2.001 for factor in factors) / DRAWS
     high = sum(factor > 2.001 for factor in factors) / DRAWS
-    median = middle(sorted(max(factor, 1 / factor) for factor in factors))
+    median = statistics.median(max(factor, 1 / factor) for factor in factors)
     return f"{far:4.0%} off by more than 2, {high:4.0%} too high by more; median {median:.2f}"
 
 

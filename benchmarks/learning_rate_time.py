@@ -13,12 +13,11 @@ products: those of `top_eigenvalue` with its defaults, for the Gauss-Newton matr
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from learning_rate_cases import BATCH_SIZE, CASES, Batch, Case
+from learning_rate_accuracy import timed
+from learning_rate_cases import BATCH_SIZE, CASES, Case
 from learning_rate_finder import seconds_of_range_test
 
 from normscope.curvature import top_eigenvalue
@@ -55,17 +54,6 @@ class Cost:
         return self.products < FEW_PRODUCTS
 
 
-def seconds(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
-
-
-def steepest_bound(problem: Problem, batches: list[Batch], rule: UpdateRule) -> float:
-    """What the prediction asks for if no rate breaks the loss."""
-    return measure_curvature(problem, batches[:3], rule).bound(rule)
-
-
 def measure(case: Case, rounds: int) -> Cost:
     model = case.model()
     problem = Problem(model, case.loss, case.samples())
@@ -73,7 +61,12 @@ def measure(case: Case, rounds: int) -> Cost:
     rule = UpdateRule("SGD", momentum=case.momentum)
 
     def predict() -> Prediction:
-        return predict_limit(problem, batches, rule, lambda: steepest_bound(problem, batches, rule))
+        return predict_limit(
+            problem,
+            batches,
+            rule,
+            lambda: measure_curvature(problem, batches[:3], rule).bound(rule),
+        )
 
     def advise() -> object:
         sizes = {"momentum": case.momentum, "batch_size": BATCH_SIZE}
@@ -82,7 +75,7 @@ def measure(case: Case, rounds: int) -> Cost:
     def test() -> object:
         return seconds_of_range_test(case, model)
 
-    turns = [[seconds(each) for each in (predict, advise, test)] for _ in range(rounds)]
+    turns = [[timed(each)[1] for each in (predict, advise, test)] for _ in range(rounds)]
     prediction, advice, range_test = map(min, zip(*turns, strict=True))
     top = top_eigenvalue(model, case.loss, batches[0], kind="ggn", mode="train")
     return Cost(prediction, advice, range_test, predict().layer is None, top.matvecs)

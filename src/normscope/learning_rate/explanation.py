@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from normscope.learning_rate.bound import Curvature
 from normscope.learning_rate.stability import STEPS
+from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
-
-_BATCH_NORMS = {"batch", "noisy", "l1", "l2", "linf"}
 
 
 def table_title(advice: Advice) -> str:
@@ -149,9 +150,9 @@ def explain(advice: Advice) -> str:
         _explain_bound(advice),
         _explain_gap(advice),
         _explain_recommendation(advice),
-        _explain_later_curvature(advice),
-        _explain_estimate(advice),
-        _explain_changes(advice),
+        _explain_later_curvature(advice.curvature),
+        _explain_estimate(advice.rule),
+        _explain_changes(advice.norms),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -163,31 +164,26 @@ def _explain_limit(advice: Advice) -> str:
             f"Training is expected to become unstable near {advice.limit:.3g}, from "
             f"{advice.prediction.reason}; no run has verified it. Half of that is recommended."
         )
-    if found.collapsed_first:
-        return _explain_collapse(found)
-    if math.isinf(found.high):
+    if math.isinf(found.high) and not found.collapsed_first:
         return f"No learning rate up to {found.low:.3g} was unstable in short runs."
+    runs = f"In runs of {STEPS} steps on copies"
+    if found.collapsed_first:
+        usable, lowest = found.ends
+        where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
+        above = "at no rate tried" if math.isinf(found.high) else f"from {found.high:.3g} on"
+        return (
+            f"{runs} the network collapsed at {lowest:.3g}: its output became the same for every "
+            f"sample, and it learned nothing more; {where}. Its loss was unstable {above}. The "
+            "limit is below the collapse; half of it is recommended."
+        )
     if found.low == 0:
         return (
-            f"In runs of {STEPS} steps on copies training was stable at no rate tried, down to "
-            f"{found.high:.3g}, which is taken as the limit; half of it is recommended, which no "
-            "run has tried."
+            f"{runs} training was stable at no rate tried, down to {found.high:.3g}, which is "
+            "taken as the limit; half of it, which no run has tried, is recommended."
         )
     return (
-        f"In runs of {STEPS} steps on copies training was stable at {found.low:.3g}, but not at "
-        f"{found.high:.3g}; half the limit is recommended."
-    )
-
-
-def _explain_collapse(found: Verification) -> str:
-    usable, lowest = found.ends
-    where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
-    above = "at no rate tried" if math.isinf(found.high) else f"from {found.high:.3g} on"
-    return (
-        f"In runs of {STEPS} steps on copies the network collapsed at {lowest:.3g}: its output "
-        f"became the same for every sample, and it learned nothing more; {where}. Its loss, which "
-        f"then stays constant, was unstable {above}. The limit is below the collapse; half of it "
-        "is recommended."
+        f"{runs} training was stable at {found.low:.3g}, but not at {found.high:.3g}; half the "
+        "limit is recommended."
     )
 
 
@@ -201,21 +197,18 @@ def _explain_criterion(advice: Advice) -> str:
 
 
 def _explain_bound(advice: Advice) -> str:
-    found, bound, text = advice.verification, advice.bound, _explain_curvature(advice)
-    if found is not None and found.lowest_failure < bound:
+    found, bound, text = advice.verification, advice.curvature_bound, _explain_curvature(advice)
+    if found is not None and found.lowest_failure < advice.bound:
         collapsed = found.lowest_failure == found.lowest_collapse
         why = "the network collapsed" if collapsed else "its curvature grows later"
         return (
             f"{text}. A run failed at {found.lowest_failure:.3g} all the same: {why}, and the "
-            f"curvature bound is lowered to {advice.curvature_bound:.3g}."
+            f"curvature bound is lowered to {bound:.3g}."
         )
-    if advice.curvature_bound < bound:
+    if bound < advice.bound:
         return f"{text}. The limit is below that, and the curvature bound is at most the limit."
-    if advice.recommended < advice.curvature_bound:
-        return (
-            f"{text}, the curvature bound; it has no margin, unlike half the limit, which is lower."
-        )
-    return f"{text}, the curvature bound."
+    margin = "; it has no margin, unlike half the limit, which is lower"
+    return f"{text}, the curvature bound{margin if advice.recommended < bound else ''}."
 
 
 def _explain_curvature(advice: Advice) -> str:
@@ -241,61 +234,53 @@ def _explain_curvature(advice: Advice) -> str:
 
 
 def _explain_gap(advice: Advice) -> str:
-    """Return why the limit is more than 1.5 times the curvature bound, if it is."""
+    """Return why the limit is at least 1.5 times the curvature bound, if it is."""
     factor = advice.limit / advice.curvature_bound
     if factor < 1.5 or advice.curvature_bound < advice.bound:
         return ""
     modules = {name.rpartition(".")[0] for name in advice.invariant}
     share = sum(part for name, part in advice.shares.items() if name in modules)
+    reason = _beyond_bound(advice)
     if share > 0.2:
-        return (
-            f"The limit is {factor:.1f} times that: {share:.0%} of the top direction at the "
-            "start is in weights that feed a norm layer, whose length does not matter; a step "
-            "too large lengthens them, which shrinks the next step."
+        reason = (
+            f"{share:.0%} of the top direction at the start is in weights that feed a norm layer, "
+            "whose length does not matter; a step too large lengthens them, which shrinks the next."
         )
-    return f"The limit is {factor:.1f} times that: {_beyond_bound(advice)}"
+    return f"The limit is {factor:.1f} times that: {reason}"
 
 
 def _beyond_bound(advice: Advice) -> str:
     """Return what the runs between the curvature bound and the limit showed."""
-    found = advice.verification
+    found, bound = advice.verification, advice.curvature_bound
     if found is None:
         return "beyond the curvature bound the loss may jump at first."
-    bound = advice.curvature_bound
-    worst = max((run.worst for run in found.runs if not run.failed and run.rate > bound), default=0)
-    if not worst:
-        return (
-            "no run beyond the curvature bound held; the limit is the middle of what they enclose."
-        )
-    if worst <= 1.05:  # batches differ by as much
-        return "the runs beyond the curvature bound that held saw no rise of the loss."
-    return (
-        f"in the runs beyond the curvature bound that held, the loss rose to at most {worst:.2g} "
-        "times its first value."
-    )
+    held = [run.worst for run in found.runs if not run.failed and run.rate > bound]
+    if not held:
+        return "no run beyond the curvature bound held; the limit is the middle of the rates tried."
+    worst = max(held)
+    # batches differ by 5 % without any rise
+    rise = f"rose to at most {worst:.2g} times its first value" if worst > 1.05 else "did not rise"
+    return f"in the runs beyond the curvature bound that held, the loss {rise}."
 
 
 def _explain_recommendation(advice: Advice) -> str:
-    """Return why the recommended rate may be above the curvature bound, and when to use which."""
+    """Return when to prefer the curvature bound, if the recommended rate is above it."""
     if advice.recommended <= advice.curvature_bound:
         return ""
     if advice.verification is None:
         return (
-            "The recommended rate is above the curvature bound. That is no contradiction: below "
-            "the bound the curvature of the first steps is enough to expect stability; up to the "
-            "limit it takes the prediction. Prefer the curvature bound until a run has verified "
-            "the limit."
+            "The recommended rate, which follows from the prediction, is above the curvature "
+            "bound. Prefer the curvature bound until a run has verified the limit."
         )
     return (
-        "The recommended rate is above the curvature bound. That is no contradiction: up to the "
-        "bound the curvature of the first steps is enough to expect stability, and the short runs "
-        "were stable beyond it. Prefer the curvature bound where the loss must not jump at first, "
-        f"or where a run that breaks after more than {STEPS} steps would cost much."
+        "The recommended rate is above the curvature bound: the short runs were stable there. "
+        "Prefer the curvature bound where the loss must not jump at first, or where a run that "
+        f"breaks after more than {STEPS} steps would cost much."
     )
 
 
-def _explain_later_curvature(advice: Advice) -> str:
-    curvature, start = advice.curvature, max(advice.curvature.values)
+def _explain_later_curvature(curvature: Curvature) -> str:
+    start = max(curvature.values)
     if curvature.largest <= 1.1 * max(start, 0.0):
         return ""
     if curvature.starts_on_plateau and curvature.beyond:
@@ -311,34 +296,29 @@ def _explain_later_curvature(advice: Advice) -> str:
     )
 
 
-def _explain_estimate(advice: Advice) -> str:
-    if advice.rule.is_exact:
+def _explain_estimate(rule: UpdateRule) -> str:
+    if rule.is_exact:
         return ""
-    centered = (
-        " A centered divisor also shrinks as gradients come to agree, which lowers the limit."
-    )
+    centered = " A centered divisor also shrinks as gradients agree, which lowers the limit."
     return (
-        f"For {advice.rule.name} the curvature bound is an estimate: its divisor changes with "
-        "every gradient, which the curvature at one point does not show."
-        f"{centered if advice.rule.centered else ''}"
+        f"For {rule.name} the curvature bound is an estimate: its divisor changes with every "
+        f"gradient.{centered if rule.centered else ''}"
     )
 
 
-def _explain_changes(advice: Advice) -> str:
+def _explain_changes(norms: Collection[str]) -> str:
     """Return what would change the numbers, as docs/learning_rate.md measures."""
     batches = "Small batches lower the limit, large ones hardly raise it."
-    if not advice.norms:
+    if not norms:
         return (
             "What would change it: normalization layers, whose gamma then sets the scale (compare "
             "shows by how much); smaller weights; fewer layers, since depth usually increases the "
             f"curvature. {batches}"
         )
     depth = "Depth usually increases the curvature and lowers the curvature bound"
-    if _BATCH_NORMS & set(advice.norms):
+    if {"batch", "noisy", "l1", "l2", "linf"} & set(norms):
         depth += ", but hardly changed the limit of the BatchNorm networks measured"
-        batches = (
-            "Small batches lower the limit and, by their noisy statistics, the curvature bound."
-        )
+        batches = "Small batches lower the limit and, by noisy statistics, the curvature bound."
     return (
         "What would change it: a smaller gamma of the last norm layer, since the curvature of the "
         "last layer goes as its square; another normalization (compare shows which). "

@@ -290,7 +290,7 @@ def test_limit_and_interval_end_below_where_the_net_dies():
 def test_recommended_rate_is_set_against_the_safe_one(rate, margin, above):
     told = advice(rate=rate).explanation
     assert ("it has no margin, unlike half the limit, which is lower" in told) is margin
-    assert ("The recommended rate is above the curvature bound" in told) is above
+    assert ("is above the curvature bound. Prefer" in told) is above
     assert "is stable below 0.5, the curvature bound" in told
     assert "were unstable" not in told
 
@@ -319,7 +319,7 @@ def test_limit_far_above_the_safe_rate_has_a_reason(rate, invariant, reason):
 
 @pytest.mark.parametrize(
     ("worst", "told"),
-    [(1.04, "saw no rise of the loss"), (1.4, "the loss rose to at most 1.4 times its first")],
+    [(1.04, "the loss did not rise"), (1.4, "the loss rose to at most 1.4 times its first")],
 )
 def test_what_the_runs_beyond_the_safe_rate_saw_is_told(worst, told):
     runs = (
@@ -369,7 +369,7 @@ def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
     told = replace(advice(), norms=norms).explanation
     assert f"What would change it: {gamma}" in told
     assert ("hardly changed the limit of the BatchNorm" in told) is batch
-    assert ("by their noisy statistics, the curvature bound" in told) is batch
+    assert ("by noisy statistics, the curvature bound" in told) is batch
     assert ("large ones hardly raise it" in told) is not batch
 
 
