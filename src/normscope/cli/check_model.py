@@ -23,6 +23,7 @@ from normscope.layers import is_batch_norm
 from normscope.layers.kinds import norm_layers
 from normscope.layers.surgery.unfit import unfit_norms
 from normscope.problem.batch import rows, sample_count
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.progress import Progress
 from normscope.text import format_duration, join_words
@@ -327,7 +328,7 @@ def _time_layers(
     modules = dict(network.named_modules(remove_duplicate=False))
     handles = [modules[name].register_forward_hook(partial(record, name)) for name in names]
     device = next((each.device for each in network.parameters()), inputs.device)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), RandomGenerators().preserved():
         network(inputs.to(device, copy=True))  # it may be overwritten
     end = clock()
     for handle in handles:

@@ -12,7 +12,7 @@ import random
 import threading
 import warnings
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -162,6 +162,15 @@ class RandomGenerators:
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - models may draw from it
 
+    def torch_states(self) -> list[Tensor]:
+        """Return the states of the generators of torch, in a fixed order."""
+        return [generator.get_state() for generator in self._torch]
+
+    def set_torch_states(self, states: Sequence[Tensor]) -> None:
+        """Set the generators of torch to states that `torch_states` returned."""
+        for generator, state in zip(self._torch, states, strict=True):
+            generator.set_state(state)
+
     @contextmanager
     def preserved(self, seed: int | None = None) -> Iterator[None]:
         """Restore all states on exit.
@@ -172,12 +181,11 @@ class RandomGenerators:
         Yields:
             Nothing.
         """
-        states = [generator.get_state() for generator in self._torch]
+        states = self.torch_states()
         others = random.getstate(), np.random.get_state()  # noqa: NPY002 - see above
 
         def restore() -> None:
-            for generator, state in zip(self._torch, states, strict=True):
-                generator.set_state(state)
+            self.set_torch_states(states)
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002 - see above
 
@@ -196,14 +204,21 @@ def _generators(owner: object) -> Iterable[torch.Generator]:
     if isinstance(owner, torch.Generator):
         return [owner]
     if isinstance(owner, torch.device):
-        if owner.type != "cuda":
-            return []
-        index = torch.cuda.current_device() if owner.index is None else owner.index
-        return [torch.cuda.default_generators[index]]
+        return _device_generators(owner)
     batch_sampler = getattr(owner, "batch_sampler", None)
     samplers = (getattr(holder, "sampler", None) for holder in (owner, batch_sampler))
     found = (getattr(each, "generator", None) for each in (owner, batch_sampler, *samplers))
     return [generator for generator in found if isinstance(generator, torch.Generator)]
+
+
+def _device_generators(device: torch.device) -> list[torch.Generator]:
+    if device.type in ("cpu", "meta"):
+        return []
+    if device.type == "mps":
+        return [torch.mps._get_default_mps_generator()]
+    module: Any = torch.get_device_module(device)
+    index = module.current_device() if device.index is None else device.index
+    return [module.default_generators[index]]
 
 
 def _is_generator(value: object) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.problem.batch import Batch, rows, sample_count
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.validation import check_integer
 
@@ -151,7 +152,8 @@ class _LoaderBatches:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._iterator: Iterator[Batch] = iter(())
-        self._epoch_start: dict[str, Tensor] | None = None
+        self._random = RandomGenerators(problem.data)
+        self._epoch_start: list[Tensor] | None = None
         self._position = 0
 
     def draw(self) -> Batch:
@@ -164,18 +166,9 @@ class _LoaderBatches:
         raise InputError("the data loader gave no batch; give at least one.")
 
     def _start_epoch(self) -> None:
-        self._epoch_start = {"torch": torch.get_rng_state()} | {
-            name: generator.get_state() for name, generator in self._generators().items()
-        }
+        self._epoch_start = self._random.torch_states()
         self._iterator = iter(self._problem.data)
         self._position = 0
-
-    def _generators(self) -> dict[str, torch.Generator]:
-        """Return the generators of a DataLoader besides torch's global one."""
-        loader = self._problem.data
-        owners = {"loader": loader, "sampler": getattr(loader, "sampler", None)}
-        found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
-        return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
     def state(self) -> State:
         return {"epoch_start": self._epoch_start, "position": self._position}
@@ -183,9 +176,7 @@ class _LoaderBatches:
     def restore(self, state: State) -> None:
         if state["epoch_start"] is None:
             return
-        for name, generator in self._generators().items():
-            generator.set_state(state["epoch_start"][name])
-        torch.set_rng_state(state["epoch_start"]["torch"])
+        self._random.set_torch_states(state["epoch_start"])
         self._start_epoch()
         for _ in range(state["position"]):
             next(self._iterator)

@@ -25,13 +25,14 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from normscope.errors import DataError, InputError, StateError
 from normscope.files import replacing, try_write
 from normscope.problem.batch import Batch, tensors_of
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Problem
 from normscope.training.loop import Loop
 
 __all__ = ["check_writable", "resume", "save", "settings_of"]
 
-_FORMAT = "normscope training, version 2"
+_FORMAT = "normscope training, version 3"
 _SAMPLED_VALUES = 1_000_000  # values of a tensor that its checksum covers, at most
 _IGNORED_OPTIONS = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names")
 _OPTION_NAMES = {"lr": "learning rate", "params": "number of parameters"}
@@ -67,10 +68,7 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
     Raises:
         StateError: if the model or the optimizer holds what could not be read back.
     """
-    model, device = loop.problem.model, loop.problem.device
-    random = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        random["device"] = torch.get_device_module(device).get_rng_state(device)
+    model = loop.problem.model
     content = {
         "format": _FORMAT,
         "settings": dict(settings),
@@ -78,8 +76,7 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
         "buffers": dict(model.named_buffers()),  # some are not in the state_dict
         "optimizer": _without_numpy(loop.optimizer.state_dict()),
         "batches": loop.batches.state(),
-        "random": random,
-        "generators": {name: g.get_state() for name, g in _generators(model).items()},
+        "random": RandomGenerators(model).torch_states(),
         "losses": torch.tensor(loop.losses, dtype=torch.float64),
         "taken": loop.taken,
     }
@@ -107,8 +104,8 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
         StateError: if it comes from another model or from a run with other settings, or has more
             steps.
     """
-    model, device = loop.problem.model, loop.problem.device
-    content = _read(path, device)
+    model = loop.problem.model
+    content = _read(path, loop.problem.device)
     _check_fits(path, content, model, settings, steps)
     if content["taken"] < steps:  # else there is nothing to save
         check_writable(path)
@@ -119,13 +116,9 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
     loop.optimizer.load_state_dict(content["optimizer"])
     loop.losses = content["losses"].tolist()
     loop.taken = content["taken"]
-    for name, generator in _generators(model).items():
-        generator.set_state(content["generators"][name].cpu())
     loop.batches.restore(_on_cpu(content["batches"]))
     # Last, because finding the position in a DataLoader draws random numbers.
-    torch.set_rng_state(content["random"]["cpu"].cpu())
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(content["random"]["device"].cpu(), device)
+    RandomGenerators(model).set_torch_states(_on_cpu(content["random"]))
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
@@ -186,12 +179,6 @@ def _describe(value: Any) -> str:
     return "missing" if value is None else f"of type {type(value).__name__}"
 
 
-def _generators(model: nn.Module) -> dict[str, torch.Generator]:
-    """Return the random generators of modules, by the module's name."""
-    owned = ((name, getattr(module, "generator", None)) for name, module in model.named_modules())
-    return {name: generator for name, generator in owned if isinstance(generator, torch.Generator)}
-
-
 def _without_numpy(value: Any) -> Any:
     """Convert NumPy scalars, which a checkpoint cannot hold, to Python's."""
     if isinstance(value, np.generic):
@@ -209,6 +196,8 @@ def _on_cpu(value: Any) -> Any:
         return value.cpu()
     if isinstance(value, dict):
         return {name: _on_cpu(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_on_cpu(part) for part in value]
     return value
 
 
