@@ -34,9 +34,9 @@ from rich.table import Table
 from sweep import ours, timed
 
 from normscope.sweeps import Cell, Unit
-from normscope.sweeps.cells import grid_cells
 from normscope.sweeps.engines import open_engine
-from normscope.sweeps.phase_diagram import complete
+from normscope.sweeps.settings import complete_settings
+from normscope.sweeps.work import grid_cells
 
 WORKERS = (1, 2)
 
@@ -45,7 +45,7 @@ def trainings() -> list[Unit]:
     """Sixteen trainings that do not diverge."""
     axes = {"gamma": (0.5, 1.0, 1.5, 2.0), "learning_rate": (1e-4, 2e-4, 3e-4, 4e-4)}
     settings = {"model": "fully_connected", "data": "noise_digits", "epochs": 1.0}
-    return [Unit((cell,)) for cell in grid_cells(axes, complete(settings), [0])]
+    return [Unit((cell,)) for cell in grid_cells(axes, complete_settings(settings), [0])]
 
 
 def empties(count: int) -> list[Unit]:

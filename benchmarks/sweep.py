@@ -43,11 +43,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.results import Store
 from normscope.sweeps import Cell, Unit, Work, sweep
-from normscope.sweeps.cells import grid_cells, units_of
+from normscope.sweeps.cell import GROUP, group_key
 from normscope.sweeps.engines import Engine, open_engine
-from normscope.sweeps.phase_diagram import complete
-from normscope.sweeps.together import GROUP, group_of
-from normscope.sweeps.training_settings import split_of
+from normscope.sweeps.settings import complete_settings, load_split
+from normscope.sweeps.work import grid_cells, group_cells
 
 STABLE = (1e-4, 3e-4)
 EXPLOSIVE = (1e2, 3e2)
@@ -94,7 +93,7 @@ def plain_network(case: Case, gamma: float) -> nn.Module:
 
 def naive_cell(case: Case, cell: Cell, steps: int, stop_early: bool) -> float:
     """The textbook's way to one cell; its test loss."""
-    data = split_of(case.data, "", None, None)
+    data = load_split(case.data, "", None, None)
     torch.manual_seed(cell.seed)
     network = plain_network(case, cell.parameters["gamma"])
     rate = cell.parameters["learning_rate"]
@@ -136,7 +135,7 @@ def ours(units: list[Unit], function: Any, engine: Engine, threads: int) -> None
 
 def ways(case: Case, cells: list[Cell], pool: Engine) -> dict[str, Callable[[], object]]:
     alone = [Unit((cell,)) for cell in cells]
-    groups = list(units_of(cells, GROUP, group_of))
+    groups = list(group_cells(cells, GROUP, group_key))
     steps = round(case.epochs * (sweep_cells.SAMPLES // 128))
     here, separately = Engine(1), sweep_cells.train_separately
     found: dict[str, Callable[[], object]] = {
@@ -155,9 +154,9 @@ def measure(case: Case, rounds: int, pool: Engine) -> dict[str, Any]:
     print(f"{case.name} ...", file=sys.stderr, flush=True)
     axes = {"gamma": GAMMAS, "learning_rate": STABLE + EXPLOSIVE}
     settings = {"model": case.model, "data": case.data, "epochs": case.epochs, **case.options}
-    cells = grid_cells(axes, complete(settings), [0])
+    cells = grid_cells(axes, complete_settings(settings), [0])
     contenders = ways(case, cells, pool)
-    ours(list(units_of(cells[:GROUP], 1, group_of)), sweep_cells.train_separately, pool, 1)
+    ours(list(group_cells(cells[:GROUP], 1, group_key)), sweep_cells.train_separately, pool, 1)
     shortest = dict.fromkeys(contenders, math.inf)
     for _ in range(rounds):
         for name, call in contenders.items():

@@ -9,7 +9,7 @@ import xarray as xr
 
 from normscope.data import DATASETS, Dataset, Split
 from normscope.sweeps import Cell, training_cell
-from normscope.sweeps.together import train_units
+from normscope.sweeps.cell import train_unit
 
 SAMPLES, TEST_SAMPLES = 6400, 512
 
@@ -40,7 +40,7 @@ def train_separately(cells: Sequence[Cell]) -> list[xr.Dataset]:
 
 
 def train_grouped(cells: Sequence[Cell]) -> list[xr.Dataset]:
-    return train_units(cells)
+    return train_unit(cells)
 
 
 def do_nothing(cells: Sequence[Cell]) -> list[xr.Dataset]:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from normscope.results import Store
 from normscope.sweeps import sweep
-from normscope.sweeps.phase_diagram import TRAININGS, training_units
+from normscope.sweeps.diagram import TRAININGS, Diagram
 
 AXES = {"gamma": [0.3, 1.0, 3.0], "learning_rate": [0.003, 0.01, 0.1, 1.0]}
 SETTINGS = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}
@@ -41,13 +41,13 @@ def contents(store):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("engine", ["ray", "dask"])
 def test_cluster_gives_the_same_bits_and_survives_a_dead_worker(engine, workers):
-    units = training_units(AXES, SETTINGS, [0, 1, 2])
+    units = Diagram(AXES, SETTINGS, [0, 1, 2]).units
     with Store(":memory:") as store:
         sweep(TRAININGS, units, store)
         expected = contents(store)
     killed = []
 
-    def kill_one(label):
+    def kill_one(event):
         if not killed:
             found = [p for p in descendants(os.getpid()) if WORKERS[engine] in command_of(p)]
             os.kill(found[-1], signal.SIGKILL)
@@ -66,7 +66,7 @@ def test_cluster_gives_the_same_bits_and_survives_a_dead_worker(engine, workers)
 
 def test_workers_that_a_ray_cluster_cannot_hold_are_refused():
     from normscope.errors import StateError
-    from normscope.sweeps.clusters import _check_cores
+    from normscope.sweeps.engines import _check_cores
 
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0})
     _check_cores(cluster, workers=2, threads=2)
@@ -80,4 +80,4 @@ def test_missing_package_is_told(engine, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "distributed" if engine == "dask" else "ray", None)
     with Store(":memory:") as store, pytest.raises(StateError, match=rf"normscope\[{engine}\]"):
-        sweep(TRAININGS, training_units(AXES, SETTINGS, [0]), store, engine=engine, workers=2)
+        sweep(TRAININGS, Diagram(AXES, SETTINGS, [0]).units, store, engine=engine, workers=2)

@@ -17,7 +17,7 @@ from normscope.cli.main import main
 from normscope.report import report_of
 from normscope.results import Store
 from normscope.sweeps import Work
-from normscope.sweeps.own import files_digest
+from normscope.sweeps.custom import files_digest
 
 SMALL = ["--set", "width=24", "--set", "epochs=1", "--set", "samples=640", "--set", "gamma=0.5,2"]
 RATES = ["--set", "lr=1e-3:100:3:log"]

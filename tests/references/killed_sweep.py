@@ -23,8 +23,8 @@ import xarray as xr
 from normscope.errors import DataError
 from normscope.results import Store
 from normscope.sweeps import Cell, Work
-from normscope.sweeps.diagram import TRAININGS, training_units
-from normscope.sweeps.sweep import sweep
+from normscope.sweeps.diagram import TRAININGS, Diagram
+from normscope.sweeps.run import sweep
 
 AXES = {"gamma": [0.3, 0.6, 1.0, 2.0, 3.0], "learning_rate": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]}
 SETTINGS = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}
@@ -33,7 +33,7 @@ PAUSE = 0.4  # seconds before each unit, longer than a killer waits
 
 
 def units():
-    return training_units(AXES, SETTINGS, [0, 1, 2, 3])
+    return Diagram(AXES, SETTINGS, [0, 1, 2, 3]).units
 
 
 def slowly(cells: Sequence[Cell]) -> list[xr.Dataset]:

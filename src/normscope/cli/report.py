@@ -100,15 +100,15 @@ def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> 
     import xarray as xr
 
     from normscope.meanfield import CLOSURES
-    from normscope.sweeps.theory import NO_ANSWER, critical_rates, why_unanswered
-    from normscope.sweeps.training_settings import Training
+    from normscope.sweeps.settings import Training
+    from normscope.sweeps.theory import NO_ANSWER, critical_rates, missing_rate_reasons
 
     try:
         training = Training.of(settings)
-        if training.places:  # reading a store must not run user code
+        if training.import_paths:  # reading a store must not run user code
             return None
         rates = critical_rates(training, axis, values)
-        reasons = why_unanswered(training, axis, values, rates)
+        reasons = missing_rate_reasons(training, axis, values, rates)
     except (NormscopeError, TypeError, AttributeError):  # records of another program
         return None
     attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}

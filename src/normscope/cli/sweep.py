@@ -110,7 +110,7 @@ def sweep(
         check_file(out, "store", "sweep.sqlite")
     with resumable(out):  # loading torch takes seconds
         from normscope.cli.sweep_run import Request, carry_out
-        from normscope.sweeps.phase_diagram import seed_list
+        from normscope.sweeps.diagram import seed_list
 
         numbers = seed_list(seeds, seed or 0)
         request = Request(name, values, scale, numbers, device, out, running, as_json)

@@ -34,14 +34,11 @@ from normscope.results import Store
 from normscope.results.record import custom_parts
 from normscope.sweeps import ENGINES, Unit, Work
 from normscope.sweeps.boundary import SEARCH, boundary
-from normscope.sweeps.defaults import swept
-from normscope.sweeps.diagram import TRAININGS, Diagram
-from normscope.sweeps.earlier import earlier_records
-from normscope.sweeps.estimate import Estimate, estimate, open_cells
-from normscope.sweeps.own import own_places
-from normscope.sweeps.status import state_counts
-from normscope.sweeps.sweep import sweep
-from normscope.sweeps.training_settings import Training
+from normscope.sweeps.custom import import_paths, outdated_records
+from normscope.sweeps.diagram import TRAININGS, Diagram, split_settings
+from normscope.sweeps.run import sweep
+from normscope.sweeps.settings import Training
+from normscope.sweeps.status import Estimate, estimate, open_cells, state_counts
 
 _STORES = ("", ".sqlite", ".sqlite3", ".db")  # suffixes of a store
 _ROUNDS = 7  # trainings of a search, where the theory is within a factor of two
@@ -95,7 +92,7 @@ class Request:
         """Return the work, its units, and for a phase diagram its plan."""
         if self.name != DIAGRAM:
             return *experiment_sweep(self.name, self.scale, self.given, self.seeds), None
-        plan = Diagram(*swept(self.given, self.scale), self.seeds)
+        plan = Diagram(*split_settings(self.given, self.scale), self.seeds)
         return TRAININGS, plan.units, plan
 
     def search(self) -> tuple[list[float], dict[str, Any]]:
@@ -108,7 +105,7 @@ class Request:
             raise InputError(f"--boundary belongs to phase_diagram, got {self.name!r}.")
         if "learning_rate" in self.given:
             raise InputError("--boundary searches for the learning rate; leave lr out of --set.")
-        axes, fixed = swept(self.given, self.scale)
+        axes, fixed = split_settings(self.given, self.scale)
         for name in axes:
             if name not in ("gamma", "learning_rate"):
                 raise InputError(
@@ -162,7 +159,7 @@ def _run_sweep(request: Request) -> None:
 
 def _describe_training(plan: Diagram) -> str:
     """Return how the networks are trained and what counts as diverged."""
-    text = plan.words
+    text = plan.description
     if plan.settings["loss"] == "squared_error" and "loss" not in plan.axes:
         text += " The loss is the theory's; --set loss=cross_entropy has normscope lr's."
     if "divergence_factor" in plan.axes:
@@ -209,7 +206,7 @@ def _note_conversions(plan: Diagram) -> None:
     """Print a note if user data is converted to the dtype of the model."""
     for cell in {cell.parameters["data"]: cell for cell in plan.cells}.values():
         training = Training.of(cell.parameters)
-        if own_places([training.data]):
+        if import_paths([training.data]):
             note_conversion(tuple(training.data_set.train), training.network(cell.seed))
 
 
@@ -226,7 +223,7 @@ def _note_earlier(plan: Diagram, experiment: str, path: Path) -> None:
         return
     with Store(path, read_only=True) as store:
         records = store.select(experiment)
-    earlier = earlier_records(each for each in records if custom_parts(each.parameters) in own)
+    earlier = outdated_records(each for each in records if custom_parts(each.parameters) in own)
     if earlier:
         # the store is not open for writing yet, so no process computes them
         counts = state_counts(earlier, at_work=False)

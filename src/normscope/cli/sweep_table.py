@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normscope.results import State
-    from normscope.sweeps.estimate import Estimate
-    from normscope.sweeps.status import Status
+    from normscope.sweeps.status import Estimate, Status
     from normscope.sweeps.work import Report
 
 _MAX_DIAGRAMS = 6  # that are described, as many as a report shows

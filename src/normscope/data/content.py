@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normscope.data.collection import Collection, Pixels, Source
 from normscope.data.unpack import corrupt, read_file, read_members
 from normscope.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from normscope.progress import Progress, ProgressCallback
+from normscope.text import Rendered, Table
 
 _VARIANT_LIMIT = 1 << 30  # bytes of a part that is not the official one
 _TAR_OVERHEAD = 1 << 20  # headers, padding and the small text files of the official archives
@@ -34,8 +33,8 @@ class Part:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Rendered):
     """Whether one file has the official content, and what is wrong otherwise."""
 
     file: Path
@@ -47,17 +46,9 @@ class Check:
         """Plain values."""
         return {**vars(self), "file": str(self.file)}
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row."""
-        from normscope.results.frame import frame
-
-        return frame([self.to_dict()])
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
+    def _table(self) -> Table:
         values = {"file": str(self.file), "part": self.part, "official": self.ok}
-        return pairs_html(values, "", self.message)
+        return Table(values, notes=[self.message])
 
 
 def read_parts(collection: Collection, source: Source, verify: bool) -> dict[str, Part]:
@@ -97,24 +88,23 @@ def _part(collection: Collection, name: str, raw: bytes, where: str, verify: boo
     return Part(array, sha256)
 
 
-def check_parts(
-    collection: Collection, source: Source, progress: Callable[[str], None]
-) -> list[Check]:
+def check_parts(collection: Collection, source: Source, progress: ProgressCallback) -> list[Check]:
     """Check whether each part's file has the official content; continue after a damaged file.
 
     Args:
         collection: the data set.
         source: where its files are.
-        progress: called with the name of each part before it is checked.
+        progress: called with a `Progress` event before each part is checked.
 
     Returns:
         One check per part, and one for an archive that cannot be read at all.
     """
     checks: list[Check] = []
+    total = len(collection.official)
     for path in source.paths():
         try:
             for part, where, raw in _contents(collection, source, path, verify=True):
-                progress(part)
+                progress(Progress(part, done=len(checks), total=total, unit="files"))
                 checks.append(_check(collection, part, path, where, raw))
         except DataError as error:
             parts = ", ".join(part for part, file in source.files.items() if file == path)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normscope.data.collection import (
     COLLECTIONS,
@@ -20,15 +19,14 @@ from normscope.data.content import Check, check_parts
 from normscope.data.dataset import DATASETS
 from normscope.data.fetch import download as download_files
 from normscope.errors import DataError, NormscopeError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from normscope.progress import ProgressCallback, ignore_progress
+from normscope.text import Rendered, Table
 
 Root = str | os.PathLike[str] | None
 
 
-@dataclass(frozen=True)
-class Status:
+@dataclass(frozen=True, repr=False)
+class Status(Rendered):
     """Whether a data set can be loaded without a download.
 
     Args:
@@ -49,18 +47,10 @@ class Status:
         """Plain values."""
         return {**vars(self), "where": None if self.where is None else str(self.where)}
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row."""
-        from normscope.results.frame import frame
-
-        return frame([self.to_dict()])
-
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
-
-        where = None if self.where is None else str(self.where)
-        values = {"data": self.name, "what": self.what, "present": self.present, "where": where}
-        return pairs_html(values, "", self.problem)
+    def _table(self) -> Table:
+        values = self.to_dict()
+        problem = values.pop("problem")
+        return Table({"data": values.pop("name"), **values}, notes=[problem])
 
 
 def inventory(root: Root = None) -> list[Status]:
@@ -133,14 +123,14 @@ def download(name: str, root: Root = None) -> Path | None:
 
 
 def verify(
-    name: str, root: Root = None, progress: Callable[[str], None] = lambda part: None
+    name: str, root: Root = None, progress: ProgressCallback = ignore_progress
 ) -> list[Check]:
     """Read all files of a data set and compare their content with the official digests.
 
     Args:
         name: the data set.
         root: the only folder to search; None: the default folders.
-        progress: called with the name of each part before it is checked.
+        progress: called with a `Progress` event before each part is checked.
 
     Returns:
         One check per part; none if the data set has no files.

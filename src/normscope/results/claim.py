@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from normscope.results.notebook import pairs_html
+from normscope.text import Table
 
 __all__ = ["Claim", "claims_table"]
 
@@ -41,8 +41,8 @@ class Claim:
         return {**asdict(self), "verdict": self.verdict}
 
     def _repr_html_(self) -> str:
-        words = {"verdict": self.verdict, "measured": self.measured, "source": self.source}
-        return pairs_html({"claim": self.text, **words})
+        values = {"verdict": self.verdict, "measured": self.measured, "source": self.source}
+        return Table({"claim": self.text, **values}).html()
 
 
 def claims_table(claims: Sequence[Claim]) -> str:

@@ -23,7 +23,7 @@ import xarray as xr
 from normscope import __version__
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.registry import unknown_name
-from normscope.results.notebook import pairs_html
+from normscope.text import Table
 
 __all__ = ["Identity", "Record", "State", "canonical_json", "json_value", "matches", "record_key"]
 
@@ -101,7 +101,8 @@ class Record:
     def _repr_html_(self) -> str:
         names = ("seed", "state", "attempts", "error", "seconds", "revision", "version")
         values = {name: getattr(self, name) for name in names}
-        return pairs_html({**self.parameters, **values}, f"{self.experiment}, {self.key[:12]}")
+        title = f"{self.experiment}, {self.key[:12]}"
+        return Table({**self.parameters, **values}, title).html()
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ from normscope.results.codec import RawDataset, decode, encode, from_raw, to_raw
 from normscope.results.database import Database
 from normscope.results.grid import Cell, combine, latest_results, no_results_error
 from normscope.results.netcdf import write_netcdf
-from normscope.results.notebook import table_html
 from normscope.results.record import Identity, Record, State, json_value, matches, record_key
 from normscope.results.tables import Row
+from normscope.text import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -456,4 +456,4 @@ class Store:
         return f"Store({path!r}{', read_only=True' if self.read_only else ''})"
 
     def _repr_html_(self) -> str:
-        return table_html([{str(k): n for k, n in self.counts().items()}], repr(self))
+        return Table([{str(k): n for k, n in self.counts().items()}], repr(self)).html()

@@ -1,12 +1,12 @@
-"""The critical learning rate by bisection: a few trainings for each gamma instead of a row."""
+"""The critical learning rate by bisection: a few trainings for each gamma instead of a grid."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,35 +14,35 @@ import xarray as xr
 
 from normscope.errors import InputError
 from normscope.meanfield import CLOSURES
-from normscope.results import Store, record_key
-from normscope.sweeps.cells import Cell, Unit, grid_cells
-from normscope.sweeps.checked import check_buildable, check_settings, checked_axes, value_list
-from normscope.sweeps.diagram import complete
+from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.results import Store
+from normscope.sweeps.cell import has_diverged, train_unit
+from normscope.sweeps.diagram import refuse_settings, seed_list
 from normscope.sweeps.engines import open_engine
-from normscope.sweeps.phase_diagram import refuse_axes, seed_list
-from normscope.sweeps.sweep import opened, sweep
+from normscope.sweeps.run import open_store, sweep
+from normscope.sweeps.settings import (
+    Training,
+    check_axes,
+    check_buildable,
+    check_settings,
+    complete_settings,
+    value_list,
+)
 from normscope.sweeps.theory import critical_rates
-from normscope.sweeps.together import train_units
-from normscope.sweeps.training_cell import has_diverged
-from normscope.sweeps.training_settings import Training
-from normscope.sweeps.work import Work
+from normscope.sweeps.work import Cell, Unit, Work, grid_cells
 
 __all__ = ["SEARCH", "Search", "boundary"]
 
-# Records of their own: alone, a small net differs by rounding from one trained in a group.
-SEARCH = Work("phase_boundary", train_units, revision=1, diverged=has_diverged)
+# Not the records of a phase diagram: a small net trained alone differs by rounding from a group.
+SEARCH = Work("phase_boundary", train_unit, revision=1, diverged=has_diverged)
 TOLERANCE = 0.05
-FINEST = 1e-5  # of the tolerance: rates have six digits
-_OWN = {
-    "gamma": "give its values as gammas",
-    "learning_rate": "it is what is searched for",
-}
+LEAST_TOLERANCE = 1e-5  # rates have six digits
 _WIDEST = 1e8  # the search ends without a bracket beyond this factor from its start
 
 
 @dataclass
 class Search:
-    """Bisection for one critical rate: which rate to try next, given what became of the others.
+    """Bisection for one critical learning rate.
 
     Args:
         start: the first rate to try.
@@ -64,22 +64,22 @@ class Search:
     trainings: int = 0
 
     def next_rate(self) -> float | None:
-        """The rate to try; None: found, or nowhere near."""
+        """Return the rate to try; None: the search has ended."""
         if self.high <= self.low * (1 + self.tolerance):
             return None
         if self.low and self.high < math.inf:
-            middle = _rounded(math.sqrt(self.low * self.high))
+            middle = _round(math.sqrt(self.low * self.high))
             return None if middle in (self.low, self.high) else middle
         if not self.low and self.high == math.inf:
-            return _rounded(self.start)
-        # the theory is a factor of two off at most places: widen slowly, then faster
+            return _round(self.start)
+        # the theory is mostly within a factor of two: widen slowly, then faster
         factor = 1.5 ** (2 ** max(0, self.trainings - 1))
         rate = self.low * factor if self.low else self.high / factor
         too_far = not self.start / _WIDEST <= rate <= self.start * _WIDEST
-        return None if too_far else _rounded(rate)
+        return None if too_far else _round(rate)
 
     def learn(self, rate: float, diverged: bool) -> None:
-        """Take in what became of a rate."""
+        """Record whether training at a rate diverged."""
         self.trainings += 1
         if diverged:
             self.high = min(self.high, rate)
@@ -88,7 +88,7 @@ class Search:
 
     @property
     def critical(self) -> float:
-        """Middle of the bracket; not-a-number without one."""
+        """Geometric mean of the bracket; NaN without one."""
         bracketed = self.low > 0 and self.high < math.inf
         return math.sqrt(self.low * self.high) if bracketed else math.nan
 
@@ -99,7 +99,7 @@ def boundary(
     seeds: int | Sequence[int] = 1,
     tolerance: float = TOLERANCE,
     store: Store | str | os.PathLike[str] | None = None,
-    progress: Callable[[str], None] = lambda label: None,
+    progress: ProgressCallback = ignore_progress,
     engine: str = "local",
     workers: int = 1,
     threads: int = 1,
@@ -107,104 +107,111 @@ def boundary(
     max_attempts: int = 3,
     **settings: Any,
 ) -> xr.Dataset:
-    """Critical learning rate for each gamma and seed, by bisection that begins at the theory's.
+    """Find the critical learning rate for each gamma and seed, by bisection from the theory's rate.
 
-    Every training is a record of the store: an interrupted search goes on. All gammas and seeds
+    Every training is a record of the store: an interrupted search resumes. All gammas and seeds
     take their next step together, so that workers share the load.
 
     Args:
         gammas: initial scales of the normalization.
-        seeds: how many repetitions, or their seeds.
+        seeds: the number of repetitions, or their seeds.
         tolerance: relative width of the bracket at the end, at least 0.00001.
-        store: keeps the trainings: a store, or the path of its file.
-        progress: called with a label as trainings end.
+        store: of the trainings: a store, or the path of its file; None: in memory.
+        progress: called with a `Progress` event as trainings end; the stage is the round.
         engine: local, ray or dask.
         workers: trainings at the same time.
         threads: of each worker.
-        address: of a Ray or Dask cluster that runs already.
+        address: of a running Ray or Dask cluster.
         max_attempts: how often a training may lose its worker.
         **settings: as those of `phase_diagram`.
 
     Returns:
         ``critical_learning_rate``, ``low``, ``high``, ``trainings`` (gamma, seed) and ``theory``
-        (closure, gamma); not-a-number where no bracket was found.
+        (closure, gamma); NaN where no bracket was found.
 
     Raises:
         InputError: if the tolerance is too small or infinite.
     """
-    if not FINEST <= tolerance < math.inf:
-        raise InputError(f"tolerance must be at least {FINEST:g} and finite, got {tolerance}.")
-    fixed, scales, all_seeds = _planned(gammas, settings, seeds)
-    theory = critical_rates(Training.of(fixed), "gamma", scales)
+    if not LEAST_TOLERANCE <= tolerance < math.inf:
+        raise InputError(
+            f"tolerance must be at least {LEAST_TOLERANCE:g} and finite, got {tolerance}."
+        )
+    fixed, gammas, seeds = _plan(gammas, settings, seeds)
+    theory = critical_rates(Training.of(fixed), "gamma", gammas)
     searches = {
         (gamma, seed): Search(_start(column), tolerance)
-        for gamma, column in zip(scales, theory.T, strict=True)
-        for seed in all_seeds
+        for gamma, column in zip(gammas, theory.T, strict=True)
+        for seed in seeds
     }
-    with opened(store) as kept, open_engine(engine, workers, threads, address) as ready:
-        running = {
-            "engine": ready,
-            "threads": threads,
-            "max_attempts": max_attempts,
-            "progress": progress,
-        }
-        while _take_step(searches, fixed, kept, running):
-            pass
-    found = _labelled(searches, scales, all_seeds, theory)
+    with open_store(store) as kept, open_engine(engine, workers, threads, address) as opened:
+        running = {"engine": opened, "threads": threads, "max_attempts": max_attempts}
+        number = 1
+        while _take_round(searches, fixed, kept, progress=_in_round(progress, number), **running):
+            number += 1
+    found = _to_dataset(searches, gammas, seeds, theory)
     return found.assign_attrs(settings=json.dumps(fixed), tolerance=tolerance)
 
 
-def _planned(
+def _plan(
     gammas: Sequence[float], settings: Mapping[str, Any], seeds: int | Sequence[int]
 ) -> tuple[dict[str, Any], list[float], list[int]]:
-    """All settings but the two that vary, the gammas and the seeds, checked."""
-    refuse_axes(settings, _OWN)
+    """Return all settings but the two that vary, the gammas and the seeds, checked."""
+    refuse_settings(
+        settings, gamma="give its values as gammas", learning_rate="it is what is searched for"
+    )
     check_settings(settings)
-    axes, all_seeds = checked_axes({"gamma": value_list("gammas", gammas)}), seed_list(seeds)
-    fixed = complete(settings)
-    grid_cells(axes, fixed, all_seeds)  # refuses what is empty or doubled
+    axes, all_seeds = check_axes({"gamma": value_list("gammas", gammas)}), seed_list(seeds)
+    fixed = complete_settings(settings)
+    grid_cells(axes, fixed, all_seeds)  # raises for empty and repeated values
     check_buildable(axes, fixed, all_seeds[0])
     fixed.pop("learning_rate"), fixed.pop("gamma")
     return fixed, axes["gamma"], all_seeds
 
 
-def _take_step(
+def _in_round(progress: ProgressCallback, number: int) -> ProgressCallback:
+    """Return a callback that adds the round of the bisection to events."""
+
+    def send(event: Progress) -> None:
+        progress(replace(event, stage=f"round {number}"))
+
+    return send
+
+
+def _take_round(
     searches: dict[tuple[float, int], Search],
     settings: dict[str, Any],
     store: Store,
-    running: dict[str, Any],
+    **running: Any,
 ) -> bool:
-    """Train at the next rate of every search that is not over; whether there was one."""
-    wanted = {place: search.next_rate() for place, search in searches.items()}
+    """Train at the next rate of every search that has not ended; return whether there was one."""
     cells = {
         (gamma, seed): Cell({**settings, "gamma": gamma, "learning_rate": rate}, seed)
-        for (gamma, seed), rate in wanted.items()
-        if rate is not None
+        for (gamma, seed), search in searches.items()
+        if (rate := search.next_rate()) is not None
     }
     if not cells:
         return False
     report = sweep(SEARCH, [Unit((cell,)) for cell in cells.values()], store, **running)
     if report.failures:
         raise InputError(f"a training of the search failed: {report.failures[0].error}")
-    for place, cell in cells.items():
-        key = record_key(SEARCH.experiment, cell.parameters, cell.seed, SEARCH.revision)
-        diverged = SEARCH.diverged(store.get(key).dataset)
-        searches[place].learn(cell.parameters["learning_rate"], diverged)
+    for gamma_and_seed, cell in cells.items():
+        diverged = SEARCH.diverged(store.get(SEARCH.key(cell)).dataset)
+        searches[gamma_and_seed].learn(cell.parameters["learning_rate"], diverged)
     return True
 
 
 def _start(rates: np.ndarray) -> float:
-    """The theory's rate, of the first closure that has one."""
+    """Return the theory's rate, of the first closure that has one."""
     known = rates[np.isfinite(rates) & (rates > 0)]
     return float(known[0]) if len(known) else 0.1
 
 
-def _rounded(rate: float) -> float:
-    """Six digits: enough for 5 %, and the same in every run."""
+def _round(rate: float) -> float:
+    """Round to six digits, so that the rates are the same in every run."""
     return float(f"{rate:.6g}")
 
 
-def _labelled(
+def _to_dataset(
     searches: dict[tuple[float, int], Search],
     gammas: list[float],
     seeds: list[int],

@@ -1,4 +1,4 @@
-"""A diagram as a plan: the trainings it needs, and what a store holds of them so far."""
+"""Phase diagrams: trainings over gamma, learning rate and other settings, beside the theory."""
 
 from __future__ import annotations
 
@@ -11,33 +11,49 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from normscope.results import Record, State, Store, record_key
+from normscope.errors import InputError
+from normscope.import_path import is_import_path
+from normscope.progress import ProgressCallback, ignore_progress
+from normscope.registry import unknown_name
+from normscope.results import Record, State, Store
 from normscope.results.record import canonical_json
-from normscope.sweeps.cells import Cell, Unit, grid_cells, units_of
-from normscope.sweeps.checked import check_buildable, check_settings, checked_axes
-from normscope.sweeps.own import source_digest
-from normscope.sweeps.sweep import opened, sweep
+from normscope.sweeps.cell import GROUP, group_key, has_diverged, train_unit
+from normscope.sweeps.run import open_store, sweep
+from normscope.sweeps.settings import (
+    Training,
+    check_axes,
+    check_buildable,
+    check_settings,
+    complete_settings,
+    value_list,
+)
 from normscope.sweeps.theory import critical_lines
-from normscope.sweeps.together import GROUP, group_of, train_units
-from normscope.sweeps.training_cell import has_diverged
-from normscope.sweeps.training_settings import Training
-from normscope.sweeps.work import Report, Work
+from normscope.sweeps.work import Cell, Report, Unit, Work, grid_cells, group_cells
 
-__all__ = ["EXPERIMENT", "TRAININGS", "Diagram", "complete", "diagram", "training_units"]
+__all__ = ["TRAININGS", "Diagram", "phase_diagram", "seed_list", "split_settings"]
 
-EXPERIMENT = "phase_diagram"  # the name of the cells' records
-TRAININGS = Work(EXPERIMENT, train_units, revision=1, diverged=has_diverged)
-_APART = ("device", "code", "options")  # most trainings have none: not in what they are known by
+TRAININGS = Work("phase_diagram", train_unit, revision=1, diverged=has_diverged)
+MODEL = "fully_connected"
+DEFAULT_AXES = {"gamma": (0.1, 0.3, 1.0, 3.0), "learning_rate": (0.001, 0.01, 0.1, 1.0)}
+SCALES: dict[str, dict[str, Any]] = {
+    "quick": {"data": "digits", "width": 64, "epochs": 2},
+    "small": {"data": "mnist", "epochs": 1, "samples": 12800, "test_samples": 2000},
+    "paper": {"data": "mnist", "epochs": 5},
+}
 SCALARS = ("test_loss", "test_accuracy", "train_loss", "loss_growth", "steps_done")
+_DESCRIBED = ("model", "norm", "data", "loss", "momentum", "batch_size", "epochs")
 
 
 class Diagram:
-    """The trainings over some settings, and their results; nothing is computed here.
+    """The plan of a phase diagram: its trainings, and their results in a store.
 
     Args:
         axes: the values of the settings that vary, the learning rate among them.
-        settings: the others; what is not given has its default.
+        settings: the others; missing ones have their defaults.
         seeds: of weights and order of the data.
+
+    Raises:
+        InputError: if a setting is invalid, or a network cannot be built.
     """
 
     def __init__(
@@ -47,78 +63,220 @@ class Diagram:
         seeds: Sequence[int],
     ) -> None:
         check_settings(settings)
-        self.axes, self.seeds = checked_axes(axes), list(seeds)
-        self.settings = complete(settings)
+        self.axes, self.seeds = check_axes(axes), list(seeds)
+        self.settings = complete_settings(settings)
         self.cells = grid_cells(self.axes, self.settings, self.seeds)
         check_buildable(self.axes, self.settings, self.seeds[0])
 
     @cached_property
     def units(self) -> list[Unit]:
         """The trainings as units of work, coarse to fine."""
-        return list(units_of(self.cells, GROUP, group_of))
+        return list(group_cells(self.cells, GROUP, group_key))
 
     @cached_property
     def lines(self) -> xr.DataArray:
-        """The theory's critical learning rates (closure, axes without the learning rate)."""
+        """Critical learning rates by theory (closure, axes without the learning rate)."""
         return critical_lines(self.settings, self.axes)
 
     @property
-    def words(self) -> str:
-        """How the networks are trained, in one line; what varies is left out."""
-        settings = {name: value for name, value in self.settings.items() if name not in self.axes}
-        named = ("model", "norm", "data", "loss", "momentum", "batch_size", "epochs")
-        said = [f"{name} {_short(settings[name])}" for name in named if name in settings]
-        return f"Trained: {', '.join(said).replace('batch_size', 'batch size')}."
+    def description(self) -> str:
+        """How the networks are trained, in one line; settings that vary are left out."""
+        values = {name: self._fixed[name] for name in _DESCRIBED if name in self._fixed}
+        parts = [
+            f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
+            for name, value in values.items()
+        ]
+        return f"Trained: {', '.join(parts)}."
+
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.items() if name not in self.axes}
+
+    def run(self, store: Store, **running: Any) -> Report:
+        """Train every cell that has no result yet.
+
+        Args:
+            store: of the results.
+            **running: engine, workers, threads, address, max_attempts and progress of `sweep`.
+        """
+        return sweep(TRAININGS, self.units, store, **running)
 
     def results(self, store: Store) -> xr.Dataset:
-        """What the store holds of the diagram, with the theory's lines; nothing is trained.
+        """Results in the store, with the theory's lines; nothing is trained.
 
         Args:
             store: with the trainings so far.
 
         Returns:
-            Scalars of every cell (axes, seed), not-a-number where there are none yet;
-            ``diverged`` and ``failed``; ``critical_learning_rate``; the settings in words.
+            Scalars of every cell (axes, seed), NaN where there are none yet; ``diverged`` and
+            ``failed``; ``critical_learning_rate``; the fixed settings as JSON.
         """
         training = Training.of(self.settings)
-        words = {name: value for name, value in self.settings.items() if name not in self.axes}
         return (
-            self._collected(store)
+            self._collect(store)
             .assign(critical_learning_rate=self.lines)
             .assign_attrs(
-                settings=json.dumps(words), loss=training.loss, momentum=training.momentum
+                settings=json.dumps(self._fixed), loss=training.loss, momentum=training.momentum
             )
         )
 
-    def _collected(self, store: Store) -> xr.Dataset:
+    def _collect(self, store: Store) -> xr.Dataset:
         shape = (*map(len, self.axes.values()), len(self.seeds))
         values = {name: np.full(shape, np.nan) for name in SCALARS}
         flags = {name: np.zeros(shape, dtype=bool) for name in ("diverged", "failed")}
-        records = {each.key: each for each in store.select(EXPERIMENT)}
+        records = {each.key: each for each in store.select(TRAININGS.experiment)}
         for cell in self.cells:
-            key = record_key(EXPERIMENT, cell.parameters, cell.seed, TRAININGS.revision)
-            if key in records:
-                _place(records[key], self._where(cell), values, flags)
+            if record := records.get(TRAININGS.key(cell)):
+                _fill(record, self._index(cell), values, flags)
         dims = (*self.axes, "seed")
-        arrays = {**values, **flags}
+        labels = {name: _labels(values) for name, values in self.axes.items()}
         return xr.Dataset(
-            {name: (dims, array) for name, array in arrays.items()},
-            coords={name: _labels(values) for name, values in self.axes.items()}
-            | {"seed": self.seeds},
+            {name: (dims, array) for name, array in {**values, **flags}.items()},
+            coords={**labels, "seed": self.seeds},
         )
 
-    def _where(self, cell: Cell) -> tuple[int, ...]:
-        """The place of a cell in the grid."""
+    def _index(self, cell: Cell) -> tuple[int, ...]:
+        """Index of a cell in the grid."""
         labels = (self.axes[name].index(cell.parameters[name]) for name in self.axes)
         return (*labels, self.seeds.index(cell.seed))
 
 
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def phase_diagram(
+    model: str = MODEL,
+    data: str = "digits",
+    gammas: Sequence[float] = DEFAULT_AXES["gamma"],
+    learning_rates: Sequence[float] = DEFAULT_AXES["learning_rate"],
+    seeds: int | Sequence[int] = 1,
+    epochs: float = 5,
+    *,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    store: Store | str | os.PathLike[str] | None = None,
+    engine: str = "local",
+    workers: int = 1,
+    threads: int = 1,
+    address: str | None = None,
+    max_attempts: int = 3,
+    progress: ProgressCallback = ignore_progress,
+    **settings: Any,
+) -> xr.Dataset:
+    """Train over all (gamma, learning rate, seed), and compute the theory's critical rates.
+
+    Every training is a record of the store: an interrupted call resumes, and diagrams that have
+    trainings in common share them. Reference: wei2018, Figure 2.
+
+    Args:
+        model: a registered model, or the import path of a factory, such as ``my_model.py:build``
+            or ``package.module:build``.
+        data: a registered data set, or the import path of a function that returns a pair
+            (inputs, targets), or two such pairs (training, test).
+        gammas: initial scales of every norm layer.
+        learning_rates: of SGD.
+        seeds: the number of repetitions, or their seeds.
+        epochs: passes over the training data.
+        axes: values of further settings that vary, each a dimension of the result.
+        store: of the trainings: a store, or the path of its file; None: in memory.
+        engine: local, ray or dask.
+        workers: trainings at the same time.
+        threads: of each worker.
+        address: of a running Ray or Dask cluster.
+        max_attempts: how often a training may lose its worker before it counts as failed.
+        progress: called with a `Progress` event as trainings end.
+        **settings: the other settings of :class:`normscope.sweeps.Training`, and options of the
+            model.
+
+    Returns:
+        ``test_loss``, ``test_accuracy``, ``train_loss``, ``loss_growth``, ``steps_done`` and
+        ``diverged`` (gamma, learning_rate, seed), NaN where a training diverged or failed
+        (``failed``); ``critical_learning_rate`` (closure, gamma) by theory.
+
+    Examples:
+        >>> found = phase_diagram(
+        ...     gammas=[1.0], learning_rates=[0.01, 10.0], epochs=1, width=20, samples=256
+        ... )
+        >>> found["diverged"].values.ravel().tolist()
+        [False, True]
+    """
+    refuse_settings(
+        settings,
+        gamma="give its values as gammas",
+        learning_rate="give its values as learning_rates",
+    )
+    varying = {
+        "gamma": value_list("gammas", gammas),
+        **(axes or {}),
+        "learning_rate": value_list("learning_rates", learning_rates),
+    }
+    fixed = {"model": model, "data": data, "epochs": epochs, **settings}
+    plan = Diagram(
+        varying,
+        {name: value for name, value in fixed.items() if name not in varying},
+        seed_list(seeds),
+    )
+    with open_store(store) as opened:
+        plan.run(
+            opened,
+            engine=engine,
+            workers=workers,
+            threads=threads,
+            address=address,
+            max_attempts=max_attempts,
+            progress=progress,
+        )
+        return plan.results(opened)
+
+
+def split_settings(
+    given: Mapping[str, Sequence[Any]], scale: str
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Split the settings of a command into those that vary and the fixed ones.
+
+    Args:
+        given: one or several values of each setting; gamma and learning_rate always vary.
+        scale: quick, small or paper, for settings that are not given.
+
+    Returns:
+        The axes, the learning rate last, and the fixed settings.
+    """
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
+    values = {name: list(each) for name, each in {**DEFAULT_AXES, **given}.items()}
+    axes = {name: each for name, each in values.items() if name in DEFAULT_AXES or len(each) > 1}
+    axes["learning_rate"] = axes.pop("learning_rate")
+    fixed = {name: each[0] for name, each in values.items() if name not in axes}
+    chosen = {**SCALES[scale], **fixed}
+    data = [each for each in values.get("data", ()) if isinstance(each, str)]
+    if any(is_import_path(each, "samples") for each in data):
+        for name in {"samples", "test_samples"} - set(fixed):
+            chosen.pop(name, None)  # the scale's belong to its own data
+    if any(model != MODEL for model in values.get("model", ())) and "width" not in fixed:
+        chosen.pop("width", None)  # the scale's belongs to the fully connected network
+    return axes, {name: value for name, value in chosen.items() if name not in axes}
+
+
+def seed_list(seeds: int | Sequence[int], first: int = 0) -> list[int]:
+    """Return that many seeds from the first one on, or the given seeds as a list."""
+    return list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
+
+
+def refuse_settings(settings: Mapping[str, Any], **remedies: str) -> None:
+    """Raise for fixed settings that the function varies itself.
+
+    Args:
+        settings: as given.
+        **remedies: what to do instead, by the name of the setting.
+
+    Raises:
+        InputError: if there is one.
+    """
+    for name, remedy in remedies.items():
+        if name in settings:
+            raise InputError(
+                f"{name} is not a fixed setting here, got {settings[name]!r}; {remedy}."
+            )
 
 
 def _labels(values: list[Any]) -> list[Any]:
-    """Values as a coordinate: numbers, truth values or texts; all others by their JSON text.
+    """Return values as a coordinate: numbers, booleans or strings; all others as JSON.
 
     >>> _labels([1, 2.5]), _labels([[6, 8], [3, 4]]), _labels([None, 100])
     ([1, 2.5], ['[6,8]', '[3,4]'], ['null', '100'])
@@ -129,68 +287,16 @@ def _labels(values: list[Any]) -> list[Any]:
     return [canonical_json(each) for each in values]
 
 
-def _place(
+def _fill(
     record: Record,
-    where: tuple[int, ...],
+    index: tuple[int, ...],
     values: Mapping[str, np.ndarray],
     flags: Mapping[str, np.ndarray],
 ) -> None:
-    flags["failed"][where] = record.state is State.FAILED
+    """Write the results of one record into the arrays of the grid."""
+    flags["failed"][index] = record.state is State.FAILED
     if not record.state.has_result:
         return
     for name, array in values.items():
-        array[where] = float(record.dataset[name])
-    flags["diverged"][where] = has_diverged(record.dataset)
-
-
-def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a training by name, those of the model beside the others."""
-    training = Training.of(settings)
-    code = training.code or source_digest(training.places)
-    named = {name: value for name, value in vars(training).items() if name not in _APART}
-    if training.device != Training.device:
-        named["device"] = training.device
-    if code is not None:
-        named["code"] = code
-    return {**named, **(training.options or {})}
-
-
-def training_units(
-    axes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any], seeds: Sequence[int]
-) -> list[Unit]:
-    """The trainings of a diagram as units of work, every setting written out.
-
-    Args:
-        axes: the values of the settings that vary.
-        settings: the others; what is not given has its default.
-        seeds: of weights and order of the data.
-
-    Returns:
-        The units, coarse to fine.
-    """
-    return Diagram(axes, settings, seeds).units
-
-
-def diagram(
-    axes: Mapping[str, Sequence[Any]],
-    settings: Mapping[str, Any],
-    seeds: Sequence[int],
-    store: Store | str | os.PathLike[str] | None = None,
-    **running: Any,
-) -> tuple[xr.Dataset, Report]:
-    """A diagram over any settings.
-
-    Args:
-        axes: the values of the settings that vary, the learning rate among them.
-        settings: the others.
-        seeds: of weights and order of the data.
-        store: keeps the trainings.
-        **running: engine, workers, threads, address, progress, as `sweep` has them.
-
-    Returns:
-        The labelled results (axes, seed), and what was done.
-    """
-    plan = Diagram(axes, settings, seeds)
-    with opened(store) as kept:
-        report = sweep(TRAININGS, plan.units, kept, **running)
-        return plan.results(kept), report
+        array[index] = float(record.dataset[name])
+    flags["diverged"][index] = has_diverged(record.dataset)

@@ -1,45 +1,158 @@
-"""A sweep under way: cells become records, units are computed by an engine, answers are committed.
+"""A sweep: cells become records, units are computed by an engine, results are committed.
 
-Only the parent touches the store. A unit's results are committed in one transaction; a worker that
-dies costs the units under way one attempt each, and those are tried again alone, so that the one
-that kills its worker is found out. Where the parent itself is the worker, a unit that did not live
-to see its end is tried again in a process of its own.
+Only the parent process writes to the store. A unit's results are committed in one transaction. A
+worker that dies costs the units under way one attempt each; those are tried again alone, so that
+the unit that kills its worker is identified. If the parent itself is the worker, a unit that was
+interrupted by its death is tried again in a separate process.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from traceback import extract_tb, format_exception_only
 
 import joblib
+import torch
+import xarray as xr
 
-from normscope.errors import NormscopeError
+from normscope.errors import InputError, NormscopeError
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.results import Record, State, Store
-from normscope.sweeps.cells import Cell, Unit
-from normscope.sweeps.engines import LEAST, Call, Engine, open_engine
-from normscope.sweeps.work import Failure, Report, Work
-from normscope.sweeps.worker import Answer, answer
+from normscope.sweeps.engines import MIN_JOBS, Call, Engine, open_engine
+from normscope.sweeps.work import Cell, Failure, Report, Unit, Work
 
-__all__ = ["Run"]
+__all__ = ["open_store", "sweep"]
 
-_DEATH = (
+_DEATH = (  # stored with the record, and recognized by its beginning
     "the worker died {} times while computing this (killed, or out of memory); "
     "use fewer workers or smaller settings."
 )
 
 
-class Run:
-    """A sweep under way.
+@contextmanager
+def open_store(store: Store | str | os.PathLike[str] | None) -> Iterator[Store]:
+    """Yield the given store, or one opened at a path for the block; None: in memory."""
+    if isinstance(store, Store):
+        yield store
+        return
+    with Store(":memory:" if store is None else store) as opened:
+        yield opened
+
+
+def sweep(
+    work: Work,
+    units: Sequence[Unit],
+    store: Store,
+    *,
+    engine: str | Engine = "local",
+    workers: int = 1,
+    threads: int = 1,
+    address: str | None = None,
+    max_attempts: int = 3,
+    progress: ProgressCallback = ignore_progress,
+) -> Report:
+    """Compute every cell that has no result yet.
 
     Args:
         work: what is computed.
-        units: the cells, in the order they should be computed; all become records at once.
+        units: the cells, in the order in which they should be computed.
+        store: of the results; cells with a result there are not computed again.
+        engine: local, ray or dask, or an open engine.
+        workers: units computed at the same time.
+        threads: of each worker; results are bit-identical for an equal number of threads.
+        address: of a running Ray or Dask cluster.
+        max_attempts: how often a unit may lose its worker before it counts as failed.
+        progress: called with a `Progress` event after each unit.
+
+    Returns:
+        The report; failures are listed there, not raised.
+
+    Raises:
+        InputError: if a number is below one.
+    """
+    numbers = {"workers": workers, "threads": threads, "max_attempts": max_attempts}
+    for name, number in numbers.items():
+        if number < 1:
+            raise InputError(f"{name} must be at least 1, got {number}.")
+    begun = time.perf_counter()
+    run = _Run(work, units, store, max_attempts, threads, progress)
+    if run.waiting and isinstance(engine, Engine):
+        run.complete(engine)
+    elif run.waiting:
+        with open_engine(str(engine), workers, threads, address) as opened:
+            run.complete(opened)
+    return run.report(time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of a unit, sent back by a worker.
+
+    Args:
+        number: of the unit.
+        datasets: one for each cell; empty after a failure.
+        error: the message of the failure, if there was one.
+        seconds: duration.
+    """
+
+    number: int
+    datasets: tuple[xr.Dataset, ...]
+    error: str | None
+    seconds: float
+
+
+def compute_unit(
+    function: Callable[[Sequence[Cell]], list[xr.Dataset]],
+    number: int,
+    cells: Sequence[Cell],
+    threads: int,
+) -> Answer:
+    """Compute the cells of a unit, in a worker; an exception becomes part of the answer.
+
+    Args:
+        function: returns a dataset for each cell.
+        number: of the unit.
+        cells: of the unit.
+        threads: of torch meanwhile.
+    """
+    begun = time.perf_counter()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        datasets, error = tuple(function(cells)), None
+    except Exception as failure:
+        datasets, error = (), _describe(failure)
+    finally:
+        torch.set_num_threads(before)
+    return Answer(number, datasets, error, time.perf_counter() - begun)
+
+
+def _describe(failure: Exception) -> str:
+    """Message of a failure, and where it was raised unless it is an error of normscope."""
+    if isinstance(failure, NormscopeError):
+        return str(failure)
+    text = "".join(format_exception_only(failure)).strip()
+    frames = extract_tb(failure.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"  # noqa: PTH119
+    return text + (where if frames else "")
+
+
+class _Run:
+    """The state of a running sweep.
+
+    Args:
+        work: what is computed.
+        units: the cells, in the order in which they should be computed; all become records at once.
         store: of the results.
         max_attempts: how often a unit may lose its worker before it counts as failed.
         threads: of each worker.
-        progress: called with a label after each unit.
+        progress: called with an event after each unit.
     """
 
     def __init__(
@@ -49,7 +162,7 @@ class Run:
         store: Store,
         max_attempts: int,
         threads: int,
-        progress: Callable[[str], None],
+        progress: ProgressCallback,
     ) -> None:
         self.work, self.units, self.store = work, units, store
         self._max_attempts, self._threads, self._progress = max_attempts, threads, progress
@@ -58,24 +171,24 @@ class Run:
         records = self._records()
         self._states = {each.key: each.state for each in records}
         everything = [key for keys in self._keys for key in keys]
-        self._cut_off = {each.key for each in records if _was_cut_off(each)}
+        self._interrupted = {each.key for each in records if _was_interrupted(each)}
         self._found = sum(self._states[key].has_result for key in everything)
         self._total, self._ended = len(everything), self._found
         self.waiting = deque(n for n in range(len(units)) if self._missing(n))
         self._started: set[int] = set()
 
     def complete(self, engine: Engine) -> None:
-        """Go through all units; those that lost their worker once more at the end, alone."""
+        """Compute all units; those that lost their worker again at the end, alone."""
         if not engine.is_this_process:
-            self._go_through(engine, self.waiting)
+            self._compute(engine, self.waiting)
             return
-        suspects = deque(n for n in self.waiting if self._cut_off.intersection(self._keys[n]))
-        self._go_through(engine, deque(n for n in self.waiting if n not in suspects))
-        if suspects:  # one of them may have killed the sweep before this one
-            with open_engine("local", LEAST, self._threads) as isolated:
-                self._go_through(isolated, suspects, at_once=1)
+        suspects = deque(n for n in self.waiting if self._interrupted.intersection(self._keys[n]))
+        self._compute(engine, deque(n for n in self.waiting if n not in suspects))
+        if suspects:  # one of them may have killed an earlier sweep
+            with open_engine("local", MIN_JOBS, self._threads) as isolated:
+                self._compute(isolated, suspects, at_once=1)
 
-    def _go_through(self, engine: Engine, queue: deque[int], at_once: int | None = None) -> None:
+    def _compute(self, engine: Engine, queue: deque[int], at_once: int | None = None) -> None:
         losses: dict[int, int] = {}
         suspects: deque[int] = deque()
         at_once = at_once or engine.workers
@@ -91,7 +204,7 @@ class Run:
                     self._fail(number, _DEATH.format(losses[number]))
 
     def report(self, seconds: float) -> Report:
-        """What has been done."""
+        """Return the report of all cells."""
         failed = {each.key: each.error for each in self._records() if each.state is State.FAILED}
         failures = tuple(
             Failure(cell, failed[key] or "")
@@ -103,20 +216,20 @@ class Run:
         return Report(self._total, self._found, diverged, failures, seconds)
 
     def _stream(self, engine: Engine, queue: deque[int], at_once: int) -> list[int]:
-        """Compute until the queue is empty or a worker dies; the units that were lost then."""
+        """Compute until the queue is empty or a worker dies; return the units that were lost."""
         drawn: deque[int] = deque()
-        turn, over = threading.Lock(), False
+        lock, over = threading.Lock(), False
 
-        def calls() -> Iterator[Call]:  # may be drawn from by a thread of joblib's
+        def calls() -> Iterator[Call]:  # joblib may draw from another thread
             while True:
-                with turn:  # a unit is in the queue, drawn or started, and never in none of them
+                with lock:  # a unit is always in one of: the queue, drawn, started
                     if over or not queue:
                         return
                     number = queue.popleft()
                     drawn.append(number)
                 if engine.is_this_process:
                     self._start(drawn)
-                yield joblib.delayed(answer)(
+                yield joblib.delayed(compute_unit)(
                     self.work.function, number, self.units[number].cells, self._threads
                 )
 
@@ -124,24 +237,24 @@ class Run:
             with closing(engine.stream(calls(), at_once)) as answers:
                 self._start(drawn)
                 for each in answers:
-                    with self.store.transaction():  # one write to the disk for all of it
+                    with self.store.transaction():  # one write to the disk
                         self._start(drawn)
                         self._commit(each)
-                    self._progress(self._label())
+                    self._send_progress()
         except engine.lost:
-            with turn:
+            with lock:
                 over = True
             self._start(drawn)
             return sorted(self._started)
         except BaseException:
             over = True
-            with suppress(NormscopeError):  # a full disk, say: the next writer does it
+            with suppress(NormscopeError):  # such as a full disk: the next writer does it
                 self._release_all()
             raise
         return []
 
     def _start(self, drawn: deque[int]) -> None:
-        """Mark the units drawn meanwhile as running."""
+        """Mark the units drawn since the last call as running."""
         if not drawn:
             return
         with self.store.transaction():
@@ -152,7 +265,7 @@ class Run:
                 self._started.add(number)
 
     def _release(self, numbers: Sequence[int]) -> None:
-        """Units under way are pending again."""
+        """Set units under way back to pending."""
         with self.store.transaction():
             for number in numbers:
                 for key in self._missing(number):
@@ -160,14 +273,14 @@ class Run:
                 self._started.discard(number)
 
     def _release_all(self) -> None:
-        """Whatever the file has as running is pending again, after a failure of unknown extent."""
+        """Set all running records of this sweep back to pending, after an unexpected failure."""
         with self.store.transaction():
             for record in self.store.select(self.work.experiment, State.RUNNING):
                 if record.key in self._states:
                     self.store.release(record.key)
 
     def _commit(self, each: Answer) -> None:
-        """Write an answer; what is known here changes only once it is written."""
+        """Store an answer; the state of this object changes only after it is written."""
         if each.error is not None:
             self._fail(each.number, each.error)
             return
@@ -177,7 +290,7 @@ class Run:
             for key, dataset in zip(self._keys[each.number], each.datasets, strict=True)
             if key in missing
         }
-        share = each.seconds / len(each.datasets)  # cells that were trained together share the time
+        share = each.seconds / len(each.datasets)  # of cells that were trained together
         with self.store.transaction():
             for key, (dataset, state) in results.items():
                 self.store.finish(key, dataset, state, seconds=share)
@@ -201,11 +314,13 @@ class Run:
     def _records(self) -> list[Record]:
         return self.store.select(self.work.experiment)
 
-    def _label(self) -> str:
-        return f"{self._ended} of {self._total} cells"
+    def _send_progress(self) -> None:
+        self._progress(
+            Progress(done=self._ended, total=self._total, unit="cells", kept=self._found)
+        )
 
 
-def _was_cut_off(record: Record) -> bool:
-    """Whether an attempt ended with its process, as far as the store can tell."""
+def _was_interrupted(record: Record) -> bool:
+    """Return whether the last attempt ended with its process, as far as the store shows."""
     died = record.state is State.FAILED and (record.error or "").startswith(_DEATH[:16])
     return died or (record.state is State.PENDING and record.attempts > 0)

@@ -1,46 +1,59 @@
-"""How far a sweep is: read from its file while another process writes it."""
+"""State and cost of a sweep: what its file holds, read while it is written, and the time to go."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from normscope.errors import NormscopeError, StateError
+import torch
+
+from normscope.errors import NormscopeError
 from normscope.report.narrative import common_factor
 from normscope.results import Record, State, Store
-from normscope.results.lock import WriterLock
-from normscope.sweeps.cells import Cell
-from normscope.sweeps.diagram import EXPERIMENT
-from normscope.sweeps.earlier import earlier_records
-from normscope.sweeps.together import GROUP, group_of
+from normscope.results.lock import is_locked
+from normscope.results.record import canonical_json
+from normscope.sweeps.cell import GROUP, group_key
+from normscope.sweeps.custom import outdated_records
+from normscope.sweeps.diagram import TRAININGS
+from normscope.sweeps.settings import Training
+from normscope.sweeps.work import Cell, Unit, Work
+from normscope.text import Rendered, Table
+from normscope.training import sgd, train
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Status", "is_being_written", "state_counts", "status"]
+__all__ = ["Estimate", "Status", "estimate", "open_cells", "state_counts", "status"]
+
+_SECONDS = 0.5  # of measuring steps, for each kind of network
+_LEAST_SECONDS = 0.1
+_ALL_SECONDS = 4.0  # for all kinds
+_WARM_UP = 3  # steps, which are slower
+_NOT_TIMED = ("gamma", "learning_rate", "epochs")  # have no effect on the duration of a step
 
 
-@dataclass(frozen=True)
-class Status:
+@dataclass(frozen=True, repr=False)
+class Status(Rendered):
     """The state of one experiment's cells in a store.
 
     Args:
         experiment: the name of the records.
-        counts: cells in each state; what a sweep that is gone left running is pending.
+        counts: cells in each state; cells that a killed sweep left running are pending.
         seconds: mean duration of the cells that have a result; None: there are none.
         seconds_left: estimate of the time to the end, from the mean duration: at the present pace,
             or with one worker if no process is at work; None: not known.
-        failures: (parameters, seed, error) of the failed ones of these cells.
+        failures: (parameters, seed, error) of the failed cells.
         at_work: whether a process is writing the file.
-        divergence_factor: beyond this multiple of its first value a loss counts as diverged; None:
+        divergence_factor: multiple of its first value beyond which a loss counts as diverged; None:
             the cells have none, or not the same.
-        earlier: besides the counts, the cells that an earlier version of the user's own files
-            computed or began: no sweep of the present files takes or completes them.
+        earlier: counts of the cells computed or started by an earlier version of the user's files,
+            which are not part of the other counts and will not be completed.
     """
 
     experiment: str
@@ -54,28 +67,24 @@ class Status:
 
     @property
     def cells(self) -> int:
-        """How many there are in all, without those of an earlier version."""
+        """Number of cells, without those of an earlier version."""
         return sum(self.counts.values())
 
     @property
     def open(self) -> int:
-        """How many have no result and have not failed, and can still be computed."""
+        """Number of cells that have no result and have not failed."""
         return self.counts[State.PENDING] + self.counts[State.RUNNING]
 
-    def _repr_html_(self) -> str:
-        from normscope.results.notebook import pairs_html
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row, with the number of failures."""
+        return super().to_dataframe().assign(failures=len(self.failures))
 
+    def _table(self) -> Table:
         values = self.to_dict()
         values.pop("failures")
-        return pairs_html(values, "Sweep", "\n".join(error for *_, error in self.failures))
+        return Table(values, "Sweep", [error for *_, error in self.failures])
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row, with the number of the failures."""
-        from normscope.results.frame import frame
-
-        return frame([{**self.to_dict(), "failures": len(self.failures)}])
-
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "experiment": self.experiment,
@@ -94,7 +103,7 @@ class Status:
 
 
 def status(path: str | os.PathLike[str]) -> list[Status]:
-    """How far each experiment in a store is, in the order they were added.
+    """Return the state of each experiment in a store, in the order they were added.
 
     Args:
         path: of the store; a sweep may be writing it.
@@ -102,60 +111,15 @@ def status(path: str | os.PathLike[str]) -> list[Status]:
     with Store(path, read_only=True) as store:
         records = store.select()
     unfinished = any(each.state in (State.PENDING, State.RUNNING) for each in records)
-    at_work = unfinished and is_being_written(path)
+    at_work = unfinished and is_locked(path)  # a killed sweep leaves records running
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(record.experiment, []).append(record)
     return [_status(name, group, at_work) for name, group in by_name.items()]
 
 
-def is_being_written(path: str | os.PathLike[str]) -> bool:
-    """Whether a process has a store open to write it.
-
-    The state of a cell does not tell: a sweep that was killed leaves cells running.
-
-    Args:
-        path: of the store.
-    """
-    lock = Path(path).resolve()
-    if not lock.with_name(f"{lock.name}-lock").exists():
-        return False  # looked at first, so that a folder that is only read stays as it is
-    try:
-        WriterLock(lock).release()
-    except StateError as error:
-        return "one writer" in str(error)
-    return False
-
-
-def _status(name: str, records: list[Record], at_work: bool) -> Status:
-    old = earlier_records(records)
-    keys = {each.key for each in old}
-    present = [each for each in records if each.key not in keys]
-    counts, earlier = state_counts(present, at_work), state_counts(old, at_work)
-    mean = _mean_seconds(present)
-    left = None
-    workers = _units([each for each in present if each.state is State.RUNNING])
-    waiting, running = (counts[state] for state in (State.PENDING, State.RUNNING))
-    if mean is not None and waiting + running:
-        # a cell of a group has a share of its group's time, so cells, not units, are counted
-        left = mean * (waiting + running / 2)
-        left /= max(workers, 1) if at_work else 1
-    failures = tuple(
-        (each.parameters, each.seed, each.error or "")
-        for each in present
-        if each.state is State.FAILED
-    )
-    factor = common_factor(each.parameters for each in present)
-    return Status(name, counts, mean, left, failures, at_work, factor, earlier)
-
-
-def _mean_seconds(records: Sequence[Record]) -> float | None:
-    times = [each.seconds for each in records if each.state.has_result and each.seconds is not None]
-    return sum(times) / len(times) if times else None
-
-
 def state_counts(records: Sequence[Record], at_work: bool) -> dict[State, int]:
-    """How many are in each state; with no process at work, as the next writer will find them.
+    """Count records by state; if no process is at work, running ones count as pending.
 
     Args:
         records: of a store.
@@ -168,18 +132,128 @@ def state_counts(records: Sequence[Record], at_work: bool) -> dict[State, int]:
     return counts
 
 
-def _units(running: Sequence[Record]) -> int:
-    """How many units of work the running cells make: as many as there are workers."""
-    alike = Counter(_group(record) for record in running)
-    alone = alike.pop(None, 0)
-    return alone + sum(math.ceil(count / GROUP) for count in alike.values())
+def _status(name: str, records: list[Record], at_work: bool) -> Status:
+    outdated = outdated_records(records)
+    keys = {each.key for each in outdated}
+    present = [each for each in records if each.key not in keys]
+    counts = state_counts(present, at_work)
+    failures = tuple(
+        (each.parameters, each.seed, each.error or "")
+        for each in present
+        if each.state is State.FAILED
+    )
+    times = [each.seconds for each in present if each.state.has_result and each.seconds is not None]
+    mean = sum(times) / len(times) if times else None
+    left = None
+    waiting, running = (counts[state] for state in (State.PENDING, State.RUNNING))
+    if mean is not None and waiting + running:
+        # a cell of a group has a share of its group's time, so cells, not units, are counted
+        workers = _count_units([each for each in present if each.state is State.RUNNING])
+        left = mean * (waiting + running / 2) / (max(workers, 1) if at_work else 1)
+    return Status(
+        name,
+        counts,
+        mean,
+        left,
+        failures,
+        at_work,
+        common_factor(each.parameters for each in present),
+        state_counts(outdated, at_work),
+    )
 
 
-def _group(record: Record) -> object:
-    """What a running cell shares with those that are trained with it; None: it stands alone."""
-    if record.experiment != EXPERIMENT:
+def _count_units(running: Sequence[Record]) -> int:
+    """Number of units of work that the running cells form: the number of workers."""
+    sizes = Counter(_group_key(record) for record in running)
+    alone = sizes.pop(None, 0)
+    return alone + sum(math.ceil(count / GROUP) for count in sizes.values())
+
+
+def _group_key(record: Record) -> object:
+    if record.experiment != TRAININGS.experiment:
         return None
     try:
-        return group_of(Cell(record.parameters, record.seed))
-    except (NormscopeError, TypeError):  # records of another program may name anything
+        return group_key(Cell(record.parameters, record.seed))
+    except (NormscopeError, TypeError):  # records of another program may hold anything
         return None
+
+
+# Cost
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected cost of a sweep.
+
+    Args:
+        cells: number of all cells.
+        open_cells: those without a result yet.
+        steps: of the longest training; None: not a sweep of trainings.
+        seconds_per_step: of the slowest network, measured here; None: not a sweep of trainings.
+        seconds: to the end, if no cell diverges: those that do take less. None: not known.
+    """
+
+    cells: int
+    open_cells: int
+    steps: int | None
+    seconds_per_step: float | None
+    seconds: float | None
+
+
+def open_cells(work: Work, units: Sequence[Unit], store: Store | None) -> list[Cell]:
+    """Return the cells that have no result in the store."""
+    records = [] if store is None else store.select(work.experiment)
+    ended = {each.key for each in records if each.state.has_result}
+    return [cell for unit in units for cell in unit.cells if work.key(cell) not in ended]
+
+
+def estimate(
+    work: Work, units: Sequence[Unit], store: Store | None, workers: int, threads: int
+) -> Estimate:
+    """Estimate the time of a phase diagram: steps of every open cell times a measured step.
+
+    Args:
+        work: what is computed.
+        units: of the sweep.
+        store: with the results so far; None: none.
+        workers: trainings at the same time.
+        threads: of each worker.
+
+    Returns:
+        The time if no cell diverges; evaluation adds a little, training in groups saves some.
+    """
+    number = sum(len(unit.cells) for unit in units)
+    trainings = [Training.of(cell.parameters) for cell in open_cells(work, units, store)]
+    by_kind = {_kind(training): training for training in trainings}
+    each = max(_LEAST_SECONDS, min(_SECONDS, _ALL_SECONDS / max(1, len(by_kind))))
+    steps = {kind: _seconds_per_step(one, threads, each) for kind, one in by_kind.items()}
+    seconds = sum(training.steps * steps[_kind(training)] for training in trainings)
+    longest = max((training.steps for training in trainings), default=0)
+    slowest = max(steps.values(), default=0.0)
+    return Estimate(number, len(trainings), longest, slowest, seconds / workers)
+
+
+def _kind(training: Training) -> str:
+    """The settings that determine the duration of a step."""
+    values = {name: value for name, value in vars(training).items() if name not in _NOT_TIMED}
+    return canonical_json(values)
+
+
+def _seconds_per_step(training: Training, threads: int, seconds: float) -> float:
+    """Mean duration of a training step, measured for some seconds."""
+    problem = training.problem(training.network(0).to(training.device))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        running = train(problem, sgd(0.0, training.momentum), 10_000, training.batch_size)
+        with closing(running):
+            for _ in zip(range(_WARM_UP), running, strict=False):
+                pass
+            begun, taken = time.perf_counter(), 0
+            for _ in running:
+                taken += 1
+                if time.perf_counter() - begun > seconds:
+                    break
+    finally:
+        torch.set_num_threads(before)
+    return (time.perf_counter() - begun) / max(1, taken)

@@ -1,4 +1,4 @@
-"""The theory's critical learning rate beside a diagram, by every closure."""
+"""Mean-field critical learning rates of a phase diagram, by every closure."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from numpy.typing import NDArray
 from normscope.errors import InputError
 from normscope.meanfield import CLOSURES, Prediction, predict
 from normscope.meanfield.softmax import LOSSES, output_curvature
-from normscope.sweeps.training_settings import Training
+from normscope.sweeps.settings import Training
 
-__all__ = ["NO_ANSWER", "critical_lines", "critical_rates", "why_unanswered"]
+__all__ = ["NO_ANSWER", "critical_lines", "critical_rates", "missing_rate_reasons"]
 
-NO_ANSWER = "no_answer"  # attribute of the lines: why the theory of training has none
+NO_ANSWER = "no_answer"  # attribute of the lines: why the closure train has none
 
-_SAMPLES = 512  # whose second moments stand for the data's
+_SAMPLES = 512  # from which the second moments of the data are estimated
 
 
 def critical_lines(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> xr.DataArray:
-    """The critical learning rate of every combination of settings, each by its own network.
+    """Critical learning rate of every combination of settings.
 
     Args:
         settings: those that are the same everywhere.
-        axes: the values of the others; the learning rate among them is no matter.
+        axes: the values of the others; the learning rate among them is ignored.
 
     Returns:
-        (closure, axes without the learning rate), labelled by closure alone; not-a-number where the
-        theory has no answer, and in the attribute ``no_answer`` why, if that is one reason.
+        (closure, axes without the learning rate), labelled by closure alone; NaN where the theory
+        has no answer, with the reason in the attribute ``no_answer`` if there is just one.
     """
-    own = {name: list(values) for name, values in axes.items() if name != "learning_rate"}
-    others = {name: values for name, values in own.items() if name != "gamma"}
+    axes = {name: list(values) for name, values in axes.items() if name != "learning_rate"}
+    others = {name: values for name, values in axes.items() if name != "gamma"}
     shape = tuple(map(len, others.values()))
     rows, reasons = [], set()
     for values in product(*others.values()):
         training = Training.of({**settings, **dict(zip(others, values, strict=True))})
-        scales = own.get("gamma", [training.gamma])
-        rows.append(critical_rates(training, "gamma", scales))
-        reasons |= why_unanswered(training, "gamma", scales, rows[-1])
+        gammas = axes.get("gamma", [training.gamma])
+        rows.append(critical_rates(training, "gamma", gammas))
+        reasons |= missing_rate_reasons(training, "gamma", gammas, rows[-1])
     found = np.moveaxis(np.array(rows).reshape(*shape, len(CLOSURES), -1), -2, 0)
     attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}
     labels, dims = {"closure": list(CLOSURES)}, ("closure", *others, "gamma")
     lines = xr.DataArray(found, labels, dims, attrs=attributes)
-    return lines.transpose("closure", *own) if "gamma" in own else lines.squeeze("gamma")
+    return lines.transpose("closure", *axes) if "gamma" in axes else lines.squeeze("gamma")
 
 
 def critical_rates(
@@ -57,11 +57,11 @@ def critical_rates(
 
     .. math:: \eta^* = 2 (1 + \mu) / (\lambda_{\max} h)
 
-    The second moments of the data replace those of iid normal inputs, except in the closure that
-    is the paper to the letter.
+    The second moments of the data replace those of iid normal inputs, except in the closure
+    ``printed``.
 
-    Reference: wei2018, Eq. (7). Notation: mu = momentum, h = the loss's second derivative by the
-    outputs, of `normscope.meanfield.softmax.output_curvature`.
+    Reference: wei2018, Eq. (7). Notation: mu = momentum, h = second derivative of the loss by the
+    outputs, `normscope.meanfield.softmax.output_curvature`.
 
     Args:
         training: all other settings.
@@ -70,24 +70,24 @@ def critical_rates(
         closures: of the theory.
 
     Returns:
-        (closures, values); not-a-number where the theory has no answer.
+        (closures, values); NaN where the theory has no answer.
     """
     return np.array([_rates(training, axis, values, closure) for closure in closures])
 
 
-def why_unanswered(
+def missing_rate_reasons(
     training: Training, axis: str, values: Sequence[float], rates: NDArray[np.float64]
 ) -> set[str]:
-    """Why the theory of training (closure train) has no critical learning rate.
+    """Reasons why the closure train has no critical learning rate.
 
     Args:
         training: all other settings.
         axis: as for `critical_rates`.
         values: of that setting.
-        rates: what `critical_rates` gave for all closures.
+        rates: the result of `critical_rates` for all closures.
 
     Returns:
-        Reasons in full sentences; none where it has a rate for every value.
+        Sentences; empty if it has a rate for every value.
     """
     if not np.isnan(rates[CLOSURES.index("train")]).any():
         return set()
@@ -97,12 +97,13 @@ def why_unanswered(
         found = _predictions(training, axis, values, "train")
     except InputError as error:
         return {str(error)}
-    told = [pair for each in found for pair in _regimes(each)]
-    return {reason for regime, reason in told if regime == "undetermined"}
+    return {
+        reason for each in found for regime, reason in _regimes(each) if regime == "undetermined"
+    }
 
 
 def _regimes(found: Prediction) -> list[tuple[str, str]]:
-    """Regime and reason, over a sweep for each gamma."""
+    """Regime and reason, for each gamma."""
     if isinstance(found.regime, str):
         return [(found.regime, str(found.reason))]
     return list(zip(found.regime, found.reason, strict=True))
@@ -118,7 +119,7 @@ def _rates(
         found = _predictions(training, axis, values, closure)
         rates = [_rate(each, training) for each in found]
     except InputError:
-        return nothing  # a network that the closure does not cover
+        return nothing  # the closure does not cover this network
     return np.concatenate([np.atleast_1d(np.asarray(rate, dtype=float)) for rate in rates])
 
 
@@ -126,7 +127,7 @@ def _rate(found: Prediction, training: Training) -> NDArray[np.float64]:
     if found.lambda_max is None:
         return np.array(np.nan)
     curvature = output_curvature(training.loss, found, training.outputs)
-    # over a sweep both are arrays, one number for each gamma
+    # both are arrays over several gammas
     return np.asarray(found.max_learning_rate(training.momentum), dtype=float) / curvature
 
 

@@ -9,6 +9,7 @@ from tests.unit.data.synthetic import BATCHES, CIFAR10_FORMS, SmallData, idx
 
 import normscope as ns
 from normscope.errors import DataError, UnknownNameError
+from normscope.progress import Progress
 
 
 def test_inventory_tells_what_is_present(small: SmallData, tmp_path: Path) -> None:
@@ -39,9 +40,11 @@ def test_path_of_an_unknown_name_lists_the_choices() -> None:
 
 def test_verify_passes_sound_mnist_files(small: SmallData, tmp_path: Path) -> None:
     small.write_mnist(tmp_path)
-    seen: list[str] = []
-    checks = ns.data.verify("mnist", tmp_path, progress=seen.append)
-    assert [check.part for check in checks] == list(small.mnist) == seen
+    events: list[Progress] = []
+    checks = ns.data.verify("mnist", tmp_path, progress=events.append)
+    assert [check.part for check in checks] == list(small.mnist)
+    assert [event.stage for event in events] == list(small.mnist)
+    assert [(event.done, event.total) for event in events] == [(n, 4) for n in range(4)]
     assert all(check.ok for check in checks)
 
 

@@ -27,9 +27,8 @@ from normscope.probes import Cost
 from normscope.probes.cost import ScopeCost
 from normscope.results import Claim, Store
 from normscope.results.notebook import pairs_html, table_html
-from normscope.sweeps.cells import Cell
 from normscope.sweeps.status import status
-from normscope.sweeps.work import Failure, Report
+from normscope.sweeps.work import Cell, Failure, Report
 from normscope.theorems import Unchecked, Verdict, Verdicts
 from normscope.training import Evaluation, Outcome, Run
 

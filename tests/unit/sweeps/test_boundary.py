@@ -54,7 +54,7 @@ def test_boundary_needs_a_fifth_of_the_grid_s_trainings():
 
 
 def test_boundary_that_was_interrupted_goes_on():
-    def stop(label):
+    def stop(event):
         raise KeyboardInterrupt
 
     with Store(":memory:") as store:

@@ -19,9 +19,9 @@ from normscope.plots.phase_diagram import phase_diagram as draw
 from normscope.problem import Problem
 from normscope.results import Store
 from normscope.sweeps import Training, Work, phase_diagram, status, sweep, training_cell
-from normscope.sweeps.defaults import swept
-from normscope.sweeps.diagram import TRAININGS, Diagram, complete, training_units
-from normscope.sweeps.estimate import estimate
+from normscope.sweeps.diagram import TRAININGS, Diagram, split_settings
+from normscope.sweeps.settings import complete_settings
+from normscope.sweeps.status import estimate
 from normscope.sweeps.theory import critical_lines, critical_rates
 from normscope.training import fit, sgd
 
@@ -139,8 +139,8 @@ def test_settings_that_are_lists_are_labelled_by_their_text(tmp_path):
 
 
 def test_whole_numbers_are_the_cells_of_floats():
-    whole = training_units({"gamma": [1, 2], "learning_rate": [1]}, SMALL, [0])
-    floats = training_units({"gamma": [1.0, 2.0], "learning_rate": [1.0]}, SMALL, [0])
+    whole = Diagram({"gamma": [1, 2], "learning_rate": [1]}, SMALL, [0]).units
+    floats = Diagram({"gamma": [1.0, 2.0], "learning_rate": [1.0]}, SMALL, [0]).units
     assert [repr(unit) for unit in whole] == [repr(unit) for unit in floats]
 
 
@@ -182,13 +182,13 @@ def test_stored_cells_become_one_dataset(found, tmp_path):
         ({"gammas": [True]}, "gamma must be a finite number, got True"),
         ({"gammas": [-1]}, "gamma must be above 0"),
         ({"gammas": [0]}, "gamma must be above 0"),
-        ({"gamma": 2.0}, "gamma is no fixed setting here, got 2.0"),
-        ({"learning_rate": 2.0}, "learning_rate is no fixed setting"),
+        ({"gamma": 2.0}, "gamma is not a fixed setting here, got 2.0"),
+        ({"learning_rate": 2.0}, "learning_rate is not a fixed setting"),
         ({"seed": 3}, "seeds"),
         ({"seeds": 0}, "seeds needs values"),
         ({"epochs": -1}, "epochs must be above 0"),
         ({"batch_size": 5000}, "batch_size must be from 1 to the 1438 samples"),
-        ({"batch_size": 1.5}, "batch_size must be a whole number"),
+        ({"batch_size": 1.5}, "batch_size must be an integer"),
         ({"samples": 5000}, "samples must be from 1 to 1438 of digits"),
         ({"loss": "nonsense"}, "unknown loss 'nonsense'"),
         ({"norm": "nonsense"}, "unknown"),
@@ -210,8 +210,8 @@ def test_wrong_settings_are_refused_before_anything_is_stored(arguments, said):
 def test_every_value_of_an_axis_is_built_before_anything_is_stored():
     axes = {"gamma": [1.0], "model": ["fully_connected", "conv_net"], "learning_rate": [0.1]}
     with pytest.raises(NormscopeError, match="width"):
-        training_units(axes, {"width": 16}, [0])
-    _, fixed = swept({"model": ["fully_connected", "conv_net"]}, "quick")
+        Diagram(axes, {"width": 16}, [0])
+    _, fixed = split_settings({"model": ["fully_connected", "conv_net"]}, "quick")
     assert "width" not in fixed  # that of the fully connected net alone
 
 
@@ -304,13 +304,15 @@ def test_dataset_is_written_and_read(found, tmp_path):
 
 
 def test_settings_of_a_command_are_axes_or_fixed():
-    axes, fixed = swept({"learning_rate": [0.1], "gamma": [1.0, 2.0], "width": [50, 100]}, "quick")
+    axes, fixed = split_settings(
+        {"learning_rate": [0.1], "gamma": [1.0, 2.0], "width": [50, 100]}, "quick"
+    )
     assert list(axes) == ["gamma", "width", "learning_rate"]
     assert fixed["data"] == "digits"
-    _, conv = swept({"model": ["conv_net"]}, "quick")
+    _, conv = split_settings({"model": ["conv_net"]}, "quick")
     assert "width" not in conv
     with pytest.raises(UnknownNameError, match="unknown scale"):
-        swept({}, "tiny")
+        split_settings({}, "tiny")
 
 
 def test_status_and_estimate_count_cells(tmp_path):
@@ -320,7 +322,7 @@ def test_status_and_estimate_count_cells(tmp_path):
     assert (state.cells, state.open, state.seconds_left) == (2, 0, None)
     assert state.to_dict()["diverged"] == 1
     axes = {"gamma": [1.0], "learning_rate": [0.01, 0.1, 100.0]}
-    units = training_units(axes, {"data": "digits", "model": "fully_connected", **SMALL}, [0])
+    units = Diagram(axes, {"data": "digits", "model": "fully_connected", **SMALL}, [0]).units
     with Store(path, read_only=True) as store:
         cost = estimate(TRAININGS, units, store, workers=2, threads=1)
     assert (cost.cells, cost.open_cells, cost.steps) == (3, 1, 5)
@@ -330,7 +332,7 @@ def test_status_and_estimate_count_cells(tmp_path):
 def test_estimate_sums_over_the_settings():
     axes = {"gamma": [1.0], "epochs": [1, 100], "learning_rate": [0.01]}
     fixed = {name: value for name, value in SMALL.items() if name != "epochs"}
-    cost = estimate(TRAININGS, training_units(axes, fixed, [0]), None, workers=1, threads=1)
+    cost = estimate(TRAININGS, Diagram(axes, fixed, [0]).units, None, workers=1, threads=1)
     assert cost.steps == 500
     assert cost.seconds == pytest.approx(505 * cost.seconds_per_step)
 
@@ -344,7 +346,7 @@ def slowly(cells):
 def test_time_left_of_groups_is_right_by_the_clock(tmp_path):
     """Groups of eight: a cell's duration is a share of its group's, and so is its rate."""
     axes = {"gamma": [0.5, 1.0, 2.0, 3.0], "learning_rate": np.geomspace(0.01, 1, 12).tolist()}
-    units = training_units(axes, SMALL, [0])
+    units = Diagram(axes, SMALL, [0]).units
     assert {len(unit.cells) for unit in units} == {8}
     said = []
 
@@ -403,5 +405,5 @@ def test_device_is_where_a_training_goes_and_what_it_is_known_by(monkeypatch):
     here = training_cell(**settings, seed=0)
     assert moved == ["cpu:0", "cpu"]
     assert float(there["test_loss"]) == float(here["test_loss"])
-    assert "device" not in complete(settings)
-    assert complete({**settings, "device": "cpu:0"})["device"] == "cpu:0"
+    assert "device" not in complete_settings(settings)
+    assert complete_settings({**settings, "device": "cpu:0"})["device"] == "cpu:0"

@@ -56,8 +56,8 @@ def test_failure_is_told_and_tried_again():
 
 
 def test_interruption_leaves_nothing_running_and_the_sweep_goes_on():
-    def stop(label):
-        if label.startswith("2 of"):
+    def stop(event):
+        if event.done == 2:
             raise KeyboardInterrupt
 
     with Store(":memory:") as store:
@@ -90,10 +90,12 @@ def test_store_that_fails_ends_the_sweep_and_keeps_what_is_finished(monkeypatch)
 
 
 def test_progress_counts_cells():
-    labels = []
+    events = []
     with Store(":memory:") as store:
-        sweep(WORK, units([1, 2]), store, progress=labels.append)
-    assert labels == ["1 of 2 cells", "2 of 2 cells"]
+        sweep(WORK, units([1, 2]), store, progress=events.append)
+        sweep(WORK, units([1, 2, 3]), store, progress=events.append)
+    assert list(map(str, events)) == ["1 of 2 cells", "2 of 2 cells", "3 of 3 cells"]
+    assert [each.kept for each in events] == [0, 0, 2]
 
 
 def test_wrong_arguments_are_refused():

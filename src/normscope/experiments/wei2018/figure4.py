@@ -12,11 +12,11 @@ from scipy.stats import spearmanr
 from normscope.experiments.recipe import experiment
 from normscope.plots.training_curves import gamma_curves
 from normscope.progress import ProgressCallback
-from normscope.results import Claim, Store, record_key
-from normscope.sweeps.cells import Cell, Unit, grid_cells
-from normscope.sweeps.diagram import TRAININGS, complete
-from normscope.sweeps.phase_diagram import seed_list
-from normscope.sweeps.sweep import sweep
+from normscope.results import Claim, Store
+from normscope.sweeps.diagram import TRAININGS, seed_list
+from normscope.sweeps.run import sweep
+from normscope.sweeps.settings import complete_settings
+from normscope.sweeps.work import Cell, Unit, grid_cells
 
 __all__ = ["figure4"]
 
@@ -136,7 +136,7 @@ def figure4(
         "every_epoch": True,
     }
     axes: dict[str, list[Any]] = {"model": list(models), "gamma": list(gammas)}
-    cells = grid_cells(axes, complete(settings), seed_list(seeds, seed))
+    cells = grid_cells(axes, complete_settings(settings), seed_list(seeds, seed))
     units = [Unit((cell,)) for cell in cells]
     report = sweep(TRAININGS, units, store, threads=threads, progress=progress)
     found = _curves(cells, store)
@@ -151,8 +151,7 @@ def _curves(cells: Sequence[Cell], store: Store) -> dict[tuple[Any, ...], xr.Dat
     """What is drawn of every training that has a result."""
     found = {}
     for cell in cells:
-        key = record_key(TRAININGS.experiment, cell.parameters, cell.seed, TRAININGS.revision)
-        record = store.get(key)
+        record = store.get(TRAININGS.key(cell))
         if record.state.has_result:
             place = (cell.parameters["model"], cell.parameters["gamma"], cell.seed)
             found[place] = record.dataset[list(CURVES)]

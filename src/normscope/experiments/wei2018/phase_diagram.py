@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 
 from normscope.report.diagrams import grid_boundary
 from normscope.results import Claim, Store
-from normscope.sweeps.diagram import diagram
-from normscope.sweeps.phase_diagram import seed_list
+from normscope.sweeps import Diagram
+from normscope.sweeps.diagram import seed_list
 
 __all__ = [
     "agreement",
@@ -53,10 +53,11 @@ def both_losses(
     Returns:
         As `normscope.sweeps.phase_diagram`, with the dimension ``loss`` before the others.
     """
-    found = [
-        diagram(axes, {**settings, "loss": loss}, seed_list(seeds, seed), store, **running)[0]
-        for loss in losses
-    ]
+    found = []
+    for loss in losses:
+        plan = Diagram(axes, {**settings, "loss": loss}, seed_list(seeds, seed))
+        plan.run(store, **running)
+        found.append(plan.results(store))
     together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop_conflicts")
     words = found[0].attrs["settings"].replace(f'"loss": "{losses[0]}", ', "")
     return together.assign_attrs(settings=words)

@@ -16,13 +16,11 @@ from normscope.errors import (
 )
 from normscope.results import State, Store
 from normscope.sweeps import phase_diagram
-from normscope.sweeps.defaults import swept
-from normscope.sweeps.diagram import complete
-from normscope.sweeps.own import own_network, scales, source_version
-from normscope.sweeps.own_data import own_data
+from normscope.sweeps.cell import training_cell
+from normscope.sweeps.custom import build_model, file_version, load_custom_data, norm_scales
+from normscope.sweeps.diagram import split_settings
+from normscope.sweeps.settings import Training, complete_settings
 from normscope.sweeps.status import status
-from normscope.sweeps.training_cell import training_cell
-from normscope.sweeps.training_settings import Training
 
 SOURCE = """
 import torch
@@ -117,7 +115,7 @@ def own(tmp_path):
 
 
 def data_at(place):
-    return own_data(place, source_version(place))
+    return load_custom_data(place, file_version(place))
 
 
 def test_own_parts_train_as_the_registered_ones(own):
@@ -146,10 +144,12 @@ def test_theory_lines_stand_beside_an_own_model(own):
 
 
 def test_gamma_and_norm_reach_an_own_model(own):
-    kept = own_network(own("build"), 0, "own", 0.25, {"width": 8})
-    assert [scale.unique().tolist() for scale in scales(kept)] == [[0.25]] * len(scales(kept))
-    assert not scales(own_network(own("plain"), 0, "own", 0.25, {}))
-    converted = scales(own_network(own("plain"), 0, "batch", 0.25, {"width": 8}))
+    kept = build_model(own("build"), 0, "own", 0.25, {"width": 8})
+    assert [scale.unique().tolist() for scale in norm_scales(kept)] == [[0.25]] * len(
+        norm_scales(kept)
+    )
+    assert not norm_scales(build_model(own("plain"), 0, "own", 0.25, {}))
+    converted = norm_scales(build_model(own("plain"), 0, "batch", 0.25, {"width": 8}))
     assert [tuple(scale.shape) for scale in converted] == [(8,)]
 
 
@@ -233,7 +233,7 @@ def test_status_runs_nothing_that_a_store_names(tmp_path, monkeypatch):
 
 
 def test_source_edited_during_a_sweep_fails_the_cell(own):
-    settings = complete({"model": own("build"), "epochs": 1, "batch_size": 64})
+    settings = complete_settings({"model": own("build"), "epochs": 1, "batch_size": 64})
     training_cell(**settings, seed=0)
     own.path.write_text(SOURCE + "\n# edited\n", encoding="utf-8")
     with pytest.raises(StateError, match="no longer that of this sweep"):
@@ -253,9 +253,9 @@ def test_edited_module_is_imported_anew(tmp_path, monkeypatch):
     path = tmp_path / "edited_parts_module.py"
     path.write_text(SOURCE, encoding="utf-8")
     place = "edited_parts_module:build"
-    assert scales(own_network(place, 0, "own", 1.0, {}))[0].numel() == 16
+    assert norm_scales(build_model(place, 0, "own", 1.0, {}))[0].numel() == 16
     path.write_text(SOURCE.replace("width=16", "width=8"), encoding="utf-8")
-    assert scales(own_network(place, 0, "own", 1.0, {}))[0].numel() == 8
+    assert norm_scales(build_model(place, 0, "own", 1.0, {}))[0].numel() == 8
 
 
 def test_one_file_name_in_two_folders_is_two_sources(tmp_path, monkeypatch):
@@ -271,8 +271,8 @@ def test_one_file_name_in_two_folders_is_two_sources(tmp_path, monkeypatch):
 
 
 def test_registered_trainings_keep_their_keys():
-    assert "code" not in complete({})
-    assert complete({})["norm"] == "batch"
+    assert "code" not in complete_settings({})
+    assert complete_settings({})["norm"] == "batch"
 
 
 def test_one_pair_holds_out_every_fifth_sample(own):
@@ -324,7 +324,7 @@ def test_numbers_to_learn_are_no_classes(own):
         ),
         ("unlabelled", InputError, r"such as -1, that are not from 0 to 9, in 1 of 1438"),
         ("too_many", InputError, r"such as 10, that are not from 0 to 9, in 2 of 1438 samples"),
-        ("one_hot", InputError, "one whole number for each sample"),
+        ("one_hot", InputError, "one integer for each sample"),
         ("single", InputError, "as many targets as inputs"),
         ("regression", InputError, "."),
         ("number", ArgumentTypeError, "got int"),
@@ -346,7 +346,7 @@ def test_what_is_no_network_is_refused(own):
         phase_diagram(own("number"), **GRID)
     with pytest.raises(InputError, match=r"not callable, so it takes no options \(got width\)"):
         phase_diagram(own("number"), **GRID, width=3)
-    with pytest.raises(InputError, match="say which function"):
+    with pytest.raises(InputError, match="name the function in it"):
         phase_diagram(str(own.path), **GRID)
 
 
@@ -384,6 +384,6 @@ def test_own_models_cannot_vary(own):
 
 
 def test_scale_leaves_the_samples_of_own_data(own):
-    _, fixed = swept({"data": [own("one_pair")]}, "small")
+    _, fixed = split_settings({"data": [own("one_pair")]}, "small")
     assert "samples" not in fixed
-    assert swept({"data": ["mnist"]}, "small")[1]["samples"] == 12800
+    assert split_settings({"data": ["mnist"]}, "small")[1]["samples"] == 12800

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.errors import InputError
-from normscope.sweeps.cells import Cell, coarse_to_fine, grid_cells, units_of
+from normscope.sweeps.work import Cell, coarse_to_fine, grid_cells, group_cells
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))
@@ -46,7 +46,7 @@ def test_units_gather_alike_cells_only():
     cells = [Cell({"kind": kind, "number": n}, 0) for n, kind in enumerate("ababaca")]
     alone = {"c"}
     units = list(
-        units_of(
+        group_cells(
             cells, 2, lambda c: None if c.parameters["kind"] in alone else c.parameters["kind"]
         )
     )
@@ -57,7 +57,7 @@ def test_units_gather_alike_cells_only():
 
 def test_units_of_a_part_that_is_left_are_those_of_the_whole():
     cells = grid_cells({"gamma": [1.0, 2.0, 3.0], "learning_rate": [0.1, 0.2]}, {}, [0, 1])
-    first = list(units_of(cells, 4, lambda cell: cell.seed))
-    again = list(units_of(cells, 4, lambda cell: cell.seed))
+    first = list(group_cells(cells, 4, lambda cell: cell.seed))
+    again = list(group_cells(cells, 4, lambda cell: cell.seed))
     assert first == again
     assert [len(unit.cells) for unit in first] == [4, 4, 2, 2]
