@@ -100,22 +100,32 @@ def max_learning_rate(
     >>> round(advice.bound, 3)  # 2 / 4
     0.5
     """
-    begin = time.perf_counter()
     check_bool("verify", verify)
     check_integer("seed", seed)
     check_callback("progress", progress)
-    problem = Problem(model, loss, data)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
-    bound = bind_all_parameters(given, model)
-    setup = TrainingSetup(problem, given, batch_size, seed)
+    setup = TrainingSetup(Problem(model, loss, data), given, batch_size, seed)
+    return advise(setup, verify, progress or ignore_progress)
+
+
+def advise(setup: TrainingSetup, verify: bool, progress: ProgressCallback) -> Advice:
+    """Return the advice for a training setup, which is left unchanged.
+
+    Args:
+        setup: model, loss, data, optimizer, batch size and seed.
+        verify: whether short runs on copies verify the limit.
+        progress: receives an event as each part begins.
+    """
+    begin, model = time.perf_counter(), setup.problem.model
+    optimizer = bind_all_parameters(setup.optimizer, model)
     with torch.inference_mode(False), setup.isolated():
-        parts = _advise(setup, bound, verify, progress or ignore_progress)
+        parts = _parts(setup, optimizer, verify, progress)
     norms = {kind_of(layer) or "other" for layer in norm_layers(model).values()}
     seconds = time.perf_counter() - begin
     return Advice(**parts, norms=tuple(sorted(norms)), seconds=seconds)
 
 
-def _advise(
+def _parts(
     setup: TrainingSetup, optimizer: Optimizer, verify: bool, progress: ProgressCallback
 ) -> dict[str, Any]:
     """Return the parts of the advice by name."""

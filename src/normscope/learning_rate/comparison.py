@@ -18,7 +18,7 @@ from normscope.errors import ArgumentTypeError, InputError, NormscopeError, Norm
 from normscope.layers import convert
 from normscope.layers.surgery.unfit import unfit_norms
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.advisor import max_learning_rate
+from normscope.learning_rate.advisor import advise
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
 from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd
 from normscope.learning_rate.stability import STEPS, is_unstable_loss
@@ -28,6 +28,7 @@ from normscope.problem.problem import Data, Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
 from normscope.text import Rendered, Table
 from normscope.training import fit
+from normscope.validation import check_bool, check_integer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -354,6 +355,8 @@ def compare(
         )
     if isinstance(norms, str) or not norms:
         raise InputError("norms must be a list of at least one kind, such as ['none', 'batch'].")
+    check_bool("verify", verify)
+    check_integer("seed", seed)
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
@@ -362,19 +365,10 @@ def compare(
         _check_norms(TrainingSetup(Problem(model, loss, data), given, batch_size, seed), norms)
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")
-            problem = Problem(convert(model, to=norm), loss, data)
-            advice = max_learning_rate(
-                problem.model,
-                problem.loss,
-                data,
-                verify=verify,
-                optimizer=given,
-                batch_size=batch_size,
-                seed=seed,
-                progress=report,
-            )
+            converted = Problem(convert(model, to=norm), loss, data)
+            setup = TrainingSetup(converted, given, batch_size, seed)
+            advice = advise(setup, verify, report)
             report(Progress("training at half the limit"))
-            setup = TrainingSetup(problem, given, batch_size, seed)
             rows.append(_compare_norm(norm, setup, advice, steps))
     return Comparison(tuple(rows), steps)
 
