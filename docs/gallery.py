@@ -1,4 +1,4 @@
-"""Writes the gallery of results, docs/results/index.md, from the records beside it.
+"""Write the gallery of results, docs/results/index.md, from the records beside it.
 
     python docs/gallery.py            # write the page
     python docs/gallery.py --check    # exit with 1 if it is not up to date
@@ -26,19 +26,18 @@ PAPERS = {
 }
 HEAD = """# Results
 
-Every figure that was run, ours beside what the paper says of it: the claims with their verdicts,
-the command that gives the figure, and the time it took. A figure leads to its page, with settings
-and versions. *Reproduced* and *not reproduced* follow from rules in the experiment's code, an
-honest no included; *undecided* is what a run of this size cannot tell. Times are wall-clock times
-of the trainings a command had to run, on two CPU cores that mostly had other work too; figures of
-one paper share trainings, and 0 s says that all of them were there.
+Every figure that was run: the paper's claims with their verdicts, the command that reproduces the
+figure, and its duration. A figure links to its page, with settings and versions. *Reproduced* and
+*not reproduced* follow from rules in the experiment's code; *undecided* claims need a larger run.
+Times are wall-clock times of the training runs that a command had to compute, on two shared CPU
+cores. Figures of one paper share training runs; 0 s means that all of them were in the store.
 """
 
 Record = dict[str, Any]
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     by_paper: dict[str, list[Record]] = {}
     for file in sorted(RESULTS.glob("*/*.json"), key=natural_order):
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -54,13 +53,13 @@ def page() -> str:
 
 
 def natural_order(file: Path) -> tuple[str, list[tuple[int, str]]]:
-    """By folder, then figure 2 before figure 10."""
+    """Return a sort key: by folder, then figure 2 before figure 10."""
     words = re.findall(r"\d+|\D+", file.stem)
     return file.parent.name, [(int(w), "") if w.isdigit() else (-1, w) for w in words]
 
 
 def summary(by_paper: dict[str, list[Record]]) -> str:
-    """One row a paper: how many figures and claims, and what became of these."""
+    """Return a table with one row per paper: figures, claims, and claims by verdict."""
     rows = [["paper", "figures", "claims", *VERDICTS], ["---"] * (3 + len(VERDICTS))]
     for key, records in by_paper.items():
         count = counted(records)
@@ -70,12 +69,12 @@ def summary(by_paper: dict[str, list[Record]]) -> str:
 
 
 def counted(records: list[Record]) -> Counter[str]:
-    """Claims by verdict."""
+    """Count the claims by verdict."""
     return Counter(claim["verdict"] for record in records for claim in record["claims"])
 
 
 def section(record: Record) -> str:
-    """One figure: picture, claims with verdicts, command, time."""
+    """Return the section of a figure: picture, claims with verdicts, command, time."""
     name, count = record["name"], counted([record])
     detail = f"{name}.md" if (RESULTS / f"{name}.md").is_file() else f"{name}.svg"
     verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
@@ -90,7 +89,7 @@ def section(record: Record) -> str:
 
 
 def claims_of(record: Record) -> Iterator[str]:
-    """What the paper says and what was seen, as a table."""
+    """Yield the lines of a table of claims and measurements."""
     if not record["claims"]:
         return
     yield "| the paper says | here | verdict |\n| --- | --- | --- |"
@@ -100,12 +99,12 @@ def claims_of(record: Record) -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """A text that fits into a Markdown table."""
+    """Escape a string for a Markdown table."""
     return re.sub(r"([|<*_`\[\]])", r"\\\1", " ".join(text.split()))
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Format a duration in hours, minutes or seconds."""
     for unit, length in (("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}"
@@ -113,12 +112,12 @@ def duration(seconds: float) -> str:
 
 
 def anchor(title: str) -> str:
-    """The anchor that mkdocs gives to a title."""
+    """Return the anchor that mkdocs gives to a title."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
 
 
 def main() -> int:
-    """Write the page, or say whether it is up to date."""
+    """Write the page, or check whether it is up to date."""
     target, text = RESULTS / "index.md", page()
     if "--check" not in sys.argv[1:]:
         target.write_text(text, encoding="utf-8")

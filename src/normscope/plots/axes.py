@@ -22,8 +22,6 @@ from matplotlib.ticker import (
 )
 from numpy.typing import NDArray
 
-__all__ = ["LogLabels", "LogTicks", "full_labels", "logarithmic_axis", "step_axis"]
-
 _PLAIN = (1e-3, 1e4)  # numbers of a logarithmic axis that are written without an exponent
 _PLAIN_LINEAR = (1e-3, 1e5)  # largest number of a linear axis written without exponents
 _SHORT_STEP = 1e6  # step numbers below it are always written in full

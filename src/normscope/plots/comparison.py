@@ -11,8 +11,6 @@ from matplotlib.lines import Line2D
 from normscope.plots.axes import logarithmic_axis, step_axis
 from normscope.plots.style import INK, colour_of, marker_key, new_figure
 
-__all__ = ["comparison"]
-
 _RATES = {"recommended": "D", "limit": "o", "curvature_bound": "|"}  # markers
 _MODES = {"train": "o", "frozen": "s", "eval": "^"}
 

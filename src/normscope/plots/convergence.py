@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_axes, new_figure
 
-__all__ = ["draw_gap", "halfspace_figure", "least_squares_figure", "units_figure"]
-
 Array = NDArray[np.float64]
 
 _FLOOR = 1e-40  # smaller values are not drawn

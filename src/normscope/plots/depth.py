@@ -14,8 +14,6 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, hide_spines, new_figure
 
-__all__ = ["gradient_depth", "gradient_growth", "trainability"]
-
 _LIMIT = math.pi / (math.pi - 1)
 _ACTIVATIONS = {"relu": ("#D55E00", "o"), "tanh": ("#009E73", "s"), "linear": ("#0072B2", "^")}
 _TITLES = {"relu": "ReLU", "tanh": "tanh", "linear": "linear"}

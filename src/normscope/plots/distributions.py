@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 
 from normscope.plots.style import colour_of, new_figure
 
-__all__ = ["distributions_over_training", "draw_distributions"]
-
 _SHORT = {
     "none": "Standard",
     "batch": "+ BatchNorm",

@@ -14,8 +14,6 @@ from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, hide_spines, legend_below, new_figure
 from normscope.plots.training_curves import draw_curves, draw_linear_loss
 
-__all__ = ["draw_medians", "moment_changes", "norm_shift", "shift_by_layer", "shift_with_training"]
-
 _QUANTITIES = {
     "shift_cosine": "cosine",
     "shift_distance": r"$\ell_2$ difference",

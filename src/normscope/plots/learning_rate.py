@@ -9,8 +9,6 @@ from matplotlib.axes import Axes
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.style import new_figure
 
-__all__ = ["learning_rates"]
-
 _MARKS = {
     "curvature_bound": ("curvature bound", "#009E73", "-"),
     "recommended": ("recommended", "#0072B2", "-"),

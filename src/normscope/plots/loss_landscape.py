@@ -15,8 +15,6 @@ from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, legend_below, legend_entries, new_figure
 from normscope.plots.training_curves import LABELS, draw_curves
 
-__all__ = ["landscape", "norm_landscape", "predictiveness", "training_and_landscape"]
-
 _BANDS = {"loss": "loss along the gradient", "gradient_distance": "change of the gradient"}
 _REFERENCE_COLOUR = "#777777"
 

@@ -21,8 +21,6 @@ from normscope.plots.style import (
     new_figure,
 )
 
-__all__ = ["closure_curves", "figure_one", "order_parameters"]
-
 _MARKS = {"train": "o", "frozen": "s"}
 _LABELS = {
     "lambda_max": r"$\lambda_{\max}$",

@@ -6,17 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = [
-    "BANDS",
-    "dimension_name",
-    "display_settings",
-    "layer_name",
-    "name_of",
-    "quantity_name",
-    "statement_name",
-    "with_norm",
-]
-
 BANDS = ("ray_loss", "gradient_distance", "gradient_cosine")  # drawn from least to largest
 
 _STATEMENT = re.compile(r"(theorem|fact|lemma)_(\w)_?(\d+)")

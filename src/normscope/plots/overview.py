@@ -14,8 +14,6 @@ from normscope.plots.axes import logarithmic_axis, step_axis
 from normscope.plots.names import name_of
 from normscope.plots.style import INK, colour_of, hide_spines, marker_key, new_axes, new_figure
 
-__all__ = ["SIZE", "overview", "rate_limits"]
-
 SIZE = (12.0, 3.4)  # inches; fits the first screen of the demo's page, below its findings
 _SPREAD = 0.5  # share of a row's height that its seeds take
 

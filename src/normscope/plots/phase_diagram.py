@@ -17,8 +17,6 @@ from normscope.plots.names import display_settings, name_of
 from normscope.plots.style import CLOSURE_DASHES, INK, legend_entries, new_figure
 from normscope.results.record import training_settings
 
-__all__ = ["boundary", "phase_diagram", "phase_diagrams"]
-
 _LABELS = {"sigma_w": r"spread of the weights $\sigma_w$"}
 _UNNAMED = ("none", "own")  # the name of a model's own normalization is not known
 _SPAN = 100.0  # largest over lowest loss of the colour scale

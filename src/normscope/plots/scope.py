@@ -18,8 +18,6 @@ from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
 from normscope.plots.names import BANDS, dimension_name, layer_name, quantity_name
 from normscope.plots.style import legend_entries, new_axes, new_figure
 
-__all__ = ["band", "band_of", "layer_lines", "scope_figure"]
-
 _WIDE = 30.0  # a curve that spans a larger ratio gets a logarithmic axis
 _BRIGHTEST = 0.65  # of the colour map: yellow lines are invisible on white
 _MOST_NAMED = 8  # layers that a legend names

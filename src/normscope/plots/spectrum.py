@@ -13,8 +13,6 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, new_axes, new_figure
 
-__all__ = ["spectra", "spectrum"]
-
 # Makes the part from zero to the threshold as long as a decade, so that the area under the drawn
 # curve is the share of the eigenvalues (up to the logarithm of the other axis).
 _LINEAR_SCALE = 0.9

@@ -10,19 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-__all__ = [
-    "CLOSURE_DASHES",
-    "INK",
-    "colour_of",
-    "hide_spines",
-    "legend_below",
-    "legend_entries",
-    "lone_marker",
-    "marker_key",
-    "new_axes",
-    "new_figure",
-]
-
 INK = "#555555"  # legend markers and notes that belong to no normalization
 CLOSURE_DASHES = {"train": "-", "frozen": "--", "printed": ":"}
 # Okabe and Ito's palette, which all kinds of colour vision tell apart.

@@ -15,16 +15,6 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.distributions import draw_distributions
 from normscope.plots.style import INK, colour_of, legend_below, new_figure
 
-__all__ = [
-    "LABELS",
-    "accuracy_and_distributions",
-    "draw_curves",
-    "draw_linear_loss",
-    "gamma_curves",
-    "losses_by_rate",
-    "training_of_both",
-]
-
 LABELS = {
     "none": "Standard",
     "batch": "Standard + BatchNorm",

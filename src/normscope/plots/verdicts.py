@@ -10,8 +10,6 @@ from normscope.plots.axes import logarithmic_axis
 from normscope.plots.names import statement_name
 from normscope.plots.style import INK, hide_spines, marker_key, new_figure
 
-__all__ = ["verdicts"]
-
 _FORMS = {"exact": "#0072B2", "printed": "#D55E00", "article": "#009E73"}
 _LABELS = {"exact": "exact form", "printed": "as printed", "article": "as in the article"}
 _IN_FORM = {"exact": "if exact", "printed": "as printed", "article": "in the article"}

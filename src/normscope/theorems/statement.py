@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from normscope.theorems.verdict import Verdict
 
 FORMS = ("exact", "printed", "article")
 TOLERANCE = 1e-8  # in float64, relative to the size of the terms
-_KINDS = ("fact", "theorem", "lemma")  # first words of the modules that state one
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +113,7 @@ class Statement:
         return tuple(inspect.signature(self.case).parameters)
 
 
-def _statement_modules() -> list[str]:
-    """Return the modules of this package that state a fact, theorem or lemma, in that order."""
-    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    stated = [name for name in names if name.partition("_")[0] in _KINDS]
-    return sorted(stated, key=lambda name: (_KINDS.index(name.partition("_")[0]), name))
-
-
-THEOREMS: Registry[Statement] = Registry(
-    "theorem", modules=[f"normscope.theorems.{name}" for name in _statement_modules()]
-)
+THEOREMS: Registry[Statement] = Registry("theorem", package="normscope.theorems")
 """The statements by name; `statement` registers one."""
 
 

@@ -1,5 +1,6 @@
 """The halfspace estimator: scikit-learn's own checks, the minimum of L-BFGS, degenerate input."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.references.decoupled import gaussian_halfspace as gaussian
 from tests.references.decoupled import logistic_sum
 
 import normscope as ns
-from normscope.decoupled import GDNPClassifier
+from normscope.decoupled import GDNPClassifier, MarginLoss, margin_loss
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 
 
@@ -215,3 +216,35 @@ def test_bad_options_are_refused(options, error):
 
 def test_estimator_is_reached_from_the_package():
     assert ns.decoupled.GDNPClassifier is GDNPClassifier
+
+
+def test_separable_classes_end_at_the_bound_even_where_the_slope_underflows():
+    model = GDNPClassifier().fit([[-1.0], [-1.0], [1.0], [1.0]], [0, 0, 1, 1])
+    assert model.at_bound_
+    assert model.converged_
+    np.testing.assert_allclose(model.coef_, 1000.0)
+    shorter = GDNPClassifier(max_length=900.0).fit([[-1.0], [-1.0], [1.0], [1.0]], [0, 0, 1, 1])
+    np.testing.assert_allclose(shorter.coef_, 900.0)
+
+
+def test_overlapping_classes_do_not_end_at_the_bound():
+    assert not GDNPClassifier().fit(*gaussian()).at_bound_
+
+
+def test_too_few_steps_are_said():
+    inputs, signs = gaussian()
+    with pytest.warns(ConvergenceWarning, match="in 2 steps.*raise max_iter"):
+        model = GDNPClassifier(max_iter=2).fit(inputs, signs)
+    assert not model.converged_
+    assert model.n_iter_ == 2
+
+
+def test_path_that_ends_itself_does_not_ask_for_more_steps():
+    inputs, signs = gaussian(samples=100)
+    true, calls = margin_loss("logistic"), itertools.count()
+    # a value that rises with every call, whatever the slopes say: no step ever lowers it
+    rising = MarginLoss(lambda m: true.value(m) + next(calls), true.slope, true.curvature)
+    with pytest.warns(ConvergenceWarning, match="stopped after 0 steps") as caught:
+        model = GDNPClassifier(rising).fit(inputs, signs)
+    assert "max_iter" not in str(caught[0].message)
+    assert not model.converged_
