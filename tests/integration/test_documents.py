@@ -1,5 +1,6 @@
 """The documentation keeps its word: code blocks run, commands parse, links lead somewhere."""
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -15,7 +16,7 @@ from normscope.sweeps import ENGINES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = re.compile(r"^```(?:bash|text|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 REGISTERS = re.compile(r"^@(?:experiment\b|[A-Z]+\.register)", re.MULTILINE)
@@ -55,7 +56,7 @@ def test_code_blocks_that_register_something_run_in_a_process_of_their_own(page,
 def test_pages_that_must_have_code_have_it():
     named = {page_name(page) for page in PAGES_WITH_CODE}
     how_to = {page_name(page) for page in (DOCS / "how_to").glob("*.md")}
-    assert how_to | {"README.md", "docs/tutorial.md", "docs/contributing.md"} <= named
+    assert how_to | {"README.md", "docs/tutorial.md", "CONTRIBUTING.md"} <= named
     assert len(how_to) >= 6
 
 
@@ -188,8 +189,19 @@ def test_only_large_sweeps_and_own_folders_are_not_executed():
 
 
 def test_page_for_contributors_names_the_commands_that_are_executed():
-    page = " ".join(text_of(DOCS / "contributing.md").split())
+    page = " ".join(text_of(ROOT / "CONTRIBUTING.md").split())
     assert all(f"`{command.removeprefix('normscope ')}`" in page for command in EXECUTED)
+
+
+def test_functions_in_the_walks_of_calls_exist():
+    """CONTRIBUTING.md lists the functions a call runs through as ``folder/file.py:name``."""
+    named = re.findall(r"`(\w+/[\w/]+)\.py:(\w+)`", text_of(ROOT / "CONTRIBUTING.md"))
+    assert len(named) > 25
+    for file, name in named:
+        module = importlib.import_module(
+            "normscope." + file.removesuffix("/__init__").replace("/", ".")
+        )
+        assert hasattr(module, name), f"{file}.py has no {name}"
 
 
 def test_many_commands_were_found():
