@@ -83,6 +83,8 @@ class Isolation:
         self._modules = [*own.values(), *self._added]
         self._slots = [slot for module in self._modules for slot in _slots(module)]
         self._contents = [dict(slot) if slot else {} for slot in self._slots]
+        owned = (p for module in self._modules for p in module._parameters.values())
+        self._gradients = [(p, p.grad) for p in owned if isinstance(p, nn.Parameter)]
         self._plain = [_plain_attributes(module) for module in self._modules]
         attributes = list(_contained(self._plain))
         self._restorers = list(filter(None, map(_state_restorer, attributes)))
@@ -105,11 +107,13 @@ class Isolation:
         Yields:
             Nothing.
         """
-        if seed is not None and not restore_random:
-            self.random.seed(seed)
         preserved = self.random.preserved(seed) if restore_random else nullcontext()
         with MODEL_LOCK, preserved:
+            if seed is not None and not restore_random:
+                self.random.seed(seed)
             try:
+                for parameter, _ in self._gradients:
+                    parameter.grad = None  # a backward pass adds to it in place
                 self._work_on_copies()
                 if tensors is not None:
                     substitute(self._model, tensors)
@@ -129,6 +133,8 @@ class Isolation:
                 buffers.update({name: copies.of(tensor) for name, tensor in buffers.items()})
 
     def _restore(self) -> None:
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
         for slot, content in zip(self._slots, self._contents, strict=True):
             if slot or content:
                 slot.clear()

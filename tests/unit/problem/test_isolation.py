@@ -368,6 +368,16 @@ def test_isolated_restores_everything_a_forward_pass_can_change(error):
     assert model.numpy_source.bit_generator.state == numpy_state
 
 
+def test_backward_pass_at_the_own_parameters_leaves_their_gradients():
+    model = nn.Linear(2, 1)
+    model.weight.grad = torch.ones(1, 2)
+    before = snapshot(model)
+    with isolated(model):
+        model(torch.ones(3, 2)).sum().backward()
+        assert model.bias.grad is not None
+    assert_same(before, snapshot(model))
+
+
 def test_isolated_seeds_generators_of_the_model_and_of_other_modules():
     model, other = Growing(), Growing()
 
