@@ -1,8 +1,9 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from normscope.results.notebook import table_html
-from normscope.text import text_table, wrap
+from normscope.text import Rendered, Table, text_table, wrap
 
 ROWS = [
     {"norm": "none", "limit": 0.123456, "steps": 20, "kept": True, "slack": "1.0e-15"},
@@ -92,7 +93,7 @@ def test_numbers_that_are_texts_are_not_wrapped():
 def test_what_is_not_a_number_is_a_dash_in_text_and_in_a_notebook():
     rows = [{"name": "a", "limit": float("nan")}, {"name": "b", "limit": np.float32("nan")}]
     assert text_table(rows).splitlines()[2:] == ["a         -", "b         -"]
-    assert table_html(rows).count(">-</td>") == 2
+    assert Table(rows).html().count(">-</td>") == 2
 
 
 def test_wide_and_combining_signs_count_as_a_terminal_shows_them():
@@ -125,3 +126,50 @@ def test_sentences_are_wrapped_and_rows_stay():
 def test_word_wider_than_the_lines_is_kept_whole():
     path = "path/to-a/file.py:build"
     assert wrap(f"see {path}", 10).splitlines() == ["see", path]
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Rendered):
+    limit: float
+    losses: np.ndarray
+    layers: tuple[str, ...]
+    inner: "Result | None" = None
+
+
+RESULT = Result(0.5, np.array([1.0, 2.0]), ("a<b",), Result(1.5, np.zeros(1), ()))
+
+
+def test_result_has_plain_values():
+    assert RESULT.to_dict() == {
+        "limit": 0.5,
+        "losses": [1.0, 2.0],
+        "layers": ["a<b"],
+        "inner": {"limit": 1.5, "losses": [0.0], "layers": [], "inner": None},
+    }
+
+
+def test_result_prints_its_scalars_unless_it_has_a_table():
+    assert repr(RESULT) == str(RESULT) == "limit  0.5"
+
+    class Titled(Result):
+        def _table(self):
+            return Table([{"layer": name} for name in self.layers], "Net", ["A note.", "Another."])
+
+    titled = Titled(0.5, np.zeros(1), ("a<b",))
+    assert str(titled).splitlines() == ["Net", "layer", "-----", "a<b", "", "A note.", "Another."]
+    html = titled._repr_html_()
+    assert "<caption" in html
+    assert ">a&lt;b</td>" in html
+    assert html.endswith("<p>A note.</p><p>Another.</p>")
+
+
+def test_result_is_one_row_of_a_frame():
+    frame = RESULT.to_dataframe()
+    assert frame["limit"].tolist() == [0.5]
+    assert frame["losses"].tolist() == [[1.0, 2.0]]
+
+
+def test_pairs_are_aligned_and_escaped():
+    table = Table({"a": None, "longer": 0.123456, "name": "<b>"})
+    assert table.text().splitlines() == ["a       -", "longer  0.1235", "name    <b>"]
+    assert "&lt;b&gt;" in table.html()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +62,7 @@ def demo(
         if files:  # the next demo starts from scratch
             for leftover in out.glob(f"{_UNFINISHED}*"):
                 leftover.unlink()
-        _print(result, record_of(numbers), files or {}, as_json)
+        (_print_json if as_json else _print)(result, record_of(numbers), files or {})
 
 
 def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
@@ -82,30 +84,33 @@ def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
     return {what: str(path) for what, path in paths.items()}
 
 
-def _print(result: Result, record: Record, files: dict[str, str], as_json: bool) -> None:
-    from normscope.cli.render import print_json, print_table
-    from normscope.experiments.tour.summary import (
-        LEGEND,
-        SAME_AGAIN,
-        findings,
-        summary_rows,
-        summary_table,
+def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
+    from normscope.cli.render import print_json
+    from normscope.experiments.tour.summary import findings, summary_rows
+
+    print_json(
+        {
+            **result.to_dict(),
+            "seconds": record.seconds,
+            "seconds_before": record.earlier,
+            "norms": summary_rows(result.dataset),
+            "findings": findings(result.dataset),
+            "files": files,
+        }
     )
 
-    found = findings(result.dataset)
-    if as_json:
-        rows = summary_rows(result.dataset)
-        seconds = {"seconds": record.seconds, "seconds_before": record.earlier}
-        found_and_files = {"norms": rows, "findings": found, "files": files}
-        print_json({**result.to_dict(), **seconds, **found_and_files})
-        return
+
+def _print(result: Result, record: Record, files: dict[str, str]) -> None:
+    from normscope.cli.render import print_table
+    from normscope.experiments.tour import summary
+
     seeds = result.dataset.sizes["seed"]
     several = f", medians over {seeds} seeds" if seeds > 1 else ""
     title = f"One net on {result.dataset.attrs['data']}{several}"
-    print_table(title, summary_table(result.dataset))
-    _print_wrapped(LEGEND, "")
+    print_table(title, summary.summary_table(result.dataset))
+    _print_wrapped(summary.LEGEND)
     typer.echo()
-    for sentence in found:
+    for sentence in summary.findings(result.dataset):
         _print_wrapped(sentence, "- ")
     judged = [claim.holds for claim in result.claims]
     before = f", {record.earlier_words}" if record.earlier else ""
@@ -116,18 +121,15 @@ def _print(result: Result, record: Record, files: dict[str, str], as_json: bool)
     for claim in result.claims:
         if claim.holds is False:
             _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")
-    _print_wrapped(SAME_AGAIN, "")
+    _print_wrapped(summary.SAME_AGAIN)
     if files:
         typer.echo(
             f"Report: {files['report']}   Figure: {files['figure']}   Data: {files['numbers']}"
         )
 
 
-def _print_wrapped(text: str, sign: str) -> None:
-    """Print a text wrapped to the width of the terminal, behind a sign."""
-    import shutil
-    import textwrap
-
+def _print_wrapped(text: str, bullet: str = "") -> None:
+    """Print a paragraph of at most 100 columns, behind a bullet."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
-    indent = " " * len(sign)
-    typer.echo(textwrap.fill(text, width, initial_indent=sign, subsequent_indent=indent))
+    indent = " " * len(bullet)
+    typer.echo(textwrap.fill(text, width, initial_indent=bullet, subsequent_indent=indent))
