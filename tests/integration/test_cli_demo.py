@@ -62,7 +62,7 @@ def test_report_of_the_folder_is_the_demos_page_again(shown, capsys):
 
 def test_demo_says_when_it_gives_the_same_numbers_again(shown):
     done, _ = shown
-    assert "gives these numbers again to the last bit" in " ".join(done.stdout.split())
+    assert "gives these numbers again bit for bit" in " ".join(done.stdout.split())
 
 
 def test_unknown_scale_is_refused_before_anything_is_written(tmp_path, capsys):
