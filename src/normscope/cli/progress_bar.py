@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
@@ -10,13 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from normscope.progress import Progress
+from normscope.progress import Progress, ProgressCallback
 from normscope.text import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-Event = Progress | str
 
 _TIME_COLUMNS = 35  # of a short bar, the elapsed time and "about 2.5 min left"
 _MIN_TEXT_COLUMNS = 20
@@ -26,7 +23,7 @@ _MIN_LEFT = 1.0  # second: shown while anything is left
 
 
 @contextmanager
-def show_progress(label: str) -> Iterator[Callable[[Event], None]]:
+def show_progress(label: str) -> Iterator[ProgressCallback]:
     """Show progress on stderr while the block runs.
 
     Args:
@@ -64,9 +61,8 @@ class Bar:
         self._task = self._bar.add_task(label, total=None, count="", left=self._left)
         self._label = label
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Progress) -> None:
         """Show an event."""
-        event = _as_event(event)
         self._left.count(event)
         room = self._bar.console.width - len(event.count) - _TIME_COLUMNS
         text = f"{self._label}: {', '.join(filter(None, (event.stage, event.detail)))}"
@@ -112,10 +108,10 @@ class Lines:
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._timer = threading.Thread(target=self._print_regularly, daemon=True)
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Progress) -> None:
         """Show an event."""
         with self._lock:
-            self._event = _as_event(event)
+            self._event = event
             self._left.count(self._event)
             self.print_if_due()
 
@@ -227,25 +223,3 @@ class TimeLeft:
         if seconds is None:
             return ""
         return f"{'up to' if self._is_bound else 'about'} {format_duration(round(seconds))} left"
-
-
-# Senders that still report strings: "3 of 18 cells", "name, detail (5 of at most 9 steps)".
-_COUNT = re.compile(r"\b(\d+) of (at most )?(\d+)(?: (cells|steps|products))")
-_SHARE = re.compile(r"(\d+) % done(?: \(\d+ parts? kept: (\d+) %\))?;? ?")
-
-
-def _as_event(event: Event) -> Progress:
-    if isinstance(event, Progress):
-        return event
-    if share := _SHARE.match(event):
-        rest = event[share.end() :]
-        return Progress(
-            rest.partition(":")[0], rest, int(share[1]), 100, "%", kept=int(share[2] or 0)
-        )
-    stage, comma, detail = event.partition(", ")
-    if count := _COUNT.search(event):
-        detail = event.replace(count[0], "").replace(" ()", "").strip(" ,")
-        return Progress(
-            "", detail, int(count[1]), int(count[3]), count[4], "bound" if count[2] else "exact"
-        )
-    return Progress(stage if comma else "", detail if comma else event)

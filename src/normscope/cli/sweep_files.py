@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
+from normscope.progress import Progress, ProgressCallback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import xarray as xr
 
     from normscope.results import Store
@@ -31,14 +30,12 @@ class DiagramFiles:
         progress: receives the events of the sweep.
     """
 
-    def __init__(
-        self, plan: Diagram, store: Store, out: Path, progress: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, plan: Diagram, store: Store, out: Path, progress: ProgressCallback) -> None:
         self._plan, self._store, self._out, self._progress = plan, store, out, progress
         self._ended, self._drawn, self._written = 0, 0, time.monotonic()
         self.results: xr.Dataset | None = None  # what was written last
 
-    def update(self, event: Any) -> None:
+    def update(self, event: Progress) -> None:
         """Pass an event on; write the files after every eighth of the units."""
         self._progress(event)
         self._ended += 1
