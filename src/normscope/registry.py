@@ -1,6 +1,6 @@
-"""Named choices: an item is registered where it is defined, and found by its name everywhere.
+"""Registries of named objects: an item is registered where it is defined.
 
-Registering a name twice raises; asking for an unknown name lists the choices and the closest one.
+Registering a name twice raises; an unknown name raises with the choices and the closest one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from normscope.errors import DuplicateNameError, UnknownNameError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-_MANY = 12  # choices that one line can hold
-_COMMON = {  # what others call it, for the suggestion alone
+_MANY = 12  # more choices than this do not fit into one line
+_COMMON = {  # other names of the same thing, for suggestions only
     "mse": "squared_error",
     "mse_loss": "squared_error",
     "mseloss": "squared_error",
@@ -25,8 +25,8 @@ _COMMON = {  # what others call it, for the suggestion alone
     "crossentropy": "cross_entropy",
     "crossentropyloss": "cross_entropy",
 }
-_ALIKE = 0.55  # share of signs in common from which a name may be a misspelling
-_LISTS = {  # what ``normscope list`` calls them
+_CUTOFF = 0.55  # similarity from which on a name may be a misspelling
+_LISTS = {  # the argument of ``normscope list``
     "experiment": "experiments",
     "sweep": "experiments",
     "probe": "probes",
@@ -38,7 +38,7 @@ _LISTS = {  # what ``normscope list`` calls them
 
 
 def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not among the choices.
+    """Return the error for a name that is not among the choices.
 
     >>> print(unknown_name("model", "vg", ["vgg", "conv_net"]))
     unknown model 'vg'; did you mean 'vgg'? Choices: conv_net, vgg.
@@ -58,28 +58,27 @@ def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownName
 
 
 def _closest(name: str, choices: list[str]) -> list[str]:
-    """The choices that a short name is the end of, else the one that is spelt most alike."""
+    """Return the choices that end with the name after a slash, else the most similar one."""
     ending = [each for each in choices if each.rpartition("/")[2] == name]
     if ending:
         return ending
     if (meant := _COMMON.get(name.lower())) in choices:
         return [str(meant)]
     folded = {each.lower(): each for each in choices}
-    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=_ALIKE)
-    if not close:  # one that begins so, however long it is: "fully" for "fully_connected"
+    close = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=_CUTOFF)
+    if not close:  # one that starts with it, such as "fully_connected" for "fully"
         close = [each for each in folded if len(name) > 1 and each.startswith(name.lower())][:1]
     return [folded[each] for each in close]
 
 
 class Registry(Generic[T]):
-    """A set of callables of one kind, each under its own name.
+    """Callables of one kind by name.
 
     Args:
         kind: what the items are, in the singular; used in messages.
-        modules: modules whose import registers the items; imported at the first look-up, so that
-            a registry can be named without loading what it holds.
-        package: a package all of whose modules are imported at the first look-up: a new file
-            there registers its items without being listed anywhere.
+        modules: their import registers the items; they are imported at the first lookup, so that
+            a registry can be imported without loading its items.
+        package: likewise all modules of this package; a new file there needs no other entry.
 
     Examples:
         >>> SHAPES = Registry("shape")
@@ -94,7 +93,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._pending = list(modules)
         self._package = package
-        self._lock = threading.RLock()  # of the loading; the modules may look names up themselves
+        self._lock = threading.RLock()  # modules may look names up while they load
         self._items: dict[str, T] = {}
 
     @overload
@@ -104,7 +103,7 @@ class Registry(Generic[T]):
     def register(self, *, name: str) -> Callable[[T], T]: ...
 
     def register(self, item: T | None = None, *, name: str | None = None) -> Any:
-        """Decorator, bare or with ``name=``: add an item under its own or the given name.
+        """Add an item under its own or the given name; a decorator, with or without ``name=``.
 
         Raises:
             DuplicateNameError: if another item has that name.
@@ -133,7 +132,7 @@ class Registry(Generic[T]):
                 try:
                     importlib.import_module(module)
                 except BaseException:
-                    self._pending.insert(0, module)  # to be tried again at the next look-up
+                    self._pending.insert(0, module)  # tried again at the next lookup
                     raise
 
     def __getitem__(self, name: str) -> T:
@@ -155,7 +154,7 @@ class Registry(Generic[T]):
         return len(self._items)
 
     def summary(self, name: str) -> str:
-        """What the item says of itself in ``summary``, else the first line of its docstring."""
+        """Return the item's ``summary``, or else the first line of its docstring."""
         item = self[name]
         text: str = getattr(item, "summary", None) or item.__doc__ or ""
         return text.strip().partition("\n")[0]
