@@ -34,7 +34,6 @@ from normscope.curvature.chains.steps import (
     steps_of,
 )
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.kinds import NoNorm
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.problem.evaluate import prefers_channels_last
 from normscope.problem.isolation import isolated
@@ -83,7 +82,7 @@ def chain_jacobian(
             refuse_hooks(model)
             at = _Point(mode, _tensors(model, inputs, point), frozenset(layout.names), curved)
             with _isolated(model, mode, at.tensors):
-                steps, certain = steps_of(model, _READERS)
+                steps, certain = steps_of(model, lambda module: _reader(module) is not None)
                 _check_values(model, steps, inputs, at)
                 if not certain:
                     _check_gradients(model, steps, inputs, at, layout)
@@ -225,7 +224,7 @@ def _read(steps: list[Step], inputs: Tensor, at: _Point) -> tuple[list[Link], Te
     """The links from the first with a wanted parameter to the last, and the last one's output."""
     links: list[Link] = []
     for name, module in steps:
-        reader = _READERS.get(type(module))
+        reader = _reader(module)
         if reader is None:
             raise NotAChainError(f"{type(module).__name__} is not known")
         link, inputs = reader(name, module, inputs, at)
@@ -363,9 +362,14 @@ def _max_pool(name: str, module: Any, inputs: Tensor, at: _Point) -> _Reading:
     return link, link.output
 
 
-@_reads(nn.Identity, NoNorm)
 def _identity(name: str, module: nn.Module, inputs: Tensor, at: _Point) -> _Reading:
     return None, inputs
+
+
+def _reader(module: nn.Module) -> _Reader | None:
+    """The reader of a module's class; None if the class is unknown."""
+    identity = type(module).forward is nn.Identity.forward  # also of subclasses
+    return _identity if identity else _READERS.get(type(module))
 
 
 @_reads(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)

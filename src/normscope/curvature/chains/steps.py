@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -55,12 +55,12 @@ class Average(nn.Module):
         return inputs.mean(self.dim, self.keepdim)
 
 
-def steps_of(model: nn.Module, known: Container[type[nn.Module]]) -> tuple[list[Step], bool]:
+def steps_of(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> tuple[list[Step], bool]:
     """The modules that a model runs one after the other, each on the output of the one before.
 
     Args:
         model: an isolated model; its forward may be traced.
-        known: classes of modules that count as one step.
+        is_known: whether a module is one step.
 
     Returns:
         The steps, and whether they are certain: a tree of `nn.Sequential` does nothing else, but
@@ -69,8 +69,8 @@ def steps_of(model: nn.Module, known: Container[type[nn.Module]]) -> tuple[list[
     Raises:
         NotAChainError: if the model does anything else.
     """
-    flattened = _flattened("", model, known)
-    steps = _traced(model, known) if flattened is None else flattened
+    flattened = _flattened("", model, is_known)
+    steps = _traced(model, is_known) if flattened is None else flattened
     modules = [id(module) for _, module in steps]
     if len(set(modules)) < len(modules):
         raise NotAChainError("a module runs twice")
@@ -91,16 +91,16 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def _flattened(
-    name: str, module: nn.Module, known: Container[type[nn.Module]]
+    name: str, module: nn.Module, is_known: Callable[[nn.Module], bool]
 ) -> list[Step] | None:
     """The leaves of a tree of `nn.Sequential`, in order; None if there is another container."""
-    if type(module) in known:
+    if is_known(module):
         return [(name, module)]
     if type(module).forward is not nn.Sequential.forward or len(module._modules) == 0:
         return None
     steps: list[Step] = []
     for child_name, child in module.named_children():
-        below = _flattened(f"{name}.{child_name}" if name else child_name, child, known)
+        below = _flattened(f"{name}.{child_name}" if name else child_name, child, is_known)
         if below is None:
             return None
         steps += below
@@ -112,19 +112,19 @@ def _flattened(
 class _Tracer(fx.Tracer):
     """Traces a model's forward down to the known modules."""
 
-    def __init__(self, known: Container[type[nn.Module]]) -> None:
+    def __init__(self, is_known: Callable[[nn.Module], bool]) -> None:
         super().__init__()
-        self._known = known
+        self._is_known = is_known
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one step."""
-        return type(m) in self._known or super().is_leaf_module(m, module_qualified_name)
+        return self._is_known(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-def _traced(model: nn.Module, known: Container[type[nn.Module]]) -> list[Step]:
+def _traced(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> list[Step]:
     """The steps of a forward without branches."""
     try:
-        graph = _Tracer(known).trace(model)
+        graph = _Tracer(is_known).trace(model)
     except Exception as error:  # a user-defined forward may raise anything on proxies
         raise NotAChainError(f"it cannot be traced: {error}") from error
     modules = dict(model.named_modules())
