@@ -21,7 +21,7 @@ from normscope.report import Report, Section, picture_of, result_section, write_
 from normscope.report.combine import findings_of
 from normscope.report.runs import QUICK
 from normscope.results import Claim, claims_table
-from normscope.results.notebook import table_html
+from normscope.text import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,9 +94,9 @@ class Result:
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per claim; the numbers are labelled arrays, in ``dataset``."""
-        from normscope.results.frame import frame
+        import pandas as pd
 
-        return frame(claim.to_dict() for claim in self.claims)
+        return pd.DataFrame([claim.to_dict() for claim in self.claims])
 
     def write(self, folder: str | Path) -> dict[str, Path]:
         """Write numbers (.nc), figure (.svg), claims as text (.md) and as values (.json).
@@ -172,7 +172,7 @@ class Result:
         names = ("verdict", "text", "measured")
         rows = [{name: getattr(each, name) for name in names} for each in self.claims]
         heading, *_ = str(self).splitlines()
-        return table_html(rows, heading, QUICK if self.scale == "quick" else "")
+        return Table(rows, heading, [QUICK] if self.scale == "quick" else []).html()
 
 
 def _plain(value: Any) -> Any:

@@ -26,9 +26,9 @@ from normscope.learning_rate.verification import Verification
 from normscope.probes import Cost
 from normscope.probes.cost import ScopeCost
 from normscope.results import Claim, Store
-from normscope.results.notebook import pairs_html, table_html
 from normscope.sweeps.status import status
 from normscope.sweeps.work import Cell, Failure, Report
+from normscope.text import Table
 from normscope.theorems import Unchecked, Verdict, Verdicts
 from normscope.training import Evaluation, Outcome, Run
 
@@ -253,8 +253,8 @@ def table_rows(result):
 
 def test_hostile_text_is_shown_as_text():
     for html in (
-        table_html([{HOSTILE: HOSTILE}], HOSTILE, HOSTILE),
-        pairs_html({HOSTILE: HOSTILE}),
+        Table([{HOSTILE: HOSTILE}], HOSTILE, [HOSTILE]).html(),
+        Table({HOSTILE: HOSTILE}).html(),
     ):
         found = outline(f"<div>{html}</div>")
         assert not found.named("script")
@@ -262,7 +262,7 @@ def test_hostile_text_is_shown_as_text():
 
 
 def test_missing_values_are_dashes_and_rows_may_lack_columns():
-    html = table_html([{"a": None, "b": float("nan")}, {"a": True}])
+    html = Table([{"a": None, "b": float("nan")}, {"a": True}]).html()
     cells = [each.text for each in outline(f"<div>{html}</div>").named("td")]
     assert cells == ["-", "-", "yes", "-"]
 
@@ -279,14 +279,16 @@ def alignments(html):
 
 def test_numbers_are_aligned_to_the_right_and_texts_to_the_left():
     rows = [{"name": "0", "value": 1.5, "written": "5.0e-04", "good": True}]
-    found = alignments(table_html([*rows, {"name": "a", "value": "nan", "written": None}]))
+    found = alignments(Table([*rows, {"name": "a", "value": "nan", "written": None}]).html())
     assert {found[key] for key in ("value", "1.5", "nan", "written", "5.0e-04")} == {"right"}
     assert {found[key] for key in ("name", "0", "a", "good", "yes")} == {"left"}
-    pairs = alignments(pairs_html({"rate": 0.25, "reason": "none"}))
+    pairs = alignments(Table({"rate": 0.25, "reason": "none"}).html())
     assert (pairs["rate"], pairs["0.25"], pairs["none"]) == ("left", "right", "left")
 
 
-@pytest.mark.parametrize("html", [table_html([{"a": 1}], "above", "below"), pairs_html({"a": 1})])
+@pytest.mark.parametrize(
+    "html", [Table([{"a": 1}], "above", ["below"]).html(), Table({"a": 1}).html()]
+)
 def test_wide_table_scrolls_in_a_box_of_its_own(html):
     box, table = outline(f"<body>{html}</body>").elements[1:3]
     assert (box.tag, table.tag) == ("div", "table")
