@@ -35,8 +35,8 @@ class Curvature(Rendered):
 
     Args:
         values: one for each batch, at the current weights.
-        later: after 1, 4 and 16 steps, each time at the bound of the values before, or at the
-            largest half of it that was stable; without those that cannot be measured. If 16 steps
+        later: after 1, 4 and 16 steps, each time at the bound of the values before, halved
+            until the steps were stable; without those that cannot be measured. If 16 steps
             did not decrease the loss: also where it has begun to decrease, and after 1, 4 and 16
             steps from there.
         shares: squared length of the top eigenvector by module, in decreasing order; they sum to
@@ -184,7 +184,7 @@ class _CurvatureChecks:
         return found, decreased
 
     def _stable_run(self, start: TrialStart, steps: int, rate: float) -> TrialRun:
-        """Take steps at a rate, or at the largest half of it that is stable (six halvings).
+        """Take steps at a rate, which is halved up to six times until they are stable.
 
         The curvature after unstable steps is not that of any training.
         """

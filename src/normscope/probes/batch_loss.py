@@ -21,9 +21,10 @@ __all__ = ["BatchLoss", "dense", "differentiate"]
 
 
 class BatchLoss:
-    """The loss of a model on one batch, always the same function of the parameters.
+    """The loss of a model on one batch of its training, always the same function of parameters.
 
-    The modules keep their ``training`` flags. Every pass starts from the model's present buffers,
+    Unlike `normscope.problem.Evaluator`, which sets a mode for curvature, it reproduces the step
+    that the training takes: the modules keep their ``training`` flags. Every pass starts from the model's present buffers,
     on copies, and from the same RNG state, so that dropout masks and noise are the same in all
     passes. Autocast is as around the call.
 

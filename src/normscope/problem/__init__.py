@@ -1,4 +1,4 @@
-"""What everything works on, a model, a loss and data, and the only way to touch a model."""
+"""A model, a loss and data, and their evaluation without side effects."""
 
 from normscope.problem.batch import (
     Batch,

@@ -1,4 +1,4 @@
-"""What a model, a loss or data did wrong, in one sentence."""
+"""Error messages about models, losses and data, one sentence each."""
 
 from __future__ import annotations
 

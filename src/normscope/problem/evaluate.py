@@ -43,7 +43,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates a problem's model, always the same function of the parameters.
+    """Evaluates a problem's model in a given mode, always the same function of the parameters.
 
     It works on copies of the parameters and buffers taken when it is created: training the model
     further does not change its results, and it does not change the model.

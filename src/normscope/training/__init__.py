@@ -1,4 +1,4 @@
-"""The only training loop: `train` yields its steps, `fit` runs it to the end."""
+"""The training loop: `train` yields its steps, `fit` runs it to the end."""
 
 from normscope.training.evaluate import Evaluation, evaluate
 from normscope.training.fit import Run, fit
