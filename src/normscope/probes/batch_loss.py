@@ -24,9 +24,9 @@ class BatchLoss:
     """The loss of a model on one batch of its training, always the same function of parameters.
 
     Unlike `normscope.problem.Evaluator`, which sets a mode for curvature, it reproduces the step
-    that the training takes: the modules keep their ``training`` flags. Every pass starts from the model's present buffers,
-    on copies, and from the same RNG state, so that dropout masks and noise are the same in all
-    passes. Autocast is as around the call.
+    that the training takes: the modules keep their ``training`` flags. Every pass starts from the
+    model's present buffers, on copies, and from the same RNG state, so that dropout masks and noise
+    are the same in all passes. Autocast is as around the call.
 
     Args:
         problem: the model, the loss and the batch.
