@@ -54,7 +54,7 @@ ALLOWED = (
     | {part: BASE | below for part, below in TORCH_FREE.items()}
     | {part: BASE | set(TORCH_FREE) | below for part, below in WITH_TORCH.items()}
     | {top: EVERYTHING | {"cli", "integrations"} for top in ("cli", "integrations", "__main__")}
-    | {"__init__": EVERYTHING}
+    | {"__init__": EVERYTHING | {"integrations"}}
 )
 ALLOWED["papers"] = {"registry", "errors"}
 ALLOWED["registry"] = {"errors"}
