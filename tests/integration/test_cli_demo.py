@@ -27,8 +27,8 @@ def test_demo_prints_a_row_for_each_norm_and_what_was_found(shown):
     assert all(line.startswith("demo: ") for line in done.stderr.splitlines())
     assert done.stderr.splitlines()  # it is not silent in a log
     names = ("no normalization", "BatchNorm", "LayerNorm")
-    rows = [line.strip() for line in done.stdout.splitlines()]
-    found = [name for row in rows for name in names if row.startswith(f"{name} ")]
+    table, _, _ = done.stdout.partition("\n\n")
+    found = [name for row in table.splitlines() for name in names if row.startswith(f"{name} ")]
     assert found == [*names]
     assert "- The learning rate at which training breaks is largest" in done.stdout
     assert f"Report: {folder / 'report.html'}" in done.stdout

@@ -8,6 +8,7 @@ from typing import Annotated
 from normscope.cli import options as opt
 from normscope.cli.app import command
 from normscope.cli.names import KINDS
+from normscope.progress import Progress
 from normscope.text import join_words
 
 _WIDTH = 100  # columns if stdout is not a terminal
@@ -24,12 +25,15 @@ def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
 
     Example: normscope list experiments
     """
+    from normscope.cli.progress_bar import show_progress
     from normscope.cli.render import print_json, print_table
     from normscope.registry import unknown_name
 
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS)
-    found = {each: _summaries(each) for each in ([kind] if kind else KINDS)}
+    with show_progress("list") as show:
+        show(Progress("loading"))  # torch among others, which takes seconds
+        found = {each: _summaries(each) for each in ([kind] if kind else KINDS)}
     if as_json:
         print_json(found)
         return
