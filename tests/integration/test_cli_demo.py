@@ -1,6 +1,7 @@
 """``normscope demo`` as a user meets it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,10 @@ COMMAND = [sys.executable, "-m", "normscope", "demo", "--scale", "quick"]
 def shown(tmp_path_factory):
     """The command's text and the folder it wrote."""
     folder = tmp_path_factory.mktemp("demo")
-    done = subprocess.run([*COMMAND, "--out", str(folder)], capture_output=True, text=True)
+    environment = dict(os.environ)  # without COLUMNS, which readline may set behind Python's back
+    done = subprocess.run(
+        [*COMMAND, "--out", str(folder)], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done, folder
 
