@@ -24,6 +24,10 @@ _COMMON = {  # other names of the same thing, for suggestions only
     "ce": "cross_entropy",
     "crossentropy": "cross_entropy",
     "crossentropyloss": "cross_entropy",
+    "gauss_newton": "ggn",
+    "gauss-newton": "ggn",
+    "gaussnewton": "ggn",
+    "generalized_gauss_newton": "ggn",
 }
 _CUTOFF = 0.55  # similarity from which on a name may be a misspelling
 _LISTS = {  # the argument of ``normscope list``
@@ -34,6 +38,7 @@ _LISTS = {  # the argument of ``normscope list``
     "model": "models",
     "normalization": "norms",
     "theorem": "theorems",
+    "kind of curvature": "kinds",
 }
 
 

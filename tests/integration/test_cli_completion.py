@@ -39,6 +39,7 @@ def completed(line, *options):
         ("normscope lr ", set(MODELS)),
         ("normscope curvature v", {"vgg", "vgg16"}),
         ("normscope list p", {"probes"}),
+        ("normscope curvature vgg --kind g", {"ggn"}),
         ("normscope lr vgg --data ci", {"cifar10"}),
         ("normscope lr vgg --norm la", {"layer"}),
         ("normscope run wei2018/figure1 --scale s", {"small"}),

@@ -13,7 +13,7 @@ from normscope.cli.batches import choose_batches
 from normscope.cli.curvature import curvature
 from normscope.cli.main import app, main
 from normscope.cli.sources import load_data, load_model
-from normscope.curvature import dense
+from normscope.curvature import KINDS, dense
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
 SMALL = ["fully_connected", "--data", "digits", "--option", "width=6", "--batch-size", "32"]
@@ -55,6 +55,62 @@ def test_mode_and_kind_reach_the_matrix(capsys):
         assert main(["curvature", *SMALL, *options, "--json"]) == 0
         values.add(round(json.loads(capsys.readouterr().out)["values"][0], 4))
     assert len(values) == 4
+
+
+KIND_FILE = """
+import torch
+from normscope.curvature import KINDS, GaussNewtonProduct
+from normscope.curvature.output_hessian import ScaledIdentity
+
+@KINDS.register
+def test_user_kind(at):
+    \"\"\"Twice the sum of the outer products.\"\"\"
+    return GaussNewtonProduct(at.jacobian(), ScaledIdentity(2.0))
+
+def build():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def samples():
+    raise AssertionError("data is loaded before the options are checked")
+"""
+
+
+@pytest.fixture
+def file_with_a_kind(tmp_path, monkeypatch):
+    """A user's file that registers a kind, which is forgotten after the test."""
+    assert list(KINDS)
+    monkeypatch.setattr(KINDS, "_items", dict(KINDS._items))
+    file = tmp_path / "my_kind.py"
+    file.write_text(KIND_FILE, encoding="utf-8")
+    return file
+
+
+def test_kind_of_a_users_file(file_with_a_kind, capsys):
+    model = [f"{file_with_a_kind}:build", "--data", "digits", "--batch-size", "32"]
+    assert main(["curvature", *model, "--kind", "test_user_kind"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("test user kind matrix, largest")
+    assert "Of: the test user kind matrix of cross_entropy;" in out
+    values = []
+    for kind in ("fisher", "test_user_kind"):
+        assert main(["curvature", *model, "--kind", kind, "--json"]) == 0
+        values.append(json.loads(capsys.readouterr().out)["values"][0])
+    assert values[1] == pytest.approx(2 * 32 * values[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--kind", "gauss_newton"], "did you mean 'ggn'?"),
+        (["--kind", "test_user_kin"], "did you mean 'test_user_kind'?"),
+        (["--mode", "trian"], "did you mean 'train'?"),
+        (["--which", "largst"], "did you mean 'largest'?"),
+    ],
+)
+def test_options_are_checked_before_data_is_loaded(option, message, file_with_a_kind, capsys):
+    model = [f"{file_with_a_kind}:build", "--data", f"{file_with_a_kind}:samples"]
+    assert main(["curvature", *model, *option]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_own_model_and_data_from_a_file(capsys):

@@ -139,7 +139,7 @@ def test_own_words_of_a_shared_option_begin_as_elsewhere():
         for path in ("lr", "curvature")
     }
     assert words["curvature"].startswith(words["lr"])
-    assert "kinds ggn and hessian" in words["curvature"]
+    assert "kinds other than fisher" in words["curvature"]
 
 
 def test_lr_and_sweep_say_which_loss_they_have_and_why(capsys, monkeypatch):

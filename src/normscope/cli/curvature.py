@@ -12,6 +12,7 @@ import typer
 from normscope.cli import options as opt
 from normscope.cli.app import command
 from normscope.cli.outputs import check_figure, draw_then_print
+from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -20,18 +21,20 @@ if TYPE_CHECKING:
     from normscope.curvature import TopEigenvalue
 
 _KIND = (
-    "fisher (of half the squared error), ggn (Gauss-Newton, of the loss) or hessian (of the loss)."
+    "fisher (of half the squared error), ggn (Gauss-Newton, of the loss), hessian (of the loss) or "
+    "another of normscope list kinds."
 )
 _MODE = (
     "Statistics of the norm layers: train (the batch's, differentiated through, as training does), "
     "frozen (the batch's, as constants) or eval (the running ones)."
 )
 _WHICH = "largest, smallest, both, or magnitude (the largest by absolute value)."
+_MODES = ("train", "frozen", "eval")
 _WHICHES = ("largest", "smallest", "both", "magnitude")
 _PRODUCTS = "Matrix-vector products to give up after; each costs about two gradients."
 _LANCZOS = "Matrix-vector products for each random direction."
-Kind = Annotated[str, opt.option("KIND", _KIND, choices=("fisher", "ggn", "hessian"))]
-Mode = Annotated[str, opt.option("MODE", _MODE, choices=("train", "frozen", "eval"))]
+Kind = Annotated[str, opt.option("KIND", _KIND, kind="kinds")]
+Mode = Annotated[str, opt.option("MODE", _MODE, choices=_MODES)]
 Batches = Annotated[int, opt.number("Batches to average over.", min=1)]
 Count = Annotated[int, opt.number("How many eigenvalues.", "-k", min=1)]
 Which = Annotated[str, opt.option("WHICH", _WHICH, choices=_WHICHES)]
@@ -77,6 +80,8 @@ def curvature(
     from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
+    _check_choices(mode, which)
+    sources.check_kind(kind, model, data, loss)
     check_figure(out)
     samples = sources.load_data(data, seed)
     chosen = choose_batches(samples, batch_size, batches, seed)
@@ -97,6 +102,14 @@ def curvature(
             _print(top, density, figure, _basis(top, describe_parameters(network), **source))
     if not top.converged:
         raise typer.Exit(1)
+
+
+def _check_choices(mode: str, which: str) -> None:
+    """Raise an error for an unknown mode or end of the spectrum, before data is loaded."""
+    if mode not in _MODES:
+        raise unknown_name("mode", mode, _MODES)
+    if which not in _WHICHES:
+        raise unknown_name("choice of eigenvalues", which, _WHICHES)
 
 
 def _measure(
@@ -167,13 +180,15 @@ def _print(top: TopEigenvalue, density: xr.Dataset | None, figure: Path | None, 
 
 def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str) -> str:
     """Return what the numbers are of, in one line."""
-    matrix = {
-        "fisher": "the Fisher matrix, which is the curvature of half the squared error",
-        "ggn": f"the Gauss-Newton matrix of {loss}",
-        "hessian": f"the Hessian of {loss}",
-    }[top.kind]
-    if top.kind == "fisher" and loss != "squared_error":
-        matrix += f" and not of {loss} (--kind ggn: of that, as in normscope lr)"
+    from normscope.curvature.kinds import matrix_name
+
+    matrix = f"the {matrix_name(top.kind)}"
+    if top.kind != "fisher":
+        matrix += f" of {loss}"
+    else:
+        matrix += ", which is the curvature of half the squared error"
+        if loss != "squared_error":
+            matrix += f" and not of {loss} (--kind ggn: of that, as in normscope lr)"
     batches = f"batches of {top.batch_size}"
     if top.samples == top.batch_size:
         batches = f"one batch of {top.batch_size}"

@@ -68,6 +68,7 @@ KINDS = {
     "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", _THEOREMS),
     "data": Kind("dataset", "normscope.data", "DATASETS", "cifar10 digits gaussian mnist"),
     "losses": Kind("loss", "normscope.problem.loss", "LOSSES", "cross_entropy squared_error"),
+    "kinds": Kind("kind of curvature", "normscope.curvature", "KINDS", "fisher ggn hessian"),
     "engines": Kind("engine", "normscope.sweeps", "ENGINES", "dask local ray"),
 }
 """The kinds of registered names, by what ``normscope list`` calls them."""

@@ -70,7 +70,7 @@ _INPUT_DATA = ("DATA", "Data whose inputs' moments are taken: registered, or fil
 _LOSS = ("LOSS", "A registered loss, package.module:function or file.py:function.")
 _LOSS_OF_KIND = (
     "LOSS",
-    f"{_LOSS[1]} Counts for the kinds ggn and hessian: fisher is the matrix of half the squared "
+    f"{_LOSS[1]} Counts for kinds other than fisher, which is the matrix of half the squared "
     "error, whatever the loss.",
 )
 _DEVICE = ("DEVICE", "Where to compute: cpu, cuda, cuda:1 and the like.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normscope.cli.names import check_name
+from normscope.cli.names import KINDS, check_name
 from normscope.cli.render import print_to_stderr
 from normscope.cli.user_files import check_import_path
 from normscope.cli.values import named_values
@@ -46,6 +46,24 @@ def check_names(
     for norm in norms:
         if norm is not None:
             check_name("norms", norm)
+
+
+def check_kind(kind: str, *sources: str) -> None:
+    """Raise an error for an unknown kind of curvature, before data is loaded.
+
+    Args:
+        kind: what was given.
+        *sources: of model, data and loss; files of the user among them may register the kind, so
+            they are imported if it is not one of normscope's.
+
+    Raises:
+        UnknownNameError: if no such kind is registered.
+    """
+    if kind not in KINDS["kinds"].names:
+        for source in sources:
+            if ":" in source:
+                import_object(source)
+    check_name("kinds", kind)
 
 
 def load_data(source: str, seed: int = 0) -> Any:

@@ -4,6 +4,7 @@ from normscope.curvature.autograd import fast_constant_norm, use_fast_layers
 from normscope.curvature.batch_size import BatchSizeEffect, batch_size_effect
 from normscope.curvature.kinds import KINDS, BatchPoint
 from normscope.curvature.operator import CurvatureOperator, dense, operator
+from normscope.curvature.output_hessian import FactoredHessian, OutputHessian
 from normscope.curvature.products import BatchCurvature, GaussNewtonProduct
 from normscope.curvature.spectrum import spectrum
 from normscope.curvature.top_eigenvalue import TopEigenvalue, top_eigenvalue
@@ -16,7 +17,9 @@ __all__ = [
     "BatchPoint",
     "BatchSizeEffect",
     "CurvatureOperator",
+    "FactoredHessian",
     "GaussNewtonProduct",
+    "OutputHessian",
     "TopEigenvalue",
     "Trace",
     "batch_size_effect",

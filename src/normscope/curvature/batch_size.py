@@ -143,7 +143,7 @@ def batch_size_effect(
         batch_sizes: most samples in a batch. The samples are divided evenly, with none left over:
             10 samples in batches of at most 4 make 3, 3 and 4. None: all samples, half of them,
             and so on for up to four halvings, not below 4.
-        kind: "fisher", "ggn" or "hessian".
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen" or "eval".
         tol: as for `top_eigenvalue`.
         max_products: as for `top_eigenvalue`, for each batch size.

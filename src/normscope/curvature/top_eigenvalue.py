@@ -19,6 +19,7 @@ from normscope.curvature.eigensolver import (
     search,
     start_block,
 )
+from normscope.curvature.kinds import matrix_name
 from normscope.curvature.lanczos import WHICH
 from normscope.curvature.operator import CurvatureOperator, unchecked_operator
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
@@ -45,7 +46,6 @@ _PRECISIONS = {
     torch.bfloat16: "half",
 }
 _ENDS = {"both": "outermost", "magnitude": "dominant"}  # in a sentence
-_MATRICES = {"fisher": "Fisher matrix", "ggn": "Gauss-Newton matrix", "hessian": "Hessian"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,18 +137,15 @@ class TopEigenvalue(Rendered):
         errors = (self.residuals * self.values.abs()).tolist()
         ax.errorbar(ranks, self.values.tolist(), yerr=errors, fmt="o", capsize=3)
         ax.set_xlabel("rank")
-        ax.set_ylabel(f"eigenvalue of the {self._matrix}")
+        ax.set_ylabel(f"eigenvalue of the {matrix_name(self.kind)}")
         ax.set_title(self._table().title)
         return ax
-
-    @property
-    def _matrix(self) -> str:
-        return _MATRICES.get(self.kind, f"{self.kind} matrix")
 
     def _table(self) -> Table:
         pairs = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
         rows = [{"eigenvalue": f"{v:.6g}", "rel. residual": f"{r:.1e}"} for v, r in pairs]
-        title = f"{self._matrix}, {self.which}, mode {self.mode}, batch size {self.batch_size}"
+        matrix = matrix_name(self.kind)
+        title = f"{matrix}, {self.which}, mode {self.mode}, batch size {self.batch_size}"
         state = "converged" if self.converged else "NOT CONVERGED"
         about = "" if float(self.matvecs).is_integer() else "about "  # parts of the data count too
         products = f"{about}{max(1, round(self.matvecs))} matrix-vector products"

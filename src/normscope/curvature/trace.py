@@ -68,7 +68,7 @@ class Trace(Rendered):
         parameters: rows of the matrix.
         batch_size: samples over which batch statistics were taken.
         samples: samples in all batches.
-        kind: "fisher", "ggn" or "hessian".
+        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen" or "eval".
     """
 

@@ -18,7 +18,7 @@ from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
 from normscope.plots.names import BANDS, dimension_name, layer_name, quantity_name
 from normscope.plots.style import legend_entries, new_axes, new_figure
 
-_WIDE = 30.0  # a curve that spans a larger ratio gets a logarithmic axis
+_WIDE = 30.0  # a quantity that spans a larger ratio gets a logarithmic axis
 _BRIGHTEST = 0.65  # of the colour map: yellow lines are invisible on white
 _MOST_NAMED = 8  # layers that a legend names
 _COLUMNS = 3
@@ -38,12 +38,14 @@ def scope_figure(results: xr.Dataset) -> Figure:
         results: as ``Scope.results`` returns it.
 
     Returns:
-        A figure with a panel for each quantity that has values.
+        A figure with a panel for each quantity that has values. Variables of a custom probe are
+        drawn by their dimensions: a curve over ``step``, a line for each layer, a band over others.
 
     Raises:
         StateError: if nothing was measured.
     """
-    shown = [name for name in _PANELS if name in results and bool(results[name].notnull().any())]
+    drawn = [name for name in (*_PANELS, *_other_quantities(results)) if name in results]
+    shown = [name for name in drawn if bool(results[name].notnull().any())]
     if not shown:
         raise StateError("there is nothing to draw: no step was measured with a finite value.")
     columns = _columns(len(shown))
@@ -52,7 +54,7 @@ def scope_figure(results: xr.Dataset) -> Figure:
     figure = new_figure(width * columns, 2.6 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, shown, strict=False):
-        _PANELS[name](results[name], axes)
+        _PANELS.get(name, _panel)(results[name], axes)
         axes.set_title(_title(quantity_name(name), int(_TITLE_WIDTH * width)), fontsize="medium")
     for axes in panels[len(shown) :]:
         axes.remove()
@@ -162,16 +164,38 @@ def _layer_label(name: str) -> str:
 def _curve(values: xr.DataArray, axes: Axes) -> None:
     known = values.dropna("step")
     axes.plot(known["step"].values, known.values, ".-", lw=1)
-    finite = known.values[np.isfinite(known.values)]
     full_labels(axes)
-    if finite.size and finite.min() > 0 and finite.max() > _WIDE * finite.min():
+    if _is_wide(known):
         logarithmic_axis(axes, "y")
     step_axis(axes)
+
+
+def _is_wide(values: xr.DataArray) -> bool:
+    finite = values.values[np.isfinite(values.values)]
+    return bool(finite.size and finite.min() > 0 and finite.max() > _WIDE * finite.min())
 
 
 def _first_comparison(values: xr.DataArray, axes: Axes) -> None:
     comparison = values.isel(comparison=0)
     layer_lines(comparison, axes, dimension="norm_layer", logarithmic=True, legend=False)
+
+
+def _panel(values: xr.DataArray, axes: Axes) -> None:
+    """Draw a variable that has no panel of its own, by its dimensions."""
+    others = [dimension for dimension in values.dims if dimension != "step"]
+    kind = next((kind for kind in _LAYER_KINDS if kind in others), None)
+    if not others:
+        _curve(values, axes)
+    elif kind is not None:
+        layer_lines(values, axes, kind, logarithmic=_is_wide(values), legend=False)
+    else:
+        band(values.stack(others=others, create_index=False), axes, dimension="others")
+
+
+def _other_quantities(results: xr.Dataset) -> list[str]:
+    """Return the variables of custom probes, in their order."""
+    names = [str(name) for name in results.data_vars if "step" in results[name].dims]
+    return [name for name in names if name not in _PANELS and name not in _NOT_DRAWN]
 
 
 _layers_linear = partial(layer_lines, legend=False)
@@ -190,6 +214,13 @@ _PANELS: dict[str, Callable[[xr.DataArray, Axes], object]] = {
     "mean_gap": _first_comparison,
     "spread_gap": _first_comparison,
 }
+_NOT_DRAWN = (  # ends of bands, moments whose change is drawn, histograms, and the like
+    *("learning_rate", "loss_low", "loss_high", "smoothness", "top_eigenvalue_residual"),
+    *("gradient_distance_low", "gradient_distance_high"),
+    *("gradient_cosine_low", "gradient_cosine_high"),
+    *("activation_mean", "activation_variance"),
+    *("histogram", "histogram_low", "histogram_high"),
+)
 
 
 def _columns(panels: int) -> int:

@@ -17,6 +17,7 @@ from normscope.probes.execution import ExecutionOrder, ForwardHooks, Layer
 from normscope.probes.gradients import difference_and_cosine, squared_norms
 from normscope.probes.ray import Ray, RayValues
 from normscope.problem.problem import Problem
+from normscope.training.optimizers import step_on_copies
 
 if TYPE_CHECKING:
     from normscope.probes.observed import ObservedModel
@@ -92,6 +93,27 @@ class StepContext:
     def learning_rates(self) -> dict[str, float]:
         """The learning rate of each trained parameter."""
         return self.observed.learning_rates()
+
+    @cached_property
+    def updated_parameters(self) -> dict[str, Tensor]:
+        """The trained parameters after the optimizer's update by this step's gradient.
+
+        The optimizer and its state are copied, not changed. Without an optimizer the update is a
+        step of plain gradient descent. For probes with ``needs_update``; do not write to them.
+
+        Raises:
+            StateError: if the optimizer's update cannot be computed on copies.
+        """
+        observed = self.observed
+        if observed.optimizer is None:
+            return {
+                name: torch.sub(self.parameters[name], gradient, alpha=self.learning_rates[name])
+                for name, gradient in self.gradient.items()
+            }
+        own = dict(observed.model.named_parameters())
+        gradients: dict[Tensor, Tensor] = {own[n]: g for n, g in self.gradient.items()}
+        copies = step_on_copies(observed.optimizer, gradients, observed.learning_rate, self.seed)
+        return {name: copies[own[name]].detach() for name in self.gradient}
 
     @property
     def learning_rate(self) -> float:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from normscope.errors import StateError
 from normscope.probes.gradients import difference_and_cosine
 from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
-from normscope.training.optimizers import step_on_copies
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
@@ -53,7 +51,7 @@ class CovariateShift(Probe):
     def measure(self, context: StepContext) -> Values:
         """Return l2 difference and cosine for each layer: at most one pass per layer."""
         try:
-            updated = _updated_parameters(context)
+            updated = context.updated_parameters
         except StateError as error:
             return self.missing(self.variables, str(error))
         hidden = [layer.name for layer in context.layers if _is_hidden(context, layer)]
@@ -68,24 +66,6 @@ class CovariateShift(Probe):
         """Return at most one pass for each layer after the first."""
         passes = max(layers - 1, 0)
         return Cost(passes, "at most one for each layer after the first", exact=False)
-
-
-def _updated_parameters(context: StepContext) -> dict[str, Tensor]:
-    """Return the trained parameters after the optimizer's update by this step's gradient.
-
-    Without an optimizer the update is a step of plain gradient descent.
-    """
-    observed = context.observed
-    if observed.optimizer is None:
-        rates = context.learning_rates
-        return {
-            name: torch.sub(context.parameters[name], gradient, alpha=rates[name])
-            for name, gradient in context.gradient.items()
-        }
-    own = dict(observed.model.named_parameters())
-    gradients: dict[Tensor, Tensor] = {own[n]: g for n, g in context.gradient.items()}
-    copies = step_on_copies(observed.optimizer, gradients, observed.learning_rate, context.seed)
-    return {name: copies[own[name]].detach() for name in context.gradient}
 
 
 def _is_hidden(context: StepContext, layer: Layer) -> bool:

@@ -25,7 +25,7 @@ __all__ = ["Curvature"]
 
 @PROBES.register(name="curvature")
 class Curvature(Probe):
-    """Top eigenvalue of the Hessian (or Fisher, or Gauss-Newton matrix) on the step's batch.
+    """Top eigenvalue of the Hessian (or another kind of curvature) on the step's batch.
 
     Each search starts from the last eigenvector, which has changed little, so that two or three
     matvecs suffice. Measures ``top_eigenvalue`` and its relative residual
@@ -33,7 +33,7 @@ class Curvature(Probe):
     is not finite, or the matvecs fail (with one warning).
 
     Args:
-        kind: "hessian", "fisher" or "ggn".
+        kind: "hessian", "fisher", "ggn" or another name of `normscope.curvature.KINDS`.
         mode: "train", "frozen" or "eval": how batch statistics are treated.
         tolerance: on the relative residual.
         max_products: maximum number of matvecs.

@@ -108,17 +108,15 @@ class ObservedModel:
         """
         names = [probe.name for probe in probes if probe.needs_learning_rate]
         if names and self.optimizer is None and self.learning_rate is None:
-            raise InputError(
-                f"{', '.join(names)} need a learning rate; give optimizer= or learning_rate=."
-            )
+            raise InputError(f"{_need(names)} a learning rate; give optimizer= or learning_rate=.")
         if self.optimizer is None:
             return
         names = [p.name for p in probes if p.needs_learning_rate and not p.needs_update]
         groups = self.optimizer.param_groups
         if names and self.learning_rate is None and not all("lr" in group for group in groups):
             raise InputError(
-                f"{', '.join(names)} need a learning rate, and {type(self.optimizer).__name__} has "
-                "no 'lr' in its parameter groups; give learning_rate=."
+                f"{_need(names)} a learning rate, and {type(self.optimizer).__name__} has no 'lr' "
+                "in its parameter groups; give learning_rate=."
             )
         if any(probe.needs_update for probe in probes):
             parameters = [p for group in groups for p in group["params"] if p.requires_grad]
@@ -177,6 +175,15 @@ class ObservedModel:
         if self.learning_rate is not None:
             found["learning_rate"] = float(self.learning_rate)
         return found
+
+
+def _need(names: Sequence[str]) -> str:
+    """Return the names with the verb "need".
+
+    >>> _need(["loss_variation"]), _need(["loss_variation", "covariate_shift"])
+    ('loss_variation needs', 'loss_variation, covariate_shift need')
+    """
+    return f"{', '.join(names)} {'needs' if len(names) == 1 else 'need'}"
 
 
 def _check_tensors(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
+from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
 from normscope.probes.cost import Cost
 from normscope.probes.schedule import check_every
 from normscope.registry import Registry, unknown_name
@@ -71,7 +71,7 @@ class Probe(ABC):
     needs_pass: ClassVar[bool] = True
     #: Whether it needs a learning rate.
     needs_learning_rate: ClassVar[bool] = False
-    #: Whether it needs the optimizer's update.
+    #: Whether it needs the optimizer's update, ``context.updated_parameters``.
     needs_update: ClassVar[bool] = False
     #: Whether the next step completes its values.
     needs_next: ClassVar[bool] = False
@@ -215,6 +215,7 @@ def choose_probes(choice: ProbeChoice) -> list[Probe]:
     Raises:
         ArgumentTypeError: if an item is neither a name nor a probe.
         InputError: if there is none, or one twice.
+        UnknownNameError: if a name is unknown, or a preset is in a list.
 
     >>> [probe.name for probe in choose_probes("economy")]
     ['loss_variation', 'gradient_norms', 'statistics_gap']
@@ -246,6 +247,12 @@ def _probe(item: str | Probe, alone: bool) -> Probe:
         )
     if item in PROBES:
         return PROBES[item]()
+    if item in PRESETS:  # in a list: alone it was taken already
+        own = ", ".join(probe.name for probe in PRESETS[item]())
+        raise UnknownNameError(
+            f"{item!r} is a preset, not a probe, and must be given alone: probes={item!r}; or list "
+            f"its probes ({own}) with yours."
+        )
     if alone:
         raise unknown_name("probe or preset", item, [*PROBES, *PRESETS])
     raise unknown_name("probe", item, PROBES)

@@ -251,7 +251,7 @@ class Scope:
         return self._record.key
 
     def plot(self) -> Figure:
-        """Draw the results, one panel for each quantity.
+        """Draw the results, one panel for each quantity, those of custom probes included.
 
         Returns:
             The figure with its panels; plots of one panel return its Axes, and ``.figure`` is the

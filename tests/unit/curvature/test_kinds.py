@@ -10,15 +10,18 @@ from normscope.curvature import (
     KINDS,
     BatchCurvature,
     GaussNewtonProduct,
+    OutputHessian,
     dense,
     operator,
     spectrum,
     top_eigenvalue,
     trace,
 )
-from normscope.curvature.output_hessian import OutputHessian, ScaledIdentity
+from normscope.curvature.kinds import matrix_name
+from normscope.curvature.output_hessian import ScaledIdentity
 from normscope.errors import DuplicateNameError, StateError, UnknownNameError
 from normscope.problem import whole_loss
+from normscope.problem.modes import MODES
 
 
 class OuterProducts(OutputHessian):
@@ -32,7 +35,7 @@ class OuterProducts(OutputHessian):
         return len(tangent) * along * self.gradient
 
 
-def empirical_fisher(at):
+def outer_products(at):
     """Mean over samples of the outer products of the loss's gradients."""
     jacobian = at.jacobian()
     with at.context():
@@ -55,22 +58,77 @@ class Damped(BatchCurvature):
 def registered():
     """Register two kinds for one test."""
     before = dict(KINDS._items) if list(KINDS) else {}
-    KINDS.register(empirical_fisher)
-    KINDS.register(name="damped")(Damped)
+    KINDS.register(name="test_outer_products")(outer_products)
+    KINDS.register(name="test_damped")(Damped)
     yield
     KINDS._items.clear()
     KINDS._items.update(before)
 
 
 def test_three_kinds_are_registered():
-    assert list(KINDS) == ["fisher", "ggn", "hessian"]
-    assert all(KINDS.summary(kind) for kind in KINDS)
+    assert set(KINDS) >= {"fisher", "ggn", "hessian"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryKind:
+    """What a registered kind must fulfil; a new one needs no test of these."""
+
+    def test_has_a_summary_and_a_name_of_its_matrix(self, kind):
+        assert KINDS.summary(kind).endswith(".")
+        assert matrix_name(kind)
+        assert "_" not in matrix_name(kind)
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("name", ["torch_batch", "residual", "conv2d"])
+    def test_matrix_is_symmetric_and_products_are_its_own(self, name, mode, kind):
+        problem = network(name), "cross_entropy", batch(name, 9)
+        matrix = dense(*problem, kind=kind, mode=mode)
+        assert bool(matrix.isfinite().all())
+        torch.testing.assert_close(matrix, matrix.T, rtol=1e-10, atol=1e-12)
+        made = operator(*problem, kind=kind, mode=mode)
+        vectors = torch.randn(made.shape[0], 3, dtype=torch.float64)
+        torch.testing.assert_close(made @ vectors, matrix @ vectors, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            made @ vectors[:, 0], matrix @ vectors[:, 0], rtol=1e-9, atol=1e-11
+        )
+
+    def test_modes_differ_only_with_batch_statistics(self, kind):
+        def matrices(name):
+            problem = network(name), "cross_entropy", batch(name, 9)
+            return [dense(*problem, kind=kind, mode=mode) for mode in MODES]
+
+        train, frozen, eval_ = matrices("layer")
+        torch.testing.assert_close(frozen, train)
+        torch.testing.assert_close(eval_, train)
+        train, frozen, eval_ = matrices("torch_batch")
+        assert float((frozen - train).norm()) > 1e-3 * float(train.norm())
+        assert float((eval_ - train).norm()) > 1e-3 * float(train.norm())
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_model_and_random_numbers_are_untouched(self, mode, kind):
+        model, data = network("dropout"), batch("dropout", 9)
+        model[1].eval()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        generator = torch.random.get_rng_state()
+        top_eigenvalue(model, "cross_entropy", data, kind=kind, mode=mode, which="magnitude")
+        assert all(torch.equal(tensor, before[n]) for n, tensor in model.state_dict().items())
+        assert torch.equal(torch.random.get_rng_state(), generator)
+        assert (model.training, model[1].training) == (True, False)
+        assert all(each.grad is None for each in model.parameters())
+
+    def test_eigenvalues_and_trace_are_those_of_the_matrix(self, kind):
+        problem = network("torch_batch"), "cross_entropy", batch("torch_batch", 9)
+        values = torch.linalg.eigvalsh(dense(*problem, kind=kind))
+        top = top_eigenvalue(*problem, kind=kind, tol=1e-6)
+        assert top.value == pytest.approx(float(values[-1]), rel=1e-6)
+        found = trace(*problem, kind=kind, products=1000)
+        assert found.value == pytest.approx(float(values.sum()))
 
 
 @pytest.mark.parametrize("name", ["torch_batch", "residual"])  # a chain, and not a chain
 def test_new_kind_is_the_matrix_of_its_definition(name, registered):
     model, (inputs, labels) = network(name), batch(name, 9)
-    found = dense(model, "cross_entropy", (inputs, labels), kind="empirical_fisher", mode="eval")
+    found = dense(model, "cross_entropy", (inputs, labels), kind="test_outer_products", mode="eval")
     model.eval()
     rows = []
     for x, y in zip(inputs, labels, strict=True):
@@ -84,31 +142,42 @@ def test_new_kind_is_the_matrix_of_its_definition(name, registered):
 def test_new_kind_works_with_every_function(registered):
     model, data = network("torch_batch"), batch("torch_batch", 9)
     problem = model, "cross_entropy", data
-    values = torch.linalg.eigvalsh(dense(*problem, kind="damped"))
-    top = top_eigenvalue(*problem, kind="damped", tol=1e-6)
+    values = torch.linalg.eigvalsh(dense(*problem, kind="test_damped"))
+    top = top_eigenvalue(*problem, kind="test_damped", tol=1e-6)
     assert top.value == pytest.approx(float(values[-1]), rel=1e-6)
-    assert str(top).startswith("damped matrix, largest")
-    assert trace(*problem, kind="damped", products=1000).value == pytest.approx(float(values.sum()))
-    moments = spectrum(*problem, kind="damped", probes=2, lanczos_steps=4)["moment"]
+    assert str(top).startswith("test damped matrix, largest")
+    found = trace(*problem, kind="test_damped", products=1000)
+    assert found.value == pytest.approx(float(values.sum()))
+    moments = spectrum(*problem, kind="test_damped", probes=2, lanczos_steps=4)["moment"]
     assert float(moments[0]) > 1
 
 
 def test_new_kind_averages_over_batches(registered):
     model = network("torch_batch")
     parts = [batch("torch_batch", 6, seed) for seed in (1, 2)]
-    found = dense(model, "cross_entropy", parts, kind="damped")
-    expected = sum(dense(model, "cross_entropy", part, kind="damped") for part in parts) / 2
+    found = dense(model, "cross_entropy", parts, kind="test_damped")
+    expected = sum(dense(model, "cross_entropy", part, kind="test_damped") for part in parts) / 2
     torch.testing.assert_close(found, expected)
 
 
 def test_name_in_use_is_refused(registered):
-    with pytest.raises(DuplicateNameError, match="damped"):
-        KINDS.register(name="damped")(Damped)
+    with pytest.raises(DuplicateNameError, match="test_damped"):
+        KINDS.register(name="test_damped")(Damped)
+
+
+def test_matrix_is_named_by_the_docstring_or_else_by_the_kind(registered):
+    names = {"fisher": "Fisher matrix", "ggn": "Gauss-Newton matrix", "hessian": "Hessian"}
+    assert {kind: matrix_name(kind) for kind in names} == names
+    assert matrix_name("test_damped") == "test damped matrix"
+    assert matrix_name("kind_of_another_process") == "kind of another process matrix"
 
 
 def test_unknown_kind_names_the_choices():
-    with pytest.raises(UnknownNameError, match="fisher, ggn, hessian"):
-        operator(nn.Linear(2, 1), "squared_error", (torch.ones(2, 2), torch.ones(2, 1)), "fischer")
+    problem = nn.Linear(2, 1), "squared_error", (torch.ones(2, 2), torch.ones(2, 1))
+    with pytest.raises(UnknownNameError, match="fisher, ggn"):
+        operator(*problem, kind="fischer")
+    with pytest.raises(UnknownNameError, match="did you mean 'ggn'"):
+        operator(*problem, kind="gauss_newton")
 
 
 def test_fisher_metric_is_one_over_the_samples():

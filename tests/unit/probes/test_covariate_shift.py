@@ -432,7 +432,7 @@ def test_optimizer_without_a_learning_rate_is_refused_where_it_is_needed():
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 10)).double()
     optimizer = Plain(model.parameters())
-    with pytest.raises(InputError, match=r"loss_variation need .* Plain has no 'lr'"):
+    with pytest.raises(InputError, match=r"loss_variation needs .* Plain has no 'lr'"):
         Scope(model, "cross_entropy", optimizer, ["loss_variation", "covariate_shift"])
     Scope(model, "cross_entropy", optimizer, ["loss_variation"], learning_rate=0.1)
     found = measured(model, optimizer, batch((3,)))

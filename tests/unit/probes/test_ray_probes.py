@@ -230,7 +230,7 @@ def test_given_learning_rate_needs_no_optimizer():
 
 @pytest.mark.parametrize("probe", RAY)
 def test_ray_probe_needs_a_learning_rate(probe):
-    with pytest.raises(InputError, match=f"{probe} need a learning rate; give optimizer= or"):
+    with pytest.raises(InputError, match=f"{probe} needs a learning rate; give optimizer= or"):
         Scope(net(), "cross_entropy", probes=[probe])
 
 

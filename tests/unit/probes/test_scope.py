@@ -6,6 +6,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError, UnknownNameError
+from normscope.plots.names import quantity_name
 from normscope.probes import PRESETS, PROBES, Curvature, LossVariation, Probe, Scope
 from normscope.problem.loss import cross_entropy
 
@@ -43,6 +44,87 @@ def test_probe_measures_what_it_declares(name):
     assert set(results.data_vars) == {*probe.variables, "loss", "learning_rate"}
     assert results["seed"].item() == 0
     assert PROBES.summary(name)
+
+
+LESS_DRAWN = {  # of the probes' variables these have no panel: another one shows them
+    *("loss_low", "loss_high", "smoothness", "top_eigenvalue_residual"),
+    *("gradient_distance_low", "gradient_distance_high"),
+    *("gradient_cosine_low", "gradient_cosine_high", "activation_mean", "activation_variance"),
+}
+
+
+def panels(scope):
+    return [axes.get_title().replace("\n", " ") for axes in scope.plot().axes]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_plot_has_a_panel_for_each_quantity_of_a_probe(name):
+    model = net()
+    scope = Scope(model, "cross_entropy", sgd(model), [name], every=1)
+    for seed in range(3):
+        scope.step(*batch(seed))
+    drawn = [each for each in PROBES[name]().variables if each not in LESS_DRAWN]
+    assert panels(scope) == ["loss", *map(quantity_name, drawn)]
+
+
+class CustomProbe(Probe):
+    """A user's probe: the updates, over nothing, layers, distances and two dimensions at once."""
+
+    name = "test_custom"
+    needs_learning_rate = needs_update = True
+
+    @property
+    def variables(self):
+        layers, units = ("layer",), ("layer", "unit")
+        return {
+            "update_norm": (),
+            "weight_norm": layers,
+            "unit_norm": units,
+            "scaled": ("distance",),
+            "table": ("distance", "unit"),
+        }
+
+    def coordinates(self, context):
+        return {"unit": np.arange(2)}
+
+    def measure(self, context):
+        own, updated = context.parameters, context.updated_parameters
+        assert context.updated_parameters is updated  # computed once
+        moved = [float((updated[name] - own[name]).norm()) for name in updated]
+        norms = [[float(own[name].norm()) for name in layer.parameters] for layer in context.layers]
+        weights = np.array([np.linalg.norm(each) for each in norms])
+        distances = np.array(context.distances)
+        return {
+            "update_norm": np.linalg.norm(moved),
+            "weight_norm": weights,
+            "unit_norm": np.stack([weights, weights], 1),
+            "scaled": distances,
+            "table": np.stack([distances, 2 * distances], 1),
+        }
+
+
+@pytest.mark.parametrize("maker", [sgd, lambda model: torch.optim.Adam(model.parameters())])
+def test_custom_probe_sees_the_update_and_is_drawn(maker):
+    model = net()
+    optimizer = maker(model)
+    scope = Scope(model, "cross_entropy", optimizer, [CustomProbe()], every=1)
+    steps = []
+    for seed in range(3):
+        x, y = batch(seed)
+        before = [each.detach().clone() for each in model.parameters()]
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        scope.step(x, y)
+        optimizer.step()
+        after = [each.detach() for each in model.parameters()]
+        moved = [float((a - b).norm()) for a, b in zip(after, before, strict=True)]
+        steps.append(np.linalg.norm(moved))
+    np.testing.assert_allclose(scope.results["update_norm"], steps, rtol=1e-4)
+    assert panels(scope) == ["loss", *(each.replace("_", " ") for each in CustomProbe().variables)]
+    drawn = scope.plot().axes
+    layers = scope.results.sizes["layer"]
+    assert [len(axes.lines) for axes in drawn] == [1, 1, layers, layers, 2, 2]
+    assert "weight norm" in scope._repr_html_()
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -162,6 +244,7 @@ def test_budget_limits_the_time_spent():
             "unknown probe or preset 'los_variation'; did you mean 'loss_variation'?",
         ),
         (["curvatur"], "unknown probe 'curvatur'; did you mean 'curvature'?"),
+        (["standard", "curvature"], "'standard' is a preset, not a probe, and must be given alone"),
     ],
 )
 def test_unknown_probe_names_the_closest(choice, message):

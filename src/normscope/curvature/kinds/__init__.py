@@ -2,7 +2,8 @@
 
 A kind is a function registered by ``@KINDS.register``. It takes a `BatchPoint`, the model and loss
 on one batch at fixed parameters, and returns the matrix as a `BatchCurvature`. Averaging over
-batches, eigenvalues, spectra and traces follow from its products with vectors.
+batches, eigenvalues, spectra and traces follow from its products with vectors. The first line of
+its docstring is shown by ``normscope list kinds``; see `matrix_name`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.registry import Registry
 
-__all__ = ["KINDS", "BatchPoint", "Kind", "independent"]
+__all__ = ["KINDS", "BatchPoint", "Kind", "independent", "matrix_name"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,19 @@ Kind: TypeAlias = Callable[[BatchPoint], BatchCurvature]
 
 KINDS: Registry[Kind] = Registry("kind of curvature", package=__name__)
 """The kinds of curvature by name."""
+
+
+def matrix_name(kind: str) -> str:
+    """Return what the matrix of a kind is called in tables and figures.
+
+    That is the part of the docstring's first line before a colon. Without a colon, and for a kind
+    that is not registered in this process, it is the registered name and "matrix".
+
+    >>> matrix_name("ggn"), matrix_name("my_kind")
+    ('Gauss-Newton matrix', 'my kind matrix')
+    """
+    noun, colon, _ = KINDS.summary(kind).partition(":") if kind in KINDS else ("", "", "")
+    return noun if colon else f"{kind.replace('_', ' ')} matrix"
 
 
 def independent() -> StateError:

@@ -21,7 +21,7 @@ def fisher(at: BatchPoint) -> GaussNewtonProduct:
 
 @KINDS.register
 def ggn(at: BatchPoint) -> GaussNewtonProduct:
-    r"""Generalized Gauss-Newton matrix.
+    r"""Gauss-Newton matrix: the part of the Hessian that is due to the curvature of the loss.
 
     .. math:: G = J^\top (\nabla^2_f L)\, J
     """

@@ -13,7 +13,7 @@ from normscope.problem.diagnose import no_gradient_error
 
 @KINDS.register
 def hessian(at: BatchPoint) -> BatchCurvature:
-    r"""Hessian of the loss.
+    r"""Hessian: the second derivatives of the loss in the parameters.
 
     .. math:: H = \nabla^2_\theta L
     """
