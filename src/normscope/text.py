@@ -75,8 +75,8 @@ def format_number(value: float, digits: int = 2) -> str:
 def format_duration(seconds: float) -> str:
     """Return a duration in the unit that suits it, to two digits.
 
-    >>> [format_duration(each) for each in (0.0331, 41.3, 150, 5990, 7000, 360_000)]
-    ['0.033 s', '41 s', '2.5 min', '100 min', '1.9 h', '100 h']
+    >>> print(*(format_duration(each) for each in (0.0331, 41.3, 150, 5990, 360_000)), sep=", ")
+    0.033 s, 41 s, 2.5 min, 100 min, 100 h
     """
     value, unit = (seconds, "s") if seconds < 120 else (seconds / 60, "min")
     if seconds >= 100 * 60:

@@ -19,8 +19,8 @@ Batch: TypeAlias = Any
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
     """Yield every tensor of a batch, in order.
 
-    >>> [tuple(tensor.shape) for tensor in tensors_of({"x": torch.ones(2, 3), "y": torch.ones(2)})]
-    [(2, 3), (2,)]
+    >>> print(*(len(tensor) for tensor in tensors_of({"x": torch.ones(2, 3), "y": torch.ones(5)})))
+    2 5
     """
     if isinstance(batch, Tensor):
         yield batch
@@ -136,10 +136,10 @@ def split_batch(batch: Batch, size: int) -> list[Batch]:
     none is left alone unless ``size`` is 1 or there is no other, so that an odd number of samples
     in parts of 2 ends with a part of 3.
 
-    >>> [len(part) for part in split_batch(torch.zeros(9, 2), size=4)]
-    [3, 3, 3]
-    >>> [len(part) for part in split_batch(torch.zeros(5, 2), size=2)]
-    [2, 3]
+    >>> print(*(len(part) for part in split_batch(torch.zeros(9, 2), size=4)))
+    3 3 3
+    >>> print(*(len(part) for part in split_batch(torch.zeros(5, 2), size=2)))
+    2 3
     """
     samples = sample_count(batch)
     count = -(-samples // size)
