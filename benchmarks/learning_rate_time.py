@@ -23,7 +23,7 @@ from learning_rate_finder import seconds_of_range_test
 from normscope.curvature import top_eigenvalue
 from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.bound import measure_curvature
-from normscope.learning_rate.prediction import Prediction, predict_limit
+from normscope.learning_rate.prediction import LimitPrediction, predict_limit
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.problem.problem import Problem
@@ -60,7 +60,7 @@ def measure(case: Case, rounds: int) -> Cost:
     batches = TrainingSetup(problem, sgd(1.0, case.momentum), BATCH_SIZE, 0).batches(4)
     rule = UpdateRule("SGD", momentum=case.momentum)
 
-    def predict() -> Prediction:
+    def predict() -> LimitPrediction:
         return predict_limit(
             problem,
             batches,

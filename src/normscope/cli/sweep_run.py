@@ -38,7 +38,7 @@ from normscope.sweeps.custom import import_paths, outdated_records
 from normscope.sweeps.diagram import TRAININGS, Diagram, split_settings
 from normscope.sweeps.run import sweep
 from normscope.sweeps.settings import Training
-from normscope.sweeps.status import Estimate, estimate, open_cells, state_counts
+from normscope.sweeps.status import TimeEstimate, estimate, open_cells, state_counts
 
 _STORES = ("", ".sqlite", ".sqlite3", ".db")  # suffixes of a store
 _ROUNDS = 7  # trainings of a search, where the theory is within a factor of two
@@ -178,7 +178,7 @@ def _estimate_cost(request: Request) -> None:
             found = estimate(work, units, store, running["workers"], running["threads"])
         else:
             left = len(open_cells(work, units, store))
-            found = Estimate(len(units), left, None, None, None)
+            found = TimeEstimate(len(units), left, None, None, None)
     print_estimate(found, out, request.as_json)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normscope.results import State
-    from normscope.sweeps.status import Estimate, Status
+    from normscope.sweeps.status import Status, TimeEstimate
     from normscope.sweeps.work import Report
 
 _MAX_DIAGRAMS = 6  # that are described, as many as a report shows
@@ -64,7 +64,7 @@ def find_in_words(results: xr.Dataset) -> list[str]:
     return sentences
 
 
-def print_estimate(found: Estimate, out: Path, as_json: bool) -> None:
+def print_estimate(found: TimeEstimate, out: Path, as_json: bool) -> None:
     """Print the number of cells and the time."""
     if as_json:
         print_json(vars(found))
@@ -79,7 +79,7 @@ def print_estimate(found: Estimate, out: Path, as_json: bool) -> None:
     print(f"Time: {format_duration(found.seconds)} ({step}); cells that diverge take less")
 
 
-def print_search_estimate(found: Estimate, rounds: int, as_json: bool) -> None:
+def print_search_estimate(found: TimeEstimate, rounds: int, as_json: bool) -> None:
     """Print what a search for the boundary will cost.
 
     Args:

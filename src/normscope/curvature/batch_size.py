@@ -54,7 +54,7 @@ class BatchSizeEffect(Rendered):
         return all(result.converged for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and strings by name."""
+        """Return numbers and strings by name."""
         first = self.results[0]
         return {
             "kind": first.kind,
@@ -75,7 +75,7 @@ class BatchSizeEffect(Rendered):
         }
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per batch size."""
+        """Return one row per batch size."""
         import pandas as pd
 
         columns = self.to_dict()
@@ -130,7 +130,7 @@ def batch_size_effect(
     params: Parameters = None,
     seed: int = 0,
 ) -> BatchSizeEffect:
-    """Top eigenvalue of the mean curvature of the same samples in batches of several sizes.
+    """Measure the top eigenvalue of the mean curvature for batches of several sizes.
 
     With batch statistics the function depends on the batch size, and so does its curvature.
     Without such layers, or in eval mode, all values are the same.

@@ -2,166 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from normscope.curvature.lanczos import Basis, RitzPairs, wanted_positions
-
-_LEAST_DOUBT = 0.01  # of a value: uncertainty of the model's eigenvalues, at least
-_DOUBT = 0.75  # of the model's misfit
-_LEAST_AGREEMENT = 0.5  # squared part of a vector in the frame, below which errors are unknown
-_LEAST_GAP = 0.02  # of a value: smallest divisor of a correction
-_ELSEWHERE = 0.3  # of a value: rough upper end of the eigenvalues outside the frame
-# How many residuals a value amid close, evenly spaced eigenvalues is short of the largest: half
-# their range over their standard deviation.
-_UNRESOLVED = math.sqrt(3)
-
-
-class Frame(ABC):
-    """Orthonormal vectors Z of a large space, never stored."""
-
-    #: cost of using it in one step, in products with the operator
-    cost: float = 0.0
-
-    @abstractmethod
-    def means(self, vector: Tensor) -> Tensor:
-        """Z^T times a vector, in float64 on the CPU."""
-
-    @abstractmethod
-    def vector(self, means: Tensor, like: Tensor) -> Tensor:
-        """Z times one coefficient for each vector, in the dtype and on the device of ``like``."""
-
-
-@dataclass(frozen=True)
-class Consensus(Frame):
-    r"""Vectors over the outputs of a batch that are the same for every sample.
-
-    .. math:: Z = 1 / \sqrt m \otimes I
-
-    Args:
-        samples: m, in the batch.
-
-    >>> pair = Consensus(samples=4)
-    >>> vector = pair.vector(torch.tensor([2.0, 6.0]), like=torch.ones(1))
-    >>> vector
-    tensor([1., 3., 1., 3., 1., 3., 1., 3.])
-    >>> pair.means(vector)
-    tensor([2., 6.], dtype=torch.float64)
-    """
-
-    samples: int
-
-    def means(self, vector: Tensor) -> Tensor:
-        """Z^T times a vector: one entry for each output."""
-        summed = vector.view(self.samples, -1).sum(0, dtype=torch.float64)
-        return summed.cpu().div(math.sqrt(self.samples))
-
-    def vector(self, means: Tensor, like: Tensor) -> Tensor:
-        """Z times one entry for each output."""
-        return means.double().div(math.sqrt(self.samples)).to(like).repeat(self.samples)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A model's prediction from a residual.
-
-    Args:
-        error: estimated shortfall of the value from its eigenvalue.
-        weights: coefficients in the model's frame that turn the residual towards the eigenvector
-            when added to it.
-    """
-
-    error: float
-    weights: Tensor
-
-
-class MeanModel:
-    r"""A curvature matrix restricted to the directions on which all samples of a batch agree.
-
-    The largest eigenvectors of a Fisher or Gauss-Newton matrix over the outputs are nearly the same
-    for every sample, one for each output: they belong to the mean gradients, from which wei2018
-    derives its bound of the eigenvalue. In that frame Z the matrix A is approximated by a small
-    matrix B, computed on a part of the data, up to a scale s:
-
-    .. math:: A \approx s\, Z B Z^\top
-
-    The residual r of a pair (theta, x) is decomposed into parts c_j along the eigenvectors of s B,
-    with the wanted vectors removed, and a rest r_0. With gaps g_j = theta - mu_j to their
-    eigenvalues, the next direction is Davidson's, and the error that of second-order perturbation
-    theory:
-
-    .. math:: t = \frac{r_0}{\theta} + \sum_j \frac{c_j}{g_j} z_j, \qquad
-        \lambda - \theta \approx \frac{|r_0|^2}{\theta - \mu_0} + \sum_j \frac{c_j^2}{g_j}
-
-    The uncertainty of a gap is three quarters of the difference between 1/s and one. If it exceeds
-    the gap, that part of the residual counts as it is, not squared. So does the whole residual of a
-    vector on which the samples do not agree.
-
-    Reference: wei2018, Claim 3.1.
-
-    Args:
-        matrix: B, float64, symmetric.
-        frame: Z, of the whole batch.
-    """
-
-    def __init__(self, matrix: Tensor, frame: Frame) -> None:
-        self.matrix = matrix
-        self.frame = frame
-
-    def estimate(
-        self, value: float, length: float, means: Tensor, moved: Tensor, wanted: Tensor
-    ) -> Estimate:
-        """Estimate the next direction and the error of a value.
-
-        Args:
-            value: theta, an approximate eigenvalue.
-            length: of the residual A x - theta x.
-            means: Z^T x, for x of length one.
-            moved: Z^T A x.
-            wanted: Z^T times every wanted vector, one column each: directions to leave out.
-
-        Returns:
-            The estimate; from the residual alone where the model does not apply.
-        """
-        scale = self._scale(means, moved)
-        if value <= 0 or scale is None:
-            return Estimate(_UNRESOLVED * length, torch.zeros_like(means))
-        eigenvalues, directions = self._without(wanted)
-        parts = directions.T @ (moved - value * means)
-        gaps = value - scale * eigenvalues
-        doubt = value * max(_LEAST_DOUBT, _DOUBT * abs(1 / scale - 1))
-        divisors = gaps.clamp(min=max(_LEAST_GAP * value, doubt / 2))
-        error = _UNRESOLVED * length
-        if float(means.square().sum()) >= _LEAST_AGREEMENT:
-            rest = max(0.0, length**2 - float(parts.square().sum()))
-            error = _shortfall(parts, gaps - doubt) + rest / (value - _ELSEWHERE * value)
-        return Estimate(error, directions @ (parts * (value / divisors - 1)))
-
-    def _scale(self, means: Tensor, moved: Tensor) -> float | None:
-        """The s for which s B x is closest to A x in the frame; None if it is not positive."""
-        predicted = self.matrix @ means
-        square = float(predicted @ predicted)
-        scale = float(moved @ predicted) / square if square > 0 else 0.0
-        return scale if scale > 0 else None
-
-    def _without(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Eigenvalues and eigenvectors of B outside the span of some columns."""
-        full, _ = torch.linalg.qr(wanted, mode="complete")
-        others = full[:, wanted.shape[1] :]
-        eigenvalues, vectors = torch.linalg.eigh(others.T @ self.matrix @ others)
-        return eigenvalues, others @ vectors
-
-
-def _shortfall(parts: Tensor, gaps: Tensor) -> float:
-    """Estimated gain of a value from following the parts of its residual."""
-    resolved = gaps > parts.norm()
-    shifted = parts[resolved].square() / gaps[resolved]
-    return float(shifted.sum() + _UNRESOLVED * parts[~resolved].norm())
+from normscope.curvature.mean_model import ErrorEstimate, MeanModel
 
 
 class Davidson(Basis):
@@ -177,7 +24,7 @@ class Davidson(Basis):
         start: (size, block), linearly independent columns.
         basis_limit: how many vectors may be held, and as many products.
         generator: of random vectors, drawn when the basis spans an invariant subspace.
-        model: of the operator.
+        mean_model: of the operator.
         which: which eigenvalues are wanted, as in `wanted_positions`.
     """
 
@@ -187,15 +34,15 @@ class Davidson(Basis):
         start: Tensor,
         basis_limit: int,
         generator: torch.Generator,
-        model: MeanModel,
+        mean_model: MeanModel,
         which: str,
     ) -> None:
         super().__init__(product, start, basis_limit, generator)
         self._images = torch.empty_like(self._basis)
-        self._model = model
+        self._mean_model = mean_model
         self._which = which
         # coordinates of the basis and of the images in the model's frame
-        shape = len(self._basis), len(model.matrix)
+        shape = len(self._basis), len(mean_model.matrix)
         self._means, self._moved = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
 
     def step(self) -> None:
@@ -210,14 +57,14 @@ class Davidson(Basis):
         expected = (self._images[:row] @ vector).double().cpu()
         self._record_asymmetry(coefficients[:row], expected)
         self._images[row] = image
-        self._means[row] = self._model.frame.means(vector)
-        self._moved[row] = self._model.frame.means(image)
+        self._means[row] = self._mean_model.frame.means(vector)
+        self._moved[row] = self._mean_model.frame.means(image)
         self._projected[: self.held, row] = coefficients
         self._projected[row, :row] = coefficients[:row]
         self.done += 1
 
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
-        """The best approximations in the span of the basis, with the model's error estimates.
+        """Return the best approximations in the basis, with the model's error estimates.
 
         Args:
             which: as in `wanted_positions`.
@@ -249,31 +96,33 @@ class Davidson(Basis):
         self.done = self.held = kept
 
     def _best(self, which: str, count: int) -> tuple[Tensor, Tensor, float]:
-        """Ritz values and vectors in the basis, and the largest magnitude of all values."""
+        """Return Ritz values and vectors in the basis, and the largest magnitude of all values."""
         values, vectors = self._eigen()
         chosen = wanted_positions(values, which, count)
         return values[chosen], vectors[:, chosen], float(values.abs().max())
 
     def _direction(self) -> Tensor:
-        """The direction towards the wanted eigenvector with the largest residual."""
+        """Return the direction towards the wanted eigenvector with the largest residual."""
         values, coefficients, _ = self._best(self._which, self.block)
         residuals = self._residuals(values, coefficients)
         lengths = residuals.norm(dim=0).double().cpu()
         worst = int(lengths.argmax())
         weights = self._estimates(values, coefficients, lengths)[worst].weights
         residual = residuals[:, worst].contiguous()
-        return residual.add_(self._model.frame.vector(weights, residual))
+        return residual.add_(self._mean_model.frame.vector(weights, residual))
 
     def _residuals(self, values: Tensor, coefficients: Tensor) -> Tensor:
-        """A x - theta x for each Ritz pair, one column each."""
+        """Return A x - theta x for each Ritz pair, one column each."""
         images = self._images[: self.done]
         return (images.T @ coefficients.to(images)).sub_(self.combination(coefficients * values))
 
-    def _estimates(self, values: Tensor, coefficients: Tensor, lengths: Tensor) -> list[Estimate]:
-        """The model's estimate for each Ritz pair."""
+    def _estimates(
+        self, values: Tensor, coefficients: Tensor, lengths: Tensor
+    ) -> list[ErrorEstimate]:
+        """Return the model's estimate for each Ritz pair."""
         means = self._means[: self.done].T @ coefficients
         moved = self._moved[: self.done].T @ coefficients
         return [
-            self._model.estimate(float(value), float(length), x, image, means)
+            self._mean_model.estimate(float(value), float(length), x, image, means)
             for value, length, x, image in zip(values, lengths, means.T, moved.T, strict=True)
         ]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normscope.curvature.davidson import Davidson, MeanModel
+from normscope.curvature.davidson import Davidson
 from normscope.curvature.lanczos import Basis, Lanczos, RitzPairs
+from normscope.curvature.mean_model import MeanModel
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import InputError, StateError
 from normscope.progress import Progress, ProgressCallback
@@ -71,7 +72,7 @@ class Request:
         return self.count * (2 if self.which == "both" else 1)
 
     def with_fewer_products(self, spent: float, each: float = 1.0) -> Request:
-        """The same request with the products that remain, each of the given cost; at least one."""
+        """Return the request with the remaining products, at the given cost each; at least one."""
         left = max(1, math.floor((self.max_products - spent) / each))
         return replace(self, max_products=left)
 
@@ -104,9 +105,9 @@ def start_block(
     space: SearchSpace,
     guesses: Tensor | None,
     request: Request,
-    model: MeanModel | None = None,
+    mean_model: MeanModel | None = None,
 ) -> Tensor:
-    """The block of start vectors, as many as eigenvalues are wanted.
+    """Return the block of start vectors, as many as eigenvalues are wanted.
 
     A guess could miss the vector of a larger eigenvalue. Every guess therefore gets a random part,
     and vectors without a guess are random.
@@ -115,12 +116,12 @@ def start_block(
         space: where to search.
         guesses: vectors of the space, of any length, one column each; or None.
         request: parameters of the search.
-        model: that the search will use.
+        mean_model: that the search will use.
 
     Returns:
         (size, count).
     """
-    random_share = _RANDOM_SHARE if model is None else _SMALL_RANDOM_SHARE
+    random_share = _RANDOM_SHARE if mean_model is None else _SMALL_RANDOM_SHARE
     generator = torch.Generator().manual_seed(request.seed)
     drawn = torch.randn(request.count, space.size, generator=generator)
     block = drawn.to(space.device, space.dtype).div_(space.size**0.5)
@@ -134,20 +135,20 @@ def start_block(
 
 
 def search(
-    space: SearchSpace, start: Tensor, request: Request, model: MeanModel | None = None
+    space: SearchSpace, start: Tensor, request: Request, mean_model: MeanModel | None = None
 ) -> Found:
-    """Extreme eigenvalues of the matrix of a space.
+    """Return the extreme eigenvalues of the matrix of a space.
 
     Args:
         space: the space with its matrix.
         start: (size, count).
         request: parameters of the search.
-        model: of the matrix, for Davidson's method; None for Lanczos.
+        mean_model: of the matrix, for Davidson's method; None for Lanczos.
 
     Returns:
         The best approximations once all residuals are within the tolerance, or no product is left.
     """
-    basis = _basis(space, start, request, model)
+    basis = _basis(space, start, request, mean_model)
     del start  # as large as a basis vector, and copied
     reachable = _REACHABLE * torch.finfo(space.dtype).eps
     while True:
@@ -160,21 +161,29 @@ def search(
         at_end = basis.exhausted or basis.products >= request.max_products
         at_end |= complete and bool((residuals <= reachable).all())
         # the gap in Lanczos' error estimate is a guess until the vector is roughly known
-        trusted = model is not None or bool((residuals <= VALUE_RESIDUAL * request.tolerance).all())
+        trusted = mean_model is not None or bool(
+            (residuals <= VALUE_RESIDUAL * request.tolerance).all()
+        )
         margin = 1.0 if at_end else _MARGIN
         converged = complete and _within_tolerance(residuals, errors, request, margin, trusted)
         if converged or at_end:
             vectors = basis.vectors(pairs)
             return Found(
-                *(pairs.values, vectors.to(space.dtype), residuals, errors, converged),
-                basis.products,
-                mixture=_mixture(basis, request, space.dtype) if model is None else None,
+                values=pairs.values,
+                vectors=vectors.to(space.dtype),
+                residuals=residuals,
+                errors=errors,
+                converged=converged,
+                products=basis.products,
+                mixture=_mixture(basis, request, space.dtype) if mean_model is None else None,
             )
         if basis.full:
             basis.compress(request.which, max(request.count + 2, basis.done // 3))
 
 
-def _basis(space: SearchSpace, start: Tensor, request: Request, model: MeanModel | None) -> Basis:
+def _basis(
+    space: SearchSpace, start: Tensor, request: Request, mean_model: MeanModel | None
+) -> Basis:
     wide = torch.promote_types(space.dtype, torch.float32)  # half precision is not orthogonal
     start = start.to(wide)
 
@@ -184,11 +193,11 @@ def _basis(space: SearchSpace, start: Tensor, request: Request, model: MeanModel
         return image
 
     generator = torch.Generator().manual_seed(request.seed + 1)
-    held = space.size * start.element_size() * (1 if model is None else 2)
+    held = space.size * start.element_size() * (1 if mean_model is None else 2)
     limit = max(4 * request.count + 6, min(128, _BASIS_BYTES // held))
-    if model is None:
+    if mean_model is None:
         return Lanczos(product, start, limit, generator)
-    return Davidson(product, start, limit, generator, model, request.which)
+    return Davidson(product, start, limit, generator, mean_model, request.which)
 
 
 def _check_range(largest: float, dtype: torch.dtype) -> None:
@@ -212,7 +221,7 @@ def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:
 
 
 def _mixture(basis: Basis, request: Request, dtype: torch.dtype) -> Tensor | None:
-    """The sum of the Ritz vectors after the first whose values are close to the first."""
+    """Return the sum of the Ritz vectors after the first whose values are close to the first."""
     if request.count > 1 or request.which == "both":
         return None
     pairs = basis.ritz_pairs(request.which, basis.done)
@@ -234,7 +243,7 @@ def _within_tolerance(
 
 
 def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Residuals and errors relative to the eigenvalues.
+    """Return the residuals and errors relative to the eigenvalues.
 
     An eigenvalue that is zero up to rounding has no relative accuracy. Its magnitude is therefore
     replaced by the smallest one that rounding lets a residual within the tolerance resolve.

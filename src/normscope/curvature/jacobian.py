@@ -33,19 +33,19 @@ class Jacobian(ABC):
 
     @abstractmethod
     def pull_back(self, cotangent: Tensor) -> Tensor:
-        """J^T u, a flat parameter vector."""
+        """Return J^T u, a flat parameter vector."""
 
     @abstractmethod
     def push_forward(self, vector: Tensor) -> Tensor:
-        """J v, in the shape of the output."""
+        """Return J v, in the shape of the output."""
 
     def gram(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """J J^T u, in the shape of the output, and J^T u if it is computed on the way."""
+        """Return J J^T u, in the shape of the output, and J^T u if it is computed on the way."""
         pulled = self.pull_back(cotangent)
         return self.push_forward(pulled), pulled
 
     def gram_with(self, other: Jacobian, cotangent: Tensor) -> Tensor:
-        """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere.
+        """Return J K^T u, in the shape of this output, for the Jacobian K on other data.
 
         Args:
             other: K, on other data, in the same parameters.
@@ -57,7 +57,7 @@ class Jacobian(ABC):
         return self.push_forward(other.pull_back(cotangent))
 
     def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
-        """The inner products of all J^T u, float64, (count, count).
+        """Return the inner products of all J^T u, float64, (count, count).
 
         Args:
             cotangents: the u, each in the shape of the output.
@@ -91,17 +91,17 @@ class GraphJacobian(Jacobian):
         self._pulled_back: tuple[Tensor, ...] = ()
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
-        """J^T u, a flat parameter vector."""
+        """Return J^T u, a flat parameter vector."""
         with self._evaluator.isolated(self._leaves, self._number):
             return self._evaluator.layout.join(self._pull_back(cotangent))
 
     def push_forward(self, vector: Tensor) -> Tensor:
-        """J v, in the shape of the output."""
+        """Return J v, in the shape of the output."""
         with self._evaluator.isolated(self._leaves, self._number):
             return self._push_forward(self._evaluator.layout.split(vector))
 
     def gram(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """J J^T u and J^T u."""
+        """Return J J^T u and J^T u."""
         with self._evaluator.isolated(self._leaves, self._number):
             pulled = self._pull_back(cotangent)
             return self._push_forward(pulled), self._evaluator.layout.join(pulled)

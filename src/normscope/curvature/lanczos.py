@@ -37,7 +37,7 @@ class RitzPairs:
 
 
 def wanted_positions(values: Tensor, which: str, count: int) -> Tensor:
-    """Positions of the wanted eigenvalues among ascending ones, the most wanted first.
+    """Return the positions of the wanted eigenvalues among ascending ones, the most wanted first.
 
     Args:
         values: ascending.
@@ -113,7 +113,7 @@ class Basis(ABC):
 
     @abstractmethod
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
-        """The best approximations in the span of the basis.
+        """Return the best approximations in the span of the basis.
 
         Args:
             which: as in `wanted_positions`.
@@ -133,11 +133,11 @@ class Basis(ABC):
         """
 
     def vectors(self, pairs: RitzPairs) -> Tensor:
-        """The approximate eigenvectors, one column each."""
+        """Return the approximate eigenvectors, one column each."""
         return self.combination(pairs.coefficients)
 
     def combination(self, coefficients: Tensor) -> Tensor:
-        """Linear combinations of the multiplied basis vectors, one column each."""
+        """Return linear combinations of the multiplied basis vectors, one column each."""
         basis = self._basis[: self.done]
         return basis.T @ coefficients.to(basis)
 
@@ -210,7 +210,7 @@ class Lanczos(Basis):
             self.held += 1
 
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
-        """The best approximations in the span of the basis.
+        """Return the best approximations in the span of the basis.
 
         The error is the square of the residual over the gap to the other eigenvalues where the gap
         is known, else twice the residual.
@@ -250,7 +250,7 @@ class Lanczos(Basis):
 
 
 def _value_errors(values: Tensor, residuals: Tensor) -> Tensor:
-    """Estimated distance of each Ritz value to its eigenvalue.
+    """Return the estimated distance of each Ritz value to its eigenvalue.
 
     The square of the residual over the gap to the other eigenvalues bounds it. The gap is known
     from the other Ritz values only up to their residuals, which are therefore subtracted. It is not

@@ -68,7 +68,7 @@ class CurvatureOperator:
         self._kept: BatchCurvature | None = None
 
     def weighted_mean(self, apply: Callable[[BatchCurvature], Tensor]) -> Tensor:
-        """The mean over batches, weighted by samples, of a function of each batch's curvature.
+        """Return the mean over batches, weighted by samples, of a function of their curvature.
 
         Args:
             apply: called once for each batch; its results must have one shape.
@@ -87,7 +87,7 @@ class CurvatureOperator:
         return total
 
     def first_batch(self) -> BatchCurvature:
-        """The curvature of the first batch; kept if there is no other."""
+        """Return the curvature of the first batch; kept if there is no other."""
         if self._kept is not None:
             return self._kept
         number, batch = next(self.evaluator.batches())
@@ -97,7 +97,7 @@ class CurvatureOperator:
         return curvature
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """The matrix times one vector.
+        """Return the matrix times one vector.
 
         Args:
             vector: (size,).
@@ -109,7 +109,7 @@ class CurvatureOperator:
         return self.weighted_mean(lambda curvature: curvature.times(vector))
 
     def matmat(self, matrix: Tensor) -> Tensor:
-        """The matrix times several vectors; each batch's graph is built once for all of them.
+        """Return the matrix times several vectors; each batch's graph is built only once.
 
         Fisher and Gauss-Newton matrices of a batch with no more outputs than vectors are multiplied
         through the batch's Jacobian, computed once; otherwise vector by vector.
@@ -128,7 +128,7 @@ class CurvatureOperator:
         return self.matmat(other) if is_matrix else self.matvec(other)
 
     def to_scipy(self) -> LinearOperator:
-        """The same operator for NumPy vectors, as SciPy's solvers take it."""
+        """Return the same operator for NumPy vectors, as SciPy's solvers take it."""
         half = self.dtype in (torch.bfloat16, torch.float16)
         dtype = torch.float32 if half else self.dtype  # NumPy and LAPACK have no smaller ones
 
@@ -163,7 +163,7 @@ def operator(
     params: Parameters = None,
     seed: int = 0,
 ) -> CurvatureOperator:
-    r"""A curvature matrix of a model as a linear operator; the model is left as it is.
+    r"""Return a curvature matrix of a model as a linear operator; the model is left as it is.
 
     .. math:: F = \frac1m J^\top J, \qquad G = J^\top (\nabla^2_f L)\, J, \qquad
         H = \nabla^2_\theta L
@@ -208,7 +208,7 @@ def unchecked_operator(
     params: Parameters,
     seed: int,
 ) -> CurvatureOperator:
-    """The operator before any curvature is computed; arguments as for `operator`."""
+    """Return the operator before any curvature is computed; arguments as for `operator`."""
     with MODEL_LOCK:  # another thread may have set up the model for a measurement
         layout = parameter_layout(model, params)
         return CurvatureOperator(Evaluator(Problem(model, loss, data), layout, mode, seed), kind)
@@ -223,7 +223,7 @@ def dense(
     params: Parameters = None,
     seed: int = 0,
 ) -> Tensor:
-    """The whole curvature matrix, column by column; for small networks.
+    """Return the whole curvature matrix, column by column; for small networks.
 
     Args:
         model: the model.

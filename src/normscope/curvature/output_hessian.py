@@ -18,7 +18,7 @@ class OutputHessian(ABC):
 
     @abstractmethod
     def times(self, tangent: Tensor) -> Tensor:
-        """The Hessian times a tensor in the shape of the output."""
+        """Return the Hessian times a tensor in the shape of the output."""
 
 
 class FactoredHessian(OutputHessian):
@@ -26,14 +26,14 @@ class FactoredHessian(OutputHessian):
 
     @abstractmethod
     def root(self, tangent: Tensor) -> Tensor:
-        """R times a tensor in the shape of the output."""
+        """Return R times a tensor in the shape of the output."""
 
     @abstractmethod
     def root_transposed(self, tangent: Tensor) -> Tensor:
-        """R^T times a tensor in the shape of the output."""
+        """Return R^T times a tensor in the shape of the output."""
 
     def times(self, tangent: Tensor) -> Tensor:
-        """The Hessian times a tensor in the shape of the output."""
+        """Return the Hessian times a tensor in the shape of the output."""
         return self.root(self.root_transposed(tangent))
 
 
@@ -48,15 +48,15 @@ class ScaledIdentity(FactoredHessian):
     scale: float
 
     def root(self, tangent: Tensor) -> Tensor:
-        """The square root of the scale times the tensor."""
+        """Return the square root of the scale times the tensor."""
         return tangent * math.sqrt(self.scale)
 
     def root_transposed(self, tangent: Tensor) -> Tensor:
-        """The same as `root`."""
+        """Return the same as `root`."""
         return self.root(tangent)
 
     def times(self, tangent: Tensor) -> Tensor:
-        """The scale times the tensor."""
+        """Return the scale times the tensor."""
         return tangent * self.scale
 
 
@@ -79,19 +79,19 @@ class CrossEntropyHessian(FactoredHessian):
     scale: float
 
     def root(self, tangent: Tensor) -> Tensor:
-        """R times the tensor."""
+        """Return R times the tensor."""
         p = self.probabilities
         weighted = p.sqrt() * tangent
         return (weighted - p * weighted.sum(1, keepdim=True)) * math.sqrt(self.scale)
 
     def root_transposed(self, tangent: Tensor) -> Tensor:
-        """R^T times the tensor."""
+        """Return R^T times the tensor."""
         p = self.probabilities
         centred = tangent - (p * tangent).sum(1, keepdim=True)
         return p.sqrt() * centred * math.sqrt(self.scale)
 
     def times(self, tangent: Tensor) -> Tensor:
-        """H times the tensor."""
+        """Return H times the tensor."""
         p = self.probabilities
         return p * (tangent - (p * tangent).sum(1, keepdim=True)) * self.scale
 
@@ -116,7 +116,7 @@ class AutogradHessian(OutputHessian):
             )
 
     def times(self, tangent: Tensor) -> Tensor:
-        """The Hessian times a tensor in the shape of the output."""
+        """Return the Hessian times a tensor in the shape of the output."""
         if not self._gradient.requires_grad:  # a loss linear in the output
             return torch.zeros_like(tangent)
         with explain_errors():
@@ -127,7 +127,7 @@ class AutogradHessian(OutputHessian):
 
 
 def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:
-    """The loss's Hessian in the output, in closed form if the loss is a `known_loss`.
+    """Return the loss's Hessian in the output, in closed form if the loss is a `known_loss`.
 
     Args:
         loss: called as ``loss(output, target)``.

@@ -20,10 +20,10 @@ class BatchCurvature(ABC):
 
     @abstractmethod
     def times(self, vector: Tensor) -> Tensor:
-        """The matrix times a flat vector."""
+        """Return the matrix times a flat vector."""
 
     def times_block(self, matrix: Tensor) -> Tensor:
-        """The matrix times several flat vectors, one column each."""
+        """Return the matrix times several flat vectors, one column each."""
         block = torch.empty_like(matrix)
         for column in range(matrix.shape[1]):
             block[:, column] = self.times(matrix[:, column].contiguous())
@@ -45,11 +45,11 @@ class GaussNewtonProduct(BatchCurvature):
         self.metric = metric
 
     def times(self, vector: Tensor) -> Tensor:
-        """The matrix times a flat vector."""
+        """Return the matrix times a flat vector."""
         return self.jacobian.pull_back(self.metric.times(self.jacobian.push_forward(vector)))
 
     def times_block(self, matrix: Tensor) -> Tensor:
-        """The matrix times several flat vectors: through J itself if it has no more rows.
+        """Return the matrix times several flat vectors: through J itself if it has no more rows.
 
         A row of J costs half a product; the rest is three products of matrices.
         """
@@ -89,7 +89,7 @@ class HessianProduct(BatchCurvature):
             check_finite(gradient, "the gradient")
 
     def times(self, vector: Tensor) -> Tensor:
-        """The Hessian times a flat vector."""
+        """Return the Hessian times a flat vector."""
         layout = self._evaluator.layout
         curved = [
             (gradient, piece.to(gradient.dtype))

@@ -54,7 +54,7 @@ class Quadrature:
     products: int
 
     def diluted(self, share: float) -> Quadrature:
-        """The rule of a larger matrix whose other eigenvalues are zero.
+        """Return the rule of a larger matrix whose other eigenvalues are zero.
 
         Args:
             share: of the larger matrix's eigenvalues that this rule describes.
@@ -79,7 +79,7 @@ def gauss_quadrature(
     steps: int,
     on_product: Callable[[], None] = lambda: None,
 ) -> Quadrature:
-    r"""The Gauss rule of a vector: exact for polynomials up to degree ``2 steps - 1``.
+    r"""Return the Gauss rule of a vector: exact for polynomials up to degree ``2 steps - 1``.
 
     .. math:: v^\top p(A)\, v = \sum_j w_j\, p(\theta_j), \qquad
         T = Q^\top A\, Q = U \Theta U^\top, \quad w_j = U_{1j}^2
@@ -129,7 +129,7 @@ def random_quadratures(
     seed: int,
     on_product: Callable[[], None] = lambda: None,
 ) -> Iterator[Quadrature]:
-    """Gauss rules of independent random directions, uniform on the sphere.
+    """Return the Gauss rules of independent random directions, uniform on the sphere.
 
     The mean of the rules over the directions is the mean over the eigenvalues. Only one direction's
     basis is in memory at a time.
@@ -171,20 +171,20 @@ class SymmetricLog:
     threshold: float
 
     def position(self, values: Floats) -> Floats:
-        """Positions of eigenvalues on the axis."""
+        """Return the positions of eigenvalues on the axis."""
         ratio = np.abs(values) / self.threshold
         beyond = 1 + np.log10(np.maximum(ratio, 1))
         return np.sign(values) * np.where(ratio <= 1, ratio, beyond)
 
     def value(self, positions: Floats) -> Floats:
-        """Eigenvalues at positions of the axis."""
+        """Return the eigenvalues at positions of the axis."""
         size = np.abs(positions)
         beyond = 10 ** (np.maximum(size, 1) - 1)
         return np.sign(positions) * self.threshold * np.where(size <= 1, size, beyond)
 
 
 def axis_for(rules: list[Quadrature], threshold: float | None) -> SymmetricLog:
-    """An axis that resolves the nodes of some rules.
+    """Return an axis that resolves the nodes of some rules.
 
     Args:
         rules: of one matrix.
@@ -206,7 +206,7 @@ def axis_for(rules: list[Quadrature], threshold: float | None) -> SymmetricLog:
 
 
 def grid(rules: list[Quadrature], axis: SymmetricLog, width: float, nonnegative: bool) -> Floats:
-    """Evenly spaced positions that cover all nodes with their spread and smoothing."""
+    """Return evenly spaced positions that cover all nodes with their spread and smoothing."""
     lowest = min(float((rule.nodes - _SPREADS * rule.spreads).min()) for rule in rules)
     highest = max(float((rule.nodes + _SPREADS * rule.spreads).max()) for rule in rules)
     if nonnegative:  # a node may be below zero by rounding, but not by its spread
@@ -219,7 +219,7 @@ def grid(rules: list[Quadrature], axis: SymmetricLog, width: float, nonnegative:
 
 
 def cumulative(rule: Quadrature, values: Floats, nonnegative: bool) -> Floats:
-    """The share of the eigenvalues that are not above each value.
+    """Return the share of the eigenvalues that are not above each value.
 
     A node represents eigenvalues with its mean and spread. They are modelled by a normal
     distribution, or by a gamma distribution if none can be negative. A node without spread is one
@@ -251,7 +251,7 @@ def cumulative(rule: Quadrature, values: Floats, nonnegative: bool) -> Floats:
 def smoothed(
     rule: Quadrature, axis: SymmetricLog, positions: Floats, width: float, nonnegative: bool
 ) -> Floats:
-    """The density of a rule per unit of the axis, smoothed by a Gaussian kernel.
+    """Return the density of a rule per unit of the axis, smoothed by a Gaussian kernel.
 
     Args:
         rule: nodes, weights and spreads.

@@ -42,18 +42,18 @@ class SearchSpace(ABC):
 
     @abstractmethod
     def times(self, vector: Tensor) -> Tensor:
-        """The matrix times a vector: one product."""
+        """Return the matrix times a vector: one product."""
 
     @abstractmethod
     def embed(self, vector: Tensor) -> Tensor:
-        """The vector of this space for a parameter vector."""
+        """Return the vector of this space for a parameter vector."""
 
     @abstractmethod
     def lift(self, vector: Tensor) -> Tensor:
-        """The parameter vector, of length one, for an eigenvector of this space."""
+        """Return the parameter vector, of length one, for an eigenvector of this space."""
 
     def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
-        """The vector of this space for an eigenvector of the same curvature on other data.
+        """Return the vector of this space for an eigenvector of the same curvature on other data.
 
         Args:
             vector: in the other space.
@@ -66,7 +66,7 @@ class SearchSpace(ABC):
 
     @abstractmethod
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
-        """The factor by which a residual can grow when its vector is lifted."""
+        """Return the factor by which a residual can grow when its vector is lifted."""
 
 
 class ParameterSpace(SearchSpace):
@@ -79,19 +79,19 @@ class ParameterSpace(SearchSpace):
         self._operator = operator
 
     def times(self, vector: Tensor) -> Tensor:
-        """The curvature times a vector."""
+        """Return the curvature times a vector."""
         return self._operator.matvec(vector)
 
     def embed(self, vector: Tensor) -> Tensor:
-        """The vector itself."""
+        """Return the vector itself."""
         return vector
 
     def lift(self, vector: Tensor) -> Tensor:
-        """The vector itself, of length one."""
+        """Return the vector itself, of length one."""
         return functional.normalize(vector, dim=0)
 
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
-        """One: nothing changes."""
+        """Return one: nothing changes."""
         return torch.ones_like(values)
 
 
@@ -124,7 +124,7 @@ class ImageCache:
             self._images.append(image)
 
     def image(self, vector: Tensor) -> Tensor | None:
-        """The image of a vector in the span of the cached ones; None for any other."""
+        """Return the image of a vector in the span of the cached ones; None for any other."""
         if not self._vectors:
             return None
         basis = torch.stack(self._vectors)
@@ -160,26 +160,26 @@ class OutputSpace(SearchSpace):
         self._lifted = ImageCache()
 
     def times(self, vector: Tensor) -> Tensor:
-        """R^T J J^T R times a vector."""
+        """Return R^T J J^T R times a vector."""
         image, pulled = self._jacobian.gram(self._metric.root(self._shaped(vector)))
         self._lifted.add(vector, pulled)
         return self._metric.root_transposed(image).reshape(-1)
 
     def embed(self, vector: Tensor) -> Tensor:
-        """R^T J v."""
+        """Return R^T J v."""
         return self._metric.root_transposed(self._jacobian.push_forward(vector)).reshape(-1)
 
     def lift(self, vector: Tensor) -> Tensor:
-        """J^T R u, of length one."""
+        """Return J^T R u, of length one."""
         lifted = self._lifted.image(vector)  # known from products with an orthonormal basis
         return functional.normalize(self.pull_back(vector) if lifted is None else lifted, dim=0)
 
     def pull_back(self, vector: Tensor) -> Tensor:
-        """J^T R u."""
+        """Return J^T R u."""
         return self._jacobian.pull_back(self._metric.root(self._shaped(vector)))
 
     def inner_products(self, vectors: Sequence[Tensor]) -> Tensor:
-        """The matrix between some vectors, float64, (count, count): half a product for each."""
+        """Return the matrix between vectors, float64, (count, count): half a product for each."""
         roots = [self._metric.root(self._shaped(vector)) for vector in vectors]
         return self._jacobian.inner_products(roots)
 
@@ -194,7 +194,7 @@ class OutputSpace(SearchSpace):
         return self._jacobian.output_shape[0]
 
     def carry(self, vector: Tensor, other: SearchSpace) -> Tensor:
-        """R^T J K^T S u, for K and S of the other data."""
+        """Return R^T J K^T S u, for K and S of the other data."""
         if not isinstance(other, OutputSpace):
             return super().carry(vector, other)
         cotangent = other._metric.root(other._shaped(vector))
@@ -202,7 +202,7 @@ class OutputSpace(SearchSpace):
         return self._metric.root_transposed(image).reshape(-1)
 
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
-        """The norm of J^T R over the length sqrt(lambda) of the lifted vector."""
+        """Return the norm of J^T R over the length sqrt(lambda) of the lifted vector."""
         return (norm / values.abs().clamp(min=torch.finfo(values.dtype).tiny)).sqrt()
 
     def _shaped(self, vector: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class OutputSpace(SearchSpace):
 
 
 def search_space(operator: CurvatureOperator, which: str, count: int) -> SearchSpace:
-    """The smallest space that has the wanted eigenvalues.
+    """Return the smallest space that has the wanted eigenvalues.
 
     Args:
         operator: the curvature.

@@ -45,7 +45,7 @@ def spectrum(
     smoothing: float = 0.1,
     progress: ProgressCallback | None = None,
 ) -> xr.Dataset:
-    r"""Density of all eigenvalues of a curvature matrix; the model is left as it is.
+    r"""Return the density of all eigenvalues of a curvature matrix; the model is left as it is.
 
     .. math:: \rho(s) = \frac1P \sum_{i=1}^{P} K_w(s - s(\lambda_i))
         \approx \frac1n \sum_{p=1}^{n} \sum_j w_{pj}\, K_w(s - s(\theta_{pj}))
@@ -118,7 +118,7 @@ def spectrum(
 
 
 def _counter(progress: ProgressCallback | None, planned: int) -> Callable[[], None]:
-    """A function that sends a progress event for each product."""
+    """Return a function that sends a progress event for each product."""
     done = 0
 
     def count() -> None:
@@ -160,7 +160,7 @@ def _dataset(
 
 
 def _with_errors(samples: dict[str, list[Floats]], dimension: str) -> dict[str, tuple[str, Floats]]:
-    """Mean and standard error over the probes of each quantity."""
+    """Return the mean and standard error over the probes of each quantity."""
     found = {}
     for name, of_probes in samples.items():
         each = np.stack(of_probes)

@@ -99,7 +99,7 @@ class TopEigenvalue(Rendered):
         return float(self.residuals.max())
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and strings by name, without the vectors."""
+        """Return numbers and strings by name, without the vectors."""
         return {
             "kind": self.kind,
             "mode": self.mode,
@@ -116,7 +116,7 @@ class TopEigenvalue(Rendered):
         }
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per eigenvalue."""
+        """Return one row per eigenvalue."""
         lists = {"values": "value", "residuals": "residual", "errors": "error"}
         frame = super().to_dataframe().explode(list(lists), ignore_index=True)
         return frame.rename(columns=lists).astype(dict.fromkeys(lists.values(), float))
@@ -170,7 +170,7 @@ def top_eigenvalue(
     progress: ProgressCallback | None = None,
     vectors: bool = True,
 ) -> TopEigenvalue:
-    """Extreme eigenvalues of a curvature matrix; the model is left as it is.
+    """Return the extreme eigenvalues of a curvature matrix; the model is left as it is.
 
     An orthogonal basis grows until the residual of every value, the norm of A v - theta v, is
     within ``tol`` of the value's magnitude. Some eigenvalue is then that close to each value; the
@@ -238,7 +238,7 @@ def extreme_eigenvalues(
     begin: float,
     vectors: bool = True,
 ) -> TopEigenvalue:
-    """Extreme eigenvalues of an existing operator.
+    """Return the extreme eigenvalues of an existing operator.
 
     Args:
         operator: the curvature.
@@ -253,17 +253,18 @@ def extreme_eigenvalues(
     """
     warm = warm_start(operator, request) if guesses is None else None
     space = search_space(operator, request.which, request.count)
-    spent, model = 0.0, None
+    spent, mean_model = 0.0, None
     if warm is not None:
-        spent, guesses, model = warm.cost, warm.carried_to(space), warm.model_for(space)
+        spent, guesses = warm.cost, warm.carried_to(space)
+        mean_model = warm.mean_model_for(space)
     elif guesses is not None:
         guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
     spent += space.embedding_cost * (0 if guesses is None else guesses.shape[1])
-    blocks = [start_block(space, guesses, request, model)]
+    blocks = [start_block(space, guesses, request, mean_model)]
     del warm, guesses  # free vectors and a graph before the search
     # popped, so that only the search's copy of the block stays in memory
-    each = 1.0 if model is None else 1 + model.frame.cost
-    found = search(space, blocks.pop(), request.with_fewer_products(spent, each), model)
+    each = 1.0 if mean_model is None else 1 + mean_model.frame.cost
+    found = search(space, blocks.pop(), request.with_fewer_products(spent, each), mean_model)
     spent += each * found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
         # the output space does not have the eigenvectors of the eigenvalue zero
@@ -305,7 +306,7 @@ def _result(
 
 
 def _why_not_converged(result: TopEigenvalue, request: Request, size: int) -> str:
-    """What a search without products left has not reached, and the remedy, as a sentence."""
+    """Return what a search without products left has not reached, and the remedy, as a sentence."""
     after, there = f"after {result.matvecs:.0f} products", len(result.values)
     wanted = min(request.wanted, size)
     name = f"{_ENDS.get(request.which, request.which)} eigenvalue"
@@ -345,7 +346,7 @@ def _check(request: Request, operator: CurvatureOperator) -> None:
 
 
 def _columns(start: Tensor | TopEigenvalue, operator: CurvatureOperator) -> Tensor:
-    """A user's start as columns of parameter vectors."""
+    """Return a user's start as columns of parameter vectors."""
     vectors = start.vectors if isinstance(start, TopEigenvalue) else start
     if not isinstance(vectors, Tensor):
         raise ArgumentTypeError(

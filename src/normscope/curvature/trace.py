@@ -53,7 +53,7 @@ class TraceEstimate(Rendered):
         return float(self.remainders.std()) / count**0.5 if count else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers by name."""
+        """Return numbers by name."""
         names = ("value", "standard_error", "captured", "products")
         return {name: getattr(self, name) for name in names}
 
@@ -96,7 +96,7 @@ class Trace(Rendered):
         return self.estimate.products
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and strings by name."""
+        """Return numbers and strings by name."""
         return {
             "kind": self.kind,
             "mode": self.mode,
@@ -148,7 +148,7 @@ def trace(
     params: Parameters = None,
     seed: int = 0,
 ) -> Trace:
-    """Trace of a curvature matrix by Hutch++; the model is left as it is.
+    """Estimate the trace of a curvature matrix by Hutch++; the model is left as it is.
 
     A third of the products finds the directions of large curvature, a third takes the trace on
     them exactly, and a third estimates the rest, whose spread gives the standard error. If the
@@ -211,7 +211,7 @@ def _estimate(curvature: CurvatureOperator, products: int, seed: int) -> TraceEs
 
 
 def exact_trace(multiply: Callable[[Tensor], Tensor], like: Tensor) -> TraceEstimate:
-    """The trace, column by column.
+    """Return the trace, column by column.
 
     Args:
         multiply: the matrix times a block of columns.
@@ -228,7 +228,7 @@ def exact_trace(multiply: Callable[[Tensor], Tensor], like: Tensor) -> TraceEsti
 def hutch_plus_plus(
     multiply: Callable[[Tensor], Tensor], like: Tensor, products: int, seed: int
 ) -> TraceEstimate:
-    r"""The trace, exact on a sketch of the range and estimated by random vectors on the rest.
+    r"""Return the trace: exact on a sketch of the range, estimated by random vectors elsewhere.
 
     .. math:: \operatorname{tr} A = \operatorname{tr}(Q^\top A Q)
         + \operatorname{E}\, z^\top A z, \qquad z = (I - Q Q^\top) g
@@ -261,6 +261,6 @@ def hutch_plus_plus(
 
 
 def _signs(like: Tensor, columns: int, generator: torch.Generator) -> Tensor:
-    """Columns of random signs; drawn on the CPU, so that all devices use the same."""
+    """Return columns of random signs; drawn on the CPU, so that all devices use the same."""
     drawn = torch.randint(2, (columns, len(like)), generator=generator, dtype=torch.int8)
     return (2 * drawn - 1).T.to(like.device, like.dtype)

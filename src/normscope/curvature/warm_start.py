@@ -15,8 +15,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from normscope.curvature.davidson import Consensus, Frame, MeanModel
 from normscope.curvature.eigensolver import Request, search, start_block
+from normscope.curvature.mean_model import (
+    Consensus,
+    MeanModel,
+    agreement,
+    gradient_model,
+    output_model,
+    top_means,
+)
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
 from normscope.errors import NormscopeError
@@ -48,7 +55,6 @@ _FEWEST_PRODUCTS = 4  # a search with fewer finds nothing useful
 _GRADIENT_BYTES = 2**28  # memory for mean gradients, one for each output
 _LARGEST_VECTOR = 2**22  # bytes of a parameter vector that is kept with its product
 _MIXED = 1.0  # weight of the next Ritz vectors in a guess among close eigenvalues
-_SMALLEST = 1e-3  # of the largest eigenvalue: smaller ones are left out of the gradient model
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -62,17 +68,17 @@ class WarmStart:
         vectors: one column each.
         which: which eigenvalues were searched.
         cost: in products with the whole operator.
-        model: of the whole operator, or None.
+        mean_model: of the whole operator, or None.
     """
 
     space: SearchSpace
     vectors: Tensor
     which: str
     cost: float
-    model: MeanModel | None = None
+    mean_model: MeanModel | None = None
 
     def carried_to(self, space: SearchSpace) -> Tensor:
-        """The corresponding vectors of another space, one column each."""
+        """Return the corresponding vectors of another space, one column each."""
         columns = [space.carry(column.contiguous(), self.space) for column in self.vectors.T]
         vectors = torch.stack(columns, dim=1)
         if self.which != "both":
@@ -81,20 +87,20 @@ class WarmStart:
         largest, *others = torch.split(vectors, -(-len(columns) // 2), dim=1)
         return largest + others[0] if others and others[0].shape == largest.shape else largest
 
-    def model_for(self, space: SearchSpace) -> MeanModel | None:
-        """The model, if it applies to vectors of that space.
+    def mean_model_for(self, space: SearchSpace) -> MeanModel | None:
+        """Return the model, if it applies to vectors of that space.
 
         A sample may have other outputs in the whole than in the part: similarities to the other
         samples, for instance.
         """
-        if self.model is None or not isinstance(self.model.frame, Consensus):
-            return self.model
-        size = self.model.frame.samples * len(self.model.matrix)
-        return self.model if isinstance(space, OutputSpace) and space.size == size else None
+        if self.mean_model is None or not isinstance(self.mean_model.frame, Consensus):
+            return self.mean_model
+        size = self.mean_model.frame.samples * len(self.mean_model.matrix)
+        return self.mean_model if isinstance(space, OutputSpace) and space.size == size else None
 
 
 def warm_start(operator: CurvatureOperator, request: Request) -> WarmStart | None:
-    """Approximate eigenvectors from some samples of a batch, or from one batch of many.
+    """Return approximate eigenvectors from some samples of a batch, or from one batch of many.
 
     Args:
         operator: the curvature on all data.
@@ -122,7 +128,7 @@ def _try(function: Callable[..., _T], *arguments: object) -> _T | None:
 def _from_mean_gradients(
     operator: CurvatureOperator, request: Request
 ) -> tuple[float, WarmStart | None]:
-    """The cost of trying, and the start from mean gradients if the samples agree on them."""
+    """Return the cost of trying, and the start from mean gradients if the samples agree on them."""
     if request.which != "largest" or len(operator.batch_sizes) > 1:
         return 0.0, None
     largest = _SMALLER_PART if operator.kind == "hessian" else _LARGEST_PART
@@ -133,12 +139,12 @@ def _from_mean_gradients(
     share, outputs = space.samples / operator.samples, space.size // space.samples
     if agreement(space, request.seed) < _AGREEING[operator.kind == "hessian"]:
         return share, None
-    model = output_model(space, operator.samples)
-    vectors = top_means(model, space, request.count)
+    mean_model = output_model(space, operator.samples)
+    vectors = top_means(mean_model, space, request.count)
     cost = share * (1 + outputs / 2 + space.embedding_cost * vectors.shape[1])
     if operator.kind == "hessian":
-        model = gradient_model(model, space, share)
-    return cost, WarmStart(space, vectors, request.which, cost, model)
+        mean_model = gradient_model(mean_model, space, share)
+    return cost, WarmStart(space, vectors, request.which, cost, mean_model)
 
 
 def _is_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Request) -> bool:
@@ -154,7 +160,7 @@ def _is_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Req
 
 
 def _from_search(operator: CurvatureOperator, request: Request, spent: float) -> WarmStart | None:
-    """The start from a search on a part of the data."""
+    """Return the start from a search on a part of the data."""
     largest = _LARGEST_PART if operator.kind == "hessian" else _SMALLER_PART
     part = _part(operator, _SEARCHED, largest, request.seed)
     if part is None:
@@ -178,12 +184,12 @@ def _from_search(operator: CurvatureOperator, request: Request, spent: float) ->
 
 
 def _affordable(request: Request) -> float:
-    """Products to spend: one on all data, and one to carry each vector there, must remain."""
+    """Return the products to spend; one on all data, and one to carry each vector, must remain."""
     return min(_LARGEST_COST, request.max_products - 1 - request.count)
 
 
 def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
-    """Where to search on the part.
+    """Return the space in which to search on the part.
 
     The largest eigenvalues of a Hessian are mostly those of its Gauss-Newton part, whose vectors
     are as good a guess. They are found among the outputs, at less than half the cost and without a
@@ -199,7 +205,7 @@ def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
 def _part(
     operator: CurvatureOperator, share: float, largest: float, seed: int
 ) -> CurvatureOperator | None:
-    """The same curvature on about that share of the data; None if the part would be too large."""
+    """Return the curvature on about that share of the data; None if the part is too large."""
     evaluator = operator.evaluator
     problem = evaluator.problem
     if len(operator.batch_sizes) >= 1 / _LARGEST_PART:
@@ -216,104 +222,3 @@ def _part(
         return None
     smaller = Problem(problem.model, problem.loss, [batch])
     return CurvatureOperator(evaluator.on(smaller), operator.kind)
-
-
-@dataclass(frozen=True)
-class MeanGradients(Frame):
-    r"""Orthonormal combinations of the mean gradients, through the Jacobian of a part of the data.
-
-    .. math:: Z = K^\top C\, U S^{-1}, \qquad (C^\top K)(C^\top K)^\top = U S^2 U^\top
-
-    No gradient is stored: multiplying by Z costs half a product on the part.
-
-    Notation: K^T = from the part's outputs to the parameters, C = its `Consensus`.
-
-    Args:
-        space: of a part of the data.
-        combinations: U S^{-1}, one column each.
-        cost: of a step, which multiplies by Z three times, in products on all data.
-    """
-
-    space: OutputSpace
-    combinations: Tensor
-    cost: float = 0.0
-
-    def means(self, vector: Tensor) -> Tensor:
-        """Z^T times a parameter vector."""
-        consensus = Consensus(self.space.samples)
-        return self.combinations.T @ consensus.means(self.space.embed(vector))
-
-    def vector(self, means: Tensor, like: Tensor) -> Tensor:
-        """Z times one coefficient for each combination."""
-        consensus = Consensus(self.space.samples)
-        combined = consensus.vector(self.combinations @ means, self.space.like)
-        return self.space.pull_back(combined).to(like)
-
-
-def agreement(space: OutputSpace, seed: int) -> float:
-    """Share of a product that is the same for every sample, for a vector that is.
-
-    Args:
-        space: of a part of the data.
-        seed: of the vector.
-
-    Returns:
-        The share of the squared length, 0 to 1. It takes one product.
-    """
-    consensus = Consensus(space.samples)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(space.size // space.samples, generator=generator)
-    image = space.times(consensus.vector(drawn / drawn.norm(), space.like))
-    total = float(image.double().square().sum())
-    return float(consensus.means(image).square().sum()) / total if total > 0 else 0.0
-
-
-def output_model(space: OutputSpace, samples: int) -> MeanModel:
-    """The matrix among output vectors that are the same for every sample.
-
-    Args:
-        space: of a part of the data.
-        samples: in the whole data that the model is for.
-
-    Returns:
-        The model. It takes half a product for each output.
-    """
-    consensus = Consensus(space.samples)
-    outputs = torch.eye(space.size // space.samples)
-    vectors = [consensus.vector(one, space.like) for one in outputs]
-    return MeanModel(space.inner_products(vectors), Consensus(samples))
-
-
-def gradient_model(means: MeanModel, space: OutputSpace, share: float) -> MeanModel:
-    """The same matrix among parameter vectors that are combinations of mean gradients.
-
-    Args:
-        means: the matrix among output vectors.
-        space: of the part of the data that it comes from.
-        share: of all data in that part.
-
-    Returns:
-        The model; it keeps the space.
-    """
-    eigenvalues, vectors = torch.linalg.eigh(means.matrix)
-    large = eigenvalues > _SMALLEST * eigenvalues[-1]
-    combinations = vectors[:, large] / eigenvalues[large].sqrt()
-    frame = MeanGradients(space, combinations, cost=1.5 * share)
-    return MeanModel(torch.diag(eigenvalues[large]), frame)
-
-
-def top_means(model: MeanModel, space: OutputSpace, count: int) -> Tensor:
-    """The largest eigenvectors of a matrix among output vectors, as vectors of a space.
-
-    Args:
-        model: of the mean gradients.
-        space: of a part of the data.
-        count: how many; at most one for each output.
-
-    Returns:
-        One column each, the largest first.
-    """
-    consensus = Consensus(space.samples)
-    _, vectors = torch.linalg.eigh(model.matrix)
-    largest = vectors.flip(1)[:, :count]
-    return torch.stack([consensus.vector(column, space.like) for column in largest.T], dim=1)

@@ -69,7 +69,7 @@ class _ClosedFormBatchNorm(_BatchNorm):
         self.__dict__["fused"] = True
 
     def _vectors(self) -> Vectors:
-        """Running mean and variance, weight and bias."""
+        """Return the running mean and variance, weight and bias."""
         buffers, parameters = self._buffers, self._parameters
         try:  # reading the dictionaries takes a fifth of the time of Module's attributes
             return (
@@ -99,7 +99,7 @@ class _ClosedFormBatchNorm(_BatchNorm):
         return 1.0 / count if transformed else 1.0 / float(count)
 
     def extra_repr(self) -> str:
-        """PyTorch's options, and the process group if there is one."""
+        """Return PyTorch's options, and the process group if there is one."""
         shared = "" if self.process_group is None else f", process_group={self.process_group!r}"
         line: str = super().extra_repr()  # type: ignore[no-untyped-call]  # PyTorch's own
         return line + shared

@@ -60,7 +60,7 @@ def batch_norm(
     process_group: GroupChoice = None,
     fused: bool | None = None,
 ) -> Tensor:
-    r"""Batch-normalized input; updates the running statistics in place while training.
+    r"""Return the batch-normalized input; update the running statistics in place in training.
 
     .. math:: y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
 
@@ -109,7 +109,7 @@ def closed_form_batch_norm(
     eps: float,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Batch-normalized input by the definition, correct under every composition of derivatives.
+    """Batch-normalize by the definition, correct under every composition of derivatives.
 
     Reference: ioffe2015, Alg. 1; santurkar2018, Fact C.1.
 
@@ -190,7 +190,7 @@ def _update_running(
 def eager_batch_norm(
     input: Tensor, vectors: Vectors, training: bool, momentum: float, eps: float
 ) -> Tensor:
-    """Batch-normalized input by the native kernel, accurate also where the mean is large.
+    """Batch-normalize by the native kernel, accurate also where the mean is large.
 
     Only for code that is not being compiled or traced.
     """
@@ -220,7 +220,7 @@ def eager_batch_norm(
 
 
 def _eager_by_running(input: Tensor, vectors: Vectors, eps: float, largest: float) -> Tensor:
-    """By the kernel, or in closed form where a running mean is large relative to its spread."""
+    """Normalize by the kernel, or in closed form if a running mean is far above its spread."""
     mean, variance, _, _ = vectors
     if mean is not None and variance is not None and input.numel() > 0 and not transform_active():
         # Bounds on the largest ratio, the cheapest first; infinities are left to PyTorch.
@@ -235,7 +235,7 @@ def _eager_by_running(input: Tensor, vectors: Vectors, eps: float, largest: floa
 
 
 def _half_precision(input: Tensor, vectors: Vectors, momentum: float, eps: float) -> Tensor:
-    """The kernel with every vector in float32, at least one of them, so that its statistics are."""
+    """Run the kernel with at least one vector, in float32, so that its statistics are float32."""
     running_mean, running_var, weight, bias = vectors
     weight = input.new_ones(input.size(1), dtype=torch.float32) if weight is None else weight
     mean, variance, bias = (
@@ -251,7 +251,7 @@ def _half_precision(input: Tensor, vectors: Vectors, momentum: float, eps: float
 def _centre_first(
     input: Tensor, vectors: Vectors, momentum: float, eps: float, mean: Tensor
 ) -> Tensor:
-    """The kernel on the input minus the approximate mean that its first call found."""
+    """Run the kernel on the input minus the approximate mean that its first call found."""
     running_mean, running_var, weight, bias = vectors
     centred = input - along_channels(mean, input)
     if running_mean is not None and running_var is not None:
@@ -265,7 +265,7 @@ def _centre_first(
 
 
 def _kernel_statistics(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance as the kernel computes them."""
+    """Return the mean and unbiased variance as the kernel computes them."""
     mean, variance = input.new_zeros(input.size(1)), input.new_ones(input.size(1))
     torch.batch_norm(input, None, None, mean, variance, True, 1.0, eps, False)
     return mean, variance

@@ -73,7 +73,7 @@ def norm_kind(
     matches: Matches | None = None,
     options: Sequence[str] | None = None,
 ) -> Callable[[NormFactory], NormFactory]:
-    """Decorator that registers a factory as a kind of normalization.
+    """Return a decorator that registers a factory as a kind of normalization.
 
     Args:
         name: of the kind.
@@ -117,7 +117,7 @@ class NoNorm(nn.Identity):
         self.options = options
 
     def extra_repr(self) -> str:
-        """The arguments, for the printed module."""
+        """Return the arguments, for the printed module."""
         return f"{self.num_features}, dimensions={self.dimensions}"
 
 
@@ -171,7 +171,7 @@ def normalization(
 
 
 def is_lp_norm(module: nn.Module) -> bool:
-    """Whether the module is l_p normalization over the batch (:class:`normscope.layers.LpNorm1d`).
+    """Return whether the module is l_p normalization (:class:`normscope.layers.LpNorm1d`).
 
     Args:
         module: any module.
@@ -183,7 +183,7 @@ def is_lp_norm(module: nn.Module) -> bool:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether the module normalizes: over the batch, or over each sample (layer, group, ...).
+    """Return whether the module normalizes, over the batch or over each sample (layer, group).
 
     Args:
         module: any module.
@@ -205,7 +205,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The kind of normalization of a module, as its name in ``NORMS``.
+    """Return the kind of normalization of a module, as its name in ``NORMS``.
 
     Args:
         module: any module.
@@ -224,7 +224,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The norm layers of a model by qualified name, in order of registration.
+    """Return the norm layers of a model by qualified name, in order of registration.
 
     Args:
         model: any module; it may be a norm layer itself, whose name is then "".
@@ -333,7 +333,7 @@ def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
 
 
 def group_count(num_features: int, dimensions: int) -> int:
-    """Groups of the kind "group": gcd(32, channels); for vectors fewer, with at least 4 units each.
+    """Return the groups of "group": gcd(32, channels); fewer for vectors, of at least 4 units.
 
     Normalizing a group of one or two units without positions would leave only their signs.
 

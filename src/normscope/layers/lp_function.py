@@ -31,7 +31,7 @@ from normscope.layers.transforms import eager
 def lp_normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Output, mean and scale of l_p normalization by the statistics of the batch.
+    r"""Return output, mean and scale of l_p normalization by the statistics of the batch.
 
     .. math:: y = \gamma (x - \bar x) / s + \beta
 
@@ -89,7 +89,7 @@ class LpNormalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The closed form, by fast kernels, or differentiable if a graph is needed."""
+        """Apply the closed form, by fast kernels, or differentiably if a graph is needed."""
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
         order, centred, eps = ctx.options
@@ -101,7 +101,12 @@ class LpNormalize(torch.autograd.Function):
             )
         else:
             to_input, to_weight, to_bias = fused_gradient(
-                *(gradient, x, weight, tuple(ctx.statistics), order, centred),
+                gradient,
+                x,
+                weight,
+                tuple(ctx.statistics),
+                order,
+                centred,
                 input_needed=input_needed,
             )
         return (
@@ -121,7 +126,7 @@ def affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Te
 
 
 def scale(values: Tensor, order: float, eps: float) -> Tensor:
-    r"""Size of the values of each channel, the power mean of order p.
+    r"""Return the size of the values of each channel, the power mean of order p.
 
     .. math:: s = \left(\tfrac1N \sum_i |t_i|^p + \epsilon\right)^{1/p}, \quad
         s = \max_i |t_i| + \epsilon \text{ for } p = \infty
@@ -160,7 +165,7 @@ def scale(values: Tensor, order: float, eps: float) -> Tensor:
 
 
 def slope(values: Tensor, size: Tensor, order: float) -> Tensor:
-    r"""Derivative of :func:`scale` with respect to each value.
+    r"""Return the derivative of :func:`scale` with respect to each value.
 
     .. math:: h_i = \tfrac1N \left(|t_i| / s\right)^{p-1} \operatorname{sign} t_i
 
@@ -193,7 +198,7 @@ def slope(values: Tensor, size: Tensor, order: float) -> Tensor:
 
 
 def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Deviations from the mean, and the mean, both corrected for the rounding of the mean.
+    """Return deviations from the mean, and the mean, corrected for the rounding of the mean.
 
     Reference: chan1983, the corrected two-pass algorithm.
     """
@@ -207,7 +212,7 @@ def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
 def plain_lp_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean and scale by plain tensor operations.
+    """Return output, mean and scale by plain tensor operations.
 
     For transforms, compilers, and input whose mean is large relative to its spread.
     """
@@ -220,7 +225,7 @@ def plain_lp_norm(
 def closed_form_gradient(
     gradient: Tensor, x: Tensor, weight: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Gradients with respect to x, weight and bias, in differentiable tensor operations.
+    r"""Return the gradients of x, weight and bias, in differentiable tensor operations.
 
     .. math::
         \frac{\partial L}{\partial x} = \frac{\gamma}{s} \Big(g - \bar g -
@@ -255,7 +260,7 @@ def closed_form_gradient(
 
 
 def _dense(x: Tensor) -> Tensor:
-    """The tensor itself if it is dense in a known memory format, else a contiguous copy."""
+    """Return the tensor itself if it is dense in a known memory format, else a contiguous copy."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last)):
         return x
@@ -263,7 +268,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _like(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient in the memory layout of x."""
+    """Return the gradient in the memory layout of x."""
     return gradient if gradient.stride() == x.stride() else torch.empty_like(x).copy_(gradient)
 
 
@@ -273,7 +278,7 @@ def _average(x: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor, mean: Tensor | None) -> Tensor:
-    """Largest size of the values of each channel, relative to the mean if one is given.
+    """Return the largest size of the values of each channel, relative to the mean if one is given.
 
     Rounding is monotonic, so this equals the maximum over the rounded differences bit for bit.
     """
@@ -284,7 +289,7 @@ def _largest(x: Tensor, mean: Tensor | None) -> Tensor:
 def fused_output(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Output, mean, scale and (for p = inf) largest size of the values of each channel."""
+    """Return output, mean, scale and (for p = inf) largest size of the values of each channel."""
     x = _dense(x)
     output = torch.empty_like(x)
     mean = _average(x)
@@ -302,7 +307,7 @@ def fused_output(
 
 
 def spread_is_lost(x: Tensor, mean: Tensor, size: Tensor, centred: bool) -> bool:
-    """Whether rounding cost the output more than a small share of its spread in some channel.
+    """Return whether rounding cost some channel more than a small share of its spread.
 
     That happens where the mean is large relative to the deviations. When centred, the scale is
     their size. Otherwise a scale close to the mean only shows that the values must be checked: a
@@ -328,7 +333,7 @@ def _range_is_below(x: Tensor, bound: Tensor) -> bool:
 def _scale(
     x: Tensor, mean: Tensor | None, order: float, eps: float, scratch: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The result of :func:`scale`, and the largest size for p = inf."""
+    """Return the result of :func:`scale`, and the largest size for p = inf."""
     if order == math.inf:
         largest = _largest(x, mean)
         return largest + eps, largest
@@ -347,7 +352,7 @@ def _scale(
 def _average_power(
     x: Tensor, mean: Tensor | None, order: float, scratch: Tensor, unit: Tensor | None = None
 ) -> Tensor:
-    """Average of |x - mean|^order over each channel, in the given unit."""
+    """Return the average of |x - mean|^order over each channel, in the given unit."""
     values = x if mean is None else torch.sub(x, along_channels(mean, x), out=scratch)
     if unit is not None:
         values = torch.div(values, along_channels(unit, x), out=scratch)
@@ -358,7 +363,7 @@ def _average_power(
 
 
 def _trustworthy(power: Tensor, eps: float) -> bool:
-    """Whether no power overflowed, and none that underflowed matters."""
+    """Return whether no power overflowed, and none that underflowed matters."""
     smallest = torch.finfo(power.dtype).tiny * 1e10
     within = float(power.max()) < math.inf
     return within and (eps >= smallest or float(power.min()) >= smallest)
@@ -374,7 +379,7 @@ def fused_gradient(
     *,
     input_needed: bool = True,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients as in :func:`closed_form_gradient`.
+    """Return the gradients as in :func:`closed_form_gradient`.
 
     The gradient of the input is ``factor * g + offset + pull * direction``, where the direction
     is the slope h up to a factor per channel.
@@ -404,7 +409,7 @@ def fused_gradient(
 def _projections(
     gradient: Tensor, x: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sums over each channel of gradient * (x - mean) * inverse and of gradient, in one pass.
+    """Return the sums per channel of gradient * (x - mean) * inverse and of gradient.
 
     The native backward pass of batch normalization computes exactly these.
     """
@@ -422,7 +427,7 @@ def _direction(
     order: float,
     result: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """N times the slope h; for p = inf the sign at the largest values, and the number of these."""
+    """Return N times the slope h; for p = inf the sign at the largest values, and their number."""
     values = x if mean is None else torch.sub(x, along_channels(mean, x), out=result)
     if order == 1:
         return torch.sign(values, out=result), None

@@ -136,7 +136,7 @@ class _LpNorm(nn.Module):
             scale = size.amax(dims) + self.eps
         else:
             scale = (size.pow(self.p).mean(dims) + self.eps) ** (1 / self.p)
-        # evaluation mode applies the running statistics as they are; set anew at each call, since
+        # evaluation mode applies the running statistics as they are; set again at each call, since
         # an earlier call's tensors are saved for its backward pass
         self.__dict__["training"] = False
         self._buffers.update(running_mean=mean, running_scale=scale)
@@ -158,7 +158,7 @@ class _LpNorm(nn.Module):
         _move(running_scale, scale, share)
 
     def extra_repr(self) -> str:
-        """The options, as in the constructor."""
+        """Return the options, as in the constructor."""
         return (
             f"{self.num_features}, p={self.p:g}, centred={self.centred}, eps={self.eps}, "
             f"momentum={self.momentum}, affine={self.affine}, "

@@ -82,7 +82,7 @@ def draw(
     device: torch.device,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Factor s and shift m of every activation for one step of Algorithm 1.
+    """Return the factor s and shift m of every activation for one step of Algorithm 1.
 
     Reference: santurkar2018, Algorithm 1.
 
@@ -127,7 +127,7 @@ def draw(
 def _seed(
     dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> int | None:
-    """A seed for the fast path, or None where that path cannot be used."""
+    """Return a seed for the fast path, or None where that path cannot be used."""
     if dtype != torch.float32 or device.type != "cpu":
         return None
     if torch.compiler.is_compiling() or tracing_active():
@@ -152,7 +152,7 @@ def _expand_seed(
     unit_shift: Tensor,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Factor and shift from the bits of a generator with the given seed."""
+    """Return the factor and shift from the bits of a generator with the given seed."""
     source = np.random.SFC64(seed)
     factor, shift = unit_factor.new_empty(shape), unit_factor.new_empty(shape)
     if _filled_by_kernel(noise, source, unit_factor, unit_shift, factor, shift):
@@ -191,12 +191,12 @@ def _filled_by_kernel(
 
 
 def _bits(source: np.random.SFC64, count: int) -> Tensor:
-    """Random int32 numbers, uniform over all values of the type."""
+    """Return random int32 numbers, uniform over all values of the type."""
     return torch.from_numpy(source.random_raw((count + 1) // 2).view(np.int32))[:count]
 
 
 def box_muller(radius_bits: Tensor, angle_bits: Tensor, *, out: Tensor, scratch: Tensor) -> None:
-    r"""Independent standard normal numbers from random bits.
+    r"""Return independent standard normal numbers from random bits.
 
     .. math::
         \sqrt{-2 \log u} \, (\cos \theta, \sin \theta), \quad
@@ -297,7 +297,7 @@ class _NoisyBatchNorm(_ClosedFormBatchNorm):
         return add_noise(normalized, self.noise, self.generator) if self.training else normalized
 
     def extra_repr(self) -> str:
-        """The options of batch normalization, and the noise."""
+        """Return the options of batch normalization, and the noise."""
         return f"{super().extra_repr()}, noise={self.noise}"
 
 

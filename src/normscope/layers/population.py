@@ -167,7 +167,7 @@ class _Average:
 
 
 def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dict[str, _Average]:
-    """Averages for the free layers, which normalize by the batch; the others are not changed."""
+    """Return averages for the free layers, which normalize by the batch; leave the others."""
     averages: dict[str, _Average] = {}
     handles = [
         layer.register_forward_pre_hook(_measure_and_use(name, averages), with_kwargs=True)
@@ -188,7 +188,7 @@ def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dic
 
 
 def _measure_and_use(name: str, averages: dict[str, _Average]) -> Callable[..., None]:
-    """A hook that makes a layer in eval mode use the statistics of the batch, without noise."""
+    """Return a hook that makes a layer in eval mode use the batch's statistics, without noise."""
 
     def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else next(iter(kwargs.values()))
@@ -242,7 +242,7 @@ class BatchStatistics(NamedTuple):
 
 
 def spread_name(layer: nn.Module) -> str:
-    """Name of the second running buffer: ``running_var`` or ``running_scale``.
+    """Return the name of the second running buffer: ``running_var`` or ``running_scale``.
 
     Args:
         layer: a batch norm or l_p layer.
@@ -254,7 +254,7 @@ def spread_name(layer: nn.Module) -> str:
 
 
 def batch_statistics(layer: Any, x: Tensor, name: str) -> BatchStatistics:
-    """Statistics of a layer's input in double precision, as the layer computes them in training.
+    """Return statistics of a layer's input in double precision, as computed in training.
 
     Args:
         layer: a batch norm or l_p layer.

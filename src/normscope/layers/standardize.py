@@ -41,11 +41,11 @@ class Batch(Protocol):
     def reduce(
         self, averaged: Sequence[Tensor], summed: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        """Averages per channel, broadcastable, then sums over processes of per-channel tensors."""
+        """Return averages per channel, broadcastable, then sums over processes."""
 
 
 def channel_axes(dimensions: int) -> tuple[int, ...]:
-    """The axes a channel is averaged over: all but axis 1.
+    """Return the axes a channel is averaged over: all but axis 1.
 
     >>> channel_axes(4)
     (0, 2, 3)
@@ -54,7 +54,7 @@ def channel_axes(dimensions: int) -> tuple[int, ...]:
 
 
 def along_channels(vector: Tensor, like: Tensor) -> Tensor:
-    """One value per channel, shaped to broadcast against (batch, channels, ...).
+    """Return one value per channel, shaped to broadcast against (batch, channels, ...).
 
     >>> along_channels(torch.ones(3), torch.zeros(2, 3, 4)).shape
     torch.Size([3, 1])
@@ -71,13 +71,13 @@ class LocalBatch:
 
     @classmethod
     def of(cls, values: Tensor) -> LocalBatch:
-        """The batch that consists of these values, (batch, channels, ...)."""
+        """Return the batch that consists of these values, (batch, channels, ...)."""
         return cls(count=values.size(0) * values.shape[2:].numel())
 
     def reduce(
         self, averaged: Sequence[Tensor], summed: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        """Averages per channel, then the summed tensors unchanged: there is no other process."""
+        """Return averages per channel, then the sums unchanged: there is no other process."""
         means = (tensor.mean(channel_axes(tensor.dim()), keepdim=True) for tensor in averaged)
         return *means, *summed
 
@@ -91,7 +91,7 @@ class SynchronizedBatch:
 
     @classmethod
     def of(cls, values: Tensor, group: ProcessGroup) -> SynchronizedBatch:
-        """The common batch of which these values, (batch, channels, ...), are one part."""
+        """Return the common batch of which these values, (batch, channels, ...), are one part."""
         local = values.size(0) * values.shape[2:].numel()
         count = torch.tensor(local, device=values.device)  # int64: exact beyond 2**24 values
         dist.all_reduce(count, group=group)
@@ -100,7 +100,7 @@ class SynchronizedBatch:
     def reduce(
         self, averaged: Sequence[Tensor], summed: Sequence[Tensor] = ()
     ) -> tuple[Tensor, ...]:
-        """Averages per channel over the common batch, then sums, in one communication."""
+        """Return averages per channel over the common batch, then sums, in one communication."""
         sums = [tensor.sum(channel_axes(tensor.dim()), keepdim=True) for tensor in averaged]
         totals = sum_over_processes(torch.stack([*sums, *summed]), self.group).unbind()
         return *(total / self.count for total in totals[: len(sums)]), *totals[len(sums) :]
@@ -131,13 +131,13 @@ class SumOverProcesses(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], tensor: Tensor, group: ProcessGroup
     ) -> tuple[Tensor, int | None]:
-        """The sum is elementwise, so a batch axis changes nothing."""
+        """Sum as usual: it is elementwise, so a batch axis changes nothing."""
         del info
         return sum_over_processes(tensor, group), in_dims[0]
 
 
 def sum_over_processes(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum of a tensor over all processes of a group, differentiable to every order.
+    """Return the sum of a tensor over all processes of a group, differentiable to every order.
 
     Raises:
         StateError: under forward-mode AD, which would be wrong from the second order on.
@@ -173,7 +173,7 @@ def checked_choice(process_group: GroupChoice) -> GroupChoice:
 
 
 def resolved_group(process_group: GroupChoice) -> ProcessGroup | None:
-    """The group to synchronize over, or None if there is nothing to synchronize.
+    """Return the group to synchronize over, or None if there is nothing to synchronize.
 
     "world" is resolved at each call, so that a model can be built before
     ``torch.distributed`` is initialized.
@@ -202,7 +202,7 @@ def resolved_group(process_group: GroupChoice) -> ProcessGroup | None:
 def standardize_by_definition(
     values: Tensor, eps: float, batch: Batch
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Standardized values, mean and 1/m variance, in plain differentiable operations.
+    r"""Return standardized values, mean and 1/m variance, in plain differentiable operations.
 
     The two passes are corrected: the rounding error of the computed mean is the average of the
     deviations, and is subtracted from them. Values of 1e4 with a spread of 1e-2 keep their digits.
@@ -253,7 +253,7 @@ class Standardize(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, eps: float, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The results of :func:`standardize_by_definition`."""
+        """Return the results of :func:`standardize_by_definition`."""
         return standardize_by_definition(values, eps, batch)
 
     @staticmethod
@@ -267,7 +267,7 @@ class Standardize(torch.autograd.Function):
     def backward(
         ctx: Any, to_standardized: Tensor, to_mean: Tensor, to_variance: Tensor
     ) -> tuple[Tensor | None, None, None]:
-        """Gradient of the values from the gradients of the three results."""
+        """Return the gradient of the values from the gradients of the three results."""
         if not ctx.needs_input_grad[0]:
             return None, None, None
         standardized, variance = ctx.saved_tensors
@@ -282,7 +282,7 @@ class Standardize(torch.autograd.Function):
 
 
 def standardize(values: Tensor, eps: float, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardized values, mean and variance, differentiated in closed form.
+    """Standardize values; return them, mean and variance, differentiated in closed form.
 
     Forward mode differentiates the definition instead, operation by operation.
 

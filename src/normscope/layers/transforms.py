@@ -18,7 +18,7 @@ _functorch: Any = torch._C._functorch
 
 
 def transform_active() -> bool:
-    """Whether the caller runs inside a ``torch.func`` transform (``grad``, ``vmap``, ``jvp``, ...).
+    """Return whether the caller runs inside a ``torch.func`` transform (``grad``, ``vmap``).
 
     >>> transform_active()
     False
@@ -37,7 +37,7 @@ transform_active._dynamo_marked_constant = True  # type: ignore[attr-defined]  #
 
 
 def forward_mode_active() -> bool:
-    """Whether a level of forward-mode AD is open, by ``forward_ad`` or by ``torch.func.jvp``.
+    """Return whether forward-mode AD is active, by ``forward_ad`` or ``torch.func.jvp``.
 
     >>> forward_mode_active()
     False
@@ -50,7 +50,7 @@ def forward_mode_active() -> bool:
 
 
 def tracing_active() -> bool:
-    """Whether operations are being recorded or intercepted, so that values must not be read.
+    """Return whether operations are being recorded or intercepted, so that values must not be read.
 
     True under ``torch.jit.trace`` and under any dispatch mode (fake tensors, ``make_fx``, ...).
 
@@ -62,7 +62,7 @@ def tracing_active() -> bool:
 
 
 def eager() -> bool:
-    """Whether operations run directly: none of the above is active and nothing is compiled.
+    """Return whether operations run directly: none of the above is active and nothing is compiled.
 
     One function instead of four, because small layers call it in every forward pass.
 
@@ -82,7 +82,7 @@ def eager() -> bool:
 
 
 def stands_for_several(gradient: Tensor) -> bool:
-    """Whether a gradient is a batch of gradients, by a transform or by ``is_grads_batched``.
+    """Return whether a gradient is a batch of gradients, by a transform or by ``is_grads_batched``.
 
     No graph is recorded of a custom autograd function that is called on such a gradient. What is to
     be differentiated again must be written in PyTorch's operations.
@@ -95,7 +95,7 @@ def stands_for_several(gradient: Tensor) -> bool:
 
 
 def belongs_to_innermost_transform(tensor: Tensor) -> bool:
-    """Whether the innermost running transform passed this tensor to the function it transforms.
+    """Return whether the innermost transform passed this tensor to its function.
 
     Only such a tensor may be written in place; one captured from outside must not be.
 
@@ -111,7 +111,7 @@ def belongs_to_innermost_transform(tensor: Tensor) -> bool:
 
 
 def writable(buffer: Tensor) -> bool:
-    """Whether a buffer may be written in place here: a transform forbids it for captured tensors.
+    """Return whether a buffer may be written in place; transforms forbid it when captured.
 
     >>> writable(torch.zeros(2))
     True

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normscope.learning_rate.bound import Curvature
+from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import explain, table_rows, table_title
-from normscope.learning_rate.prediction import Prediction
+from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.theory import MeanFieldBound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
@@ -36,11 +36,13 @@ class Advice(Rendered):
         norms: kinds of normalization in the model.
         growth_limit: multiple of its first value beyond which the loss counts as unstable; None if
             not known.
+        scaled_layer: name of the last layer if its inputs are proportional to the gamma of the last
+            norm layer, else None.
     """
 
     rule: UpdateRule
-    curvature: Curvature
-    prediction: Prediction
+    curvature: MeasuredCurvature
+    prediction: LimitPrediction
     mean_field: MeanFieldBound
     verification: Verification | None
     invariant: tuple[str, ...]
@@ -48,6 +50,7 @@ class Advice(Rendered):
     seconds: float
     norms: tuple[str, ...] = ()
     growth_limit: float | None = None
+    scaled_layer: str | None = None
 
     @property
     def bound(self) -> float:
@@ -156,7 +159,7 @@ class Advice(Rendered):
             "died_at": collapse if math.isfinite(collapse) else None,
             "growth_limit": self.growth_limit,
             "verification_steps": None if found is None else found.steps,
-            "trials": [vars(each) for each in (found.trials if found else ())],
+            "trials": [vars(each) for each in (found.all_runs if found else ())],
             "lambda_max": list(self.curvature.values),
             "lambda_max_later": list(self.curvature.later),
             "lambda_max_beyond": self.curvature.beyond,
@@ -187,7 +190,7 @@ class Advice(Rendered):
         """Return the runs with their rates and outcomes, the rates of the advice as attributes."""
         import xarray as xr
 
-        runs = () if self.verification is None else self.verification.trials
+        runs = () if self.verification is None else self.verification.all_runs
         ramps = 0 if self.verification is None else self.verification.ramps
         columns = {
             name: ("run", [getattr(each, name) for each in runs])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,8 +15,11 @@ from torch.optim import Optimizer
 from normscope.errors import InputError, StateError
 from normscope.layers.kinds import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.bound import measure_curvature
-from normscope.learning_rate.network_properties import scale_invariant_weights
+from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
+from normscope.learning_rate.network_properties import (
+    layer_scaled_by_gamma,
+    scale_invariant_weights,
+)
 from normscope.learning_rate.prediction import predict_limit
 from normscope.learning_rate.setup import TrainingSetup, bind_all_parameters, optimizer_or_sgd
 from normscope.learning_rate.stability import growth_limit
@@ -116,19 +120,17 @@ def advise(setup: TrainingSetup, verify: bool, progress: ProgressCallback) -> Ad
         verify: whether short runs on copies verify the limit.
         progress: receives an event as each part begins.
     """
-    begin, model = time.perf_counter(), setup.problem.model
-    optimizer = bind_all_parameters(setup.optimizer, model)
+    begin = time.perf_counter()
+    optimizer = bind_all_parameters(setup.optimizer, setup.problem.model)
     with torch.inference_mode(False), setup.isolated():
-        parts = _parts(setup, optimizer, verify, progress)
-    norms = {kind_of(layer) or "other" for layer in norm_layers(model).values()}
-    seconds = time.perf_counter() - begin
-    return Advice(**parts, norms=tuple(sorted(norms)), seconds=seconds)
+        advice = _measure(setup, optimizer, verify, progress)
+    return replace(advice, seconds=time.perf_counter() - begin)
 
 
-def _parts(
+def _measure(
     setup: TrainingSetup, optimizer: Optimizer, verify: bool, progress: ProgressCallback
-) -> dict[str, Any]:
-    """Return the parts of the advice by name."""
+) -> Advice:
+    """Return the advice without its time; the caller isolates the model."""
     problem, seed, rule = setup.problem, setup.seed, rule_of(optimizer)
     batches = setup.batches(_BATCHES)
     check_data(problem, batches, setup.batch_size, seed)
@@ -136,24 +138,33 @@ def _parts(
     preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
     few = batches[:_CURVATURE_BATCHES]
     curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress)
+    _check_curvature(curvature, rule)
+    progress(Progress("prediction"))
+    bound = functools.partial(curvature.bound, rule)
+    prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed)
+    norms = {kind_of(layer) or "other" for layer in norm_layers(problem.model).values()}
+    return Advice(
+        rule=rule,
+        curvature=curvature,
+        prediction=prediction,
+        verification=verify_limit(setup, prediction.rate, progress) if verify else None,
+        mean_field=mean_field_bound(problem, batches[0], rule),
+        invariant=scale_invariant_weights(problem, batches[0], seed),
+        batch_size=max(map(sample_count, batches)),
+        seconds=0.0,
+        norms=tuple(sorted(norms)),
+        growth_limit=growth_limit(problem.loss),
+        scaled_layer=layer_scaled_by_gamma(problem, batches[0], seed),
+    )
+
+
+def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:
+    """Reject a loss without positive curvature, for which the bound is infinite."""
     if not math.isfinite(curvature.bound(rule)):
         raise StateError(
             "the loss has no positive curvature at these weights, so that no learning rate is too "
             "large; start from weights at which the loss depends on the parameters."
         )
-    progress(Progress("prediction"))
-    bound = functools.partial(curvature.bound, rule)
-    prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed)
-    return {
-        "rule": rule,
-        "curvature": curvature,
-        "prediction": prediction,
-        "verification": verify_limit(setup, prediction.rate, progress) if verify else None,
-        "mean_field": mean_field_bound(problem, batches[0], rule),
-        "invariant": scale_invariant_weights(problem, batches[0], seed),
-        "batch_size": max(map(sample_count, batches)),
-        "growth_limit": growth_limit(problem.loss),
-    }
 
 
 def _check_first_loss(problem: Problem, batch: Batch, seed: int) -> None:

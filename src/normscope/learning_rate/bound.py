@@ -30,7 +30,7 @@ _TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
 
 
 @dataclass(frozen=True)
-class Curvature(Rendered):
+class MeasuredCurvature(Rendered):
     """Largest eigenvalues of the train-mode curvature.
 
     Args:
@@ -88,7 +88,7 @@ def measure_curvature(
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
     progress: ProgressCallback = ignore_progress,
-) -> Curvature:
+) -> MeasuredCurvature:
     """Measure the top eigenvalue on every batch and after the first steps.
 
     The matrix is the Gauss-Newton matrix of the loss in train mode, with derivatives through the
@@ -117,7 +117,7 @@ def measure_curvature(
         checks.measure_batch(start.evaluator(number))
     later, decreased = checks.after_steps(start, max(*checks.values, 0.0), progress)
     beyond = [] if decreased else checks.beyond_plateau(start, max(checks.values))
-    return Curvature(
+    return MeasuredCurvature(
         values=tuple(checks.values),
         later=(*later, *beyond),
         shares=checks.shares(start.layout),

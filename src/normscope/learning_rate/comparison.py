@@ -21,13 +21,14 @@ from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import advise
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
 from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd
-from normscope.learning_rate.stability import STEPS, is_unstable_loss
+from normscope.learning_rate.stability import STEPS
 from normscope.problem.batch import Batch
 from normscope.problem.loss import WholeLoss
 from normscope.problem.problem import Data, Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
 from normscope.text import Rendered, Table
 from normscope.training import fit
+from normscope.training.loop import has_diverged
 from normscope.validation import check_bool, check_integer
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Compared(Rendered):
         """
         limit = self.advice.growth_limit or math.inf
         early = self.losses[:STEPS].tolist()
-        return any(is_unstable_loss(loss, early[0], limit) for loss in early)
+        return any(has_diverged(loss, early[0], limit) for loss in early)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from normscope.learning_rate.bound import Curvature
+from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.stability import STEPS
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
@@ -54,8 +53,11 @@ def _limit_remark(advice: Advice) -> str:
 def _bound_remark(advice: Advice) -> str:
     found = advice.verification
     if found is not None and found.lowest_failure < advice.bound:
-        failure = f"{found.lowest_failure:.3g}"
-        return f"lowered: a run failed at {failure}, below the bound {advice.bound:.3g}"
+        base = "that rate" if found.lowest_failure <= found.limit else "the limit"
+        divisor = min(found.lowest_failure, found.limit) / advice.curvature_bound
+        share = "half" if divisor < 2.005 else f"{1 / divisor:.2g} times"
+        failed = f"a run failed at {found.lowest_failure:.3g}, below the bound {advice.bound:.3g}"
+        return f"{failed}: lowered to {share} {base}"
     if advice.curvature_bound < advice.bound:
         return f"the limit; the bound itself, {advice.bound:.3g}, was not tried"
     if advice.bound < advice.rule.largest_stable_rate(advice.curvature.largest):
@@ -117,7 +119,7 @@ def _verified_remark(found: Verification | None) -> str:
     collapse = (
         f"; the network collapsed at {found.lowest_collapse:.3g}" if found.collapsed_first else ""
     )
-    return f"{stable}, {above}{collapse}; {len(found.trials)} runs, {found.steps} steps"
+    return f"{stable}, {above}{collapse}; {len(found.all_runs)} runs, {found.steps} steps"
 
 
 def _shares_remark(advice: Advice) -> str:
@@ -152,7 +154,7 @@ def explain(advice: Advice) -> str:
         _explain_recommendation(advice),
         _explain_later_curvature(advice.curvature),
         _explain_estimate(advice.rule),
-        _explain_changes(advice.norms),
+        _explain_changes(advice),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -279,7 +281,7 @@ def _explain_recommendation(advice: Advice) -> str:
     )
 
 
-def _explain_later_curvature(curvature: Curvature) -> str:
+def _explain_later_curvature(curvature: MeasuredCurvature) -> str:
     start = max(curvature.values)
     if curvature.largest <= 1.1 * max(start, 0.0):
         return ""
@@ -306,21 +308,26 @@ def _explain_estimate(rule: UpdateRule) -> str:
     )
 
 
-def _explain_changes(norms: Collection[str]) -> str:
+def _explain_changes(advice: Advice) -> str:
     """Return what would change the numbers, as docs/learning_rate.md measures."""
     batches = "Small batches lower the limit, large ones hardly raise it."
-    if not norms:
+    if not advice.norms:
         return (
             "What would change it: normalization layers, whose gamma then sets the scale (compare "
             "shows by how much); smaller weights; fewer layers, since depth usually increases the "
             f"curvature. {batches}"
         )
     depth = "Depth usually increases the curvature and lowers the curvature bound"
-    if {"batch", "noisy", "l1", "l2", "linf"} & set(norms):
+    if {"batch", "noisy", "l1", "l2", "linf"} & set(advice.norms):
         depth += ", but hardly changed the limit of the BatchNorm networks measured"
         batches = "Small batches lower the limit and, by noisy statistics, the curvature bound."
+    gamma = ""
+    if advice.scaled_layer is not None and advice.scaled_layer == next(iter(advice.shares)):
+        gamma = (
+            "a smaller gamma of the last norm layer, since the curvature of the last layer goes as "
+            "its square; "
+        )
     return (
-        "What would change it: a smaller gamma of the last norm layer, since the curvature of the "
-        "last layer goes as its square; another normalization (compare shows which). "
+        f"What would change it: {gamma}another normalization (compare shows which). "
         f"{batches} {depth}."
     )

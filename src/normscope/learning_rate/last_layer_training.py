@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.learning_rate.last_layer import LastLayer
-from normscope.learning_rate.stability import STEPS, growth_limit, is_unstable_loss
+from normscope.learning_rate.stability import STEPS, growth_limit
 from normscope.learning_rate.update_rule import RuleSteps, UpdateRule
 from normscope.problem.loss import known_loss, loss_modules, stateless_loss
 from normscope.problem.problem import Problem
+from normscope.training.loop import has_diverged
 
 _COARSE = 4.0  # ratio of neighbours on the coarse grid of learning rates
 _PER_COARSE = 6  # points of the fine grid for each of the coarse one
@@ -158,7 +159,8 @@ class LastLayerTraining:
             values = losses.tolist()  # comparing a few numbers is faster in Python
             first = values if step == 0 else first
             kept = [
-                not is_unstable_loss(*pair, self._limit) for pair in zip(values, first, strict=True)
+                not has_diverged(loss, start, self._limit)
+                for loss, start in zip(values, first, strict=True)
             ]
             if not all(kept):
                 running, first = _chosen(running, kept), _chosen(first, kept)

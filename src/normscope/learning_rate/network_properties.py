@@ -11,6 +11,8 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.errors import NormscopeError
+from normscope.layers.kinds import norm_layers
+from normscope.learning_rate.last_layer import last_layer
 from normscope.learning_rate.trial_run import gradient_on
 from normscope.problem.batch import Batch, rows, sample_count
 from normscope.problem.evaluate import Evaluator
@@ -39,8 +41,7 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
     >>> scale_invariant_weights(Problem(net, "squared_error", data), data)
     ('0.weight',)
     """
-    placed = problem.prepare(batch)
-    few = rows(placed, torch.arange(min(32, sample_count(placed)), device=problem.device))
+    few = _few_samples(problem, batch)
     layout = parameter_layout(problem.model)
     evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, "train", seed)
     reference, gradient = _response(evaluator, few), gradient_on(evaluator, few)
@@ -58,6 +59,47 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
         if change <= 1e-3 * reference.norm():
             found.append(name)
     return tuple(found)
+
+
+def layer_scaled_by_gamma(problem: Problem, batch: Batch, seed: int = 0) -> str | None:
+    """Return the last layer, if the gamma of the last norm layer scales its inputs.
+
+    The gamma is doubled in train mode: the inputs double if only ReLU, pooling, dropout and the
+    like are between the two, without a residual connection around the norm layer and without beta.
+
+    Args:
+        problem: model and loss; not changed.
+        batch: of which up to 32 samples are used.
+        seed: of dropout and noise.
+
+    Returns:
+        The qualified name of the last layer; None if its inputs do not double, or if there is no
+        linear last layer or no trained gamma.
+
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    >>> data = (torch.randn(16, 3), torch.randn(16, 2))
+    >>> layer_scaled_by_gamma(Problem(net, "squared_error", data), data)
+    '3'
+    """
+    gamma = next((f"{name}.weight" for name in reversed(norm_layers(problem.model))), None)
+    layout = parameter_layout(problem.model)
+    if gamma not in layout.names:
+        return None
+    few = _few_samples(problem, batch)
+    evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, "train", seed)
+    before = last_layer(evaluator)
+    after = last_layer(evaluator, {gamma: 2 * evaluator.point[gamma]})
+    if before is None or after is None:
+        return None
+    doubled = 2 * before.features[0]
+    is_scaled = (after.features[0] - doubled).norm() <= 1e-3 * doubled.norm()
+    return before.name if is_scaled else None
+
+
+def _few_samples(problem: Problem, batch: Batch) -> Batch:
+    """Return up to 32 samples of a batch, on the model's device."""
+    placed = problem.prepare(batch)
+    return rows(placed, torch.arange(min(32, sample_count(placed)), device=problem.device))
 
 
 def _response(evaluator: Evaluator, batch: Batch) -> Tensor:

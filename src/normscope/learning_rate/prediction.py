@@ -21,7 +21,7 @@ _CONSISTENT = 4.0  # largest accepted ratio of the last layer's limits before an
 
 
 @dataclass(frozen=True)
-class Prediction(Rendered):
+class LimitPrediction(Rendered):
     """A predicted stability limit.
 
     Args:
@@ -45,7 +45,7 @@ def predict_limit(
     bound: Callable[[], float],
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
-) -> Prediction:
+) -> LimitPrediction:
     """Predict the stability limit at a fraction of the cost of short runs.
 
     Weights that feed a norm layer are scale-invariant: a step that is too large lengthens them,
@@ -79,7 +79,7 @@ def _from_last_layer(
     rule: UpdateRule,
     preconditioner: Preconditioner | None,
     seed: int,
-) -> Prediction | None:
+) -> LimitPrediction | None:
     """Return the limit of the last layer, trained alone on its inputs after one step.
 
     The first step changes these inputs too: they are computed again after one step of all other
@@ -103,7 +103,7 @@ def _from_last_layer(
         f"the last layer ({layer.name or 'the model'}), trained alone on the features of {count} "
         "after one step"
     )
-    return Prediction(limit, layer.name, standing, reason)
+    return LimitPrediction(limit, layer.name, standing, reason)
 
 
 def _may_decide(layer: LastLayer, evaluator: Evaluator) -> bool:
@@ -159,16 +159,16 @@ def limit_after_one_step(
     return 0.0
 
 
-def _from_trials(found: SampleTrials, bound: Callable[[], float]) -> Prediction:
+def _from_trials(found: SampleTrials, bound: Callable[[], float]) -> LimitPrediction:
     steps = f"in a few steps on {found.samples} samples"
     if found.rate is not None:
         ends = [f"stable at {found.low:.3g}"] * (found.low > 0) + [f"unstable at {found.high:.3g}"]
         where = ", once its loss decreases" if found.beyond else ""
         reason = f"the whole network {steps}{where}: {', '.join(ends)}"
-        return Prediction(found.rate, None, None, reason)
+        return LimitPrediction(found.rate, None, None, reason)
     limit = bound()
     if found.low > limit:
         reason = f"the largest of the rates tried, all stable {steps}"
-        return Prediction(found.low, None, None, reason)
+        return LimitPrediction(found.low, None, None, reason)
     tried = f"no rate was unstable {steps}" if found.low else "none could be tried"
-    return Prediction(limit, None, None, f"the bound: {tried}")
+    return LimitPrediction(limit, None, None, f"the bound: {tried}")

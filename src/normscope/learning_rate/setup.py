@@ -103,7 +103,7 @@ class TrainingSetup:
             model = copy.deepcopy(self.problem.model)
         except Exception as error:
             raise StateError(
-                f"the model cannot be copied for a trial run ({type(error).__name__}: {error}); "
+                f"the model cannot be copied for a short run ({type(error).__name__}: {error}); "
                 "make it fit for copy.deepcopy, or use verify=False."
             ) from error
         return model, bind_optimizer(given, model)

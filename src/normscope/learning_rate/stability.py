@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -73,22 +72,6 @@ def growth_limit(loss: object) -> float:
     (3.0, 1.5)
     """
     return 3.0 if is_squared_error(loss) else 1.5
-
-
-def is_unstable_loss(loss: float, first: float, limit: float) -> bool:
-    """Return whether one loss of a training run is unstable.
-
-    Args:
-        loss: of a step.
-        first: of the first step; if it is not positive, only non-finite losses are unstable.
-        limit: of `growth_limit`.
-
-    >>> is_unstable_loss(1.6, 1.0, 1.5), is_unstable_loss(1.5, 1.0, 1.5)
-    (True, False)
-    >>> is_unstable_loss(math.nan, 0.0, 1.5)
-    True
-    """
-    return not math.isfinite(loss) or loss > limit * first > 0
 
 
 def short_run(

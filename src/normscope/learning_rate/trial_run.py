@@ -185,7 +185,11 @@ class TrialRun:
 
     @property
     def is_unstable(self) -> bool:
-        """Whether the current loss is unstable, see `normscope.learning_rate.is_unstable`."""
+        """Whether the current loss is unstable.
+
+        As in `normscope.learning_rate.is_unstable`, except that a loss is compared with the first
+        one on the same batch. Training compares it with that of the first step, on another batch.
+        """
         return not self._ratio <= growth_limit(self._start.problem.loss)
 
     def has_decreased(self, share: float = DECREASED) -> bool:

@@ -29,19 +29,19 @@ class Verification(Rendered):
     Args:
         low: the largest learning rate that was not unstable below the smallest that was.
         high: the smallest that was unstable; infinite if none was.
-        trials: every run, in order; the ramps first.
+        all_runs: every run, in order; the ramps first.
         ramps: how many of them were ramps.
     """
 
     low: float
     high: float
-    trials: tuple[ShortRun, ...]
+    all_runs: tuple[ShortRun, ...]
     ramps: int
 
     @property
     def runs(self) -> tuple[ShortRun, ...]:
         """The runs at fixed rates."""
-        return self.trials[self.ramps :]
+        return self.all_runs[self.ramps :]
 
     @property
     def onset(self) -> float:
@@ -103,12 +103,12 @@ class Verification(Rendered):
     @property
     def steps(self) -> int:
         """Gradients taken in all runs."""
-        return sum(each.steps for each in self.trials)
+        return sum(each.steps for each in self.all_runs)
 
     def _table(self) -> Table:
         rows = [
             {"kind": "ramp" if number < self.ramps else "fixed rate", **vars(each)}
-            for number, each in enumerate(self.trials)
+            for number, each in enumerate(self.all_runs)
         ]
         end = "no instability found" if math.isinf(self.high) else f"no longer at {self.high:.3g}"
         return Table(rows, f"Stable up to {self.low:.3g}, {end}")
@@ -159,7 +159,7 @@ def verify_limit(
     search.bisect({_Verdict.UNSTABLE})
     search.bisect({_Verdict.UNSTABLE, _Verdict.COLLAPSED})
     low, high = search.enclosing({_Verdict.UNSTABLE})
-    return Verification(low, high, tuple(search.trials), search.ramps)
+    return Verification(low, high, tuple(search.all_runs), search.ramps)
 
 
 class _Verdict(Enum):
@@ -175,17 +175,17 @@ class _Search:
     setup: TrainingSetup
     budget: int
     progress: ProgressCallback
-    trials: list[ShortRun] = field(default_factory=list)
+    all_runs: list[ShortRun] = field(default_factory=list)
     verdicts: dict[float, _Verdict] = field(default_factory=dict)
     ramps: int = 0
 
     @property
     def left(self) -> int:
-        return self.budget - sum(each.steps for each in self.trials)
+        return self.budget - sum(each.steps for each in self.all_runs)
 
     def _report(self, what: str) -> None:
         """Report that a run begins, and how much of the budget is used."""
-        used, run = self.budget - self.left, f"run {len(self.trials) + 1}{what}"
+        used, run = self.budget - self.left, f"run {len(self.all_runs) + 1}{what}"
         self.progress(Progress("short runs", run, used, self.budget, "steps", "bound"))
 
     def ramp(self, start: float) -> float:
@@ -200,7 +200,7 @@ class _Search:
                 min(STEPS, self.left),
                 rate_at=lambda step: start * _RAMP_GROWTH**step,
             )
-        self.trials.append(done)
+        self.all_runs.append(done)
         self.ramps += 1
         if done.failed and done.steps <= 6 and self.ramps < 4:
             return self.ramp(start / 64)  # it started too high
@@ -231,7 +231,7 @@ class _Search:
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
         with self.setup.copied(rate) as (problem, optimizer):
             done = short_run(problem, optimizer, self.setup.batch_size, self.setup.seed + order)
-        self.trials.append(done)
+        self.all_runs.append(done)
         return done
 
     def go_down(self, rate: float) -> None:
@@ -252,13 +252,13 @@ class _Search:
 
         The data order that failed last is used: on another one the batches may differ less.
         """
-        runs = self.trials[self.ramps :]
+        runs = self.all_runs[self.ramps :]
         last = next((each for each in reversed(runs) if each.unstable), None)
         if last is None or self.left < STEPS:
             return
         if self.run(0.0, last.order - self.setup.seed).unstable:
             raise StateError(
-                f"the loss of one batch is {self.trials[-1].worst:.3g} times that of the first "
+                f"the loss of one batch is {self.all_runs[-1].worst:.3g} times that of the first "
                 "without any training, so that short runs cannot detect instability; use larger "
                 "batches of mixed samples, or verify=False."
             )

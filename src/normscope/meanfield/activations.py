@@ -38,19 +38,19 @@ class Activation(ABC):
 
     @abstractmethod
     def mean(self, mean: Array, std: Array) -> Array:
-        """Mean of the function."""
+        """Return the mean of the function."""
 
     @abstractmethod
     def slope_moment(self, mean: Array, std: Array, power: int) -> Array:
-        """Mean of a power (2 or 4) of the slope."""
+        """Return the mean of a power (2 or 4) of the slope."""
 
     @abstractmethod
     def product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the function at two variables."""
+        """Return the mean of the product of the function at two variables."""
 
     @abstractmethod
     def slope_product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the slope at two variables."""
+        """Return the mean of the product of the slope at two variables."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Rectifier(Activation):
     name: str = "relu"
 
     def mean(self, mean: Array, std: Array) -> Array:
-        """Mean of the function."""
+        """Return the mean of the function."""
         return np.asarray(self.slope * mean + (1 - self.slope) * rectified_mean(mean, std))
 
     def slope_moment(self, mean: Array, std: Array, power: int) -> Array:
-        """Mean of a power of the slope."""
+        """Return the mean of a power of the slope."""
         positive = ndtr(safe_ratio(mean, std))
         return np.asarray(positive + (1 - positive) * self.slope**power)
 
     def product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the function at two variables."""
+        """Return the mean of the product of the function at two variables."""
         (m1, m2), (s1, s2), a = means, stds, self.slope
         covariance = correlation * s1 * s2
         total = (1 - a) ** 2 * rectified_product(means, stds, correlation) if a != 1 else 0.0
@@ -89,7 +89,7 @@ class Rectifier(Activation):
         return np.asarray(total + a * (1 - a) * crossed + a * a * (m1 * m2 + covariance))
 
     def slope_product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the slope at two variables."""
+        """Return the mean of the product of the slope at two variables."""
         a = self.slope
         if a == 1:
             return np.ones(np.broadcast_shapes(*(np.shape(v) for v in (*means, correlation))))
@@ -113,21 +113,21 @@ class Smooth(Activation):
     name: str = "function"
 
     def mean(self, mean: Array, std: Array) -> Array:
-        """Mean of the function."""
+        """Return the mean of the function."""
         return expectation(self.function, mean, std)
 
     def slope_moment(self, mean: Array, std: Array, power: int) -> Array:
-        """Mean of a power of the slope."""
+        """Return the mean of a power of the slope."""
         slope = self._difference if self.derivative is None else self.derivative
         return expectation(lambda z: np.power(slope(z), power), mean, std)
 
     def product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the function at two variables."""
+        """Return the mean of the product of the function at two variables."""
         first, second = self._coefficients(means, stds)
         return series(first, second, correlation)
 
     def slope_product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the slope at two variables."""
+        """Return the mean of the product of the slope at two variables."""
         first, second = self._coefficients(means, stds)
         return np.asarray(series(first, second, correlation, slope=True) / (stds[0] * stds[1]))
 
@@ -146,7 +146,7 @@ class ErrorFunction(Smooth):
     """erf, in closed form for means of zero and by quadrature otherwise."""
 
     def product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the function at two variables."""
+        """Return the mean of the product of the function at two variables."""
         if np.any(means[0]) or np.any(means[1]):
             return super().product(means, stds, correlation)
         size = (1 + 2 * np.square(stds[0])) * (1 + 2 * np.square(stds[1]))
@@ -155,7 +155,7 @@ class ErrorFunction(Smooth):
         )
 
     def slope_product(self, means: Pair, stds: Pair, correlation: Array) -> Array:
-        """Mean of the product of the slope at two variables."""
+        """Return the mean of the product of the slope at two variables."""
         if np.any(means[0]) or np.any(means[1]):
             return super().slope_product(means, stds, correlation)
         size = (1 + 2 * np.square(stds[0])) * (1 + 2 * np.square(stds[1]))
@@ -220,14 +220,14 @@ class Nonlinearity(Operation):
     function: Activation
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         std = np.sqrt(field.variance)
         kernel = self.function.product(*_pairs(field.mean, std), _correlation(field, std))
         mean = self.function.mean(field.mean, std)
         return replace(field, mean=mean, kernel=kernel, gathered=None, gaussian=False)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         std = np.sqrt(field.variance)
         slopes = self.function.slope_product(*_pairs(field.mean, std), _correlation(field, std))
         square, fourth = (self.function.slope_moment(field.mean, std, power) for power in (2, 4))
@@ -252,15 +252,15 @@ class Dropout(Operation):
     whole_channels: bool = False
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         return replace(field, kernel=self._dropped(field.kernel), gathered=None, gaussian=False)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         return replace(signal, kernel=self._dropped(signal.kernel), centred=False)
 
     def _dropped(self, kernel: Array) -> Array:
-        """Only the product of a unit with itself for one input grows; others keep their mean."""
+        """Increase the product of a unit with itself for one input; others keep their mean."""
         raised = kernel[:, SAME] / (1 - self.probability)
         if not self.whole_channels:
             own = np.eye(kernel.shape[-1], dtype=bool)
@@ -274,7 +274,7 @@ class Addition:
     needs_positions = False
 
     def apply(self, first: Field, second: Field) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         if (first.channels, first.positions) != (second.channels, second.positions):
             shapes = [(each.channels, *each.positions) for each in (first, second)]
             raise ShapeError(f"branches to be added must have one shape, got {shapes}.")
@@ -287,12 +287,12 @@ class Addition:
         return replace(first, mean=mean, kernel=kernel, gathered=None, gaussian=gaussian)
 
     def pull_back(self, signal: Signal, field: Field, output: Field) -> Signal:
-        """The gradients at one of its inputs."""
+        """Return the gradients at one of its inputs."""
         return signal if field.resolved == output.resolved else signal.collapsed()
 
 
 def _tilt(function: Activation, mean: Array, std: Array) -> float:
-    """(E[z phi'] / E[phi'])^2 with z standard normal, by differences of the mean."""
+    """Return (E[z phi'] / E[phi'])^2 with z standard normal, by differences of the mean."""
     step = 1e-4 * np.maximum(std, 1e-12)
     slope, lean = (
         function.mean(mean + shift, std + spread) - function.mean(mean - shift, std - spread)
@@ -302,7 +302,7 @@ def _tilt(function: Activation, mean: Array, std: Array) -> float:
 
 
 def _pairs(mean: Array, std: Array) -> tuple[Pair, Pair]:
-    """Means and standard deviations at two positions, which broadcast to a kernel."""
+    """Return means and standard deviations at two positions, which broadcast to a kernel."""
     return (
         (mean[:, None, :, None], mean[:, None, None, :]),
         (std[:, None, :, None], std[:, None, None, :]),

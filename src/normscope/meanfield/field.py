@@ -60,11 +60,11 @@ class Field:
         return position_shares(self.count, self.kernel.shape[-1])
 
     def row_means(self, kernel: Array) -> Array:
-        """Mean of a kernel over its second position."""
+        """Return the mean of a kernel over its second position."""
         return np.asarray((kernel * self.shares).sum(-1))
 
     def expanded(self) -> Field:
-        """The same field, resolved."""
+        """Return the same field, resolved."""
         if self.resolved:
             return self
         if self.count == 1:
@@ -113,7 +113,7 @@ class Signal:
         return np.asarray(self.kernel[:, PAIR].sum((-2, -1)))
 
     def collapsed(self) -> Signal:
-        """The same sums, for positions that are all alike."""
+        """Return the same sums, for positions that are all alike."""
         same = np.trace(self.kernel, axis1=-2, axis2=-1) / 2
         different = self.kernel.sum((-2, -1)) / 2 - same
         rows = [np.stack([same, different], -1), np.stack([different, same], -1)]
@@ -121,7 +121,7 @@ class Signal:
 
 
 def position_shares(count: int, held: int) -> Array:
-    """Weights, row by row, of the held positions in a mean over all positions.
+    """Return the weights, row by row, of the held positions in a mean over all positions.
 
     >>> position_shares(4, 2)
     array([[0.25, 0.75],
@@ -139,7 +139,7 @@ def _spread_out(kernel: Array, count: int) -> Array:
 
 
 def combined(signals: list[Signal]) -> Signal:
-    """The sum of gradients that reach one field on several paths and are uncorrelated."""
+    """Return the sum of gradients that reach one field on several paths and are uncorrelated."""
     if len(signals) == 1:
         return signals[0]
     sizes = np.stack([each.own for each in signals])
@@ -168,7 +168,7 @@ class Setting:
     resolve: bool = False
 
     def resolves(self, count: int) -> bool:
-        """Whether a map of so many positions is resolved."""
+        """Return whether a map of so many positions is resolved."""
         return count == 1 or (self.resolve and count <= LARGEST_RESOLVED_MAP)
 
 
@@ -182,7 +182,7 @@ class Operation(ABC):
 
     @abstractmethod
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output.
+        """Return the order parameters of its output.
 
         Args:
             field: those of its input.
@@ -194,7 +194,7 @@ class Operation(ABC):
 
     @abstractmethod
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input.
+        """Return the gradients at its input.
 
         Args:
             signal: the gradients at its output.

@@ -39,7 +39,7 @@ _TRACY_WIDOM_MEAN = 1.2065  # of the orthogonal ensemble, below the edge
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class FisherEstimate:
     """The results of a closure for one network, for each setting of a sweep.
 
     Args:
@@ -79,7 +79,7 @@ class _Flow:
 
 def estimate(
     graph: Graph, data: Input, setting: Setting, every_parameter: bool = False
-) -> Estimate:
+) -> FisherEstimate:
     """Estimate the top of the Fisher spectrum from the order parameters of a graph.
 
     Args:
@@ -115,14 +115,14 @@ def estimate(
 
 
 def _over_outputs(flow: _Flow, index: int, signal: Signal) -> Array:
-    """Top eigenvalue of the outputs' mean gradients at a layer over their mean square."""
+    """Return the top eigenvalue of the mean gradients at a layer over their mean square."""
     layers = signal.path[:, 1]
     passed = np.where(layers > 0, signal.path[:, 0] + 1 / flow.fields[index].channels, 0.0)
     return product_edge(passed * finite_outputs(flow.outputs), layers)
 
 
 def _row(flow: _Flow, index: int, signal: Signal, every: bool) -> tuple[LayerRow, Array]:
-    """The row of one weighted layer, and its part of the mean squared gradient."""
+    """Return the row of one weighted layer, and its part of the mean squared gradient."""
     node, output = flow.graph.nodes[index], flow.fields[index]
     operation = node.operation
     assert isinstance(operation, Weighted)
@@ -145,7 +145,7 @@ def _row(flow: _Flow, index: int, signal: Signal, every: bool) -> tuple[LayerRow
 
 
 def _norm_terms(flow: _Flow, index: int) -> Array:
-    """Terms of scale and shift of a normalization that follows a weighted layer directly."""
+    """Return the terms of scale and shift of a normalization right after a weighted layer."""
     for later, node in enumerate(flow.graph.nodes):
         signal = flow.signals[later]
         if isinstance(node.operation, Norm) and node.inputs == (index,) and signal is not None:
@@ -154,7 +154,7 @@ def _norm_terms(flow: _Flow, index: int) -> Array:
 
 
 def _scale_term(flow: _Flow, index: int) -> Array:
-    """Mean product of the derivatives of two samples by the scale, if an activation follows."""
+    """Return the mean product of two samples' derivatives by the scale before an activation."""
     gamma = np.asarray(getattr(flow.graph.nodes[index].operation, "gamma", 1.0))
     field = flow.fields[index]
     std, total = np.sqrt(field.variance), np.zeros(1)
@@ -174,7 +174,7 @@ def _scale_term(flow: _Flow, index: int) -> Array:
 
 def _summed(
     rows: list[LayerRow], heads: list[bool], direction: Array, upper: Array, notes: tuple[str, ...]
-) -> Estimate:
+) -> FisherEstimate:
     bound = np.asarray(sum(np.asarray(row.term) for row in rows))
     bulk = np.asarray(sum(np.asarray(row.bulk) for row in rows))
     head = np.asarray(
@@ -186,7 +186,7 @@ def _summed(
         replace(row, share=row.term / positive, growth=_ratio(row.gradient, later.gradient))
         for row, later in zip(rows, above, strict=True)
     )
-    return Estimate(finished, bound, head, direction, bulk, upper, notes)
+    return FisherEstimate(finished, bound, head, direction, bulk, upper, notes)
 
 
 def _ratio(first: float | Array, second: float | Array) -> Array:
@@ -207,7 +207,7 @@ def _approximations(flow: _Flow) -> tuple[str, ...]:
 
 
 def product_edge(ratio: Array, layers: Array) -> Array:
-    r"""Upper edge of the spectrum of a product of Wishart matrices of mean one.
+    r"""Return the upper edge of the spectrum of a product of Wishart matrices of mean one.
 
     .. math:: \min_{w > 0} (1 + 1/w) (1 + c w / k)^k
 
@@ -235,7 +235,7 @@ def product_edge(ratio: Array, layers: Array) -> Array:
 
 
 def finite_outputs(outputs: int) -> float:
-    """The number of outputs whose edge is the mean top eigenvalue of a few outputs.
+    """Return the number of outputs whose edge is the mean top eigenvalue of a few outputs.
 
     >>> round(finite_outputs(10), 2)
     7.57
@@ -245,7 +245,7 @@ def finite_outputs(outputs: int) -> float:
 
 
 def extreme_normal(count: float) -> float:
-    """Expected maximum of so many standard normal variables.
+    """Return the expected maximum of so many standard normal variables.
 
     >>> round(extreme_normal(300), 2)
     2.86
@@ -254,7 +254,7 @@ def extreme_normal(count: float) -> float:
 
 
 def sample_factor(path: Array, outputs: int, batch_size: float) -> Array:
-    """Largest eigenvalue of an extreme sample over its mean squared gradient, (settings,).
+    """Return the top eigenvalue of an extreme sample over its mean squared gradient.
 
     Args:
         path: of the gradients (:class:`normscope.meanfield.field.Signal`).

@@ -72,7 +72,7 @@ class Input:
         return int(np.prod(self.shape[1:]))
 
     def field(self, resolve: bool) -> Field:
-        """Its order parameters, resolved or for positions that are all alike."""
+        """Return the order parameters, resolved or for positions that are all alike."""
         resolved = self.count == 1 or (resolve and self.count <= LARGEST_RESOLVED_MAP)
         held = self.count if resolved else 2
         planes = [
@@ -101,7 +101,7 @@ class Graph:
         return any(node.operation.needs_positions for node in self.nodes)
 
     def with_gamma(self, gamma: Array | float | None) -> Graph:
-        """The same graph with this scale in every normalization.
+        """Return the same graph with this scale in every normalization.
 
         Args:
             gamma: a number, or one for each setting of a sweep; None for no change.
@@ -116,7 +116,7 @@ class Graph:
         )
 
     def with_variances(self, weight: float | None, bias: float | None) -> Graph:
-        """The same graph with these variances of weights (times fan in) and biases."""
+        """Return the same graph with these variances of weights (times fan in) and biases."""
         given = {"weight_variance": weight, "bias_variance": bias}
         changes = {name: value for name, value in given.items() if value is not None}
         return self._changed(Weighted, lambda operation: replace(operation, **changes))
@@ -131,7 +131,7 @@ class Graph:
         return replace(self, nodes=tuple(nodes))
 
     def forward(self, start: Field, setting: Setting) -> list[Field]:
-        """The order parameters of the output of every node.
+        """Return the order parameters of the output of every node.
 
         Args:
             start: those of the input.
@@ -158,7 +158,7 @@ class Graph:
         return fields
 
     def backward(self, fields: list[Field], setting: Setting) -> list[Signal | None]:
-        """The gradients of one output with respect to the output of every node.
+        """Return the gradients of one output with respect to the output of every node.
 
         Args:
             fields: the order parameters of the outputs of all nodes.
@@ -208,7 +208,7 @@ class Graph:
             )
 
     def _without_weights(self, index: int) -> set[int]:
-        """A node and all nodes before it up to the closest weights."""
+        """Return a node and all nodes before it up to the closest weights."""
         found, open_ = set(), [index]
         while open_:
             at = open_.pop()
@@ -219,7 +219,7 @@ class Graph:
 
 
 def _held(matrix: Array, held: int) -> Array:
-    """A matrix over positions, or its mean on and off the diagonal."""
+    """Return a matrix over positions, or its mean on and off the diagonal."""
     count = len(matrix)
     if count == held and held != 2:
         return matrix
@@ -240,7 +240,7 @@ HEADS = ("flatten", "average")
 
 
 def chain(operations: Sequence[tuple[str, Operation]], shape: Sequence[int]) -> Graph:
-    """A graph in which each operation takes the output of the one before.
+    """Return a graph in which each operation takes the output of the one before.
 
     Args:
         operations: name and operation, in order.
@@ -265,7 +265,7 @@ def fully_connected_specification(
     gamma: float | Sequence[float] = 1.0,
     beta: float | Sequence[float] = 0.0,
 ) -> Graph:
-    """A fully connected network: linear, normalization, activation; the last layer linear.
+    """Return a fully connected network: linear, normalization, activation; the last layer linear.
 
     Reference: wei2018, Section 4.
 
@@ -310,7 +310,7 @@ def convolutional_specification(
     gamma: float | Sequence[float] = 1.0,
     beta: float | Sequence[float] = 0.0,
 ) -> Graph:
-    """A convolutional network: strided convolutions, then one linear layer.
+    """Return a convolutional network: strided convolutions, then one linear layer.
 
     Reference: wei2018, Section 4.
 
@@ -360,7 +360,7 @@ def convolutional_specification(
 
 
 def _per_layer(name: str, value: float | Sequence[float], layers: int) -> list[float]:
-    """One number for each layer, from one number for all or from a list."""
+    """Return one number for each layer, from one number for all or from a list."""
     values = [float(value)] * layers if isinstance(value, (int, float)) else [*map(float, value)]
     if len(values) != layers:
         raise InputError(

@@ -25,7 +25,7 @@ _TINY = 1e-100
 
 
 def normal_density(z: Array) -> Array:
-    """The density of the standard normal distribution.
+    """Return the density of the standard normal distribution.
 
     >>> round(float(normal_density(np.array(0.0))), 4)
     0.3989
@@ -34,7 +34,7 @@ def normal_density(z: Array) -> Array:
 
 
 def both_below(h: Array, k: Array, correlation: Array) -> Array:
-    r"""Probability that two standard normal variables lie below h and k.
+    r"""Return the probability that two standard normal variables lie below h and k.
 
     .. math:: \Phi_2(h, k; c) = \tfrac12 \Phi(h) + \tfrac12 \Phi(k)
         - T(h, a_h) - T(k, a_k) - \tfrac12 [hk < 0]
@@ -69,7 +69,7 @@ def both_below(h: Array, k: Array, correlation: Array) -> Array:
 
 
 def rectified_mean(mean: Array, std: Array) -> Array:
-    r"""Mean of the positive part of a normal variable.
+    r"""Return the mean of the positive part of a normal variable.
 
     .. math:: E[x_+] = \mu \Phi(\mu/\sigma) + \sigma n(\mu/\sigma)
 
@@ -88,7 +88,7 @@ def rectified_mean(mean: Array, std: Array) -> Array:
 
 
 def rectified_product(means: tuple[Array, Array], stds: tuple[Array, Array], c: Array) -> Array:
-    r"""Mean of the product of the positive parts of two normal variables.
+    r"""Return the mean of the product of the positive parts of two normal variables.
 
     With zero means it is the arc-cosine kernel,
     :math:`\frac{\sigma_1\sigma_2}{2\pi}(\sqrt{1-c^2} + c\pi/2 + c \arcsin c)`.
@@ -123,7 +123,7 @@ def rectified_product(means: tuple[Array, Array], stds: tuple[Array, Array], c: 
 
 
 def safe_ratio(numerator: Array, denominator: Array) -> Array:
-    """The ratio; where the denominator is 0, 0 or a very large number."""
+    """Return the ratio; where the denominator is 0, 0 or a very large number."""
     tiny = np.where(denominator == 0, 1e-150, denominator)
     return np.asarray(np.clip(numerator / tiny, -1e100, 1e100))
 
@@ -135,7 +135,7 @@ _NEGLIGIBLE = 1e-15
 
 
 def expectation(function: Function, mean: Array, std: Array) -> Array:
-    """Mean of a smooth function of a normal variable.
+    """Return the mean of a smooth function of a normal variable.
 
     Args:
         function: works element by element.
@@ -152,7 +152,7 @@ def expectation(function: Function, mean: Array, std: Array) -> Array:
 
 
 def hermite_coefficients(function: Function, mean: Array, std: Array) -> Array:
-    r"""Coefficients of a function of a normal variable in normalised Hermite polynomials.
+    r"""Return a function's coefficients in normalized Hermite polynomials.
 
     .. math:: a_n = E[\phi(\mu + \sigma z) h_n(z)]
 
@@ -182,7 +182,7 @@ def hermite_coefficients(function: Function, mean: Array, std: Array) -> Array:
 
 
 def series(first: Array, second: Array, correlation: Array, slope: bool = False) -> Array:
-    r"""Mean of a product of two functions of correlated normal variables (Mehler's formula).
+    r"""Return the mean product of two functions of correlated normals (Mehler's formula).
 
     .. math:: E[\phi(x)\psi(y)] = \sum_n a_n b_n c^n
 

@@ -36,7 +36,7 @@ class Norm(Operation):
     eps: float = 0.0
 
     def _scale(self, variance: Array) -> Array:
-        """Factor of the centred values, (settings,)."""
+        """Return the factor of the centred values, (settings,)."""
         return np.asarray(np.asarray(self.gamma) / np.sqrt(variance + self.eps))
 
     def _affine(self, field: Field, mean: Array, kernel: Array, variance: Array) -> Field:
@@ -56,7 +56,7 @@ class BatchNorm(Norm):
     """Normalization by the mean and variance over the batch and all positions."""
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         rows = field.row_means(field.kernel[:, PAIR])
         centre = rows.mean(-1)
         centring = rows[:, :, None] + rows[:, None, :] - centre[:, None, None]
@@ -65,7 +65,7 @@ class BatchNorm(Norm):
         return self._affine(field, mean, kernel, batch_variance(field))
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         scale = np.square(self._scale(batch_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
         if not setting.through_statistics:
@@ -90,7 +90,7 @@ class SampleNorm(Norm):
     shape: tuple[int, ...] | None = None
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         if self.shape is not None and self.shape != (field.channels, *field.positions):
             raise ShapeError(
                 f"layer normalization over {self.shape} of something of shape "
@@ -103,20 +103,20 @@ class SampleNorm(Norm):
         return self._affine(field, mean, kernel, _sample_variance(field))
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input; the two directions that it removes are negligible."""
+        """Return the gradients at its input; the two directions that it removes are negligible."""
         scale = np.square(self._scale(_sample_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
         return replace(signal, kernel=kernel, centred=False)
 
 
 def batch_variance(field: Field) -> Array:
-    """Variance over data and positions that BatchNorm divides by, (settings,)."""
+    """Return the variance over data and positions that BatchNorm divides by, (settings,)."""
     second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1).mean(-1)
     return np.asarray(second - field.row_means(field.kernel[:, PAIR]).mean(-1))
 
 
 def small_batch_growth(values: float) -> float:
-    """Growth factor of a squared gradient due to statistics of few values.
+    """Return the growth factor of a squared gradient due to statistics of few values.
 
     It is exact for linear nets (the mean inverse variance of normal values, minus the two
     directions that are removed) and within 3 % of measurements for ReLU nets.

@@ -41,7 +41,7 @@ class AveragePool(Operation):
         return True
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         positions = self.outputs if self.window is None else self.window.outputs(field.positions)
         count = int(np.prod(positions))
         if field.resolved:
@@ -57,7 +57,7 @@ class AveragePool(Operation):
         return pooled.expanded() if setting.resolves(count) else pooled
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         if field.resolved:
             matrix = self._matrix(field)
             return replace(signal, kernel=matrix.T @ signal.kernel @ matrix)
@@ -74,7 +74,7 @@ class AveragePool(Operation):
 
     @staticmethod
     def _alike(field: Field, window: float) -> Array:
-        """Pooling of a map whose positions are all alike."""
+        """Pool a map whose positions are all alike."""
         kernel = field.kernel.copy()
         one, two = field.kernel[..., 0, 0], field.kernel[..., 0, 1]
         pooled = one / window + (1 - 1 / window) * two
@@ -87,7 +87,7 @@ class Flatten(Operation):
     """All positions of all channels as one vector; the next layer has separate weights for each."""
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         diagonal = np.diagonal(field.kernel, axis1=-2, axis2=-1).mean(-1)
         mean = field.mean.mean(-1, keepdims=True)
         kernel = diagonal[..., None, None]
@@ -95,21 +95,21 @@ class Flatten(Operation):
         return Field(channels, (), True, mean, kernel, gaussian=field.gaussian)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         held = field.kernel.shape[-1]
         return replace(signal, kernel=signal.kernel * np.eye(held) / held)
 
 
 @functools.lru_cache(maxsize=64)
 def largest_of(count: int) -> tuple[float, float]:
-    """Mean and variance of the largest of so many independent standard normal variables.
+    """Return the mean and variance of the largest of so many independent standard normal variables.
 
     >>> tuple(round(value, 4) for value in largest_of(2))  # 1 / sqrt(pi), 1 - 1 / pi
     (0.5642, 0.6817)
     """
 
     def density(z: Array) -> Array:
-        """Of the largest, over that of one variable."""
+        """Return the density of the largest, over that of one variable."""
         return np.asarray(count * ndtr(z) ** (count - 1))
 
     zero, one = np.zeros(1), np.ones(1)
@@ -133,7 +133,7 @@ class MaxPool(Operation):
         return True
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         positions = self.window.outputs(field.positions)
         if not field.resolved:
             return self._alike(field, positions, setting)
@@ -147,7 +147,7 @@ class MaxPool(Operation):
         return self._pooled(field, positions, (mean, variance, inside), covariance, sizes)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input: each goes to the one position that was the largest."""
+        """Return the gradients at its input: each goes to the one position that was the largest."""
         if field.resolved:
             matrix = average_matrix(self.window, field.positions, count_padding=False)
             kernel = matrix.T @ signal.kernel @ matrix
@@ -162,7 +162,7 @@ class MaxPool(Operation):
         return replace(signal, kernel=np.stack([whole[:, SAME], pair], 1), centred=False)
 
     def _alike(self, field: Field, positions: tuple[int, ...], setting: Setting) -> Field:
-        """Pooling of a map whose positions are all alike."""
+        """Pool a map whose positions are all alike."""
         k = self.window.size
         centred = field.kernel - (field.mean[:, :, None] * field.mean[:, None, :])[:, None]
         share = np.where(np.eye(2, dtype=bool), 1 / k, 0.0)
@@ -181,7 +181,7 @@ class MaxPool(Operation):
         covariance: Array,
         sizes: Array,
     ) -> Field:
-        """The field of the largest values, from means over windows and their covariance."""
+        """Return the field of the largest values, from means over windows and their covariance."""
         mean, variance, inside = moments
         k = np.maximum(sizes, 2)
         common = np.where(sizes > 1, (inside - variance / k) / (1 - 1 / k), variance)

@@ -12,7 +12,7 @@ import numpy as np
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.meanfield.field import Setting
-from normscope.meanfield.fisher import Estimate, estimate
+from normscope.meanfield.fisher import FisherEstimate, estimate
 from normscope.meanfield.graph import Graph, Input
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.prediction import NOTHING, LayerRow, Prediction
@@ -35,7 +35,7 @@ _NO_DIRECTION = (
     "with the batch size. normscope.max_learning_rate measures it."
 )
 
-T = TypeVar("T", Estimate, LayerRow)
+T = TypeVar("T", FisherEstimate, LayerRow)
 
 
 def predict(
@@ -51,7 +51,7 @@ def predict(
     bias_variance: float | None = None,
     activations: dict[type, Callable[[Array], Array]] | None = None,
 ) -> Prediction:
-    r"""Largest eigenvalue of the Fisher matrix at initialization, from the architecture alone.
+    r"""Predict the top eigenvalue of the Fisher matrix at initialization from the architecture.
 
     The Fisher matrix is that of half the squared error, J'J / m over all m samples and outputs.
     Closure "train" differentiates through batch statistics, as training does; "frozen" treats them
@@ -105,7 +105,7 @@ def predict(
     return _prediction(found, closure, size, gamma)
 
 
-def _estimate(graph: Graph, data: Input, closure: str, size: float, every: bool) -> Estimate:
+def _estimate(graph: Graph, data: Input, closure: str, size: float, every: bool) -> FisherEstimate:
     if closure == "printed":
         return printed_estimate(graph, data)
     resolve = graph.needs_positions or (data.pair is not None and len(data.shape) > 1)
@@ -113,7 +113,7 @@ def _estimate(graph: Graph, data: Input, closure: str, size: float, every: bool)
     return estimate(graph, data, setting, every)
 
 
-def _prediction(found: Estimate, closure: str, size: float, gamma: Any) -> Prediction:
+def _prediction(found: FisherEstimate, closure: str, size: float, gamma: Any) -> Prediction:
     sweep = None if gamma is None or np.ndim(gamma) == 0 else np.asarray(gamma, dtype=float)
     count = 1 if sweep is None else len(sweep)
     answers = verdicts(found, closure, size, count)
@@ -131,7 +131,7 @@ def _prediction(found: Estimate, closure: str, size: float, gamma: Any) -> Predi
 
 
 def _shaped(row: LayerRow, count: int | None) -> LayerRow:
-    """A row with numbers, or with arrays over the sweep."""
+    """Return a row with numbers, or with arrays over the sweep."""
     values: dict[str, Any] = {
         name: (float(value[0]) if count is None else np.broadcast_to(value, (count,)).copy())
         if isinstance(value, np.ndarray)
@@ -179,7 +179,7 @@ def _batch_size(size: float) -> float:
 
 
 def _inputs_of(data: Any) -> tuple[Array, int]:
-    """The inputs of all batches, and the samples in the first."""
+    """Return the inputs of all batches, and the samples in the first."""
     batches = [data]
     if not hasattr(data, "shape") and not (isinstance(data, tuple) and len(data) == 2):
         if not isinstance(data, Iterable) or isinstance(data, (str, dict)):
@@ -209,7 +209,7 @@ def _no_inputs(data: Any) -> ArgumentTypeError:
 
 
 def _moments(graph: Graph, samples: Array | None) -> Input:
-    """Second moments of the samples; products of two different samples without bias."""
+    """Return the second moments of the samples; products of two different samples without bias."""
     if samples is None:
         return Input(graph.shape)
     count, channels = samples.shape[:2]
@@ -226,9 +226,9 @@ def _moments(graph: Graph, samples: Array | None) -> Input:
 
 
 def in_pieces(
-    run: Callable[[Array | None], Estimate], values: Array | None, size: int | None
-) -> Estimate:
-    """An estimate over a sweep, a few values at a time so that kernels of resolved maps fit.
+    run: Callable[[Array | None], FisherEstimate], values: Array | None, size: int | None
+) -> FisherEstimate:
+    """Return an estimate over a sweep, a few values at a time so that kernels of resolved maps fit.
 
     Args:
         run: makes the estimate of some values.
@@ -273,8 +273,8 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def verdicts(found: Estimate, closure: str, batch_size: float, count: int) -> list[Verdict]:
-    """The regime of every setting of a sweep.
+def verdicts(found: FisherEstimate, closure: str, batch_size: float, count: int) -> list[Verdict]:
+    """Return the regime of every setting of a sweep.
 
     Args:
         found: the estimate of the closure.

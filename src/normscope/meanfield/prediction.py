@@ -110,7 +110,7 @@ class LayerRow(Rendered):
 def row_of(
     name: str, fan_in: int, output: Field, source: Field, signal: Signal, term: Array, bulk: Array
 ) -> LayerRow:
-    """The row of one weighted layer; growth and share are set once all rows exist."""
+    """Return the row of one weighted layer; growth and share are set once all rows exist."""
     empty = np.zeros_like(term)
     return LayerRow(
         name,
@@ -129,7 +129,7 @@ def row_of(
 
 
 def _moments(field: Field) -> tuple[Array, Array, Array]:
-    """Mean square; mean product of two samples at one and at two positions."""
+    """Return the mean square; mean product of two samples at one and at two positions."""
     second, pair = (
         np.diagonal(field.kernel[:, plane], axis1=-2, axis2=-1).mean(-1) for plane in (SAME, PAIR)
     )
@@ -171,7 +171,7 @@ class Prediction(Rendered):
     def max_learning_rate(
         self, momentum: float = 0.0, output_curvature: float = 1.0
     ) -> float | Array | None:
-        r"""Learning rate above which gradient descent on the quadratic model diverges.
+        r"""Return the learning rate above which gradient descent on the quadratic model diverges.
 
         .. math:: \eta^* = 2 (1 + \mu) / \lambda_{\max}
 
@@ -197,7 +197,7 @@ class Prediction(Rendered):
         return 2 * (1 + momentum) / (self.lambda_max * output_curvature)
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings and lists."""
+        """Return numbers, strings and lists."""
         rate = self.max_learning_rate()
         plain = super().to_dict() | {
             "batch_size": integer_if_whole(self.batch_size),
@@ -206,7 +206,7 @@ class Prediction(Rendered):
         return {name: plain[name] for name in _KEYS}
 
     def to_xarray(self) -> xr.Dataset:
-        """The table with coordinates ``layer``, and ``gamma`` for a sweep."""
+        """Return the table with coordinates ``layer``, and ``gamma`` for a sweep."""
         import xarray as xr
 
         sweep = () if self.gamma is None else ("gamma",)
@@ -227,12 +227,12 @@ class Prediction(Rendered):
         return xr.Dataset(variables, coordinates, attributes)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer, and per gamma for a sweep, with the eigenvalue and regime."""
+        """Return one row per layer, and per gamma for a sweep, with the eigenvalue and regime."""
         counts = {"inputs": int, "positions": int}
         return self.to_xarray().to_dataframe().reset_index().astype(counts)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Each layer's term and gradient; over a sweep, the eigenvalue against gamma.
+        """Draw each layer's term and gradient; over a sweep, the eigenvalue against gamma.
 
         Args:
             ax: axes to draw on; None for a new figure.

@@ -15,7 +15,7 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.meanfield.activations import Addition, Nonlinearity, Rectifier
 from normscope.meanfield.field import Operation, Weighted
-from normscope.meanfield.fisher import Estimate
+from normscope.meanfield.fisher import FisherEstimate
 from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import BatchNorm
@@ -36,8 +36,8 @@ class _Step:
     positions: int
 
 
-def printed_estimate(graph: Graph, data: Input) -> Estimate:
-    """The lower bound exactly as printed.
+def printed_estimate(graph: Graph, data: Input) -> FisherEstimate:
+    """Return the lower bound exactly as printed.
 
     Args:
         graph: a chain of linear layers or convolutions, BatchNorm or none, and ReLU.
@@ -67,7 +67,7 @@ def printed_estimate(graph: Graph, data: Input) -> Estimate:
 
 
 def _steps(graph: Graph) -> list[_Step]:
-    """The chain as the paper's layers."""
+    """Return the chain as the paper's layers."""
     steps: list[_Step] = []
     positions = graph.shape[1:]
     for index, node in enumerate(graph.nodes):
@@ -142,7 +142,7 @@ def _row(step: _Step, moments: Three, below: Three, signal: Three) -> LayerRow:
     )
 
 
-def _summed(rows: list[LayerRow]) -> Estimate:
+def _summed(rows: list[LayerRow]) -> FisherEstimate:
     bound = np.asarray(sum(np.asarray(row.term) for row in rows))
     upper = np.asarray(
         sum(row.inputs * np.asarray(row.input_second_moment * row.gradient) for row in rows)
@@ -153,4 +153,4 @@ def _summed(rows: list[LayerRow]) -> Estimate:
         for row, later in zip(rows, above, strict=True)
     )
     head = np.asarray(rows[-1].term)
-    return Estimate(finished, bound, head, bound, np.zeros_like(bound), upper)
+    return FisherEstimate(finished, bound, head, bound, np.zeros_like(bound), upper)

@@ -24,7 +24,7 @@ _MANY = 50
 
 
 def output_curvature(loss: str, prediction: Prediction, classes: int) -> float | Array:
-    r"""The factor by which a loss's curvature differs from that of half the squared error.
+    r"""Return the factor by which a loss's curvature differs from that of half the squared error.
 
     .. math:: \lambda_{\max}^{\text{loss}} \approx h \, \lambda_{\max}
 
@@ -51,7 +51,7 @@ def output_curvature(loss: str, prediction: Prediction, classes: int) -> float |
 def softmax_curvature(
     second_moment: float | Array, pair: float | Array, classes: int
 ) -> float | Array:
-    r"""Largest second derivative of the cross-entropy by the outputs, averaged over the samples.
+    r"""Return the largest second derivative of the cross-entropy by the outputs, on average.
 
     Initial outputs are normal: the sum of a part that all samples share, of variance ``pair``, and
     an individual part. Where the mean feature gives the top eigenvalue of the Fisher matrix, the
@@ -108,7 +108,7 @@ def _curvature(second_moment: float, pair: float, classes: int) -> float:
 
 @lru_cache(maxsize=8)
 def _points(classes: int) -> tuple[Array, Array]:
-    """Normal points for the shared and the individual part."""
+    """Return normal points for the shared and the individual part."""
     counts = _POINTS if classes <= _MANY else _FEWER
     first, second = (
         qmc.MultivariateNormalQMC(np.zeros(classes), rng=np.random.default_rng(seed)).random(count)

@@ -45,7 +45,7 @@ class Linear(Weighted):
         return self.inputs
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         if field.positions or field.channels != self.inputs:
             shape = (field.channels, *field.positions)
             raise ShapeError(
@@ -57,7 +57,7 @@ class Linear(Weighted):
         return Field(self.outputs, (), True, mean, kernel, gathered=field.kernel)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         return _through(signal, self.weight_variance * signal.kernel, output)
 
 
@@ -94,7 +94,7 @@ class Convolution(Weighted):
         return self.window.padded
 
     def apply(self, field: Field, setting: Setting) -> Field:
-        """The order parameters of its output."""
+        """Return the order parameters of its output."""
         if field.channels != self.inputs:
             raise ShapeError(
                 f"a convolution of {self.inputs} channels got {field.channels}; give the "
@@ -108,7 +108,7 @@ class Convolution(Weighted):
         return Field(self.outputs, positions, resolved, mean, kernel, taken)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
-        """The gradients at its input."""
+        """Return the gradients at its input."""
         if field.resolved:
             scale = self.weight_variance / self.window.size
             kernel = scale * scattered(signal.kernel, self.window, field.positions)
@@ -119,7 +119,7 @@ class Convolution(Weighted):
         return _through(signal, self.weight_variance * signal.collapsed().kernel, output)
 
     def _taken(self, field: Field, resolve: bool) -> Array:
-        """Mean of the input kernel over the positions of the filter; padding counts as zero."""
+        """Return the mean of the input kernel over the filter's positions; padding counts as 0."""
         if field.resolved:
             return gathered(field.kernel, self.window, field.positions) / self.window.size
         if not resolve:
@@ -132,7 +132,7 @@ class Convolution(Weighted):
 
 
 def _through(signal: Signal, kernel: Array, output: Field) -> Signal:
-    """The signal below a weighted layer; its path counts the layer."""
+    """Return the signal below a weighted layer; its path counts the layer."""
     step = np.zeros_like(signal.path)
     step[:, 0] = np.where(signal.path[:, 1] > 0, 1 / output.channels, 0.0)  # not of the outputs
     step[:, 1] = 1.0

@@ -44,7 +44,7 @@ class Window:
         return self.round_up or any(side for sides in self.padding for side in sides)
 
     def outputs(self, positions: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes of the map of windows.
+        """Return the sizes of the map of windows.
 
         Args:
             positions: sizes of the map below.
@@ -77,7 +77,7 @@ class Window:
 
 @functools.lru_cache(maxsize=64)
 def seen_positions(window: Window, positions: tuple[int, ...]) -> NDArray[np.intp]:
-    """Flat index of the map position under each element of each window.
+    """Return the flat index of the map position under each element of each window.
 
     Args:
         window: the geometry.
@@ -106,7 +106,7 @@ def seen_positions(window: Window, positions: tuple[int, ...]) -> NDArray[np.int
 
 
 def gathered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array:
-    """Sum, over the elements of a window, of the kernel at the positions under two windows.
+    """Return the sum, over a window's elements, of the kernel at positions under two windows.
 
     Args:
         kernel: (..., positions, positions).
@@ -128,7 +128,7 @@ def gathered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array
 
 
 def scattered(kernel: Array, window: Window, positions: tuple[int, ...]) -> Array:
-    """The transpose of :func:`gathered`: (..., windows, windows) to (..., positions, positions)."""
+    """Return the transpose of :func:`gathered`: from pairs of windows to pairs of positions."""
     plan = _Plan(window, positions)
     lead = kernel.shape[:-2]
     maps = kernel.reshape(*lead, *plan.outputs, *plan.outputs)
@@ -162,7 +162,7 @@ class _Plan:
 
 
 def shared_places(window: Window, positions: tuple[int, ...]) -> Array:
-    """Number of elements of a window under which two windows both have the map, not padding.
+    """Return how many elements of a window are on the map, not padding, in two windows.
 
     >>> shared_places(Window((3,), (1,), ((1, 1),), (1,)), (3,))
     array([[2., 2., 1.],
@@ -174,7 +174,7 @@ def shared_places(window: Window, positions: tuple[int, ...]) -> Array:
 
 
 def average_matrix(window: Window, positions: tuple[int, ...], count_padding: bool) -> Array:
-    """The matrix of average pooling, (windows, positions)."""
+    """Return the matrix of average pooling, (windows, positions)."""
     seen = seen_positions(window, positions)
     total = math.prod(positions)
     matrix = np.zeros((seen.shape[1], total + 1))
@@ -186,7 +186,7 @@ def average_matrix(window: Window, positions: tuple[int, ...], count_padding: bo
 
 
 def adaptive_matrix(positions: tuple[int, ...], outputs: tuple[int, ...]) -> Array:
-    """The matrix of average pooling onto a map of given sizes, (windows, positions).
+    """Return the matrix of average pooling onto a map of given sizes, (windows, positions).
 
     >>> adaptive_matrix((4,), (2,))
     array([[0.5, 0.5, 0. , 0. ],

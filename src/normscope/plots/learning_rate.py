@@ -1,4 +1,4 @@
-"""Learning rates of an advice on one axis, with the trial runs."""
+"""Learning rates of an advice on one axis, with the short runs."""
 
 from __future__ import annotations
 

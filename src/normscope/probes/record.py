@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from normscope.probes.context import StepContext
     from normscope.results import Store
 
-__all__ = ["Record", "Row"]
+__all__ = ["Row", "ScopeRecord"]
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Row:
     values: Values = field(default_factory=dict)
 
 
-class Record:
+class ScopeRecord:
     """The rows of a scope and the labels of their dimensions.
 
     Args:

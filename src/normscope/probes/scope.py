@@ -19,7 +19,7 @@ from normscope.probes.execution import weight_layers
 from normscope.probes.observed import ObservedModel, is_measuring_process, unwrap
 from normscope.probes.probe import Probe, ProbeChoice, choose_probes
 from normscope.probes.ray import DISTANCES, check_distances
-from normscope.probes.record import Record, Row
+from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Scope:
         self._observed.check_probes(self._probes)
         self._schedule = Schedule(every, steps, budget)
         self._labels = dict(labels or {})
-        self._record = Record(self._probes, type(self._observed.model).__name__)
+        self._record = ScopeRecord(self._probes, type(self._observed.model).__name__)
         if store is not None and is_measuring_process():
             self._record.open_store(store, name, self._labels, seed)
         self._buffers = ParameterBuffers()

@@ -8,7 +8,6 @@ over networks x features channels serves all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from normscope.errors import InputError
 from normscope.layers.kinds import is_batch_norm
+from normscope.training.loop import has_diverged
 
 __all__ = ["LOSSES", "Member", "Stack", "is_stackable", "train_together"]
 
@@ -74,7 +74,7 @@ def train_together(
         gradients = torch.autograd.grad(losses.sum(), stack.parameters)
         for member, value in zip(alive, losses.tolist(), strict=True):
             member.losses.append(value)
-            member.diverged = _has_diverged(member.losses, divergence_factor)
+            member.diverged = has_diverged(member.losses[-1], member.losses[0], divergence_factor)
         kept = [index for index, member in enumerate(alive) if not member.diverged]
         if len(kept) < len(alive):
             stack.keep(kept)
@@ -87,11 +87,6 @@ def train_together(
             member.taken += 1
     for index in range(stack.count):
         stack.write_back(index)
-
-
-def _has_diverged(losses: Sequence[float], factor: float) -> bool:
-    first, last = losses[0], losses[-1]
-    return not math.isfinite(last) or last > factor * first > 0
 
 
 def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:

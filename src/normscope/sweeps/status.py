@@ -29,7 +29,7 @@ from normscope.training import sgd, train
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Estimate", "Status", "estimate", "open_cells", "state_counts", "status"]
+__all__ = ["Status", "TimeEstimate", "estimate", "open_cells", "state_counts", "status"]
 
 _SECONDS = 0.5  # of measuring steps, for each kind of network
 _LEAST_SECONDS = 0.1
@@ -182,7 +182,7 @@ def _group_key(record: Record) -> object:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """Expected cost of a sweep.
 
     Args:
@@ -209,7 +209,7 @@ def open_cells(work: Work, units: Sequence[Unit], store: Store | None) -> list[C
 
 def estimate(
     work: Work, units: Sequence[Unit], store: Store | None, workers: int, threads: int
-) -> Estimate:
+) -> TimeEstimate:
     """Estimate the time of a phase diagram: steps of every open cell times a measured step.
 
     Args:
@@ -230,7 +230,7 @@ def estimate(
     seconds = sum(training.steps * steps[_kind(training)] for training in trainings)
     longest = max((training.steps for training in trainings), default=0)
     slowest = max(steps.values(), default=0.0)
-    return Estimate(number, len(trainings), longest, slowest, seconds / workers)
+    return TimeEstimate(number, len(trainings), longest, slowest, seconds / workers)
 
 
 def _kind(training: Training) -> str:

@@ -131,8 +131,8 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
             "name another file."
         ) from error
     invalid = DataError(
-        f"{path} is not a whole checkpoint of this version of normscope; delete it to start the "
-        "training anew, or name another file."
+        f"{path} is not a whole checkpoint of this version of normscope; delete it to restart the "
+        "training, or name another file."
     )
     try:
         with zipfile.ZipFile(path) as archive:
@@ -159,12 +159,12 @@ def _check_fits(
         if there != here:
             raise StateError(
                 f"{path} comes from another model ({name} {there} there and {here} here); build "
-                "the model as it was to resume, or use another file to start anew."
+                "the model as it was to resume, or use another file to start from the beginning."
             )
     if found := _differences(content["settings"], settings):
         raise StateError(
             f"{path} comes from another run ({'; '.join(found)}); use the same settings to "
-            "resume, or another file to start anew."
+            "resume, or another file to start from the beginning."
         )
     if content["taken"] > steps:
         raise StateError(

@@ -19,7 +19,7 @@ from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, take_step
 from normscope.validation import check_integer
 
-__all__ = ["Loop", "Outcome", "Step", "check_steps", "train", "training_mode"]
+__all__ = ["Loop", "Outcome", "Step", "check_steps", "has_diverged", "train", "training_mode"]
 
 
 class Outcome(Enum):
@@ -175,7 +175,7 @@ class Loop:
         for parameter in self._parameters:
             parameter.grad = None
         self.losses.append(loss.item())
-        diverged = self._has_diverged()
+        diverged = has_diverged(self.losses[-1], self.losses[0], self._divergence_factor)
         if not diverged:
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         return Step(
@@ -188,12 +188,21 @@ class Loop:
             diverged=diverged,
         )
 
-    def _has_diverged(self) -> bool:
-        first, last = self.losses[0], self.losses[-1]
-        if not math.isfinite(last):
-            return True
-        # A multiple means nothing for a loss that starts at zero or below.
-        return self._divergence_factor is not None and last > self._divergence_factor * first > 0
+
+def has_diverged(loss: float, first: float, factor: float | None) -> bool:
+    """Return whether one loss of a training run is non-finite or too large.
+
+    Args:
+        loss: of a step.
+        first: of the first step; if it is not positive, only non-finite losses count.
+        factor: multiple of the first loss above which a loss counts; None: non-finite ones only.
+
+    >>> has_diverged(1.6, 1.0, 1.5), has_diverged(1.5, 1.0, 1.5), has_diverged(1.6, 1.0, None)
+    (True, False, False)
+    >>> has_diverged(math.nan, 0.0, 1.5)
+    True
+    """
+    return not math.isfinite(loss) or (factor is not None and loss > factor * first > 0)
 
 
 def check_steps(steps: int) -> None:

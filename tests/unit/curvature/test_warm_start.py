@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from normscope.curvature import operator, top_eigenvalue, warm_start
 from normscope.curvature.eigensolver import Request
+from normscope.curvature.mean_model import agreement, gradient_model, output_model, top_means
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, search_space
-from normscope.curvature.warm_start import agreement, gradient_model, output_model, top_means
 from normscope.errors import NormscopeWarning
 from normscope.models import build
 from normscope.problem.evaluate import Evaluator
@@ -153,7 +153,7 @@ def guess_for(model: nn.Module, samples: int = 256, kind: str = "fisher", **opti
 @pytest.mark.parametrize("k", [1, 3])
 def test_samples_that_agree_give_a_model_of_their_mean_gradients(kind: str, k: int) -> None:
     guess = guess_for(wide_net(), kind=kind, count=k)
-    assert guess.model is not None
+    assert guess.mean_model is not None
     assert guess.vectors.shape == (32 * 10, k)
     # on an eighth: one product to see whether they agree, ten halves, and a lift for each
     assert guess.cost == pytest.approx((1 + 10 / 2 + k / 2) / 8)
@@ -177,7 +177,7 @@ def test_samples_that_agree_give_a_model_of_their_mean_gradients(kind: str, k: i
 )
 def test_no_model_is_made_where_it_would_not_help(model: nn.Module, options: dict) -> None:
     guess = guess_for(model, **options)
-    assert guess is None or guess.model is None
+    assert guess is None or guess.mean_model is None
 
 
 def test_gradients_that_would_fill_the_memory_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,10 @@ def test_gradients_that_would_fill_the_memory_are_not_held(monkeypatch: pytest.M
             return self.inner(x) if bool((x < 9).any()) else x
 
     monkeypatch.setattr(warm_start, "_GRADIENT_BYTES", 10 * 4 * 1000)
-    assert guess_for(Unknown()).model is None
-    assert guess_for(wide_net()).model is not None  # layer by layer, few are held
+    assert guess_for(Unknown()).mean_model is None
+    assert guess_for(wide_net()).mean_model is not None  # layer by layer, few are held
     monkeypatch.undo()
-    assert guess_for(Unknown()).model is not None
+    assert guess_for(Unknown()).mean_model is not None
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
@@ -210,7 +210,7 @@ def test_model_leads_to_the_eigenvalues_of_the_dense_matrix(
     made = operator(model, "cross_entropy", batch, kind)
     guess = warm_start.warm_start(made, Request(k, "largest", 1e-5, 100, 0))
     assert guess is not None
-    assert guess.model is not None
+    assert guess.mean_model is not None
     found = top_eigenvalue(model, "cross_entropy", batch, kind, k=k, stop=stop, tol=1e-5)
     identity = torch.eye(made.shape[0], dtype=torch.float64)
     expected = torch.linalg.eigvalsh(made @ identity).flip(0)[:k]
@@ -222,12 +222,12 @@ def test_trial_of_agreement_is_counted_where_vectors_are_searched_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried = guess_for(wide_net(), samples=512)
-    assert tried.model is not None
+    assert tried.mean_model is not None
     monkeypatch.setattr(warm_start, "_AGREEING", {False: 2.0, True: 2.0})
     spent = guess_for(wide_net(), samples=512)
     without_means(monkeypatch)
     plain = guess_for(wide_net(), samples=512)
-    assert spent.model is plain.model is None
+    assert spent.mean_model is plain.mean_model is None
     assert spent.cost == pytest.approx(plain.cost + 1 / 8)
     monkeypatch.undo()
     monkeypatch.setattr(warm_start, "_AGREEING", {False: 2.0, True: 2.0})
@@ -239,9 +239,9 @@ def test_trial_of_agreement_is_counted_where_vectors_are_searched_then(
 def test_large_parameter_vectors_are_not_kept_with_their_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert guess_for(wide_net(), kind="hessian").model is not None
+    assert guess_for(wide_net(), kind="hessian").mean_model is not None
     monkeypatch.setattr(warm_start, "_LARGEST_VECTOR", 1000)
-    assert guess_for(wide_net(), kind="hessian").model is None
+    assert guess_for(wide_net(), kind="hessian").mean_model is None
 
 
 class Similarities(nn.Module):
@@ -276,8 +276,8 @@ def test_inference_mode_takes_the_same_guess(kind: str) -> None:
     expected = guess_for(wide_net(), kind=kind)
     with torch.inference_mode():
         found = guess_for(wide_net(), kind=kind)
-    assert found.model is not None
-    assert torch.allclose(found.model.matrix, expected.model.matrix)
+    assert found.mean_model is not None
+    assert torch.allclose(found.mean_model.matrix, expected.mean_model.matrix)
 
 
 def test_half_precision_takes_the_model_too() -> None:
@@ -285,7 +285,7 @@ def test_half_precision_takes_the_model_too() -> None:
     batch = x, torch.arange(256) % 2
     expected = top_eigenvalue(wide_net(), "squared_error", batch)
     made = operator(wide_net().bfloat16(), "squared_error", (x.bfloat16(), batch[1]), "fisher")
-    assert warm_start.warm_start(made, Request(1, "largest", 1e-2, 100, 0)).model is not None
+    assert warm_start.warm_start(made, Request(1, "largest", 1e-2, 100, 0)).mean_model is not None
     found = top_eigenvalue(
         wide_net().bfloat16(), "squared_error", (x.bfloat16(), batch[1]), tol=0.1
     )

@@ -9,9 +9,9 @@ import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from normscope.learning_rate.advice import Advice
-from normscope.learning_rate.bound import Curvature
+from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import table_rows, table_title
-from normscope.learning_rate.prediction import Prediction
+from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.theory import MeanFieldBound
 from normscope.learning_rate.update_rule import UpdateRule, rule_of
@@ -29,8 +29,8 @@ def advice(values=(4.0,), later=(), verification=None, rate=1.0, **rule):
     shares = {"0": 0.75, "3": 0.25}
     return Advice(
         rule=UpdateRule(**{"name": "SGD", **rule}),
-        curvature=Curvature(tuple(values), tuple(later), shares, "ggn", True, 9.0, 0.1),
-        prediction=Prediction(rate, "3", rate, "the last layer"),
+        curvature=MeasuredCurvature(tuple(values), tuple(later), shares, "ggn", True, 9.0, 0.1),
+        prediction=LimitPrediction(rate, "3", rate, "the last layer"),
         mean_field=MeanFieldBound(None, "no theory"),
         verification=verification,
         invariant=(),
@@ -57,7 +57,9 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     found = advice(verification=verified(0.0, 0.3))
     assert found.bound == 0.5
     assert found.curvature_bound == 0.15
-    assert row(found, "curvature bound")["remark"].startswith("lowered: a run failed at 0.3, below")
+    assert row(found, "curvature bound")["remark"] == (
+        "a run failed at 0.3, below the bound 0.5: lowered to half that rate"
+    )
     assert row(found, "verified") == {
         "quantity": "verified",
         "value": None,
@@ -70,7 +72,7 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
 @pytest.mark.parametrize(
     ("low", "high", "curvature_bound", "remark"),
     [
-        (0.2, 0.45, 0.15, "lowered: a run failed at 0.45"),  # half the limit
+        (0.2, 0.45, 0.15, "a run failed at 0.45, below the bound 0.5: lowered to half the limit"),
         (0.2, 0.5, 0.1**0.5, "the limit; the bound itself, 0.5, was not tried"),
         (0.6, 0.7, 0.5, "a quadratic with the largest curvature measured is stable"),
     ],
@@ -94,10 +96,11 @@ def test_one_failure_below_the_bound_lowers_the_safe_rate_by_what_the_orders_dif
     found = advice(verification=Verification(0.8, 1.0, runs, 0))
     assert found.curvature_bound == pytest.approx(0.2 / 4)
     assert "A run failed at 0.2 all the same" in found.explanation
+    assert row(found, "curvature bound")["remark"].endswith("lowered to 0.25 times that rate")
 
 
 def test_plateau_is_told():
-    curvature = Curvature((4.0,), (80.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=80.0)
+    curvature = MeasuredCurvature((4.0,), (80.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=80.0)
     found = replace(advice(), curvature=curvature)
     assert "starts on a plateau" in found.explanation
     assert "the curvature is 20 times as large" in found.explanation
@@ -105,7 +108,7 @@ def test_plateau_is_told():
 
 
 def test_rate_that_broke_the_loss_at_once_is_told():
-    curvature = Curvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, stable_rate=0.125)
+    curvature = MeasuredCurvature((4.0,), (), {"0": 1.0}, "ggn", True, 9.0, 0.1, stable_rate=0.125)
     found = replace(advice(), curvature=curvature)
     assert found.bound == found.curvature_bound == 0.125
     told = "is stable below 0.5. A few steps at 0.25 were unstable, and the bound is 0.125"
@@ -115,7 +118,9 @@ def test_rate_that_broke_the_loss_at_once_is_told():
 
 def test_lowered_safe_rate_is_told():
     found = advice(verification=verified(0.2, 0.3))
-    assert row(found, "curvature bound")["remark"].startswith("lowered: a run failed at 0.3, below")
+    assert row(found, "curvature bound")["remark"] == (
+        "a run failed at 0.3, below the bound 0.5: lowered to half the limit"
+    )
     assert "A run failed at 0.3 all the same" in found.explanation
     assert "the curvature bound is lowered to 0.122." in found.explanation
     assert "stable at 0.2, but not at 0.3" in found.explanation
@@ -346,7 +351,7 @@ def test_lowered_safe_rate_needs_no_other_reason():
 
 
 def test_net_a_little_steeper_beyond_began_on_no_plateau():
-    curvature = Curvature((4.0,), (6.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=6.0)
+    curvature = MeasuredCurvature((4.0,), (6.0,), {"0": 1.0}, "ggn", True, 9.0, 0.1, beyond=6.0)
     told = replace(advice(), curvature=curvature).explanation
     assert "plateau" not in told
     assert "1.5 times as large after the first steps" in told
@@ -366,11 +371,18 @@ def test_curvature_that_grows_by_more_than_a_tenth_is_told(later, told):
     + [(("batch", "layer"), "a smaller gamma of the last", True)],
 )
 def test_what_would_change_it_depends_on_the_norms(norms, gamma, batch):
-    told = replace(advice(), norms=norms).explanation
+    told = replace(advice(), norms=norms, scaled_layer="0").explanation
     assert f"What would change it: {gamma}" in told
     assert ("hardly changed the limit of the BatchNorm" in told) is batch
     assert ("by noisy statistics, the curvature bound" in told) is batch
     assert ("large ones hardly raise it" in told) is not batch
+
+
+@pytest.mark.parametrize("layer", [None, "3"])  # layer 0 has the largest share
+def test_gamma_is_named_only_if_it_scales_the_layer_with_the_largest_share(layer):
+    told = replace(advice(), norms=("batch",), scaled_layer=layer).explanation
+    assert "What would change it: another normalization" in told
+    assert "gamma" not in told
 
 
 @pytest.mark.parametrize(
@@ -412,7 +424,7 @@ def test_plain_data_tell_the_bound_from_the_lowered_safe_rate():
 
 
 def test_dataset_tells_ramps_from_runs_and_holds_the_theory():
-    runs = (ShortRun(0.9, 0, True, 30, 3.0), *verified(0.2, 0.3).trials)
+    runs = (ShortRun(0.9, 0, True, 30, 3.0), *verified(0.2, 0.3).all_runs)
     found = replace(
         advice(verification=Verification(0.2, 0.3, runs, 1)), mean_field=MeanFieldBound(0.4, "")
     )

@@ -237,7 +237,7 @@ def test_answer_is_plain_data_and_a_table(answer):
     for word in ("gamma", "batch", "normalization", "Depth"):
         assert word in answer.explanation
     assert "<table>" in answer._repr_html_()
-    assert len(answer.to_xarray()["rate"]) == len(answer.verification.trials)
+    assert len(answer.to_xarray()["rate"]) == len(answer.verification.all_runs)
 
 
 def test_theory_of_a_net_with_a_frozen_layer_is_that_of_the_whole(answer):
@@ -255,7 +255,7 @@ def test_plot_draws_every_run(answer, tmp_path):
     assert {"curvature bound", "limit", "stable run", "unstable run"} <= labels
     assert f"unstable beyond {answer.growth_limit:g}" in labels
     drawn = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x"))
-    assert drawn == len(answer.verification.trials) - answer.verification.ramps
+    assert drawn == len(answer.verification.all_runs) - answer.verification.ramps
     axes.figure.savefig(tmp_path / "rates.png")
 
 

@@ -7,7 +7,7 @@ from tests.unit.learning_rate.problems import labelled, plateau, quadratic, smal
 from torch.nn.functional import cross_entropy
 
 from normscope.curvature import dense
-from normscope.learning_rate.bound import Curvature, measure_curvature
+from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
 from normscope.problem.loss import whole_loss
 from normscope.problem.problem import Problem
@@ -169,8 +169,8 @@ def test_net_whose_loss_falls_begins_on_no_plateau():
 
 
 def test_plateau_that_is_no_steeper_beyond_is_none():
-    flat = Curvature((2.0,), (8.0,), {}, "ggn", True, 1.0, 0.1, beyond=8.0)
-    steep = Curvature((2.0,), (8.1,), {}, "ggn", True, 1.0, 0.1, beyond=8.1)
+    flat = MeasuredCurvature((2.0,), (8.0,), {}, "ggn", True, 1.0, 0.1, beyond=8.0)
+    steep = MeasuredCurvature((2.0,), (8.1,), {}, "ggn", True, 1.0, 0.1, beyond=8.1)
     assert not flat.starts_on_plateau
     assert steep.starts_on_plateau
 

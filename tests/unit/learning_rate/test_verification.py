@@ -41,7 +41,7 @@ def test_ramp_that_begins_too_high_is_repeated_from_64_times_lower(guess, ramps)
     found = verify_limit(TrainingSetup(quadratic(), sgd(1.0), None, 0), guess * 0.5)
     assert found.ramps == ramps
     starts = [guess * 0.5 / 8 / 64**place for place in range(ramps)]
-    for start, ramp in zip(starts, found.trials, strict=False):
+    for start, ramp in zip(starts, found.all_runs, strict=False):
         assert ramp.rate == pytest.approx(start * 1.08 ** (ramp.steps - 1))
     assert found.low <= 1.1 * 0.5 <= 1.2 * found.high
 
@@ -49,8 +49,8 @@ def test_ramp_that_begins_too_high_is_repeated_from_64_times_lower(guess, ramps)
 def test_budget_holds_on_a_net_and_unstable_runs_end_at_once():
     problem = Problem(small_network(), "cross_entropy", labelled())
     found = verify_limit(TrainingSetup(problem, sgd(1.0), 16, 0), 1.0)
-    runs = found.trials[found.ramps :]
-    assert found.steps == sum(each.steps for each in found.trials) <= BUDGET
+    runs = found.all_runs[found.ramps :]
+    assert found.steps == sum(each.steps for each in found.all_runs) <= BUDGET
     assert all(each.steps == 100 for each in runs if not each.unstable)
     assert any(each.unstable and each.steps < 100 for each in runs)
     assert [each.order for each in runs[:2]] == [0, 1]
@@ -78,7 +78,7 @@ def test_every_run_starts_from_the_same_weights():
     found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 0.5)
     assert torch.equal(problem.model.weight, before)
     again = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 0.5)
-    assert again.trials == found.trials
+    assert again.all_runs == found.all_runs
 
 
 def test_runs_are_told():
@@ -87,8 +87,8 @@ def test_runs_are_told():
     assert events[0].detail == "run 1: ramp from 0.0625"
     numbered = enumerate(events[1:], 2)
     assert all(event.detail.startswith(f"run {number} at ") for number, event in numbered)
-    assert len(events) == len(found.trials)  # as many as in the table
-    used = [sum(each.steps for each in found.trials[:number]) for number in range(len(events))]
+    assert len(events) == len(found.all_runs)  # as many as in the table
+    used = [sum(each.steps for each in found.all_runs[:number]) for number in range(len(events))]
     assert [event.done for event in events] == used
     assert {(e.stage, e.total, e.unit, e.total_is) for e in events} == {
         ("short runs", 600, "steps", "bound")
@@ -98,7 +98,7 @@ def test_runs_are_told():
 def test_rates_at_which_the_net_dies_are_beyond_the_limit_but_not_beyond_the_onset():
     problem = mortal()
     found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 1.0)
-    runs = found.trials[found.ramps :]
+    runs = found.all_runs[found.ramps :]
     assert found.lowest_collapse == min(each.rate for each in runs if each.died)
     assert found.high == min((each.rate for each in runs if each.unstable), default=math.inf)
     assert 0 < found.limit < found.lowest_collapse < found.onset  # the loss of a dead net is stable
@@ -117,7 +117,7 @@ class Scripted(_Search):
         shown = self.outcome(rate, order)
         steps = {"held": 100, "collapsed": 30, "unstable": 10}[shown]
         done = ShortRun(rate, order, shown == "unstable", steps, 1.0, died=shown == "collapsed")
-        self.trials.append(done)
+        self.all_runs.append(done)
         return done
 
 
@@ -172,7 +172,7 @@ def test_search_goes_up_through_deaths_until_the_loss_is_unstable():
 def test_death_is_no_instability_and_does_not_speak_against_one(shown, verdict):
     search = Scripted(lambda rate, order: shown[order])
     assert search.judge(1.0).value == verdict
-    assert len(search.trials) == len(shown)
+    assert len(search.all_runs) == len(shown)
 
 
 def test_rates_around_the_onset_are_halved_before_those_around_the_death():
@@ -188,9 +188,9 @@ def test_rates_around_the_onset_are_halved_before_those_around_the_death():
         }
     )
     search.bisect(UNSTABLE)
-    assert search.trials == []
+    assert search.all_runs == []
     search.bisect(FAILED)
-    assert [each.rate for each in search.trials[:2]] == [1.0, 1.0]
+    assert [each.rate for each in search.all_runs[:2]] == [1.0, 1.0]
     assert search.enclosing(FAILED)[0] >= 0.5
     assert search.enclosing(FAILED)[1] == 1.0
 
@@ -270,7 +270,7 @@ def test_late_failure_on_one_order_is_enough(after, low, high):
 def test_tie_of_two_orders_is_a_failure_where_the_steps_ran_out(budget, fails):
     search = _Search(fickle((1.0, 9.0, 9.0)), budget, lambda text: None)
     assert (search.judge(3.0) is _Verdict.UNSTABLE) is fails
-    assert [each.failed for each in search.trials] == [True, False, False][: 2 + (not fails)]
+    assert [each.failed for each in search.all_runs] == [True, False, False][: 2 + (not fails)]
 
 
 @pytest.fixture
@@ -280,8 +280,8 @@ def asked(monkeypatch):
 
     def run(search, rate, order):
         found.append((rate, order))
-        search.trials.append(ShortRun(rate, search.setup.seed + order, False, 100, 1.0))
-        return search.trials[-1]
+        search.all_runs.append(ShortRun(rate, search.setup.seed + order, False, 100, 1.0))
+        return search.all_runs[-1]
 
     monkeypatch.setattr(_Search, "run", run)
     return found
@@ -290,7 +290,7 @@ def asked(monkeypatch):
 @pytest.mark.parametrize(("budget", "runs"), [(200, [(0.0, 2)]), (110, [])])
 def test_standstill_is_asked_of_the_last_failure_if_steps_are_left(asked, budget, runs):
     search = _Search(TrainingSetup(quadratic(), sgd(1.0), None, 7), budget, lambda text: None)
-    search.trials += [ShortRun(3.0, 8, True, 10, 9.0), ShortRun(2.0, 9, True, 10, 9.0)]
+    search.all_runs += [ShortRun(3.0, 8, True, 10, 9.0), ShortRun(2.0, 9, True, 10, 9.0)]
     search._check_untrained()
     assert asked == runs
 
@@ -314,7 +314,7 @@ def test_ends_are_around_the_smallest_rate_that_failed():
 
 def test_data_are_not_looked_at_if_the_net_only_died(asked):
     search = _Search(TrainingSetup(quadratic(), sgd(1.0), None, 0), BUDGET, lambda text: None)
-    search.trials += [ShortRun(9.0, 0, True, 9, 3.0), ShortRun(3.0, 0, False, 60, 1.0, died=True)]
+    search.all_runs += [ShortRun(9.0, 0, True, 9, 3.0), ShortRun(3.0, 0, False, 60, 1.0, died=True)]
     search.ramps = 1
     search._check_untrained()
     assert asked == []
@@ -331,15 +331,15 @@ def test_data_are_looked_at_once_after_six_failures_in_a_row(failures, looked):
     onset, end = 3.0, 1.08**99 / 8  # where the ramp ends, as a multiple of the guess
     guess = onset * 1.6 ** (failures - 0.5) / (end / 2)
     found = verify_limit(fickle((onset,) * 3), guess)
-    assert sum(each.rate == 0 for each in found.trials) == looked
+    assert sum(each.rate == 0 for each in found.all_runs) == looked
     assert found.low < onset <= found.high
 
 
 def test_data_are_not_looked_at_once_a_rate_has_held():
     problem = quadratic(eigenvalues=(4.0,), shares=(1.0,))  # a ramp from near its bound breaks soon
     found = verify_limit(TrainingSetup(problem, sgd(1.0), None, 0), 8 * 0.42, budget=250)
-    assert [each.failed for each in found.trials[:2]] == [True, False]
-    assert all(each.rate > 0 for each in found.trials)
+    assert [each.failed for each in found.all_runs[:2]] == [True, False]
+    assert all(each.rate > 0 for each in found.all_runs)
 
 
 def batch_source_order(order):
@@ -353,16 +353,16 @@ def batch_source_order(order):
 def test_batches_that_no_order_changes_are_run_once(batch_size):
     problem = quadratic()  # of two samples
     found = verify_limit(TrainingSetup(problem, sgd(1.0), batch_size, 0), 0.5)
-    rates = [each.rate for each in found.trials[found.ramps :]]
+    rates = [each.rate for each in found.all_runs[found.ramps :]]
     assert len(rates) == len(set(rates))
 
 
 def runs(*outcomes):
     """A verification of a ramp and runs (rate, whether it failed)."""
-    trials = [ShortRun(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
+    runs = [ShortRun(rate, 0, failed, 50 if failed else 100, 1.0) for rate, failed in outcomes]
     failed = [rate for rate, broke in outcomes if broke]
     return Verification(
-        0.1, max(failed, default=math.inf), (ShortRun(1e-9, 0, True, 9, 3), *trials), 1
+        0.1, max(failed, default=math.inf), (ShortRun(1e-9, 0, True, 9, 3), *runs), 1
     )
 
 
@@ -389,12 +389,12 @@ def test_net_that_dies_fails_and_is_not_late():
 
 def dying(*outcomes):
     """Runs of a net, (rate, order, what it showed), that was unstable at 0.9 and not at 0.8."""
-    trials = [
+    runs = [
         ShortRun(rate, order, shown == "unstable", 60, 1.0, died=shown == "died")
         for rate, order, shown in outcomes
     ]
     ramp = ShortRun(1e-9, 0, False, 9, 1.0, died=True)
-    return Verification(0.8, 0.9, (ramp, *trials), 1)
+    return Verification(0.8, 0.9, (ramp, *runs), 1)
 
 
 def test_limit_is_below_the_onset_where_the_net_dies_first():

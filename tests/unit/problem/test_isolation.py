@@ -310,7 +310,7 @@ def test_every_run_begins_with_the_same_loss():
     used = Remembering()
     max_learning_rate(model, used, data, batch_size=16)
     again = max_learning_rate(model, used, data, batch_size=16)
-    assert again.verification.trials == first.verification.trials
+    assert again.verification.all_runs == first.verification.all_runs
 
 
 class Growing(nn.Module):

@@ -109,7 +109,7 @@ RESULTS = {
     "theory of the advice": (lambda _: advice().mean_field, "rate"),
     "curvature of the advice": (lambda _: advice().curvature, "shares"),
     "verification": (lambda _: VERIFICATION, "Stable up to 0.1, no longer at 0.2"),
-    "trial": (lambda _: VERIFICATION.trials[1], "unstable"),
+    "trial": (lambda _: VERIFICATION.all_runs[1], "unstable"),
     "compared": (
         lambda _: Compared(HOSTILE, advice(), dict.fromkeys(MODES), None, np.ones(3), False),
         "loss after 3",

@@ -53,7 +53,7 @@ def channels_last(tensor: Tensor) -> bool:
 
 
 def exact_statistics(images: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1/s of each channel, with s^2 the variance (1/m) plus eps.
+    """Return the mean and 1/s of each channel, with s^2 the variance (1/m) plus eps.
 
     PyTorch sums channels_last images one number after the other, which costs two digits, and
     contiguous ones in a cascade. This function therefore works on a contiguous copy.
@@ -74,7 +74,7 @@ def exact_statistics(images: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def channel_sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of left * right and of left over each channel, in one pass.
+    """Return the sums of left * right and of left over each channel, in one pass.
 
     Where the compiled kernel does not apply, PyTorch's backward kernel of batch normalization
     computes both, with a mean of 0 and a standard deviation of 1.
@@ -99,7 +99,7 @@ def serves(x: Tensor) -> bool:
 def graph_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch normalization by batch statistics, whose gradient is cheap to differentiate.
+    """Batch-normalize by batch statistics, with a gradient that is cheap to differentiate.
 
     Args:
         x: (batch, channels, ...), such that `serves` holds.
@@ -126,7 +126,7 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """By the native kernel, in the variant that checks the sizes of weight and bias."""
+        """Normalize by the native kernel, in the variant that checks weight and bias sizes."""
         if channels_last(x):
             mean, inverse = exact_statistics(x, eps)
             variance = (inverse.pow(-2) - eps).clamp_(min=0)
@@ -143,7 +143,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """By the native kernel too, as a function that has its own derivative."""
+        """Return the gradients by the native kernel, as a function that has its own derivative."""
         if gradients[0] is None:
             return (None,) * 4
         made: tuple[Tensor, ...]
@@ -171,7 +171,7 @@ class _Gradient(torch.autograd.Function):
         inverse: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """All three in one call."""
+        """Return all three gradients in one call."""
         to_input, along, total = _native_gradient(g, x, weight, mean, inverse)
         ctx.save_for_backward(g, x, weight, mean, inverse, along, total)
         ctx.set_materialize_grads(False)
@@ -180,7 +180,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The closed form of the module's docstring; by definition if a graph is needed."""
+        """Apply the closed form of the module's docstring; by definition if a graph is needed."""
         if torch.is_grad_enabled():
             return _by_definition(ctx, cotangents)
         second = _SecondDerivative(ctx.saved_tensors, cotangents)
@@ -194,7 +194,7 @@ class _Gradient(torch.autograd.Function):
 
 
 def _by_definition(ctx: Any, cotangents: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """The same three derivatives, themselves differentiable (slow): for third derivatives."""
+    """Return the same three derivatives, differentiable (slow): for third derivatives."""
     # aliases: g may depend on x, but the derivative in x is taken at fixed g
     tensors: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors[:3]]
     g, x, weight = tensors
@@ -215,7 +215,7 @@ def _by_definition(ctx: Any, cotangents: tuple[Tensor | None, ...]) -> tuple[Ten
 def _defined_gradient(
     g: Tensor, x: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weight and bias in operations that autograd can differentiate."""
+    """Return the gradients of input, weight and bias, in operations that have derivatives."""
     x_hat, _, variance = standardize_by_definition(x, eps, LocalBatch.of(x))
     axes, product = channel_axes(x.dim()), g * x_hat
     centred = g - g.mean(axes, keepdim=True) - x_hat * product.mean(axes, keepdim=True)
@@ -259,7 +259,7 @@ class _SecondDerivative:
         return varying
 
     def to_gradient(self) -> Tensor:
-        """The derivative in g."""
+        """Return the derivative in g."""
         result = torch.zeros_like(self.x) if self.a is None else self.projected
         shift = torch.zeros_like(self.mean) if self.c is None else self.c
         if self.b is not None:
@@ -271,11 +271,11 @@ class _SecondDerivative:
         return result.add_(along_channels(shift, self.x))
 
     def to_weight(self) -> Tensor:
-        """The derivative in the weight."""
+        """Return the derivative in the weight."""
         return self.varying * self.inverse * self.count
 
     def to_input(self) -> Tensor:
-        """The derivative in x."""
+        """Return the derivative in x."""
         of_g = -self.scale * self.A if self.b is None else self.b - self.scale * self.A
         of_a = -self.scale * self.G
         mean = of_g * self.mean_g + of_a * self.mean_a
@@ -293,7 +293,7 @@ class _SecondDerivative:
 def _native_gradient(
     g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the input, sum of g x_hat and sum of g: Fact C.1."""
+    """Return the gradient of the input, sum of g x_hat and sum of g: Fact C.1."""
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
         g, x, weight, None, None, mean, inverse, True, 0.0, [True, True, True]
     )

@@ -37,7 +37,7 @@ def constant_norm(
     variance: Tensor,
     eps: float,
 ) -> Tensor:
-    """Normalization by a given mean and variance, whose gradient is cheap to differentiate.
+    """Normalize by a given mean and variance, with a gradient that is cheap to differentiate.
 
     Args:
         x: (batch, channels, ...), in single or double precision on a CPU.
@@ -73,14 +73,14 @@ class _ByConstants(torch.autograd.Function):
         variance: Tensor,
         eps: float,
     ) -> Tensor:
-        """By the native kernel."""
+        """Normalize by the native kernel."""
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps = eps
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """By the native kernel too, as a function that has its own derivative."""
+        """Return the gradients by the native kernel, as a function that has its own derivative."""
         wanted = tuple(ctx.needs_input_grad[:3])
         if stands_for_several(gradients[0]):
             x, weight, mean, variance = ctx.saved_tensors
@@ -108,7 +108,7 @@ class _GradientByConstants(torch.autograd.Function):
         eps: float,
         wanted: tuple[bool, bool, bool],
     ) -> tuple[Tensor | None, ...]:
-        """All wanted gradients in one call."""
+        """Return all wanted gradients in one call."""
         ctx.save_for_backward(g, x, weight, mean, variance)
         ctx.set_materialize_grads(False)
         ctx.eps = eps
@@ -119,7 +119,7 @@ class _GradientByConstants(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The formulas of the module's docstring, in operations that have derivatives too."""
+        """Apply the formulas of the module's docstring, in operations that have derivatives too."""
         g, x, weight, mean, variance = ctx.saved_tensors
         a, b, c = cotangents
         inverse = torch.rsqrt(variance + ctx.eps)
@@ -138,7 +138,7 @@ class _GradientByConstants(torch.autograd.Function):
 def _defined_gradient(
     g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The three gradients in operations that autograd can differentiate and vmap can batch."""
+    """Return the three gradients, in operations that have derivatives and that vmap can batch."""
     inverse = torch.rsqrt(variance + eps)
     x_hat = (x - along_channels(mean, x)) * along_channels(inverse, x)
     scale = inverse if weight is None else weight * inverse
@@ -153,7 +153,7 @@ def _output_tangent(
     scale: Tensor,
     cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> Tensor:
-    """The tangent of the output when input, weight and bias move by the cotangents: two passes."""
+    """Return the output's tangent as input, weight and bias move by the cotangents: two passes."""
     a, b, c = cotangents
     shift = torch.zeros_like(mean) if c is None else c
     if b is None:
@@ -168,7 +168,7 @@ def _output_tangent(
 
 
 def _summed_product(left: Tensor, right: Tensor) -> Tensor:
-    """Sum of left * right over each channel, in one pass if no graph is needed."""
+    """Return the sum of left * right over each channel, in one pass if no graph is needed."""
     if torch.is_grad_enabled():
         return (left * right).sum(channel_axes(left.dim()))
     return channel_sums(left, right)[0]

@@ -44,13 +44,13 @@ class ConvolutionGeometry:
     groups: int
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The convolution itself."""
+        """Return the convolution."""
         return torch.convolution(x, weight, bias, *self._options)
 
     def gradient(
         self, g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
     ) -> Gradients:
-        """Gradients of input, weight and bias for the output's gradient g; None where not wanted.
+        """Return the gradients of input, weight and bias for g of the output; None if not wanted.
 
         Input and weight may be any tensors of the right shape: one whose values are not needed for
         the wanted gradients serves as a placeholder.
@@ -76,7 +76,7 @@ def graph_convolution(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """A convolution whose gradient is cheap to differentiate.
+    """Convolve, with a gradient that is cheap to differentiate.
 
     Args:
         dimensions: 1, 2 or 3.
@@ -122,14 +122,14 @@ class _Convolve(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry
     ) -> Tensor:
-        """By PyTorch's kernel."""
+        """Convolve by PyTorch's kernel."""
         ctx.save_for_backward(x, weight)
         ctx.geometry = geometry
         return geometry.convolution(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """By PyTorch's kernel too, as a function that has its own derivative."""
+        """Return the gradients by PyTorch's kernel, as a function that has its own derivative."""
         wanted = tuple(ctx.needs_input_grad[:3])
         if stands_for_several(gradients[0]):
             return *ctx.geometry.gradient(gradients[0], *ctx.saved_tensors, wanted), None
@@ -150,7 +150,7 @@ class _Gradient(torch.autograd.Function):
         geometry: ConvolutionGeometry,
         wanted: tuple[bool, bool, bool],
     ) -> Gradients:
-        """All wanted gradients in one call."""
+        """Return all wanted gradients in one call."""
         ctx.save_for_backward(g, x, weight)
         ctx.geometry = geometry
         ctx.set_materialize_grads(False)
@@ -158,7 +158,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The formulas of the module's docstring, in operations that have derivatives too."""
+        """Apply the formulas of the module's docstring, in operations that have derivatives too."""
         g, x, weight = ctx.saved_tensors
         geometry, (a, b, c) = ctx.geometry, cotangents
         needs_gradient, needs_input, needs_weight, *_ = ctx.needs_input_grad
@@ -174,7 +174,7 @@ class _Gradient(torch.autograd.Function):
 def _output_tangent(
     geometry: ConvolutionGeometry, g: Tensor, x: Tensor, weight: Tensor, cotangents: Gradients
 ) -> Tensor:
-    """The tangent of the output when input, weight and bias move by the cotangents."""
+    """Return the tangent of the output when input, weight and bias move by the cotangents."""
     a, b, c = cotangents
     moved = None if a is None else geometry.convolution(a, weight, c)
     if b is not None:

@@ -31,7 +31,7 @@ def record_cotangent_only() -> Iterator[None]:
 
 
 def detach_if_recording(saved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A function's saved tensors, detached inside `record_cotangent_only`.
+    """Return a function's saved tensors, detached inside `record_cotangent_only`.
 
     Args:
         saved: tensors, or None.

@@ -51,7 +51,7 @@ class LinearLink(Link):
         self._memory: dict[str, Tensor] = {}
 
     def vjp(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, ParameterCotangent]:
-        """The cotangents of the input and the parameters."""
+        """Return the cotangents of the input and the parameters."""
         below = self.input_vjp(delta) if to_input else None
         outer = OuterProduct(delta.reshape(-1, len(self._weight)), self._inputs)
         if self.names[0] is not None and self._kernel_pays():
@@ -59,12 +59,12 @@ class LinearLink(Link):
         return below, self.gradients(outer)
 
     def input_vjp(self, delta: Tensor) -> Tensor:
-        """The cotangent of the input."""
+        """Return the cotangent of the input."""
         rows = delta.reshape(-1, len(self._weight))
         return self._product("below", rows, self._weight).view(self._shape)
 
     def vjp_derivative(self, at: Motion, to_input: bool) -> tuple[Tensor | None, WeightBias]:
-        """By the product rule."""
+        """Return the derivative of `vjp` by the product rule."""
         moved, delta, tangent, (by_weight, _) = at
         rows, first = (part.reshape(-1, len(self._weight)) for part in (moved, delta))
         below = weight = None
@@ -80,7 +80,7 @@ class LinearLink(Link):
         return below, (weight, None if self.names[1] is None else rows.sum(0))
 
     def jvp(self, tangent: Tensor | None, direction: ParameterCotangent) -> Tensor:
-        """The tangent of the output."""
+        """Return the tangent of the output."""
         rows = None
         if tangent is not None:
             rows = self._product("above", tangent.reshape(-1, self._shape[-1]), self._weight.T)
@@ -97,7 +97,7 @@ class LinearLink(Link):
         return rows.view(*self._shape[:-1], -1)
 
     def gradients(self, cotangent: ParameterCotangent) -> WeightBias:
-        """The gradients of weight and bias, multiplied out."""
+        """Return the gradients of weight and bias, multiplied out."""
         if not isinstance(cotangent, OuterProduct):
             return cotangent
         weight, bias = self.names
@@ -107,7 +107,7 @@ class LinearLink(Link):
         )
 
     def inner_products(self, cotangents: Sequence[ParameterCotangent]) -> Tensor:
-        """Inner products of several parameter cotangents, float64, (count, count)."""
+        """Return the inner products of several parameter cotangents, float64, (count, count)."""
         outer = [each for each in cotangents if isinstance(each, OuterProduct)]
         if len(outer) < len(cotangents):
             return super().inner_products(cotangents)
@@ -129,7 +129,7 @@ class LinearLink(Link):
         return rows * others * (fan_in + fan_out) < (rows + others) * fan_in * fan_out
 
     def _kernel_with(self, outer: OuterProduct) -> Tensor:
-        """X X^T + 1 1^T, where the second X are the inputs of the outer product."""
+        """Return X X^T + 1 1^T, where the second X are the inputs of the outer product."""
         if outer.inputs is not self._inputs:
             return self._plus_bias(self._inputs @ outer.inputs.T)
         if self._kernel is None:
@@ -148,7 +148,7 @@ class LinearLink(Link):
 
 
 def _times_own_transpose(rows: Tensor) -> Tensor:
-    """A matrix times its transpose; of each symmetric pair of blocks only one is computed."""
+    """Return a matrix times its transpose; one of each symmetric pair of blocks is computed."""
     count = len(rows)
     size = -(-count // _BLOCKS)
     if size < _SMALLEST_BLOCK:
@@ -186,24 +186,24 @@ class ConvolutionLink(Link):
         self._geometry = geometry
 
     def output(self, bias: Tensor | None) -> Tensor:
-        """The convolution of the inputs."""
+        """Return the convolution of the inputs."""
         return self._geometry.convolution(self._inputs, self._weight, bias)
 
     def vjp(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, ParameterCotangent]:
-        """The cotangents of the input and the parameters."""
+        """Return the cotangents of the input and the parameters."""
         weight, bias = (name is not None for name in self.names)
         wanted = to_input, weight, bias
         below, *gradients = self._gradient(delta, self._inputs, self._weight, wanted)
         return below, (gradients[0], gradients[1])
 
     def input_vjp(self, delta: Tensor) -> Tensor:
-        """The cotangent of the input."""
+        """Return the cotangent of the input."""
         below, _, _ = self._gradient(delta, self._inputs, self._weight, (True, False, False))
         assert below is not None
         return below
 
     def vjp_derivative(self, at: Motion, to_input: bool) -> tuple[Tensor | None, WeightBias]:
-        """By the product rule."""
+        """Return the derivative of `vjp` by the product rule."""
         weight, bias = (name is not None for name in self.names)
         moved, delta, tangent, (by_weight, _) = at
         wanted = to_input, weight, bias
@@ -216,7 +216,7 @@ class ConvolutionLink(Link):
         return _sum(below, more_below), (_sum(gradients[0], more_weight), gradients[1])
 
     def jvp(self, tangent: Tensor | None, direction: ParameterCotangent) -> Tensor:
-        """The tangent of the output."""
+        """Return the tangent of the output."""
         weight, bias = self.gradients(direction)
         parts = []
         if weight is not None or tangent is None:
@@ -230,7 +230,7 @@ class ConvolutionLink(Link):
     def _gradient(
         self, delta: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
     ) -> Gradients:
-        """Cotangents of input, weight and bias for that of the output; None where not wanted."""
+        """Return the cotangents of input, weight and bias; None where not wanted."""
         if not any(wanted):
             return None, None, None
         delta, inputs, weight = (

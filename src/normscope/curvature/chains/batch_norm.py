@@ -59,7 +59,7 @@ class BatchNormLink(Link):
         self._zero, self._one = torch.zeros_like(scale), torch.ones_like(scale)
 
     def vjp(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, ParameterCotangent]:
-        """The cotangents of the input and the parameters."""
+        """Return the cotangents of the input and the parameters."""
         gamma, beta = (name is not None for name in self.names)
         if not (self._through or gamma or beta):
             return self._affine(delta, None, None), (None, None)
@@ -73,7 +73,7 @@ class BatchNormLink(Link):
         return self._affine(delta, -share * correlation, -share * total), gradients
 
     def jvp(self, tangent: Tensor | None, direction: ParameterCotangent) -> Tensor:
-        """The tangent of the output."""
+        """Return the tangent of the output."""
         assert not isinstance(direction, OuterProduct)
         factor, shift = direction
         if tangent is None:
@@ -113,7 +113,7 @@ class BatchNormLink(Link):
     def _through_statistics(
         self, at: Motion, drift: Tensor, sums: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The parts of the input and of gamma, with derivatives through the statistics."""
+        """Return the parts of the input and of gamma, with derivatives through the statistics."""
         moved, delta, tangent, _ = at
         along, total, overlap = sums
         share = len(self._scale) / moved.numel()
@@ -132,7 +132,7 @@ class BatchNormLink(Link):
         return below, along
 
     def output(self, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
-        """The normalized values times gamma plus beta."""
+        """Return the normalized values times gamma plus beta."""
         if gamma is None and beta is None:
             return self._normalized
         factor = self._broadcast(self._one if gamma is None else gamma)
@@ -140,7 +140,7 @@ class BatchNormLink(Link):
         return torch.addcmul(shift, self._normalized, factor)
 
     def _affine(self, tangent: Tensor, factor: Tensor | None, shift: Tensor | None) -> Tensor:
-        """Scale times a tangent, plus shift, plus factor times x_hat, in place."""
+        """Return scale times a tangent, plus shift, plus factor times x_hat, in place."""
         scale = self._broadcast(self._scale)
         if shift is None:
             tangent.mul_(scale)
@@ -151,7 +151,7 @@ class BatchNormLink(Link):
         return tangent
 
     def _share(self, tangent: Tensor) -> Tensor:
-        """The scale over the number of values per channel."""
+        """Return the scale over the number of values per channel."""
         return self._scale * (len(self._scale) / tangent.numel())
 
     def _broadcast(self, channels: Tensor) -> Tensor:

@@ -55,17 +55,17 @@ class ChainJacobian(Jacobian):
         self.layout = layout
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
-        """J^T u, a flat parameter vector."""
+        """Return J^T u, a flat parameter vector."""
         with locked_without_grad():
             return self._joined(self._vjp(cotangent))
 
     def push_forward(self, vector: Tensor) -> Tensor:
-        """J v, in the shape of the output."""
+        """Return J v, in the shape of the output."""
         with locked_without_grad():
             return self._jvp(self.directions(vector))
 
     def gram(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        """J J^T u, and J^T u if every layer multiplied its gradient out."""
+        """Return J J^T u, and J^T u if every layer multiplied its gradient out."""
         with locked_without_grad():
             cotangents = self._vjp(cotangent)
             multiplied = not any(isinstance(each, OuterProduct) for each in cotangents)
@@ -73,14 +73,14 @@ class ChainJacobian(Jacobian):
             return self._jvp(cotangents), pulled
 
     def gram_with(self, other: Jacobian, cotangent: Tensor) -> Tensor:
-        """J K^T u, in the shape of this output, for the Jacobian K of the same model elsewhere."""
+        """Return J K^T u, in the shape of this output, for the Jacobian K on other data."""
         if not isinstance(other, ChainJacobian):
             return super().gram_with(other, cotangent)
         with locked_without_grad():
             return self._jvp(other._vjp(cotangent))
 
     def inner_products(self, cotangents: Sequence[Tensor]) -> Tensor:
-        """The inner products of all J^T u; only one layer's gradients are in memory at a time."""
+        """Return the inner products of all J^T u; one layer's gradients are in memory at a time."""
         with locked_without_grad():
             deltas = [cotangent.detach().clone() for cotangent in cotangents]
             total = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
@@ -95,11 +95,11 @@ class ChainJacobian(Jacobian):
         return total
 
     def gradients(self, cotangent: Tensor) -> dict[str | None, Tensor | None]:
-        """J^T u by parameter name."""
+        """Return J^T u by parameter name."""
         return self._by_name(self._vjp(cotangent))
 
     def hessian(self, gradient: Tensor, metric: OutputHessian) -> ChainHessian:
-        """The Hessian of a loss of the output; the chain must be read with ``curved``.
+        """Return the Hessian of a loss of the output; the chain must be read with ``curved``.
 
         Args:
             gradient: of the loss in the output.
@@ -108,7 +108,7 @@ class ChainJacobian(Jacobian):
         return ChainHessian(self, gradient, metric)
 
     def directions(self, vector: Tensor) -> list[WeightBias]:
-        """The parts of a flat parameter vector that belong to each link."""
+        """Return the parts of a flat parameter vector that belong to each link."""
         pieces = self.layout.split(vector.detach())
         named: dict[str | None, Tensor] = dict(zip(self.layout.names, pieces, strict=True))
         return [(named.get(weight), named.get(bias)) for weight, bias in self._names()]
@@ -117,7 +117,7 @@ class ChainJacobian(Jacobian):
         return [link.names for link in self.links]
 
     def _vjp(self, cotangent: Tensor) -> list[ParameterCotangent]:
-        """The gradients of each link's parameters."""
+        """Return the gradients of each link's parameters."""
         delta: Tensor | None = cotangent.detach().clone()
         gradients: list[ParameterCotangent] = []
         for link in reversed(self.links):
@@ -127,7 +127,7 @@ class ChainJacobian(Jacobian):
         return gradients[::-1]
 
     def _jvp(self, directions: Sequence[ParameterCotangent]) -> Tensor:
-        """The tangent of the output for a direction at each link."""
+        """Return the tangent of the output for a direction at each link."""
         tangent: Tensor | None = None
         for link, direction in zip(self.links, directions, strict=True):
             tangent = link.jvp(tangent, direction)
@@ -172,7 +172,7 @@ class ChainHessian(BatchCurvature):
             self._cotangents = _cotangents(self._links, gradient)
 
     def times(self, vector: Tensor) -> Tensor:
-        """The Hessian times a flat vector."""
+        """Return the Hessian times a flat vector."""
         with locked_without_grad():
             directions = self._chain.directions(vector)
             tangents, output_tangent = self._tangents(directions)
@@ -189,7 +189,7 @@ class ChainHessian(BatchCurvature):
         return product
 
     def _tangents(self, directions: Sequence[WeightBias]) -> tuple[list[Tensor | None], Tensor]:
-        """The tangent of every link's input, and that of the output."""
+        """Return the tangent of every link's input, and that of the output."""
         tangent: Tensor | None = None
         tangents: list[Tensor | None] = []
         for index, link in enumerate(self._links):
@@ -208,7 +208,7 @@ class ChainHessian(BatchCurvature):
 
 
 def _cotangents(links: Sequence[Link], gradient: Tensor) -> list[Tensor]:
-    """The gradient of the loss in each link's output."""
+    """Return the gradient of the loss in each link's output."""
     cotangents: list[Tensor] = []
     delta = gradient.detach()
     for link in reversed(links):

@@ -100,18 +100,18 @@ class Link(ABC):
         """
 
     def input_vjp(self, delta: Tensor) -> Tensor:
-        """The cotangent of the input alone; like `vjp` it may overwrite its argument."""
+        """Return the cotangent of the input alone; like `vjp` it may overwrite its argument."""
         below, _ = self.vjp(delta, to_input=True)
         assert below is not None
         return below
 
     def gradients(self, cotangent: ParameterCotangent) -> WeightBias:
-        """The gradients of weight and bias, multiplied out."""
+        """Return the gradients of weight and bias, multiplied out."""
         assert not isinstance(cotangent, OuterProduct)
         return cotangent
 
     def inner_products(self, cotangents: Sequence[ParameterCotangent]) -> Tensor:
-        """Inner products of several parameter cotangents, float64, (count, count)."""
+        """Return the inner products of several parameter cotangents, float64, (count, count)."""
         total = torch.zeros(len(cotangents), len(cotangents), dtype=torch.float64)
         for gradients in zip(*(self.gradients(each) for each in cotangents), strict=True):
             rows = [gradient.reshape(-1) for gradient in gradients if gradient is not None]
@@ -125,16 +125,16 @@ class _ParameterFreeLink(Link):
     """A layer without parameters; its derivative is a linear map fixed by the batch."""
 
     def vjp(self, delta: Tensor, to_input: bool) -> tuple[Tensor | None, ParameterCotangent]:
-        """The cotangent of the input."""
+        """Return the cotangent of the input."""
         return self._transposed(delta), (None, None)
 
     def jvp(self, tangent: Tensor | None, direction: ParameterCotangent) -> Tensor:
-        """The tangent of the output."""
+        """Return the tangent of the output."""
         assert tangent is not None  # a chain begins with a layer that has parameters
         return self._times(tangent)
 
     def vjp_derivative(self, at: Motion, to_input: bool) -> tuple[Tensor | None, WeightBias]:
-        """The same map of the cotangent's tangent; overridden where the map itself is curved."""
+        """Return the same map of the cotangent's tangent; overridden where the map is curved."""
         return self._transposed(at.moved), (None, None)
 
     @abstractmethod
@@ -170,7 +170,7 @@ class ActivationLink(_ParameterFreeLink):
         self.output = output.detach()
 
     def vjp_derivative(self, at: Motion, to_input: bool) -> tuple[Tensor | None, WeightBias]:
-        """First derivative times the moved cotangent, plus second times cotangent and tangent."""
+        """Return f' times the moved cotangent plus f'' times cotangent and tangent."""
         below = at.moved.mul_(self._first)
         if self._second is not None:
             assert at.tangent is not None  # a chain begins with a layer that has parameters

@@ -52,7 +52,7 @@ def chain_jacobian(
     point: Mapping[str, Tensor] | None = None,
     curved: bool = False,
 ) -> ChainJacobian | None:
-    """The Jacobian of a model on a batch, if the model is a chain of known layers.
+    """Return the Jacobian of a model on a batch, if the model is a chain of known layers.
 
     The chain that was read is checked against the model's own forward pass on a few samples. The
     model is left as it is.
@@ -112,18 +112,18 @@ class _Point:
     curved: bool = False
 
     def tensor(self, module: str, name: str) -> Tensor | None:
-        """A parameter or buffer of a module; None if the module does not have it."""
+        """Return a parameter or buffer of a module; None if the module does not have it."""
         return self.tensors.get(f"{module}.{name}" if module else name)
 
     def weight(self, module: str) -> Tensor:
-        """The weight of a module."""
+        """Return the weight of a module."""
         weight = self.tensor(module, "weight")
         if weight is None:
             raise NotAChainError(f"{module!r} has no weight parameter")
         return weight
 
     def names(self, module: str) -> tuple[str | None, str | None]:
-        """Names of a module's weight and bias; None for one that is not wanted."""
+        """Return the names of a module's weight and bias; None for one that is not wanted."""
         prefix = f"{module}." if module else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         return (
@@ -135,7 +135,7 @@ class _Point:
 def _tensors(
     model: nn.Module, inputs: Tensor, point: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Parameters and buffers by name; all must be plain tensors of the inputs' dtype and device."""
+    """Return parameters and buffers by name: plain tensors of the inputs' dtype and device."""
     own: dict[str, Tensor] = dict([*model.named_parameters(), *model.named_buffers()])
     parameters = model.named_parameters(remove_duplicate=False)
     buffers = model.named_buffers(remove_duplicate=False)
@@ -221,7 +221,7 @@ def _compare(found: Tensor, expected: Tensor, scale: float) -> None:
 
 
 def _read(steps: list[Step], inputs: Tensor, at: _Point) -> tuple[list[Link], Tensor]:
-    """The links from the first with a wanted parameter to the last, and the last one's output."""
+    """Return the links from the first with a wanted parameter on, and the last one's output."""
     links: list[Link] = []
     for name, module in steps:
         reader = _reader(module)
@@ -241,7 +241,7 @@ _READERS: dict[type[nn.Module], _Reader] = {}
 
 
 def _reads(*classes: type[nn.Module]) -> Callable[[_Reader], _Reader]:
-    """Decorator: register the reader of some classes of modules."""
+    """Return a decorator that registers the reader of some classes of modules."""
 
     def register(reader: _Reader) -> _Reader:
         _READERS.update(dict.fromkeys(classes, reader))
@@ -367,7 +367,7 @@ def _identity(name: str, module: nn.Module, inputs: Tensor, at: _Point) -> _Read
 
 
 def _reader(module: nn.Module) -> _Reader | None:
-    """The reader of a module's class; None if the class is unknown."""
+    """Return the reader of a module's class; None if the class is unknown."""
     identity = type(module).forward is nn.Identity.forward  # also of subclasses
     return _identity if identity else _READERS.get(type(module))
 

@@ -34,7 +34,7 @@ class Reshape(nn.Module):
         self.shape = shape
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The tensor in the new shape."""
+        """Return the tensor in the new shape."""
         return inputs.reshape([len(inputs) if size is None else size for size in self.shape])
 
 
@@ -51,12 +51,12 @@ class Average(nn.Module):
         self.dim, self.keepdim = dim, keepdim
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return inputs.mean(self.dim, self.keepdim)
 
 
 def steps_of(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> tuple[list[Step], bool]:
-    """The modules that a model runs one after the other, each on the output of the one before.
+    """Return the modules that a model runs in turn, each on the output of the one before.
 
     Args:
         model: an isolated model; its forward may be traced.
@@ -93,7 +93,7 @@ def refuse_hooks(model: nn.Module) -> None:
 def _flattened(
     name: str, module: nn.Module, is_known: Callable[[nn.Module], bool]
 ) -> list[Step] | None:
-    """The leaves of a tree of `nn.Sequential`, in order; None if there is another container."""
+    """Return the leaves of a tree of `nn.Sequential`; None if there is another container."""
     if is_known(module):
         return [(name, module)]
     if type(module).forward is not nn.Sequential.forward or len(module._modules) == 0:
@@ -122,7 +122,7 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> list[Step]:
-    """The steps of a forward without branches."""
+    """Return the steps of a forward without branches."""
     try:
         graph = _Tracer(is_known).trace(model)
     except Exception as error:  # a user-defined forward may raise anything on proxies
@@ -176,7 +176,7 @@ def _is_size(node: fx.Node, current: fx.Node) -> bool:
 
 
 def _size(size: Any, current: fx.Node) -> int | None:
-    """A constant size; None for the number of samples of the current value."""
+    """Return a constant size; None for the number of samples of the current value."""
     if isinstance(size, int):
         return size
     if isinstance(size, fx.Node) and _is_size(size, current) and size.args[1:] == (0,):

@@ -24,7 +24,7 @@ from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.registry import Registry
 
-__all__ = ["KINDS", "BatchPoint", "Kind", "independent", "matrix_name"]
+__all__ = ["KINDS", "BatchPoint", "Kind", "matrix_name", "no_dependence_error"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class BatchPoint:
         return self.evaluator.isolated(self.evaluator.leaves(), self.number)
 
     def evaluate(self) -> Evaluation:
-        """Output and loss with their autograd graph."""
+        """Return the output and loss with their autograd graph."""
         return self.evaluator(self.batch, self.number)
 
     def jacobian(self) -> Jacobian:
-        """The Jacobian of the outputs in the parameters.
+        """Return the Jacobian of the outputs in the parameters.
 
         Raises:
             StateError: if the problem has a `whole_loss`, or the output does not depend on the
@@ -80,11 +80,11 @@ class BatchPoint:
             return chain
         evaluation = self.evaluate()
         if evaluation.output is None or not evaluation.output.requires_grad:
-            raise independent()
+            raise no_dependence_error()
         return GraphJacobian(self.evaluator, evaluation, self.number)
 
     def chain(self, curved: bool = False) -> ChainJacobian | None:
-        """The Jacobian without an autograd graph; None if the model is not a chain of known layers.
+        """Return the Jacobian without an autograd graph; None unless the model is a known chain.
 
         Args:
             curved: whether second derivatives are needed.
@@ -93,8 +93,12 @@ class BatchPoint:
         if not evaluator.problem.has_outputs:
             return None
         chain = chain_jacobian(
-            *(evaluator.problem.model, self.batch[0], evaluator.mode),
-            *(evaluator.layout, evaluator.point, curved),
+            evaluator.problem.model,
+            self.batch[0],
+            mode=evaluator.mode,
+            layout=evaluator.layout,
+            point=evaluator.point,
+            curved=curved,
         )
         if chain is not None:
             evaluator.check(chain.output, self.batch, self.number)
@@ -127,8 +131,8 @@ def matrix_name(kind: str) -> str:
     return noun if colon else f"{kind.replace('_', ' ')} matrix"
 
 
-def independent() -> StateError:
-    """The error for a model whose parameters have no effect."""
+def no_dependence_error() -> StateError:
+    """Return the error for a model whose parameters have no effect."""
     return StateError(
         "neither the loss nor the output depends on the parameters asked for; check that the "
         "forward pass uses them and detaches nothing."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from normscope.curvature.chains import ChainJacobian
-from normscope.curvature.kinds import KINDS, BatchPoint, independent
+from normscope.curvature.kinds import KINDS, BatchPoint, no_dependence_error
 from normscope.curvature.output_hessian import output_hessian
 from normscope.curvature.products import BatchCurvature, HessianProduct
 from normscope.problem.diagnose import no_gradient_error
@@ -24,12 +24,14 @@ def hessian(at: BatchPoint) -> BatchCurvature:
     evaluation = at.evaluate()
     if not evaluation.loss.requires_grad:
         output = evaluation.output
-        raise no_gradient_error() if output is not None and output.requires_grad else independent()
+        if output is not None and output.requires_grad:
+            raise no_gradient_error()
+        raise no_dependence_error()
     return HessianProduct(at.evaluator, evaluation, at.number)
 
 
 def _chain_hessian(at: BatchPoint, chain: ChainJacobian) -> BatchCurvature | None:
-    """The Hessian of a chain; None if the loss is not a function of the output alone."""
+    """Return the Hessian of a chain; None if the loss is not a function of the output alone."""
     loss_of, randomness = at.evaluator.problem.loss_of, at.evaluator.fixed_randomness
     with at.context():  # a loss may draw random numbers, the same ones each time
         if loss_of(chain.output.clone(), at.target).requires_grad:

@@ -34,7 +34,7 @@ _SHAPE = (_long, _long, _long, _int, _int, _int)
 
 @functools.cache
 def _kernel(name: str) -> Any:
-    """A function of the library with its types declared, or None."""
+    """Return a function of the library with its types declared, or None."""
     loaded = library()
     if loaded is None:
         return None
@@ -52,7 +52,7 @@ def _kernel(name: str) -> Any:
 def compiled_output(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, order: float, centred: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """The results of :func:`normscope.layers.lp_function.fused_output`, or None.
+    """Return the results of :func:`normscope.layers.lp_function.fused_output`, or None.
 
     None also where rounding may have cost the output much of its spread (see spread_is_lost).
     The caller makes sure that no transform, compiler or tracer is active.
@@ -80,7 +80,7 @@ def compiled_gradient(
     centred: bool,
     input_needed: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor] | None:
-    """The results of :func:`normscope.layers.lp_function.fused_gradient`, or None."""
+    """Return the results of :func:`normscope.layers.lp_function.fused_gradient`, or None."""
     if transform_active() or tracing_active():  # a batched gradient has no memory address
         return None
     shape = _lp_shape(x, order, weight, *statistics)
@@ -126,7 +126,7 @@ def compiled_noise(
 
 
 def compiled_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Per channel the sums of the product of two batches, and of the first one; or None.
+    """Return the sums per channel of the product of two batches and of the first one, or None.
 
     Args:
         one: (batch, channels, ...), the channels neighbours in memory.
@@ -153,7 +153,7 @@ def compiled_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def faster_sums(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
-    """As `compiled_sums`, but None where PyTorch's kernel is as fast.
+    """Return `compiled_sums`, but None where PyTorch's kernel is as fast.
 
     That is so for vectors, and for images whose channels fill the lanes of a processor; with 30
     channels ours takes a third of the time, with 3 a thirtieth.
@@ -175,7 +175,7 @@ def _threads_for(count: int) -> int:
 
 
 def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ...] | None:
-    """Rows, channels, inner positions, the order's number, threads; None: not for the kernel."""
+    """Return rows, channels, inner positions, order number, threads; None: not for the kernel."""
     number, count = _ORDERS.get(order), x.numel()
     if number is None or not 0 < count <= LARGEST or not _plain(x):
         return None
@@ -197,7 +197,7 @@ def _lp_shape(x: Tensor, order: float, *vectors: Tensor | None) -> tuple[int, ..
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether the tensor is plain float32 data in the memory of this process."""
+    """Return whether the tensor is plain float32 data in the memory of this process."""
     return (
         tensor.dtype is torch.float32
         and tensor.is_cpu

@@ -43,12 +43,12 @@ class _UnavailableError(Exception):
 
 
 def library() -> ctypes.CDLL | None:
-    """The library of kernels, or None if there is none; the first call may build it."""
+    """Return the library of kernels, or None if there is none; the first call may build it."""
     return _once()[0]
 
 
 def state_of_library() -> str:
-    """Where the library is, or why there is none, in one sentence."""
+    """Return where the library is, or why there is none, in one sentence."""
     return _once()[1]
 
 
@@ -61,7 +61,7 @@ def _once() -> Outcome:
 
 
 def load_or_build() -> Outcome:
-    """The library, from the cache if possible, and its path; or None and the reason.
+    """Return the library, from the cache if possible, and its path; or None and the reason.
 
     Returns:
         The library or None, and one sentence.
@@ -85,7 +85,7 @@ def load_or_build() -> Outcome:
 
 
 def _threading() -> tuple[str, ...]:
-    """Flags for OpenMP with the same library that PyTorch uses; none if it has none.
+    """Return the flags for OpenMP with PyTorch's own library; none if it has none.
 
     A second copy of that library would have its own threads, which spin while they wait for work
     and slow PyTorch's down.
@@ -100,7 +100,7 @@ def _folder() -> Path:
 
 
 def _compiler() -> list[str]:
-    """The command of the first C compiler found: $CC, cc, gcc or clang."""
+    """Return the command of the first C compiler found: $CC, cc, gcc or clang."""
     commands = [shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]]
     for command in commands:
         if command and shutil.which(command[0]):
@@ -116,14 +116,14 @@ def _run(command: list[str]) -> str:
 
 
 def _key(compiler: list[str]) -> str:
-    """A digest of everything the library depends on."""
+    """Return a digest of everything the library depends on."""
     parts = [*(source.read_text(encoding="utf-8") for source in SOURCES), *FLAGS, *_threading()]
     parts += [*compiler, _run([*compiler, "--version"]), platform.machine(), _processor()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 def _processor() -> str:
-    """What distinguishes processors with different instruction sets."""
+    """Return what distinguishes processors with different instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -147,7 +147,7 @@ def _build(compiler: list[str], path: Path) -> None:
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """The library, if it exists and is complete."""
+    """Return the library, if it exists and is complete."""
     try:
         if _digest(path) != _seal(path).read_text(encoding="utf-8"):
             return None

@@ -147,7 +147,7 @@ _Step = tuple[Change, nn.Module, Site]  # with the new layer, and where it goes
 
 
 def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
-    """The steps; ``new_for`` gets the replacement of each layer and tensor by its id."""
+    """Return the steps; ``new_for`` gets the replacement of each layer and tensor by its id."""
     require_module(model, "convert")
     _ = NORMS[to]  # an unknown kind is an error even if there is nothing to do
     sites = norm_sites(model)
@@ -188,7 +188,7 @@ def _insertion(site: Site, to: str) -> _Step:
 
 
 def _make(site: Site, to: str) -> nn.Module:
-    """A norm layer for a site, with the options that its kind takes."""
+    """Return a norm layer for a site, with the options that its kind takes."""
     accepted = NORMS[to].options
     options = {name: value for name, value in site.options.items() if name in accepted}
     layer = normalization(to, site.num_features, site.dimensions, **options)

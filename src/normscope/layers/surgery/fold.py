@@ -206,7 +206,7 @@ class _Planner:
                     graph.dissolved.add(node)
 
     def _fold_at(self, graph: CallGraph, node: fx.Node) -> Fold | str:
-        """The fold of the norm layer that a node calls, or the reason against it."""
+        """Return the fold of the norm layer that a node calls, or the reason against it."""
         norm: Any = graph.module(node)
         after = modules_after(norm)
         reason = self._problem(graph, node)
@@ -267,7 +267,7 @@ class _Planner:
         return reason and f"{graph.name(node)!r} {side} it cannot take it in: {reason}"
 
     def _problem(self, graph: CallGraph, node: fx.Node) -> str | None:
-        """The reason why the module that a node calls must not be changed; None if it may."""
+        """Return why the module that a node calls must not be changed; None if it may."""
         module = self._module(graph, node)
         if self._calls[id(module)] > 1:
             return f"it is called {self._calls[id(module)]} times in one forward pass"

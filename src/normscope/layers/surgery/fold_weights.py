@@ -17,12 +17,12 @@ Layer = nn.Linear | Convolution
 
 
 def out_channels(layer: Layer) -> int:
-    """Number of output channels of the layer."""
+    """Return the number of output channels of the layer."""
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 
 def in_channels(layer: Layer) -> int:
-    """Number of input channels of the layer."""
+    """Return the number of input channels of the layer."""
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
@@ -106,7 +106,7 @@ def _assign_bias(layer: Layer, bias: Tensor) -> None:
 
 
 def spatial_dimensions(module: nn.Module) -> int | None:
-    """The dimensions in the class name of a layer, torch's or ours; None if there are none.
+    """Return the dimensions in the class name of a layer, torch's or ours; None if there are none.
 
     Args:
         module: a norm or convolution layer.
@@ -126,7 +126,7 @@ def spatial_dimensions(module: nn.Module) -> int | None:
 
 
 def misfit_before(norm: Any, layer: Layer) -> str | None:
-    """The reason why a norm layer cannot be folded into the layer before it; None if it can.
+    """Return the reason why a norm layer cannot be folded into the layer before it; None if it can.
 
     Args:
         norm: the norm layer, plain in eval mode.
@@ -141,7 +141,7 @@ def misfit_before(norm: Any, layer: Layer) -> str | None:
 
 
 def misfit_after(norm: Any, layer: Layer, flattened: bool, shift: Tensor) -> str | None:
-    """The reason why a norm layer cannot be folded into the layer after it; None if it can.
+    """Return the reason why a norm layer cannot be folded into the layer after it; None if it can.
 
     Args:
         norm: the norm layer, plain in eval mode.
@@ -172,7 +172,7 @@ def _other_dimensions(norm: nn.Module, layer: Layer) -> str | None:
 
 
 def _sees_zeros(layer: Convolution) -> bool:
-    """Whether some outputs lack contributions of the input, as at a border padded with zeros."""
+    """Return whether some outputs lack contributions of the input, as at zero padding."""
     if isinstance(layer, Transposed):
         return True
     if layer.padding_mode != "zeros":

@@ -16,7 +16,7 @@ _OWN_FORWARDS = ("torch.nn.modules.", "normscope.layers.")
 
 
 def affine_map(layer: Any) -> tuple[Tensor, Tensor]:
-    r"""Scale and shift per channel of a batch norm or l_p layer in eval mode.
+    r"""Return the scale and shift per channel of a batch norm or l_p layer in eval mode.
 
     .. math:: y = a x + b, \qquad a = \gamma / \sqrt{Var[x] + \epsilon}, \qquad b = \beta - a E[x]
 
@@ -47,7 +47,7 @@ def affine_map(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def modules_after(layer: nn.Module) -> list[nn.Module] | None:
-    """The modules that a norm layer applies after normalizing, e.g. a fused activation.
+    """Return the modules that a norm layer applies after normalizing, e.g. a fused activation.
 
     torch's layers, ours and those of registered kinds apply none. A class with another ``forward``
     is tested in eval mode, on a copy: it may be plain normalization, or normalization followed by
@@ -78,7 +78,7 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
 
 
 def _applies(layer: nn.Module, after: Sequence[nn.Module], x: Tensor) -> bool:
-    """Whether the layer, with trial parameters, equals normalization followed by ``after``."""
+    """Return whether the layer, with trial parameters, is normalization, then ``after``."""
     trial, expected = _trial_copy(layer), _trial_copy(layer)
     tail = copy.deepcopy(nn.Sequential(*after)).to("cpu", torch.float64).eval()
     with torch.no_grad(), RandomGenerators().preserved():
@@ -87,7 +87,7 @@ def _applies(layer: nn.Module, after: Sequence[nn.Module], x: Tensor) -> bool:
 
 
 def _trial_copy(layer: nn.Module) -> nn.Module:
-    """A copy with scales of both signs, and shifts and statistics different from their defaults.
+    """Return a copy with scales of both signs, and shifts and statistics that are not default.
 
     So everything that is done to them is detected. They are small, so that the outputs cover the
     range where activations differ from the identity.
@@ -120,7 +120,7 @@ def _normalized(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _trial_inputs(layer: Any) -> list[Tensor]:
-    """Inputs of both signs and of several sizes, from vectors to volumes."""
+    """Return inputs of both signs and of several sizes, from vectors to volumes."""
     features = getattr(layer, "normalized_shape", None)
     shapes: list[tuple[int, ...]] = [(4, *features)] if features else []
     if not features:

@@ -50,7 +50,7 @@ class Site:
 
 
 def norm_sites(model: nn.Module) -> list[Site]:
-    """The sites of all norm layers, present and removed, each module once.
+    """Return the sites of all norm layers, present and removed, each module once.
 
     Args:
         model: any model.
@@ -73,7 +73,7 @@ def norm_sites(model: nn.Module) -> list[Site]:
 
 
 def _like(*modules: nn.Module) -> Tensor:
-    """The first floating-point tensor of the modules."""
+    """Return the first floating-point tensor of the modules."""
     for module in modules:
         for tensor in [*module.parameters(), *module.buffers()]:
             if tensor.is_floating_point():
@@ -102,7 +102,7 @@ def _options(module: Any) -> dict[str, Any]:
 
 
 def _size(model: nn.Module, name: str, module: Any) -> tuple[int, int]:
-    """Channels and spatial dimensions of a site."""
+    """Return the channels and spatial dimensions of a site."""
     if isinstance(module, NoNorm):
         return module.num_features, module.dimensions
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -135,7 +135,7 @@ def _features(name: str, module: nn.Module) -> int:
 
 
 def _dimensions_nearby(model: nn.Module, name: str, features: int) -> Iterator[int]:
-    """Dimensions of other layers, from the most likely: matching before, matching after, any."""
+    """Return dimensions of other layers: matching before, matching after, then any."""
     modules = list(model.named_modules())
     position = [other for other, _ in modules].index(name)
     before = [m for _, m in modules[:position] if isinstance(m, PLAIN_LAYERS)]
@@ -146,12 +146,12 @@ def _dimensions_nearby(model: nn.Module, name: str, features: int) -> Iterator[i
 
 
 def _layer_dimensions(layer: nn.Module) -> int:
-    """Spatial dimensions of a linear (0) or convolution layer."""
+    """Return the spatial dimensions of a linear (0) or convolution layer."""
     return 0 if isinstance(layer, nn.Linear) else spatial_dimensions(layer) or 0
 
 
 def insertion_sites(model: nn.Module) -> list[Site]:
-    """The sites after every linear or convolution layer except the last, the output layer.
+    """Return the sites after every linear or convolution layer except the last, the output layer.
 
     Args:
         model: nested ``nn.Sequential`` containers, and modules whose forward pass calls such
@@ -212,7 +212,7 @@ def _no_site(prefix: str, module: nn.Module) -> InputError:
 def insert(container: nn.Sequential, key: str, norm: nn.Module) -> None:
     """Insert a norm layer after a layer, in place.
 
-    A container with numbers as keys is numbered anew; in one with names, the norm layer is named
+    A container with numbers as keys is renumbered; in one with names, the norm layer is named
     after the layer.
 
     Args:

@@ -53,7 +53,7 @@ _NEED_VALUES = {
 
 
 def is_plain_layer(module: nn.Module) -> bool:
-    """Whether the module computes what torch's linear or convolution layer of its class does.
+    """Return whether the module computes what torch's linear or convolution layer does.
 
     Args:
         module: any module.
@@ -71,12 +71,12 @@ def is_plain_layer(module: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether forward hooks may change the input or output of the module."""
+    """Return whether forward hooks may change the input or output of the module."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def trace(module: nn.Module, open_modules: bool = True) -> tuple[fx.Graph, set[int]] | None:
-    """The calls of a forward pass, and the tensors that it uses outside of them.
+    """Return the calls of a forward pass, and the tensors that it uses outside of them.
 
     Optional arguments keep their defaults: left open, ``if mask is None`` would take the wrong
     branch.
@@ -238,7 +238,7 @@ class _Reads(TorchFunctionMode):
 
 
 def chain_of_calls(module: nn.Module) -> list[str] | None:
-    """Names of the modules that a forward pass calls, if each takes the output of the one before.
+    """Return the modules that a forward pass calls, if each takes the output of the one before.
 
     Args:
         module: a module with one input; it is copied, not changed.
@@ -281,31 +281,31 @@ class CallGraph:
     dissolved: set[fx.Node] = field(default_factory=set)
 
     def module_calls(self) -> list[fx.Node]:
-        """The nodes that call a module, in order of execution."""
+        """Return the nodes that call a module, in order of execution."""
         return [node for node in self.graph.nodes if node.op == "call_module"]
 
     def name(self, node: fx.Node) -> str:
-        """Qualified name, inside the model, of the module that a node calls."""
+        """Return the qualified name, inside the model, of the module that a node calls."""
         return f"{self.prefix}.{node.target}" if self.prefix else str(node.target)
 
     def module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls, None if it calls something else."""
+        """Return the module that a node calls, None if it calls something else."""
         return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def reads_parameters(self, node: fx.Node) -> bool:
-        """Whether the forward pass uses a tensor of the node's module outside of its call."""
+        """Return whether the forward pass uses a tensor of the node's module outside its call."""
         module = self.root.get_submodule(str(node.target))
         return any(id(each) in self.reads for each in (*module.parameters(), *module.buffers()))
 
     def is_identity(self, node: fx.Node) -> bool:
-        """Whether the node returns its input unchanged in eval mode."""
+        """Return whether the node returns its input unchanged in eval mode."""
         module = self.module(node)
         if not isinstance(module, _IDENTITY_IN_EVAL) or has_hooks(module):
             return node in self.dissolved
         return type(module).forward.__module__.startswith("torch.nn.")
 
     def flattens(self, node: fx.Node) -> bool:
-        """Whether the node flattens all dimensions after the first."""
+        """Return whether the node flattens all dimensions after the first."""
         module = self.module(node)
         if module is not None:
             return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
@@ -313,7 +313,7 @@ class CallGraph:
         return node.target in (torch.flatten, "flatten") and starts in ([1], [1, -1])
 
     def adjacent(self, first: fx.Node, last: fx.Node) -> bool:
-        """Whether only identities and flattenings are executed between two nodes."""
+        """Return whether only identities and flattenings are executed between two nodes."""
         node = first.next
         while node is not last and (self.is_identity(node) or self.flattens(node)):
             node = node.next
@@ -321,7 +321,7 @@ class CallGraph:
 
 
 def call_graphs(model: nn.Module) -> list[CallGraph]:
-    """The graph of the model or, if it cannot be traced, those of its ``nn.Sequential`` parts.
+    """Return the model's graph, or those of its ``nn.Sequential`` parts if it has none.
 
     Args:
         model: any model; it is copied, not changed.
@@ -338,7 +338,7 @@ def call_graphs(model: nn.Module) -> list[CallGraph]:
 
 
 def _graphs_of_parts(prefix: str, module: nn.Module, assumed: bool) -> list[CallGraph]:
-    """Graphs inside a module that cannot be traced."""
+    """Return the graphs inside a module that cannot be traced."""
     found = []
     sequential = type(module).forward is nn.Sequential.forward
     if sequential and (calls := trace(module, open_modules=False)) is not None:

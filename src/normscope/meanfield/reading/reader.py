@@ -37,7 +37,7 @@ def read(
     shape: tuple[int, ...] | None = None,
     activations: dict[type, Any] | None = None,
 ) -> Graph:
-    """The graph of a model; variances are those of its weights.
+    """Return the graph of a model; variances are those of its weights.
 
     Args:
         model: of supported layers, with any forward pass that can be traced; it is not changed.
@@ -60,7 +60,7 @@ def read(
 
 
 def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
-    """A copy of the model, and the calls of its forward pass."""
+    """Return a copy of the model, and the calls of its forward pass."""
     kind = type(model).__name__
     try:
         root = copy.deepcopy(model).eval()
@@ -96,7 +96,7 @@ class _Reader:
         self._seen: set[str] = set()
 
     def take(self, node: fx.Node) -> None:
-        """One call of the forward pass."""
+        """Read one call of the forward pass."""
         if node.op == "placeholder":
             first = INPUT not in self.values.values()
             self.values[node] = INPUT if first else _OTHER_INPUT
@@ -143,7 +143,7 @@ class _Reader:
         self._add(node, node.name, operation)
 
     def _holds_sizes(self, node: fx.Node) -> bool:
-        """Whether a call only returns the shape of something, or computes with sizes."""
+        """Return whether a call only returns the shape of something, or computes with sizes."""
         asks = node.target in ("size", "dim") or (
             getattr(node.target, "__name__", "") == "getattr" and node.args[1] in ("shape", "ndim")
         )
@@ -171,7 +171,7 @@ class _Reader:
         self.values[node] = len(self.nodes) - 1
 
     def _refused_tensor(self, tensor: str, user: str) -> NoClosureError:
-        """The error for a tensor, with its name in the model if it has one."""
+        """Return the error for a tensor, with its name in the model if it has one."""
         try:
             value = attrgetter(tensor)(self.model)
         except AttributeError:  # not an attribute of the model
@@ -210,7 +210,7 @@ def _pooled_first(nodes: list[Node]) -> list[Node]:
 
 
 def _first_shape(nodes: list[Node]) -> tuple[int, ...]:
-    """The shape of the input, if the first weights are those of a linear layer."""
+    """Return the shape of the input, if the first weights are those of a linear layer."""
     first = next((n.operation for n in nodes if isinstance(n.operation, Weighted)), None)
     if isinstance(first, Linear):
         return (first.inputs,)

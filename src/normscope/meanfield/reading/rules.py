@@ -47,7 +47,7 @@ Made = Operation | Addition | Unsupported | None  # None: the identity
 
 
 def operation_of_module(module: nn.Module, activations: dict[type, Any]) -> Made:
-    """The operation of a module.
+    """Return the operation of a module.
 
     Args:
         module: any module.
@@ -68,7 +68,7 @@ def operation_of_module(module: nn.Module, activations: dict[type, Any]) -> Made
 
 
 def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any, dimensions: int) -> Window:
-    """The window of torch's arguments, each a number or one for each dimension."""
+    """Return the window of torch's arguments, each a number or one for each dimension."""
     sizes = tuples(kernel, dimensions)
     return Window(
         sizes,
@@ -79,7 +79,7 @@ def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any, dimensions:
 
 
 def tuples(value: Any, dimensions: int) -> tuple[int, ...]:
-    """One number for each dimension."""
+    """Return one number for each dimension."""
     return (value,) * dimensions if isinstance(value, int) else tuple(value)
 
 
@@ -103,7 +103,7 @@ def _convolution(module: _ConvNd) -> Made:
 
 
 def _padding(module: _ConvNd) -> tuple[tuple[int, int], ...]:
-    """Zeros before and after, also for padding given as a string."""
+    """Return zeros before and after, also for padding given as a string."""
     if not isinstance(module.padding, str):
         return tuple((side, side) for side in module.padding)
     if module.padding == "valid":
@@ -143,7 +143,7 @@ def _mean_square(tensor: Tensor | None) -> float:
 
 
 def gelu_of(approximate: str) -> Nonlinearity:
-    """The GELU, exact or torch's approximation by a hyperbolic tangent.
+    """Return the GELU, exact or torch's approximation by a hyperbolic tangent.
 
     Args:
         approximate: "none" or "tanh".
@@ -221,7 +221,7 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
 
 
 def operation_of_call(name: str, node: fx.Node) -> Made:
-    """The operation of a call.
+    """Return the operation of a call.
 
     Args:
         name: of the function or method.
@@ -253,7 +253,7 @@ def _call_flatten(node: fx.Node) -> Made:
 
 
 def _reshape(node: fx.Node) -> Made:
-    """``x.view(len(x), -1)`` and the like flatten."""
+    """Return a flattening for ``x.view(len(x), -1)`` and the like."""
     sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
@@ -261,7 +261,7 @@ def _reshape(node: fx.Node) -> Made:
 
 
 def _mean(node: fx.Node) -> Made:
-    """A mean over all positions is global pooling."""
+    """Return global pooling for a mean over all positions."""
     dims = _argument(node, 1, "dim")
     if dims is None:
         return Unsupported.HERE
@@ -282,7 +282,7 @@ def _call_average(node: fx.Node) -> Made:
 
 
 def _dimensions(node: fx.Node) -> int:
-    """Spatial dimensions of a function whose name ends in "1d", "2d" or "3d"."""
+    """Return the spatial dimensions of a function whose name ends in "1d", "2d" or "3d"."""
     return int(getattr(node.target, "__name__", "0d")[-2])
 
 
@@ -291,7 +291,7 @@ def _leaky(slope: float) -> Nonlinearity:
 
 
 def _call_dropout(node: fx.Node) -> Made:
-    """Traced in eval mode, the function is the identity if it depends on the mode."""
+    """Return the identity if the function depends on the mode: it is traced in eval mode."""
     return Unsupported.HERE if _argument(node, 2, "training", True) else None
 
 
