@@ -18,8 +18,6 @@ from normscope import __version__
 from normscope.cli.app import app
 from normscope.errors import NormscopeError
 
-__all__ = ["COMMANDS", "app", "main"]
-
 COMMANDS = (
     *("demo", "lr", "compare", "curvature", "theory", "check"),
     *("run", "sweep", "report", "listing", "data"),

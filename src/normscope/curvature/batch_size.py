@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["BatchSizeEffect", "batch_size_effect"]
-
 _SMALLEST_DEFAULT = 4
 _LONGEST_DEFAULT = 5
 

@@ -21,8 +21,6 @@ from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 
-__all__ = ["CurvatureOperator", "dense", "operator", "unchecked_operator"]
-
 _LARGEST_DENSE = 20_000  # rows; 1.6 GB in float32
 
 

@@ -12,8 +12,6 @@ from normscope.curvature.output_hessian import OutputHessian
 from normscope.problem.diagnose import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
 
-__all__ = ["BatchCurvature", "GaussNewtonProduct", "HessianProduct"]
-
 
 class BatchCurvature(ABC):
     """The curvature matrix of one batch, known by its products with flat parameter vectors."""

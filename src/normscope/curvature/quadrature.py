@@ -16,18 +16,6 @@ from normscope.curvature.lanczos import Lanczos
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import InputError
 
-__all__ = [
-    "Floats",
-    "Quadrature",
-    "SymmetricLog",
-    "axis_for",
-    "cumulative",
-    "gauss_quadrature",
-    "grid",
-    "random_quadratures",
-    "smoothed",
-]
-
 Floats = NDArray[np.float64]
 
 _POINTS_PER_WIDTH = 4  # grid points per standard deviation of the kernel

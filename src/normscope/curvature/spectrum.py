@@ -28,8 +28,6 @@ from normscope.problem.problem import Data
 from normscope.progress import Progress, ProgressCallback
 from normscope.validation import check_callback, check_integer, check_number
 
-__all__ = ["spectrum"]
-
 
 def spectrum(
     model: nn.Module,

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["TopEigenvalue", "extreme_eigenvalues", "top_eigenvalue"]
-
 _PRECISIONS = {
     torch.float64: "double",
     torch.float32: "single",

@@ -22,8 +22,6 @@ from normscope.validation import check_integer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Trace", "TraceEstimate", "exact_trace", "hutch_plus_plus", "trace"]
-
 _FEWEST_PRODUCTS = 4
 
 

@@ -25,8 +25,6 @@ from normscope.results import Claim, Store
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENTS", "LARGEST_SEED", "SCALES", "Recipe", "experiment", "run"]
-
 SCALES = ("quick", "small", "paper")
 """How large an experiment is run."""
 LARGEST_SEED = 2**31 - 2**20  # NetCDF files hold 32 bits, and further seeds follow it

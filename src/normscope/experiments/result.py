@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Result"]
-
 
 @dataclass(frozen=True)
 class Result:

@@ -14,8 +14,6 @@ from normscope.progress import ignore_progress
 from normscope.results import Store
 from normscope.sweeps import Cell, Unit, Work, grid_cells
 
-__all__ = ["experiment_sweep", "run_cells"]
-
 
 def run_cells(name: str, cells: Sequence[Cell]) -> list[xr.Dataset]:
     """Run an experiment once for each cell, with a store in memory.

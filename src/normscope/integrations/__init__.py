@@ -1,7 +1,8 @@
 """normscope inside other tools; a module named after a package needs that package."""
 
-from normscope.integrations.export import long_table, write_csv, write_netcdf
+from normscope.integrations.export import long_table, write_csv
 from normscope.integrations.logged_scope import LoggedScope, log_results
 from normscope.integrations.logger import Logger
+from normscope.results.netcdf import write_netcdf
 
 __all__ = ["LoggedScope", "Logger", "log_results", "long_table", "write_csv", "write_netcdf"]

@@ -9,9 +9,6 @@ import xarray as xr
 
 from normscope.errors import InputError, StateError
 from normscope.files import replacing
-from normscope.results.netcdf import write_netcdf
-
-__all__ = ["long_table", "write_csv", "write_netcdf"]
 
 _COLUMNS = ("variable", "value")
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from normscope.problem.loss import Loss, WholeLoss
     from normscope.problem.problem import Data
 
-__all__ = ["LearningRateCallback", "ScopeCallback"]
-
 _LOGGED = ("curvature_bound", "limit", "recommended")  # fields of the advice
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from normscope.problem.loss import Loss
 
-__all__ = ["LoggedScope", "ScopeCallbackBase", "histograms", "log_results", "scalars"]
-
 _LOGGED_IF_NAN = ("loss",)  # NaN is a value there; elsewhere it means not measured
 _HISTOGRAM_VARIABLES = ("histogram", "histogram_low", "histogram_high")
 _SCHEDULE_OPTIONS = ("every", "steps", "budget")

@@ -8,8 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from normscope.errors import StateError
 
-__all__ = ["Logger", "RowLogger", "require_package"]
-
 
 @runtime_checkable
 class Logger(Protocol):

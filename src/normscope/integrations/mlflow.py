@@ -9,8 +9,6 @@ from typing import Any
 from normscope.errors import StateError
 from normscope.integrations.logger import RowLogger, require_package
 
-__all__ = ["MLflowLogger"]
-
 _MAX_METRICS = 1000  # that MLflow takes in one call
 _FORBIDDEN = re.compile(r"[^\w\-. /]")
 

@@ -10,8 +10,6 @@ from normscope.integrations.logger import require_package
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["summary_writer"]
-
 
 def summary_writer(folder: str | os.PathLike[str], **options: Any) -> SummaryWriter:
     """Return TensorBoard's own writer, for `LoggedScope` or anything else.

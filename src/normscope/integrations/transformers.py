@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from normscope.integrations.logger import Logger
 
-__all__ = ["ScopeCallback", "model_loss"]
-
-
 try:
     _TrainerCallback: Any = importlib.import_module("transformers").TrainerCallback
 except ImportError:  # creating a ScopeCallback raises

@@ -10,8 +10,6 @@ import numpy as np
 from normscope.errors import StateError
 from normscope.integrations.logger import RowLogger, require_package
 
-__all__ = ["WandbLogger"]
-
 
 class WandbLogger(RowLogger):
     """Logs the numbers and histograms of a scope to a Weights & Biases run.

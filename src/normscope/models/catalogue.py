@@ -20,8 +20,6 @@ from normscope.layers.kinds import NORMS, normalization
 from normscope.models.initialization import INITIALIZATIONS
 from normscope.registry import Registry, unknown_name
 
-__all__ = ["MODELS", "ModelBuilder", "NormFactory", "architecture", "build"]
-
 
 class NormFactory(Protocol):
     """Creates the normalization layers of one network."""

@@ -17,8 +17,6 @@ from normscope.models.parts import (
     linear,
 )
 
-__all__ = ["conv_net"]
-
 
 @architecture(initialization="meanfield")
 def conv_net(

@@ -10,8 +10,6 @@ from torch import nn
 from normscope.models.catalogue import NormFactory, architecture
 from normscope.models.parts import activation_layers, check_sizes, linear, vector_size
 
-__all__ = ["deep_linear", "fully_connected"]
-
 
 @architecture(initialization="meanfield")
 def fully_connected(

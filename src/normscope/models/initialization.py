@@ -16,8 +16,6 @@ from torch.nn.modules.conv import _ConvNd
 from normscope.errors import InputError
 from normscope.registry import Registry
 
-__all__ = ["INITIALIZATIONS", "glorot", "meanfield"]
-
 INITIALIZATIONS: Registry[Callable[..., None]] = Registry("initialization")
 
 

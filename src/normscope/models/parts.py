@@ -12,16 +12,6 @@ from torch import nn
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.registry import unknown_name
 
-__all__ = [
-    "activation_layers",
-    "check_sizes",
-    "convolution",
-    "image_shape",
-    "linear",
-    "scale_channels",
-    "vector_size",
-]
-
 # "linear": no layer at all, so that nothing is between a normalization and the next product.
 ACTIVATIONS: dict[str, Callable[[], nn.Module] | None] = {
     "gelu": nn.GELU,

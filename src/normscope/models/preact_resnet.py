@@ -16,8 +16,6 @@ from normscope.models.parts import (
     scale_channels,
 )
 
-__all__ = ["PreActivationBlock", "preact_resnet18"]
-
 STAGE_CHANNELS = (64, 128, 256, 512)
 BLOCKS_PER_STAGE = 2
 

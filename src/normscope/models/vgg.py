@@ -18,8 +18,6 @@ from normscope.models.parts import (
     scale_channels,
 )
 
-__all__ = ["vgg", "vgg16"]
-
 # Channels of the 3x3 convolutions of each stage; 2x2 max-pooling ends a stage
 # (simonyan2014, Table 1, columns A and D).
 CONFIGURATION_A = ((64,), (128,), (256, 256), (512, 512), (512, 512))

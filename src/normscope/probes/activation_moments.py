@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from normscope.probes.context import StepContext
     from normscope.probes.execution import ForwardHooks
 
-__all__ = ["ActivationMoments"]
-
 _MOMENTS = ("activation_mean", "activation_variance")
 
 

@@ -17,8 +17,6 @@ from normscope.problem.isolation import Isolation, isolated
 from normscope.problem.loss import loss_modules, stateless_loss
 from normscope.problem.problem import Problem
 
-__all__ = ["BatchLoss", "dense", "differentiate"]
-
 
 class BatchLoss:
     """The loss of a model on one batch of its training, always the same function of parameters.

@@ -11,8 +11,6 @@ from normscope.text import Rendered, Table
 if TYPE_CHECKING:
     from normscope.probes.probe import Probe
 
-__all__ = ["FORWARD", "Cost", "ScopeCost", "scope_cost"]
-
 FORWARD = 1 / 3  # cost of a forward pass, in forward and backward passes
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from normscope.curvature.top_eigenvalue import TopEigenvalue
     from normscope.probes.context import StepContext
 
-__all__ = ["Curvature"]
-
 
 @PROBES.register(name="curvature")
 class Curvature(Probe):

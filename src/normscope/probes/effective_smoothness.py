@@ -14,8 +14,6 @@ from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
 
-__all__ = ["EffectiveSmoothness"]
-
 
 @PROBES.register(name="effective_smoothness")
 class EffectiveSmoothness(Probe):

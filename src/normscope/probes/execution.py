@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.layers.kinds import is_norm
 
-__all__ = ["ExecutionOrder", "ForwardHooks", "Layer", "own_parameters", "weight_layers"]
-
 
 @dataclass(frozen=True)
 class Layer:

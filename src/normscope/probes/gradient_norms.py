@@ -13,8 +13,6 @@ from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
 
-__all__ = ["GradientNorms"]
-
 
 @PROBES.register(name="gradient_norms")
 class GradientNorms(Probe):

@@ -11,8 +11,6 @@ from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
 
-__all__ = ["GradientPredictiveness"]
-
 
 @PROBES.register(name="gradient_predictiveness")
 class GradientPredictiveness(Probe):

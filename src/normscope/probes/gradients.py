@@ -8,8 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["GradientComparison", "ReferenceGradient", "difference_and_cosine", "squared_norms"]
-
 _SMALL = 2**14  # entries; smaller tensors are concatenated to save calls
 _PIECE = 2**18  # entries compared at a time, so that their difference takes little memory
 

@@ -11,8 +11,6 @@ from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
 
-__all__ = ["LossVariation"]
-
 
 @PROBES.register(name="loss_variation")
 class LossVariation(Probe):

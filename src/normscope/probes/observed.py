@@ -22,8 +22,6 @@ from normscope.training.optimizers import bind_optimizer, step_on_copies
 if TYPE_CHECKING:
     from normscope.probes.probe import Probe
 
-__all__ = ["ObservedModel", "is_measuring_process", "unwrap"]
-
 _MAX_LISTED = 4  # entries of an optimizer's option that a report lists
 
 

@@ -15,8 +15,6 @@ from normscope.errors import ArgumentTypeError, InputError
 from normscope.probes.batch_loss import BatchLoss
 from normscope.probes.gradients import GradientComparison, ReferenceGradient
 
-__all__ = ["DISTANCES", "Ray", "RayValues", "check_distances"]
-
 #: Multiples of the learning rate at which the ray is evaluated (santurkar2018: from 1/2 to 4).
 DISTANCES = tuple(np.linspace(0.5, 4.0, 8).tolist())
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from normscope.probes.context import StepContext
     from normscope.results import Store
 
-__all__ = ["Row", "ScopeRecord"]
-
 
 @dataclass
 class Row:

@@ -10,8 +10,6 @@ from typing import Any, SupportsFloat
 
 from normscope.errors import ArgumentTypeError, InputError
 
-__all__ = ["Schedule", "check_every"]
-
 
 class Schedule:
     """Measure every n steps, at given steps, or within a share of the training time.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from normscope.problem.loss import Loss, WholeLoss
     from normscope.results import Store
 
-__all__ = ["Scope"]
-
 
 class Scope:
     """Probes on a running training, which is bit-identical with and without them.

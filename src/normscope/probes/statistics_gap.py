@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from normscope.probes.execution import ForwardHooks
     from normscope.problem.problem import Data
 
-__all__ = ["StatisticsGap"]
-
 Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and spread, per channel
 
 COMPARISONS = ("batch-running", "batch-population", "running-population")

@@ -11,8 +11,6 @@ import numpy as np
 from normscope.errors import InputError
 from normscope.results.codec import RawDataset, RawVariable
 
-__all__ = ["Form", "add_chunk_forms", "join", "with_fill_value"]
-
 STEP = "step"
 
 

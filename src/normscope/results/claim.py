@@ -8,8 +8,6 @@ from typing import Any
 
 from normscope.text import Table
 
-__all__ = ["Claim", "claims_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:

@@ -24,8 +24,6 @@ from xarray.indexes import PandasMultiIndex
 from normscope.errors import ArgumentTypeError
 from normscope.results.record import check_string
 
-__all__ = ["Content", "RawDataset", "RawVariable", "decode", "encode", "from_raw", "to_raw"]
-
 _LEVEL = 1  # of zlib; measured values hardly shrink further
 _LARGEST_HEADER = 1_000_000  # bytes of an npy header; a structured dtype has a long one
 

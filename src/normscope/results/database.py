@@ -13,8 +13,6 @@ from normscope.errors import DataError, NormscopeError, StateError
 from normscope.results.lock import WriterLock
 from normscope.results.tables import create_tables, damaged, is_store
 
-__all__ = ["Database"]
-
 _SMALLEST_FILE = 512  # bytes of a database
 _TIMEOUT = 30.0  # seconds to wait for another process that recovers or checkpoints the file
 

@@ -16,8 +16,6 @@ from normscope.results.chunks import with_fill_value
 from normscope.results.codec import Content, RawDataset, RawVariable, encode, from_raw
 from normscope.results.record import Record, canonical_json
 
-__all__ = ["Cell", "combine", "latest_results", "setting_labels", "varying_settings"]
-
 _NUMBERS = "biufc"  # kinds of dtypes
 _LARGEST = 2**63 - 1  # of numpy's int64
 _MOST_VALUES = 8  # listed in an error

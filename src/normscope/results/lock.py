@@ -21,8 +21,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = ["WriterLock", "is_locked"]
-
 FileId = tuple[int, int, int]  # process, device and inode
 
 _held: set[FileId] = set()  # the locks of this process

@@ -13,8 +13,6 @@ from normscope.errors import InputError, StateError
 from normscope.files import replacing
 from normscope.results.record import canonical_json
 
-__all__ = ["write_netcdf"]
-
 
 def write_netcdf(dataset: xr.Dataset, path: str | os.PathLike[str]) -> None:
     """Write a dataset as NetCDF, atomically.

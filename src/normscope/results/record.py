@@ -25,8 +25,6 @@ from normscope.errors import ArgumentTypeError, InputError
 from normscope.registry import unknown_name
 from normscope.text import Table
 
-__all__ = ["Identity", "Record", "State", "canonical_json", "json_value", "matches", "record_key"]
-
 CODE = "code"  # parameter with the digest of the user's files; set by the sweep, never by a user
 _CUSTOM_PARTS = ("model", "data", "loss")  # parameters that may be import paths
 _RESERVED = ("experiment", "state", "seed")  # arguments of Store.select

@@ -66,8 +66,6 @@ from normscope.text import Table
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Store"]
-
 
 class Store:
     """Records of computations in one file; the module's docstring is its contract.

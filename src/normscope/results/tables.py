@@ -21,8 +21,6 @@ from normscope.errors import DataError, StateError, UnknownNameError
 from normscope.results.codec import Content
 from normscope.results.record import Identity, State
 
-__all__ = ["SCHEMA_VERSION", "Row", "create_tables", "damaged", "is_store", "present_versions"]
-
 APPLICATION = 0x6E736370  # "nscp", in the file's header
 SCHEMA_VERSION = 1
 

@@ -31,8 +31,6 @@ from normscope.sweeps.settings import (
 from normscope.sweeps.theory import critical_rates
 from normscope.sweeps.work import Cell, Unit, Work, grid_cells
 
-__all__ = ["SEARCH", "Search", "boundary"]
-
 # Not the records of a phase diagram: a small net trained alone differs by rounding from a group.
 SEARCH = Work("phase_boundary", train_unit, revision=1, diverged=has_diverged)
 TOLERANCE = 0.05

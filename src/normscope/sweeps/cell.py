@@ -18,8 +18,6 @@ from normscope.sweeps.work import Cell
 from normscope.training import Evaluation, Outcome, evaluate
 from normscope.training.batches import batch_source
 
-__all__ = ["GROUP", "group_key", "has_diverged", "train_unit", "training_cell"]
-
 GROUP = 8  # most cells of a group; half may diverge and leave, and four are enough for a gain
 _WIDEST = 200  # features; wider layers are limited by their matrix products already
 _MAY_DIFFER = ("gamma", "learning_rate")  # between the cells of a group

@@ -32,8 +32,6 @@ from normscope.registry import unknown_name
 from normscope.results import Record
 from normscope.results.record import CODE, custom_parts
 
-__all__ = ["MODEL_NORM", "build_model", "import_paths", "load_custom_data", "outdated_records"]
-
 MODEL_NORM = "own"  # value of the setting norm: keep the model's own normalization
 _DIGITS = 12  # of a digest
 _HELD_OUT = 5  # one sample in this many is held out if the data has no test split

@@ -30,8 +30,6 @@ from normscope.sweeps.settings import (
 from normscope.sweeps.theory import critical_lines
 from normscope.sweeps.work import Cell, Report, Unit, Work, grid_cells, group_cells
 
-__all__ = ["TRAININGS", "Diagram", "phase_diagram", "seed_list", "split_settings"]
-
 TRAININGS = Work("phase_diagram", train_unit, revision=1, diverged=has_diverged)
 MODEL = "fully_connected"
 DEFAULT_AXES = {"gamma": (0.1, 0.3, 1.0, 3.0), "learning_rate": (0.001, 0.01, 0.1, 1.0)}

@@ -25,8 +25,6 @@ from joblib.externals.loky.process_executor import BrokenProcessPool
 from normscope.errors import StateError
 from normscope.registry import Registry
 
-__all__ = ["ENGINES", "MIN_JOBS", "Call", "Engine", "open_engine"]
-
 MIN_JOBS = 2  # with a single job joblib computes in this process, whatever the backend
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # as joblib.delayed makes it
 

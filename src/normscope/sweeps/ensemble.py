@@ -20,8 +20,6 @@ from normscope.errors import InputError
 from normscope.layers.kinds import is_batch_norm
 from normscope.training.loop import has_diverged
 
-__all__ = ["LOSSES", "Member", "Stack", "is_stackable", "train_together"]
-
 _ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU)
 
 

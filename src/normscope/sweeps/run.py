@@ -27,8 +27,6 @@ from normscope.results import Record, State, Store
 from normscope.sweeps.engines import MIN_JOBS, Call, Engine, open_engine
 from normscope.sweeps.work import Cell, Failure, Report, Unit, Work
 
-__all__ = ["open_store", "sweep"]
-
 _DEATH = (  # stored with the record, and recognized by its beginning
     "the worker died {} times while computing this (killed, or out of memory); "
     "use fewer workers or smaller settings."

@@ -32,8 +32,6 @@ from normscope.sweeps.custom import (
 from normscope.training import sgd
 from normscope.training.loop import Loop, training_mode
 
-__all__ = ["Training", "check_axes", "check_buildable", "check_settings", "complete_settings"]
-
 POSITIVE = ("gamma", "learning_rate", "epochs")
 NUMBERS = (*POSITIVE, "momentum", "weight_decay", "divergence_factor")
 INTEGERS = ("batch_size", "samples", "test_samples")

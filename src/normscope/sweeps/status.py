@@ -29,8 +29,6 @@ from normscope.training import sgd, train
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Status", "TimeEstimate", "estimate", "open_cells", "state_counts", "status"]
-
 _SECONDS = 0.5  # of measuring steps, for each kind of network
 _LEAST_SECONDS = 0.1
 _ALL_SECONDS = 4.0  # for all kinds

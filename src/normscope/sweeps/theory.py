@@ -16,8 +16,6 @@ from normscope.meanfield import CLOSURES, Prediction, predict
 from normscope.meanfield.softmax import LOSSES, output_curvature
 from normscope.sweeps.settings import Training
 
-__all__ = ["NO_ANSWER", "critical_lines", "critical_rates", "missing_rate_reasons"]
-
 NO_ANSWER = "no_answer"  # attribute of the lines: why the closure train has none
 
 _SAMPLES = 512  # from which the second moments of the data are estimated

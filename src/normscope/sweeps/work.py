@@ -16,8 +16,6 @@ from normscope.text import Rendered, Table, plural
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Failure", "Report", "Unit", "Work", "grid_cells", "group_cells"]
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -19,8 +19,6 @@ from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.validation import check_integer
 
-__all__ = ["BatchSource", "batch_source"]
-
 State = dict[str, Any]
 
 

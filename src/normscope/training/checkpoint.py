@@ -30,8 +30,6 @@ from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Problem
 from normscope.training.loop import Loop
 
-__all__ = ["check_writable", "resume", "save", "settings_of"]
-
 _FORMAT = "normscope training, version 3"
 _SAMPLED_VALUES = 1_000_000  # values of a tensor that its checksum covers, at most
 _IGNORED_OPTIONS = ("foreach", "fused", "capturable", "differentiable", "initial_lr", "param_names")

@@ -18,8 +18,6 @@ from normscope.registry import unknown_name
 from normscope.text import Rendered, Table
 from normscope.validation import check_integer
 
-__all__ = ["Evaluation", "Statistics", "evaluate"]
-
 Statistics = Literal["running", "population", "batch"]
 
 

@@ -27,8 +27,6 @@ from normscope.training.optimizers import OptimizerFactory
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "fit"]
-
 Callback = Callable[[Step], object]
 
 # The advice when no learning rate was applied yet that could have been too high.

@@ -19,8 +19,6 @@ from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, take_step
 from normscope.validation import check_integer
 
-__all__ = ["Loop", "Outcome", "Step", "check_steps", "has_diverged", "train", "training_mode"]
-
 
 class Outcome(Enum):
     """How a training ended; the value is general advice."""

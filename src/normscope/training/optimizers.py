@@ -15,8 +15,6 @@ from torch.optim import LBFGS, SGD, Optimizer
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.problem.isolation import RandomGenerators
 
-__all__ = ["OptimizerFactory", "bind_optimizer", "sgd", "step_on_copies", "take_step"]
-
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 _FULL = (torch.float32, torch.float64)

@@ -198,7 +198,7 @@ def test_damaged_checkpoint_is_one_clear_error(tmp_path, spoil):
     path = tmp_path / "run.pt"
     fit(problem_of(), sgd(0.2), steps=2, checkpoint=path)
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(DataError, match="delete it to start") as caught:
+    with pytest.raises(DataError, match="delete it to restart") as caught:
         fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
     assert "\n" not in str(caught.value)
 
@@ -212,7 +212,7 @@ def test_checkpoint_with_one_bit_turned_in_a_tensor_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[start] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match="delete it to start"):
+    with pytest.raises(DataError, match="delete it to restart"):
         fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
 
 
@@ -223,7 +223,7 @@ def test_hostile_checkpoint_runs_no_code(tmp_path):
 
     path = tmp_path / "run.pt"
     torch.save({"format": Hostile()}, path)
-    with pytest.raises(DataError, match="delete it to start"):
+    with pytest.raises(DataError, match="delete it to restart"):
         fit(problem_of(), sgd(0.2), steps=4, checkpoint=path)
     assert not (tmp_path / "ran").exists()
 

@@ -27,8 +27,6 @@ from normscope.plots.convergence import halfspace_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 
-__all__ = ["best_by_lbfgs", "halfspace", "halfspace_claims"]
-
 ARTICLE = "article on batch normalization (kohler2018), learning halfspaces; errata"
 ROUNDING = 1e-26  # of a squared gradient
 

@@ -14,8 +14,6 @@ from normscope.plots.convergence import units_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 
-__all__ = ["coupling", "joint_minimum", "mlp", "mlp_claims"]
-
 ARTICLE = "article on batch normalization (kohler2018), multilayer perceptrons"
 ROUNDING = 1e-26  # of a squared gradient
 

@@ -14,8 +14,6 @@ from normscope.plots.convergence import least_squares_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 
-__all__ = ["ols"]
-
 METHODS = ("gd", "bn_gd", "gdnp", "agd", "cg")
 FACTORS = (0.1, 1.0, 1.9, 3.0, 10.0, 100.0)  # of the rate 1/(2L), at which gradient descent is safe
 LARGEST = 100.0  # eigenvalue of S: all the rates tried stand the curvature 2 of gamma itself

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from normscope.decoupled import SignedDesign
 
-__all__ = ["Moments", "moments", "stacked"]
-
 Array = NDArray[np.float64]
 
 

@@ -15,19 +15,6 @@ from normscope.experiments.santurkar2018.judging import (
 )
 from normscope.results import Claim
 
-__all__ = [
-    "L_P",
-    "NAMES",
-    "changes_moments_more",
-    "drifts_more",
-    "is_better_throughout",
-    "is_smoother",
-    "predicts_better",
-    "shifts_no_less",
-    "trains_as_well",
-    "trains_better",
-]
-
 NAMES = {
     "none": "standard",
     "batch": "BatchNorm",

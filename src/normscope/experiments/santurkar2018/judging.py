@@ -44,18 +44,6 @@ import xarray as xr
 
 from normscope.results import Claim
 
-__all__ = [
-    "MANY_SEEDS",
-    "compared",
-    "geometric_mean",
-    "is_below",
-    "spread",
-    "step_weights",
-    "verdict",
-    "weighted_mean",
-    "weighted_median",
-]
-
 MANY_SEEDS = 3
 
 

@@ -21,8 +21,6 @@ from normscope.plots.training_curves import losses_by_rate
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 
-__all__ = ["loss_scale"]
-
 _SOURCE = "santurkar2018, Appendix A.1"
 _SAME = 1e-6  # relative difference below which two rates are equal
 _OUTPUTS = 10  # of the network, over which a mean may run besides the samples

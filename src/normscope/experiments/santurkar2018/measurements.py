@@ -27,17 +27,6 @@ from normscope.results import Claim, Store
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "LINEAR_RATE",
-    "VGG_RATE",
-    "beside",
-    "deep_linear_trainings",
-    "figure",
-    "linear_part",
-    "measured_steps",
-    "vgg_trainings",
-]
-
 VGG_RATE = 0.1
 VGG_BATCH_SIZE = 128
 VGG_DISTANCES = tuple(np.linspace(0.5, 4.0, 8).tolist())

@@ -38,8 +38,6 @@ from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 from normscope.training import evaluate, sgd, train
 
-__all__ = ["ALL_PROBES", "MOMENTS", "NETWORKS", "Curve", "Training", "run_trainings"]
-
 RECORDS = "santurkar2018 training"
 REVISION = 1  # raise it when a change of the code changes the numbers
 

@@ -20,8 +20,6 @@ from normscope.experiments.wei2018.phase_diagram import agreement
 from normscope.plots.names import name_of, statement_name
 from normscope.results import Claim
 
-__all__ = ["claims_by_part", "tour_claims"]
-
 _NET = "fully connected net on digits"
 _NEAR = 0.1  # of the growth that theory expects of a wide net
 

@@ -20,27 +20,8 @@ from normscope.experiments.tour.wording import (
     shared_rate,
     typical,
 )
-from normscope.experiments.wei2018.phase_diagram import grid_boundary
 from normscope.plots.names import statement_name, with_norm
-
-__all__ = [
-    "about_curvature",
-    "about_depth",
-    "about_diagram",
-    "about_landscape",
-    "about_limits",
-    "about_shift",
-    "about_theorems",
-    "about_training",
-    "boundary_rows",
-    "late_loss",
-    "norms_of",
-    "over_steps",
-    "reference_of",
-    "shift_cosine",
-    "statement_counts",
-    "worst_in_a_seed",
-]
+from normscope.report.diagrams import grid_boundary
 
 
 def norms_of(results: xr.Dataset) -> list[str]:

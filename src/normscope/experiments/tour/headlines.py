@@ -20,8 +20,6 @@ from normscope.experiments.tour.parts import diagram_part
 from normscope.experiments.tour.wording import enumerated, extremes, factor, number, shared_rate
 from normscope.plots.names import statement_name, with_norm
 
-__all__ = ["findings", "question"]
-
 
 def question(results: xr.Dataset) -> str:
     """What was asked, and of which net.

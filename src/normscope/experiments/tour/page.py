@@ -43,9 +43,6 @@ from normscope.results import Claim
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["tables_of", "tour_report"]
-
-
 _DIGITS = 3
 _MISSING = "-: no finite number, as a training diverged or the mode has none."
 

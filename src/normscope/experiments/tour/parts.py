@@ -30,24 +30,6 @@ from normscope.theorems import check_layer
 from normscope.theorems.verdict import Verdict
 from normscope.training import Outcome, evaluate, fit, sgd, train
 
-__all__ = [
-    "LOSS",
-    "MODES",
-    "PROBES",
-    "THRESHOLD",
-    "Net",
-    "curvature",
-    "depth",
-    "diagram",
-    "diagram_part",
-    "expected_growth",
-    "landscape",
-    "limits",
-    "skips",
-    "statements",
-    "training",
-]
-
 LOSS = "cross_entropy"
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
     from normscope.results import Store
 
-__all__ = ["Record", "is_tour", "record_of", "seconds_in_store", "with_record"]
-
 _PREFIX = "run_"  # of the attributes
 _MARKS = ("predicted", "theory_says", "shared_training_loss", "diagram_test_loss", "refuted")
 _NET = {"data": "data", "width": "width", "layers": "depth", "batch_size": "batch_size"}

@@ -22,18 +22,7 @@ from normscope.experiments.tour.findings import (
     over_steps,
     shift_cosine,
 )
-from normscope.experiments.tour.headlines import findings
 from normscope.plots.names import name_of
-
-__all__ = [
-    "HEADS",
-    "LEGEND",
-    "SAME_AGAIN",
-    "STORIES",
-    "findings",
-    "summary_rows",
-    "summary_table",
-]
 
 # each part's sentences, in the order of the tour
 STORIES = {

@@ -30,8 +30,6 @@ from normscope.plots.overview import overview
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 
-__all__ = ["COSTS", "NORMS", "WeightedProgress", "total_cost", "tour"]
-
 Send = Callable[[object], None]  # takes a progress event or a string
 
 # Cost of each part: tenths of a second that it takes at small scale on one core.

@@ -9,18 +9,6 @@ import xarray as xr
 
 from normscope.plots.names import with_norm
 
-__all__ = [
-    "contrast",
-    "counted",
-    "enumerated",
-    "extremes",
-    "factor",
-    "in_seeds",
-    "number",
-    "shared_rate",
-    "typical",
-]
-
 
 def number(value: float, digits: int = 2) -> str:
     """A number as a reader wants it, to so many digits.

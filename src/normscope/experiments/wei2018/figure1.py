@@ -25,8 +25,6 @@ from normscope.plots.meanfield import figure_one
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 
-__all__ = ["figure1"]
-
 CLOSURES = ("train", "frozen", "printed")
 MODES = ("train", "frozen")
 VANILLA = ("frozen", "printed")  # without batch statistics, train and frozen are the same

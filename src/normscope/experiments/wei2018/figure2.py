@@ -19,8 +19,6 @@ from normscope.plots.phase_diagram import phase_diagrams
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 
-__all__ = ["panel"]
-
 LOSSES = ("squared_error", "cross_entropy")
 GAMMAS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 RATES = tuple(np.geomspace(1e-3, 30, 14).tolist())

@@ -12,15 +12,13 @@ from normscope.experiments.wei2018.phase_diagram import (
     agreement,
     both_losses,
     falls,
-    grid_boundary,
     grid_step,
     nearest_half,
 )
 from normscope.plots.phase_diagram import phase_diagrams
 from normscope.progress import ProgressCallback
+from normscope.report.diagrams import grid_boundary
 from normscope.results import Claim, Store
-
-__all__ = ["figure3"]
 
 
 def _claims(results: xr.Dataset) -> list[Claim]:

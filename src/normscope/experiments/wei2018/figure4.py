@@ -18,8 +18,6 @@ from normscope.sweeps.run import sweep
 from normscope.sweeps.settings import complete_settings
 from normscope.sweeps.work import Cell, Unit, grid_cells
 
-__all__ = ["figure4"]
-
 CURVES = ("loss", "test_loss_by_epoch", "test_accuracy_by_epoch", "train_loss", "test_accuracy")
 
 

@@ -14,17 +14,6 @@ from normscope.results import Claim, Store
 from normscope.sweeps import Diagram
 from normscope.sweeps.diagram import seed_list
 
-__all__ = [
-    "agreement",
-    "best_rates",
-    "both_losses",
-    "falls",
-    "grid_boundary",
-    "grid_step",
-    "nearest_half",
-    "smaller_is",
-]
-
 NEAR = np.log10(2)  # "near" is within a factor of two
 
 

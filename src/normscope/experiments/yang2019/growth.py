@@ -23,21 +23,6 @@ from normscope.models.initialization import meanfield
 from normscope.models.parts import activation_layers, linear
 from normscope.registry import unknown_name
 
-__all__ = [
-    "ACTIVATIONS",
-    "ARCHITECTURES",
-    "Stack",
-    "batch_growth",
-    "integer",
-    "integers",
-    "known_names",
-    "layer_growth",
-    "positive_numbers",
-    "residual_growth",
-    "spread",
-    "squared_gradients",
-]
-
 
 def integer(name: str, value: Any, at_least: int) -> int:
     """A setting that counts something.

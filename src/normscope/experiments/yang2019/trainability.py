@@ -25,8 +25,6 @@ from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
 from normscope.training import Outcome, fit, sgd
 
-__all__ = ["LEARNT", "NAMES", "stuck_depths", "trainability", "trainability_claims"]
-
 NAMES = ("batch", "batch, skip")
 LEARNT = 0.5  # of the loss of guessing: a net that stays above has not trained
 NOTHING = 0.95  # of the loss of guessing: a net that stays above has learnt nothing
