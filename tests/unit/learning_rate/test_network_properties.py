@@ -1,9 +1,13 @@
+import pytest
 import torch
 from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 
 import normscope as ns
-from normscope.learning_rate.network_properties import scale_invariant_weights
+from normscope.learning_rate.network_properties import (
+    layer_scaled_by_gamma,
+    scale_invariant_weights,
+)
 from normscope.problem.loss import whole_loss
 from normscope.problem.problem import Problem
 
@@ -54,3 +58,32 @@ def test_weight_before_a_norm_layer_whose_scale_is_zero_is_none():
     model = small_network()
     nn.init.zeros_(model[1].weight)
     assert found_in(model, labelled()) == ()
+
+
+class Residual(nn.Module):
+    """Norm layers inside the branches only, as in examples/my_model.py."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(x + self.branch(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), "3"),
+        (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3)), "2"),
+        (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)), None),
+        (nn.Sequential(nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)), None),
+        (nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), None),
+        (Residual(), None),
+    ],
+)
+def test_gamma_scales_the_last_layer_if_nothing_but_relu_is_between(model, layer):
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(16, 8, generator=generator), torch.arange(16) % 3
+    assert layer_scaled_by_gamma(Problem(model, "cross_entropy", data), data) == layer
