@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from normscope.probes.observed import ObservedModel
     from normscope.probes.probe import Probe
 
-__all__ = ["ParameterBuffers", "StepContext"]
-
 _ROUNDING = 1e-3  # largest relative difference between two computations of one gradient
 
 
@@ -35,7 +33,7 @@ class ParameterBuffers:
         self._tensors: dict[str, Tensor] = {}
 
     def like(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the buffers, allocated anew if the parameters have changed."""
+        """Return the buffers, allocated again if the parameters have changed."""
         if _layout(self._tensors) != _layout(parameters):
             with torch.inference_mode(False):
                 self._tensors = {n: torch.empty_like(p.detach()) for n, p in parameters.items()}

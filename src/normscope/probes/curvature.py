@@ -11,8 +11,9 @@ import numpy as np
 from normscope.curvature.kinds import KINDS
 from normscope.curvature.top_eigenvalue import top_eigenvalue
 from normscope.errors import NormscopeWarning
+from normscope.probes.cost import Cost
 from normscope.probes.gradients import squared_norms
-from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
+from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 from normscope.problem.modes import MODES
 from normscope.registry import unknown_name
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.probes.probe import PROBES, Cost, Dimensions, Probe, Values
+from normscope.probes.cost import Cost
+from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from normscope.probes.context import StepContext
     from normscope.probes.execution import ForwardHooks
 
-__all__ = [
-    "PRESETS",
-    "PROBES",
-    "Cost",
-    "Dimensions",
-    "Probe",
-    "ProbeChoice",
-    "Values",
-    "choose_probes",
-]
-
 Values: TypeAlias = dict[str, Any]  # arrays by name
 Dimensions: TypeAlias = dict[str, tuple[str, ...]]
 
