@@ -331,7 +331,7 @@ def test_products_leave_nothing_behind(kind):
     before = tensors_alive()
     for _ in range(10):
         made @ vector
-    assert tensors_alive() == before
+    assert tensors_alive() <= before  # fewer if garbage of an earlier test was freed meanwhile
 
 
 def test_progress_sees_the_estimate_grow():

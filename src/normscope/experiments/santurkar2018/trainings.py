@@ -116,7 +116,8 @@ def summed_squares(output: Tensor, target: Tensor) -> Tensor:
     Returns:
         The loss, a scalar tensor.
 
-    >>>     >>> summed_squares(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)).item()
+    >>> import torch
+    >>> summed_squares(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)).item()
     5.0
     """
     return functional.mse_loss(output, target, reduction="sum")
