@@ -219,7 +219,7 @@ def test_operator_of_a_chain_is_that_of_the_graph(kind, mode, monkeypatch):
     by_layers = operator(model, "cross_entropy", batches, kind, mode)
     vector = random_like(by_layers.shape[0])
     found = by_layers @ vector
-    monkeypatch.setattr(kinds, "chain_jacobian", lambda *_: None)
+    monkeypatch.setattr(kinds, "chain_jacobian", lambda *_, **__: None)
     by_graph = operator(model, "cross_entropy", batches, kind, mode)
     assert_same(found, by_graph @ vector)
 
@@ -245,7 +245,7 @@ def test_top_eigenvalue_of_a_chain_is_that_of_the_graph(kind, monkeypatch):
     by_layers = top_eigenvalue(model, "cross_entropy", data, kind, tol=1e-8)
     assert calls.count("gram_with") == 1  # from the part to the whole
     assert calls.count("gram") > 2
-    monkeypatch.setattr(kinds, "chain_jacobian", lambda *_: None)
+    monkeypatch.setattr(kinds, "chain_jacobian", lambda *_, **__: None)
     by_graph = top_eigenvalue(model, "cross_entropy", data, kind, tol=1e-8)
     assert by_layers.value == pytest.approx(by_graph.value, rel=1e-7)
     assert abs(by_layers.vectors[:, 0] @ by_graph.vectors[:, 0]) == pytest.approx(1, abs=1e-7)
@@ -301,7 +301,7 @@ def test_products_of_images_in_single_precision_are_those_of_the_graph_in_double
     by_layers = operator(model, "cross_entropy", data, kind, mode)
     vector = torch.randn(by_layers.shape[0])
     found = [by_layers @ vector for _ in range(2)]
-    monkeypatch.setattr(kinds, "chain_jacobian", lambda *_: None)
+    monkeypatch.setattr(kinds, "chain_jacobian", lambda *_, **__: None)
     data = (x.double(), data[1])
     expected = operator(model.double(), "cross_entropy", data, kind, mode) @ vector.double()
     for product in found:
