@@ -87,9 +87,8 @@ def evaluate(
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     problem = Problem(model, loss, data)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    written = None if statistics == "running" else buffers
     with (
-        isolated(model, *loss_modules(problem.loss, model), tensors=written),
+        isolated(model, *loss_modules(problem.loss, model), tensors=buffers),
         RandomGenerators(data).preserved(),
         torch.no_grad(),
     ):

@@ -89,6 +89,26 @@ def test_evaluate_changes_nothing_of_the_model(statistics, norm, fails):
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
 
 
+class _Counting(nn.Linear):
+    """A layer that counts its passes in a buffer, also in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__(X.shape[1], 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+def test_evaluate_restores_a_buffer_that_a_pass_in_eval_mode_writes_to():
+    model = _Counting()
+    passes = model.passes
+    evaluate(model, "cross_entropy", (X, Y))
+    assert model.passes is passes
+    assert passes == 0
+
+
 def test_evaluate_of_a_regression_has_no_accuracy():
     model = nn.Linear(5, 2)
     target = torch.zeros(50, 2)
