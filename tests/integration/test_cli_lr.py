@@ -96,6 +96,11 @@ def test_compare_tells_which_norm_is_on(monkeypatch, capsys):
     assert main(["compare", *SMALL, *options]) == 0
     assert list(dict.fromkeys(event.stage for event in events)) == ["none", "batch"]
     assert events[-1].detail == "training at half the limit"
+    counts = dict.fromkeys(event.count for event in events)
+    assert list(counts) == ["0 of 2 normalizations", "1 of 2 normalizations"]
+    events.clear()
+    assert main(["lr", *SMALL, "--no-verify", "--json"]) == 0
+    assert {"curvature", "prediction"} <= {event.stage for event in events}
 
 
 def test_compare_takes_the_optimizer_and_says_what_it_is_of(capsys):

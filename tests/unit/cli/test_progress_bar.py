@@ -210,10 +210,11 @@ def test_stages_without_a_count_do_not_count_for_the_pace():
     assert str(left) == "up to 50 s left"  # 450 steps at 7.5 a second, of which 10 s have passed
 
 
-def test_long_text_in_a_narrow_terminal_leaves_room_for_the_times(monkeypatch):
+@pytest.mark.parametrize("width", [80, 90])
+def test_long_text_in_a_narrow_terminal_leaves_room_for_the_times(width, monkeypatch):
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock)
-    console = terminal(width=90)
+    console = terminal(width)
     bar = Bar("demo", console)
     for done in (20, 60):
         detail = "layer, seed 0, curvature of batch 1 of 3, of a text that is much too long"

@@ -1,12 +1,14 @@
 """The tour at quick scale: one run serves all tests."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
+from normscope.cli.progress_bar import Lines
 from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
@@ -69,6 +71,59 @@ def test_parts_found_in_a_store_count_as_kept():
         (4 * cost, 3 * cost),
     ]
     assert (events[0].stage, events[0].detail) == ("landscape: batch, seed 2", "step 1")
+
+
+def test_time_left_is_sane_whether_or_not_parts_are_in_a_store(capsys):
+    now = [0.0]
+    log = Lines("demo", lambda: now[0])
+    whole = 10 * (COSTS["learning rate"] + COSTS["training"])
+    weighted = WeightedProgress(log.show, whole)
+
+    def work(send):
+        send()
+        now[0] += 4.0
+        log.print_if_due()
+
+    for seed in range(10):  # five of them are there already, and take no time
+        with weighted.part("learning rate", f"batch, seed {seed}") as send:
+            for _ in range(9) if seed > 4 else ():
+                work(send)
+    for seed in range(10):
+        with weighted.part("training", f"batch, seed {seed}") as send:
+            work(send)
+    lines = capsys.readouterr().err.splitlines()
+    assert "45 % done (45 % by earlier runs)" in lines[0]
+    left = re.compile(r"\((\d+) s, about (\d+) s left\)$")
+    found = [tuple(map(int, each.groups())) for line in lines if (each := left.search(line))]
+    assert len(found) > 5
+    for seconds, rest in found:
+        assert (220 - seconds) / 2 <= rest <= 2 * (220 - seconds)
+
+
+def test_parts_found_between_computed_ones_take_no_time():
+    """A store of the first seed, then a tour of three: every third part is there."""
+    now, left, counts = [0.0], [], []
+    log = Lines("demo", lambda: now[0])
+
+    def note(event):
+        log.show(event)
+        counts.append(event.count)
+        left.append(log._left.seconds)
+
+    weighted = WeightedProgress(note, 9 * COSTS["landscape"])
+    for norm in ("none", "batch", "layer"):
+        for seed in range(3):
+            with weighted.part("landscape", f"{norm}, seed {seed}") as send:
+                if seed:
+                    send()
+                    now[0] += 30.0
+    assert counts[1::2] == [
+        "22 % done (11 % by earlier runs)",
+        "55 % done (22 % by earlier runs)",
+        "88 % done (33 % by earlier runs)",
+    ]
+    # what is known to be left: seven, five, four, two and one part
+    assert left[1:] == pytest.approx([210.0, 150.0, 120.0, 60.0, 30.0], abs=3)
 
 
 def test_limit_is_the_advisors_on_the_same_net(results):

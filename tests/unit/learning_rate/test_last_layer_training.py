@@ -19,7 +19,7 @@ from normscope.learning_rate.last_layer_training import (
     losses_and_gradients,
 )
 from normscope.learning_rate.stability import STEPS, growth_limit
-from normscope.learning_rate.update_rule import rule_of
+from normscope.learning_rate.update_rule import RuleSteps, rule_of
 from normscope.problem.loss import cross_entropy, squared_error
 from normscope.problem.problem import Problem
 
@@ -65,6 +65,52 @@ def trained(make, rate, bias, steps, loss):
         value.backward()
         optimizer.step()
     return layer, losses
+
+
+@pytest.fixture
+def weights_after(monkeypatch):
+    """The weights after every step, of all rates: none ends early."""
+    found = []
+    monkeypatch.setattr(last_layer_training, "growth_limit", lambda loss: math.inf)
+
+    class Noting(RuleSteps):
+        def apply(self, value, gradient, rate):
+            super().apply(value, gradient, rate)
+            found.append(value.clone())
+
+    monkeypatch.setattr(last_layer_training, "RuleSteps", Noting)
+    return found
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_updates_are_those_of_torch(make, bias, weights_after):
+    layer, given, rates = linear(bias), batches(), (0.1, 0.02)
+    problem = Problem(layer, "cross_entropy", given)
+    rule = rule_of(make(layer.parameters(), 1.0))
+    LastLayerTraining(as_last_layer(layer, given), problem, rule).stable(rates, 7)
+    assert len(weights_after) == 7
+    for found, rate in zip(weights_after[-1], rates, strict=True):
+        expected, _ = trained(make, rate, bias, 7, problem.loss)
+        assert torch.allclose(found[:, :5], expected.weight, rtol=1e-10, atol=1e-12)
+        if bias:
+            assert torch.allclose(found[:, 5], expected.bias, rtol=1e-10, atol=1e-12)
+
+
+def test_offset_is_added_and_stays(weights_after):
+    layer, given = linear(), batches()
+    held = replace(as_last_layer(layer, given), bias=None, offset=layer.bias.detach())
+    problem, rule = Problem(layer, "cross_entropy", given), rule_of(SGD(layer.parameters(), 1.0))
+    training = LastLayerTraining(held, problem, rule)
+    outputs = training._outputs(training._weights.unsqueeze(0), 0)
+    assert torch.allclose(outputs[0].T, layer(given[0][0]))
+    training.stable([0.1, 0.2], 3)
+    optimizer = SGD([layer.weight], lr=0.2)
+    for (inputs, targets), found in zip((*given, given[0]), weights_after, strict=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layer(inputs), targets).backward()
+        optimizer.step()
+        assert torch.allclose(found[1], layer.weight)
 
 
 def real_run_is_stable(make, rate, layer_of, loss):

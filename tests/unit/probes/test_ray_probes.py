@@ -1,6 +1,7 @@
 """The three probes along the gradient's ray, against copies of the model run one by one."""
 
 import copy
+import types
 
 import numpy as np
 import pytest
@@ -123,6 +124,74 @@ def test_ray_agrees_with_copies_of_unusual_models(make):
     names = {"ray_loss": "loss", "gradient_distance": "distance", "gradient_cosine": "cosine"}
     for name, key in names.items():
         np.testing.assert_allclose(results[name], [point[key] for point in expected], rtol=1e-8)
+
+
+def wide(bias=True):
+    """Weights that are compared one by one, the second of them in several pieces."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 512, bias=bias),
+        nn.BatchNorm1d(512),
+        nn.ReLU(inplace=True),
+        nn.Linear(512, 600, bias=bias),
+        nn.ReLU(inplace=True),  # writes to the output of the layer itself
+        nn.Linear(600, 10),
+    )
+
+
+class Sequences(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.head = nn.Linear(64, 300), nn.Linear(300, 10)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.wide(x.flatten(2))).mean(1))
+
+
+def forward_replaced():
+    def forward(self, x):
+        return nn.Sequential.forward(self, x) * self[1].weight.detach().norm() / 10
+
+    model = wide()
+    model.forward = types.MethodType(forward, model)
+    return model
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        wide,
+        lambda: wide(bias=False),
+        lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), *wide()),
+        Sequences,
+        forward_replaced,
+    ],
+    ids=["wide", "without bias", "norm first", "sequences", "forward replaced"],
+)
+def test_ray_agrees_with_copies_of_wide_models(make, given):
+    torch.manual_seed(0)
+    model, (x, y) = make().double(), batch()
+    expected = ray(model, cross_entropy, x, y, DISTANCES, dict.fromkeys(own_values(model), 0.3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    scope = Scope(model, "cross_entropy", optimizer, RAY, every=1, distances=DISTANCES)
+    loss = cross_entropy(model(x), y)
+    loss.backward()
+    for _ in range(2):  # the first step checks the training's gradient, the second takes it
+        scope.step(x, y, loss if given else None)
+    names = {"ray_loss": "loss", "gradient_distance": "distance", "gradient_cosine": "cosine"}
+    for name, key in names.items():
+        found = scope.results[name].isel(step=-1)
+        np.testing.assert_allclose(found, [point[key] for point in expected], rtol=1e-8)
+
+
+def test_differences_far_below_the_gradient_are_kept():
+    torch.manual_seed(0)
+    model, rates = wide().double(), [1.0, 2.0, 4.0]
+    results = measured(model, torch.optim.SGD(model.parameters(), 1e-9), distances=rates)
+    expected = ray(model, cross_entropy, *batch(), rates, dict.fromkeys(own_values(model), 1e-9))
+    wanted = [point["distance"] for point in expected]
+    np.testing.assert_allclose(results["gradient_distance"], wanted, rtol=1e-4)
 
 
 def test_loss_that_differentiates_itself_is_compared():

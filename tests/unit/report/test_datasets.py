@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.plots.names import dimension_name, quantity_name
+from normscope.plots.names import _DIMENSIONS, _QUANTITIES, dimension_name, quantity_name
 from normscope.probes import PROBES
 from normscope.report import Report, render
 from normscope.report.datasets import (
@@ -79,9 +79,11 @@ def test_every_quantity_and_dimension_of_the_probes_has_words():
     for name in PROBES:
         variables = PROBES[name]().variables
         for variable, dims in variables.items():
-            assert quantity_name(variable)
-            assert "_" not in quantity_name(variable)
-            assert not any("_" in dimension_name(each) for each in dims)
+            own = variable in _QUANTITIES or "_" not in variable
+            assert own, f"{variable} is called by its name alone"
+            assert quantity_name(variable) == _QUANTITIES.get(variable, variable)
+            for each in dims:
+                assert dimension_name(each) == _DIMENSIONS[each]
 
 
 def test_caption_says_what_a_band_is_where_there_is_one():

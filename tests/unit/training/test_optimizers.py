@@ -107,6 +107,46 @@ def test_step_leaves_parameters_without_gradient_until_they_have_one():
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("late", [False, True])  # a first gradient that comes late: not fused
+def test_step_serves_groups_with_their_own_rates(late):
+    models = network(), network()
+    ours, theirs = (
+        SGD(
+            [{"params": m[0].parameters(), "lr": 0.5}, {"params": m[2].parameters()}],
+            lr=0.1,
+            momentum=0.9,
+            fused=fused,
+        )
+        for m, fused in zip(models, (True, False), strict=True)
+    )
+    for step in range(4):
+        for model in models:
+            set_gradients(model, step)
+            if late and step == 0:
+                model[0].weight.grad = None
+        take_step(ours)
+        theirs.step()
+    assert all(group["fused"] for group in ours.param_groups)
+    for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_step_calls_hooks_and_counts_for_schedulers(late):
+    model, called = network(), []
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    optimizer.register_step_post_hook(lambda *arguments: called.append("hook"))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    for step in range(2):
+        set_gradients(model, step)
+        if late and step == 0:
+            model[0].weight.grad = None
+        take_step(optimizer)
+        scheduler.step()  # warns, which is an error here, if it saw no step of the optimizer
+    assert called == ["hook", "hook"]
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_step_takes_sparse_gradients_as_plain_sgd_does(momentum):
     models = [nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2)) for _ in range(2)]
