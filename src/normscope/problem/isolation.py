@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import NormscopeWarning
+from normscope.errors import ArgumentTypeError, NormscopeWarning
 
 MODEL_LOCK = threading.RLock()
 """Held while a model is set up for a measurement: no other thread may see it then."""
@@ -73,6 +73,9 @@ class Isolation:
 
     Attributes:
         random: the generators that the modules draw from.
+
+    Raises:
+        ArgumentTypeError: if a module is compiled by torch.jit.
     """
 
     def __init__(self, model: nn.Module, *others: nn.Module) -> None:
@@ -81,6 +84,11 @@ class Isolation:
         more = {id(module): module for other in others for module in other.modules()}
         self._added = [module for key, module in more.items() if key not in own]
         self._modules = [*own.values(), *self._added]
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self._modules):
+            raise ArgumentTypeError(
+                "the parameters of a model compiled by torch.jit cannot be replaced for a "
+                "measurement; pass the module that was scripted or traced."
+            )
         self._slots = [slot for module in self._modules for slot in _slots(module)]
         self._contents = [dict(slot) if slot else {} for slot in self._slots]
         owned = (p for module in self._modules for p in module._parameters.values())

@@ -494,3 +494,12 @@ def test_a_start_that_is_not_finite_is_blamed():
     start = torch.full((size,), math.nan, dtype=torch.float64)
     with pytest.raises(InputError, match="start must be finite"):
         top_eigenvalue(model, functional.cross_entropy, batch("torch_batch", 9), start=start)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+def test_a_parameter_without_entries_changes_nothing(kind):
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(4, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
+    expected = top_eigenvalue(model, "cross_entropy", data, kind=kind).value
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    assert top_eigenvalue(model, "cross_entropy", data, kind=kind).value == pytest.approx(expected)

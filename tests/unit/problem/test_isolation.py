@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from normscope import max_learning_rate
 from normscope.curvature import operator, top_eigenvalue, trace
+from normscope.errors import ArgumentTypeError
 from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.problem import (
     Evaluator,
@@ -451,3 +452,10 @@ def test_evaluator_reset_starts_from_fresh_buffers_at_other_leaves():
         assert torch.equal(model(data[0]), first)
         assert model[0].num_batches_tracked == 1
     assert model[0].num_batches_tracked == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_model_compiled_by_torch_jit_is_refused():
+    model = torch.jit.trace(nn.Linear(2, 3), torch.ones(4, 2))
+    with pytest.raises(ArgumentTypeError, match=r"compiled by torch\.jit cannot be replaced"):
+        Isolation(nn.Sequential(model))
