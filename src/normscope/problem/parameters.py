@@ -115,7 +115,7 @@ def parameter_layout(model: nn.Module, params: Parameters = None) -> ParameterLa
     {'1.weight': slice(0, 2, None), '1.bias': slice(2, 3, None)}
     """
     require_module(model)
-    _refuse_uninitialized(model)
+    check_initialized(model)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         held = sum(1 for _ in model.parameters())
@@ -180,7 +180,8 @@ def _matches(named: dict[str, nn.Parameter], choice: str | Tensor) -> dict[str, 
     return same
 
 
-def _refuse_uninitialized(model: nn.Module) -> None:
+def check_initialized(model: nn.Module) -> None:
+    """Raise `InputError` if a lazy module of the model has not seen a batch yet."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise InputError(

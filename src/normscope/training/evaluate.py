@@ -13,6 +13,7 @@ from normscope.layers.population import population_statistics
 from normscope.problem.batch import Batch, sample_count, split_batch
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss import Loss, WholeLoss, accuracy, loss_modules
+from normscope.problem.parameters import check_initialized
 from normscope.problem.problem import Data, Problem
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table
@@ -86,6 +87,7 @@ def evaluate(
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
     problem = Problem(model, loss, data)
+    check_initialized(model)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with (
         isolated(model, *loss_modules(problem.loss, model), tensors=buffers),

@@ -145,3 +145,10 @@ def test_evaluate_refuses_bad_arguments():
 def test_evaluate_by_batch_statistics_takes_an_odd_number_of_samples_in_pairs():
     found = evaluate(network(), "cross_entropy", (X[:3], Y[:3]), "batch", batch_size=2)
     assert found == evaluate(network(), "cross_entropy", (X[:3], Y[:3]), "batch")
+
+
+def test_lazy_model_is_refused_before_its_first_batch():
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
+    data = torch.randn(6, 3), torch.randint(2, (6,))
+    with pytest.raises(InputError, match="call the lazy model once"):
+        evaluate(lazy, "cross_entropy", data)
