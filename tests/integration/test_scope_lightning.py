@@ -18,7 +18,7 @@ import normscope as ns
 from normscope.errors import InputError, StateError
 from normscope.integrations.lightning import ScopeCallback
 from normscope.integrations.logged_scope import scalars
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 from normscope.results import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

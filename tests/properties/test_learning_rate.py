@@ -8,7 +8,7 @@ from torch import nn
 
 from normscope.learning_rate.bound import measure_curvature
 from normscope.learning_rate.update_rule import UpdateRule
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 
 momenta = st.floats(0.0, 0.99)
 curvatures = st.floats(1e-3, 1e3)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import func, nn
 
 from normscope.errors import NormscopeError
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normscope.layers import BatchNorm1d, BatchNorm2d
 
 # name: (sizes of the two parts, shape of a sample, dtype, momentum)
 CASES = {

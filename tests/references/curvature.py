@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers import is_batch_norm
+from normscope.layers.kinds import is_lp_norm
 
 
 class RecordedStatistics(nn.Module):

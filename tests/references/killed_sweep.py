@@ -22,9 +22,8 @@ import xarray as xr
 
 from normscope.errors import DataError
 from normscope.results import Store
-from normscope.sweeps import Cell, Work
-from normscope.sweeps.diagram import TRAININGS, Diagram
-from normscope.sweeps.run import sweep
+from normscope.sweeps import Cell, Diagram, Work, sweep
+from normscope.sweeps.diagram import TRAININGS
 
 AXES = {"gamma": [0.3, 0.6, 1.0, 2.0, 3.0], "learning_rate": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]}
 SETTINGS = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}

@@ -6,7 +6,7 @@ import torch
 
 from normscope.errors import ArgumentTypeError, UnknownNameError
 from normscope.import_path import import_object, load_object
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 
 
 def test_unknown_name_in_a_file_offers_what_the_file_defines(tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 from normscope.cli.sources import load_data, load_loss, load_model
 from normscope.errors import ArgumentTypeError, DataError, InputError, UnknownNameError
 from normscope.import_path import import_object
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 SOURCE = """
 import torch

@@ -5,9 +5,7 @@ import math
 import torch
 from torch import nn
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.lp_norm import LpNorm1d
-from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, LpNorm1d, NoisyBatchNorm1d
 
 
 def randomized(model, seed=0):

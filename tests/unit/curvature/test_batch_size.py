@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature import dense, top_eigenvalue
-from normscope.curvature.batch_size import batch_size_effect
+from normscope.curvature import batch_size_effect, dense, top_eigenvalue
 from normscope.errors import InputError, NormscopeWarning
 from normscope.problem import whole_loss
 

@@ -5,9 +5,7 @@ from tests.unit.curvature.networks import batch, network
 from torch.nn import functional
 
 from normscope.curvature.jacobian import GraphJacobian
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout
 
 
 @pytest.mark.parametrize("mode", ["train", "frozen", "eval"])

@@ -20,8 +20,7 @@ from normscope.curvature import (
 from normscope.curvature.kinds import matrix_name
 from normscope.curvature.output_hessian import ScaledIdentity
 from normscope.errors import DuplicateNameError, StateError, UnknownNameError
-from normscope.problem import whole_loss
-from normscope.problem.modes import MODES
+from normscope.problem import MODES, whole_loss
 
 
 class OuterProducts(OutputHessian):

@@ -7,10 +7,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.curvature import operator
+from normscope.curvature import dense, operator
 from normscope.curvature.chains import ChainJacobian
 from normscope.curvature.jacobian import GraphJacobian
-from normscope.curvature.operator import dense
 from normscope.errors import (
     ArgumentTypeError,
     InputError,

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from normscope.curvature import FactoredHessian
 from normscope.curvature.output_hessian import (
     AutogradHessian,
     CrossEntropyHessian,
-    FactoredHessian,
     ScaledIdentity,
     output_hessian,
 )

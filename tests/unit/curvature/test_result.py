@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from normscope.curvature.top_eigenvalue import TopEigenvalue
+from normscope.curvature import TopEigenvalue
 
 
 @pytest.fixture

@@ -10,16 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-from normscope.curvature import operator, top_eigenvalue, warm_start
+from normscope.curvature import CurvatureOperator, operator, top_eigenvalue, warm_start
 from normscope.curvature.eigensolver import Request
 from normscope.curvature.mean_model import agreement, gradient_model, output_model, top_means
-from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, search_space
 from normscope.errors import NormscopeWarning
 from normscope.models import build
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout
 
 
 def data(samples: int = 128) -> tuple[Tensor, Tensor]:

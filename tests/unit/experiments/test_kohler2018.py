@@ -5,12 +5,11 @@ import importlib
 import numpy as np
 import pytest
 
+from normscope.experiments import Recipe, Result
 from normscope.experiments.kohler2018 import halfspace, mlp, ols
 from normscope.experiments.kohler2018.halfspace import halfspace_claims
 from normscope.experiments.kohler2018.mlp import mlp_claims
 from normscope.experiments.kohler2018.problems import moments
-from normscope.experiments.recipe import Recipe
-from normscope.experiments.result import Result
 from normscope.results import Store
 
 VERDICTS = {
@@ -24,7 +23,7 @@ MODULES = {"ols": ols, "halfspace": halfspace, "mlp": mlp}
 @pytest.fixture(scope="module")
 def results():
     """Every experiment once, at quick scale, by its own recipe."""
-    from normscope.experiments.recipe import EXPERIMENTS
+    from normscope.experiments import EXPERIMENTS
 
     made = {}
     for name in MODULES:

@@ -17,7 +17,7 @@ from normscope.experiments.santurkar2018.trainings import (
     NETWORKS,
     Curve,
 )
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 from normscope.results import Store
 
 

@@ -8,8 +8,7 @@ import torch
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
-from normscope.experiments import run
-from normscope.experiments.recipe import EXPERIMENTS
+from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.yang2019.explosion import explosion_claims, growth_per_layer
 from normscope.experiments.yang2019.growth import (
     ARCHITECTURES,

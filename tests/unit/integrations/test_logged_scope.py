@@ -10,7 +10,7 @@ from normscope.errors import ArgumentTypeError, InputError
 from normscope.integrations import LoggedScope, Logger, log_results
 from normscope.integrations.logged_scope import histograms, scalars
 from normscope.integrations.logger import RowLogger
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 
 class Kept:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 
 
 def quadratic(eigenvalues=(4.0, 0.01), shares=(0.01, 1.0)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from normscope.learning_rate.advice import Advice
+from normscope.learning_rate import Advice
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction

@@ -18,7 +18,7 @@ from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.update_rule import rule_of
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 
 
 def advised(problem, *arguments, **options):

@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy
 from normscope.curvature import dense
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
-from normscope.problem.loss import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, whole_loss
 
 SGD_RULE = UpdateRule("SGD")
 

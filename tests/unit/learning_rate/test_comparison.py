@@ -19,7 +19,7 @@ from normscope.learning_rate.network_properties import constant_output_loss, gra
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.verification import Verification
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.progress import Progress
 from normscope.training import sgd
 from normscope.training.batches import batch_source

@@ -5,10 +5,7 @@ from tests.unit.problem.test_isolation import snapshot
 from torch import nn
 
 from normscope.learning_rate.last_layer import last_layer
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.loss import whole_loss
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout, whole_loss
 
 
 def evaluator_of(model, data, loss="cross_entropy"):

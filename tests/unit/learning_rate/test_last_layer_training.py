@@ -11,17 +11,16 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from normscope.learning_rate import last_layer_training
+from normscope.learning_rate import growth_limit, last_layer_training
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.last_layer_training import (
     LastLayerTraining,
     last_layer_limit,
     losses_and_gradients,
 )
-from normscope.learning_rate.stability import STEPS, growth_limit
+from normscope.learning_rate.stability import STEPS
 from normscope.learning_rate.update_rule import RuleSteps, rule_of
-from normscope.problem.loss import cross_entropy, squared_error
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, cross_entropy, squared_error
 
 BOUND = "_squared_error_bound"
 OPTIMIZERS = [

@@ -8,8 +8,7 @@ from normscope.learning_rate.network_properties import (
     layer_scaled_by_gamma,
     scale_invariant_weights,
 )
-from normscope.problem.loss import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, whole_loss
 
 
 def found_in(model, data, loss="cross_entropy"):

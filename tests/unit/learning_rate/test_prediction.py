@@ -13,10 +13,7 @@ from normscope.learning_rate.last_layer_training import last_layer_limit
 from normscope.learning_rate.prediction import limit_after_one_step, predict_limit
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
-from normscope.problem import whole_loss
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout, whole_loss
 
 SGD = UpdateRule("SGD")
 LOSS = whole_loss(lambda net, given: nn.functional.cross_entropy(net(given[0]), given[1]))

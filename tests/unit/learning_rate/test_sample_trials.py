@@ -12,8 +12,7 @@ from normscope.learning_rate import sample_trials
 from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
 from normscope.learning_rate.trial_run import TrialRun, TrialStart
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
-from normscope.problem import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, whole_loss
 
 SGD = UpdateRule("SGD")
 

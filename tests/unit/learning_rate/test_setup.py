@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import InputError, StateError
 from normscope.learning_rate.setup import TrainingSetup, bind_all_parameters
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.training import sgd, train
 
 

@@ -8,9 +8,9 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from normscope import whole_loss
-from normscope.learning_rate.stability import STEPS, growth_limit, is_unstable, short_run
-from normscope.problem.loss import cross_entropy, squared_error
-from normscope.problem.problem import Problem
+from normscope.learning_rate import growth_limit, is_unstable
+from normscope.learning_rate.stability import STEPS, short_run
+from normscope.problem import Problem, cross_entropy, squared_error
 from normscope.training import sgd
 
 

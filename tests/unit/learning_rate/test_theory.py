@@ -9,8 +9,7 @@ from normscope.errors import InputError, NoClosureError
 from normscope.learning_rate.theory import mean_field_bound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.meanfield.softmax import softmax_curvature
-from normscope.problem.loss import whole_loss
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, whole_loss
 
 SGD = UpdateRule("SGD", momentum=0.5)
 

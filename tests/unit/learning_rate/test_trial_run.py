@@ -15,8 +15,7 @@ from normscope.errors import StateError
 from normscope.learning_rate import trial_run
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Problem, parameter_layout
 
 
 def thirds():

@@ -17,7 +17,7 @@ from normscope.learning_rate.update_rule import (
     preconditioner_of,
     rule_of,
 )
-from normscope.problem.parameters import parameter_layout
+from normscope.problem import parameter_layout
 
 
 def weights():

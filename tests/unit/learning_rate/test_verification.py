@@ -17,7 +17,7 @@ from normscope.learning_rate.verification import (
     _Verdict,
     verify_limit,
 )
-from normscope.problem.problem import Problem
+from normscope.problem import Problem
 from normscope.training import sgd
 from normscope.training.batches import batch_source
 

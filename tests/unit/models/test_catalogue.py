@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.errors import ArgumentTypeError, DuplicateNameError, InputError, UnknownNameError
-from normscope.layers.kinds import NORMS
+from normscope.layers import NORMS
 from normscope.models import MODELS, architecture, build
 
 NORM_KINDS = ["none", "batch", "noisy", "l1", "l2", "linf", "layer", "group"]

@@ -8,7 +8,7 @@ import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError, UnknownNameError
 from normscope.plots.names import quantity_name
 from normscope.probes import PRESETS, PROBES, Curvature, LossVariation, Probe, Scope
-from normscope.problem.loss import cross_entropy
+from normscope.problem import cross_entropy
 
 
 def net(**options):

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from normscope import max_learning_rate
 from normscope.curvature import operator, top_eigenvalue, trace
 from normscope.errors import ArgumentTypeError
-from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.layers import NoisyBatchNorm1d
 from normscope.problem import (
     Evaluator,
     Isolation,

@@ -4,13 +4,8 @@ import xarray as xr
 
 from normscope.plots.names import _DIMENSIONS, _QUANTITIES, dimension_name, quantity_name
 from normscope.probes import PROBES
-from normscope.report import Report, render
-from normscope.report.datasets import (
-    dataset_section,
-    scope_html,
-    scope_table,
-    write_scope_report,
-)
+from normscope.report import Report, dataset_section, render
+from normscope.report.datasets import scope_html, scope_table, write_scope_report
 from normscope.report.narrative import describe_scope
 from normscope.report.pictures import scope_picture
 

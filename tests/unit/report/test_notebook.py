@@ -18,16 +18,16 @@ import normscope as ns
 from normscope.data import Check
 from normscope.data import Status as DataStatus
 from normscope.decoupled import Inequalities, Trained
-from normscope.experiments.result import Result
-from normscope.layers.surgery.convert import Change
-from normscope.learning_rate.comparison import MODES, Compared
+from normscope.experiments import Result
+from normscope.layers import Change
+from normscope.learning_rate import Compared
+from normscope.learning_rate.comparison import MODES
 from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.verification import Verification
 from normscope.probes import Cost
 from normscope.probes.cost import ScopeCost
 from normscope.results import Claim, Store
-from normscope.sweeps.status import status
-from normscope.sweeps.work import Cell, Failure, Report
+from normscope.sweeps import Cell, Failure, Report, status
 from normscope.text import Table
 from normscope.theorems import Unchecked, Verdict, Verdicts
 from normscope.training import Evaluation, Outcome, Run

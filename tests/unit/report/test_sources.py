@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from tests.references.html_outline import outline
 
 from normscope.errors import DataError, InputError, NormscopeError
-from normscope.experiments.result import Result
+from normscope.experiments import Result
 from normscope.report import Download, Report, Section, Table, render, report_of, write_report
 from normscope.results import Claim, Store
 

@@ -15,12 +15,10 @@ from normscope.errors import (
     UnknownNameError,
 )
 from normscope.results import State, Store
-from normscope.sweeps import phase_diagram
-from normscope.sweeps.cell import training_cell
+from normscope.sweeps import Training, phase_diagram, status, training_cell
 from normscope.sweeps.custom import build_model, file_version, load_custom_data, norm_scales
 from normscope.sweeps.diagram import split_settings
-from normscope.sweeps.settings import Training, complete_settings
-from normscope.sweeps.status import status
+from normscope.sweeps.settings import complete_settings
 
 SOURCE = """
 import torch
@@ -376,7 +374,7 @@ def test_model_and_data_that_do_not_fit_are_refused_before_anything_is_stored(ow
 
 
 def test_own_models_cannot_vary(own):
-    from normscope.sweeps.diagram import Diagram
+    from normscope.sweeps import Diagram
 
     axes = {"model": [own("build"), "conv_net"], "learning_rate": [0.1]}
     with pytest.raises(InputError, match="one sweep for each"):

@@ -8,9 +8,9 @@ import torch
 
 from normscope.errors import InputError
 from normscope.models import build
-from normscope.sweeps.cell import group_key, train_unit, training_cell
+from normscope.sweeps import Cell, training_cell
+from normscope.sweeps.cell import group_key, train_unit
 from normscope.sweeps.ensemble import Member, Stack, is_stackable, train_together
-from normscope.sweeps.work import Cell
 
 SMALL = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}
 

@@ -18,8 +18,8 @@ from normscope.models import build
 from normscope.plots.phase_diagram import phase_diagram as draw
 from normscope.problem import Problem
 from normscope.results import Store
-from normscope.sweeps import Training, Work, phase_diagram, status, sweep, training_cell
-from normscope.sweeps.diagram import TRAININGS, Diagram, split_settings
+from normscope.sweeps import Diagram, Training, Work, phase_diagram, status, sweep, training_cell
+from normscope.sweeps.diagram import TRAININGS, split_settings
 from normscope.sweeps.settings import complete_settings
 from normscope.sweeps.status import estimate
 from normscope.sweeps.theory import critical_lines, critical_rates

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.errors import InputError
-from normscope.sweeps.work import Cell, coarse_to_fine, grid_cells, group_cells
+from normscope.sweeps import Cell, grid_cells
+from normscope.sweeps.work import coarse_to_fine, group_cells
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))

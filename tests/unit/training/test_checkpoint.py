@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import ArgumentTypeError, DataError, InputError, StateError
-from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.layers import NoisyBatchNorm1d
 from normscope.problem import Problem, whole_loss
 from normscope.training import Outcome, fit, sgd
 from normscope.training.loop import Loop

@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
-from normscope.layers.noisy import NoisyBatchNorm1d
-from normscope.layers.population import population_statistics
+from normscope.layers import NoisyBatchNorm1d, population_statistics
 from normscope.problem import whole_loss
 from normscope.training import evaluate
 

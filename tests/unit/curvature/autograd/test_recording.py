@@ -12,9 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.curvature.autograd.recording import detach_if_recording, record_cotangent_only
 from normscope.curvature.jacobian import GraphJacobian
-from normscope.problem.evaluate import Evaluator
-from normscope.problem.parameters import parameter_layout
-from normscope.problem.problem import Problem
+from normscope.problem import Evaluator, Problem, parameter_layout
 
 
 class Calls(TorchDispatchMode):

@@ -12,7 +12,7 @@ from normscope import whole_loss
 from normscope.curvature import operator
 from normscope.curvature.autograd.replace import use_fast_layers
 from normscope.layers import BatchNorm1d, BatchNorm2d
-from normscope.problem.isolation import isolated
+from normscope.problem import isolated
 
 
 def graph_nodes(output: Tensor) -> set[str]:

@@ -7,8 +7,7 @@ from tests.unit.curvature.networks import randomized
 from torch import nn
 from torch.nn import functional
 
-from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.kinds import NoNorm
+from normscope.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, NoNorm
 
 ACTIVATIONS = {
     "leaky_relu": nn.LeakyReLU(0.2),

@@ -8,8 +8,8 @@ from torch import nn
 
 from normscope.curvature import kinds, operator, top_eigenvalue
 from normscope.curvature.chains import ChainJacobian, chain_jacobian
+from normscope.layers import NoisyBatchNorm1d
 from normscope.layers.compiled import binding
-from normscope.layers.noisy import NoisyBatchNorm1d
 from normscope.problem import MODES, parameter_layout
 
 TOLERANCE = 1e-10

@@ -12,9 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
 from normscope.curvature.chains import chain_jacobian
-from normscope.layers.batch_norm import BatchNorm1d
-from normscope.layers.lp_norm import LpNorm1d
-from normscope.layers.noisy import NoisyBatchNorm1d
+from normscope.layers import BatchNorm1d, LpNorm1d, NoisyBatchNorm1d
 from normscope.problem import MODES, parameter_layout
 
 
