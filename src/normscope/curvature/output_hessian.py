@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from normscope.problem.diagnose import explain_errors, no_gradient_error
-from normscope.problem.loss import Loss, known_loss
+from normscope.problem.known_loss import known_loss
+from normscope.problem.loss import Loss
 
 
 class OutputHessian(ABC):

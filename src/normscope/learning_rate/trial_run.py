@@ -18,7 +18,7 @@ from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, Updat
 from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import RandomGenerators
-from normscope.problem.loss import is_cross_entropy, known_loss
+from normscope.problem.known_loss import is_cross_entropy, known_loss
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 

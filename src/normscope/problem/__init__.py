@@ -16,16 +16,19 @@ from normscope.problem.batch import (
 from normscope.problem.diagnose import FitCheck, misfit_error, require_module
 from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.isolation import Isolation, RandomGenerators, copy_tensors, isolated
+from normscope.problem.known_loss import (
+    KnownLoss,
+    batch_weight,
+    is_cross_entropy,
+    is_squared_error,
+    known_loss,
+)
 from normscope.problem.loss import (
     LOSSES,
-    KnownLoss,
     Loss,
     WholeLoss,
     accuracy,
     cross_entropy,
-    is_cross_entropy,
-    is_squared_error,
-    known_loss,
     loss_modules,
     squared_error,
     stateless_loss,
@@ -53,6 +56,7 @@ __all__ = [
     "RandomGenerators",
     "WholeLoss",
     "accuracy",
+    "batch_weight",
     "check_data",
     "check_filled",
     "check_pair",

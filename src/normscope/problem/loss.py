@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -248,88 +248,6 @@ def _explain_label(error: Exception, output: Tensor, target: Tensor) -> None:
         remedy = "give the model as many outputs as there are classes"
         raise InputError(f"{expected}, got a label outside; {remedy}.") from error
     raise WrongLabelError(expected, label) from error
-
-
-@dataclass(frozen=True)
-class KnownLoss:
-    r"""A loss whose derivatives in the output have a closed form.
-
-    .. math:: L = -c \sum_i \log \mathrm{softmax}(f_i)_{y_i} \quad \text{or} \quad
-        L = \frac{c}{2} \sum_i \lVert f_i - y_i \rVert^2
-
-    Args:
-        kind: which of the two.
-        scale: c.
-        smoothing: label smoothing, which does not enter the Hessian.
-    """
-
-    kind: Literal["cross_entropy", "squares"]
-    scale: float
-    smoothing: float = 0.0
-
-
-def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None:
-    """Return the closed form of a loss at an output, or None.
-
-    Known are cross-entropy with class labels and squared errors, as functions or modules of torch
-    or from `normscope.problem`, with the default weights and no ignored label.
-
-    Args:
-        loss: called as ``loss(output, target)``.
-        output: the model's output.
-        target: the targets.
-
-    Returns:
-        The loss's kind and scale; None if it must be differentiated.
-
-    >>> known_loss(nn.MSELoss(), torch.zeros(2, 3), torch.zeros(2, 3)).scale  # of six squares
-    0.3333333333333333
-    """
-    reduction = getattr(loss, "reduction", "mean")
-    if is_cross_entropy(loss) and is_unweighted(loss) and _are_labels(output, target):
-        scale = 1.0 if reduction == "sum" else 1 / target.numel()
-        return KnownLoss("cross_entropy", scale, float(getattr(loss, "label_smoothing", 0.0)))
-    if loss is squared_error:
-        return KnownLoss("squares", 1 / len(output))
-    if is_squared_error(loss) and output.shape == target.shape:
-        return KnownLoss("squares", 2.0 if reduction == "sum" else 2 / output.numel())
-    return None
-
-
-def is_cross_entropy(loss: object) -> bool:
-    """Return whether a loss is the cross-entropy of a softmax, of any weights and reduction.
-
-    A subclass of torch's module does not count: it may compute something else.
-
-    >>> is_cross_entropy(functional.cross_entropy), is_cross_entropy(nn.NLLLoss())
-    (True, False)
-    """
-    is_function = loss is cross_entropy or loss is functional.cross_entropy
-    return is_function or type(loss) is nn.CrossEntropyLoss
-
-
-def is_squared_error(loss: object) -> bool:
-    """Return whether a loss is a squared error, of any reduction.
-
-    A subclass of torch's module does not count: it may compute something else.
-
-    >>> is_squared_error(nn.MSELoss()), is_squared_error(nn.L1Loss())
-    (True, False)
-    """
-    is_function = loss is squared_error or loss is functional.mse_loss
-    return is_function or type(loss) is nn.MSELoss
-
-
-def is_unweighted(loss: Any) -> bool:
-    """Return whether a loss has no class weights and ignores no class from 0 on."""
-    return getattr(loss, "weight", None) is None and getattr(loss, "ignore_index", -100) < 0
-
-
-def _are_labels(output: Tensor, target: Tensor) -> bool:
-    """Return whether the targets are valid labels, none of which can mean "ignored"."""
-    if target.is_floating_point() or output.dim() < 2:
-        return False
-    return bool((target >= 0).all() and (target < output.shape[1]).all())
 
 
 def check_signature(function: Callable[..., Any], *arguments: str) -> None:

@@ -31,6 +31,17 @@ KNOWN = {
     "squared error of labels": (losses.squared_error, SCORES, LABELS),
 }
 
+
+def doubled(loss, hook):
+    """The loss times two, by a hook or by another forward."""
+    if hook:
+        loss.register_forward_hook(lambda module, inputs, value: 2 * value)
+    else:
+        plain = loss.forward
+        loss.forward = lambda output, target: 2 * plain(output, target)
+    return loss
+
+
 UNKNOWN = {
     "weighted": (
         nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]).double()),
@@ -41,6 +52,10 @@ UNKNOWN = {
     "ignored by default": (functional.cross_entropy, SCORES, torch.tensor([0, -100, 1, 2])),
     "probabilities": (functional.cross_entropy, SCORES, SCORES.softmax(1)),
     "own": (lambda f, y: f.sin().square().mean(), SCORES, LABELS),
+    "hooked": (doubled(nn.CrossEntropyLoss(), hook=True), SCORES, LABELS),
+    "hooked mse": (doubled(nn.MSELoss(), hook=True), SCORES, VALUES),
+    "replaced": (doubled(nn.CrossEntropyLoss(), hook=False), SCORES, LABELS),
+    "replaced mse": (doubled(nn.MSELoss(), hook=False), SCORES, VALUES),
     "subclass": (type("Own", (nn.MSELoss,), {})(), SCORES, VALUES),
 }
 

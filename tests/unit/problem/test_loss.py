@@ -1,5 +1,6 @@
 """Losses: values and derivatives against closed forms, and clear errors."""
 
+import functools
 import math
 from functools import partial
 
@@ -255,6 +256,70 @@ def test_subclass_of_the_cross_entropy_is_not_known():
     assert known_loss(nn.CrossEntropyLoss(), SCORES, KNOWN_LABELS) is not None
     assert known_loss(OwnEntropy(), SCORES, KNOWN_LABELS) is None
     assert known_loss(OwnSquares(), SCORES, SCORES) is None
+
+
+def doubled(module, inputs, value):
+    return 2 * value
+
+
+def hooked(kind):
+    loss = kind()
+    loss.register_forward_hook(doubled)
+    return loss
+
+
+def pre_hooked(kind):
+    loss = kind()
+    loss.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2, inputs[1]))
+    return loss
+
+
+def backward_hooked(kind):
+    loss = kind()
+    loss.register_full_backward_hook(lambda module, given, received: None)
+    return loss
+
+
+def replaced(kind):
+    loss = kind()
+    plain = loss.forward
+    loss.forward = lambda output, target: 2 * plain(output, target)
+    return loss
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss])
+@pytest.mark.parametrize("change", [hooked, pre_hooked, backward_hooked, replaced])
+def test_loss_with_hooks_or_another_forward_is_custom(kind, change):
+    loss = change(kind)
+    assert not is_cross_entropy(loss)
+    assert not is_squared_error(loss)
+    assert known_loss(loss, SCORES, SCORES if kind is nn.MSELoss else KNOWN_LABELS) is None
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss])
+def test_loss_whose_class_or_function_is_patched_is_custom(kind, monkeypatch):
+    is_known = is_cross_entropy if kind is nn.CrossEntropyLoss else is_squared_error
+    name = "cross_entropy" if kind is nn.CrossEntropyLoss else "mse_loss"
+    for owner, attribute in ((kind, "forward"), (functional, name)):
+        plain = getattr(owner, attribute)
+        patched = functools.wraps(plain)(
+            lambda *args, plain=plain, **more: 2 * plain(*args, **more)
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, patched)
+            assert not is_known(kind())
+        assert is_known(kind())
+
+
+def test_loss_is_custom_while_all_modules_have_a_hook():
+    loss = nn.CrossEntropyLoss()
+    handle = nn.modules.module.register_module_forward_hook(doubled)
+    try:
+        assert not is_cross_entropy(loss)
+        assert is_cross_entropy(functional.cross_entropy)  # hooks are of modules
+    finally:
+        handle.remove()
+    assert is_cross_entropy(loss)
 
 
 @pytest.mark.parametrize("loss", [functional.mse_loss, nn.MSELoss()])
