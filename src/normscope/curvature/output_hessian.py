@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from normscope.problem.diagnose import explain_errors, no_gradient_error
-from normscope.problem.known_loss import known_loss
 from normscope.problem.loss import Loss
+from normscope.problem.recognition import known_loss
 
 
 class OutputHessian(ABC):

@@ -16,10 +16,10 @@ from normscope.learning_rate.last_layer import last_layer
 from normscope.learning_rate.trial_run import gradient_on
 from normscope.problem.batch import Batch, rows, sample_count
 from normscope.problem.evaluate import Evaluator
-from normscope.problem.known_loss import is_cross_entropy, is_squared_error, is_unweighted
 from normscope.problem.loss import squared_error
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
+from normscope.problem.recognition import is_cross_entropy, is_squared_error, is_unweighted
 
 
 def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from typing import Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.problem.known_loss import is_squared_error
 from normscope.problem.problem import Problem
+from normscope.problem.recognition import is_squared_error
 from normscope.text import Rendered
 from normscope.training import train
 

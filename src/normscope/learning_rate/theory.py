@@ -13,8 +13,8 @@ from normscope.errors import NoClosureError, NormscopeError
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.meanfield.softmax import output_curvature
 from normscope.problem.batch import Batch
-from normscope.problem.known_loss import KnownLoss, is_cross_entropy, known_loss
 from normscope.problem.problem import Problem
+from normscope.problem.recognition import KnownLoss, is_cross_entropy, known_loss
 from normscope.text import Rendered
 
 

@@ -18,9 +18,9 @@ from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, Updat
 from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import RandomGenerators
-from normscope.problem.known_loss import is_cross_entropy, known_loss
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
+from normscope.problem.recognition import is_cross_entropy, known_loss
 
 Leaves: TypeAlias = tuple[Tensor, ...]  # the parameters, in the layout's order
 Gradients: TypeAlias = tuple[Tensor | None, ...]  # None where the loss does not depend on it

@@ -16,13 +16,6 @@ from normscope.problem.batch import (
 from normscope.problem.diagnose import FitCheck, misfit_error, require_module
 from normscope.problem.evaluate import Evaluation, Evaluator
 from normscope.problem.isolation import Isolation, RandomGenerators, copy_tensors, isolated
-from normscope.problem.known_loss import (
-    KnownLoss,
-    batch_weight,
-    is_cross_entropy,
-    is_squared_error,
-    known_loss,
-)
 from normscope.problem.loss import (
     LOSSES,
     Loss,
@@ -38,6 +31,13 @@ from normscope.problem.modes import MODES, in_mode, is_batch_norm
 from normscope.problem.parameters import ParameterLayout, Parameters, parameter_layout
 from normscope.problem.precheck import check_data, locate_errors, try_batches
 from normscope.problem.problem import Data, Problem
+from normscope.problem.recognition import (
+    KnownLoss,
+    batch_weight,
+    is_cross_entropy,
+    is_squared_error,
+    known_loss,
+)
 
 __all__ = [
     "LOSSES",
