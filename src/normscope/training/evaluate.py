@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
-from normscope.problem.batch import Batch, sample_count, split_batch
+from normscope.problem.batch import copy_batch, sample_count, split_batch
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss import Loss, WholeLoss, accuracy, loss_modules
 from normscope.problem.parameters import check_initialized
 from normscope.problem.problem import Data, Problem
+from normscope.problem.recognition import ignored_label
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table
+from normscope.training.loss_total import LossTotal
 from normscope.validation import check_integer
 
 Statistics = Literal["running", "population", "batch"]
@@ -28,7 +30,7 @@ class _Scores(NamedTuple):
 
 
 class Evaluation(_Scores, Rendered):
-    """The result of `evaluate`: the mean loss, and the accuracy if the targets are labels."""
+    """The result of `evaluate`: the loss, and the accuracy if the targets are labels."""
 
     __str__ = _Scores.__repr__
 
@@ -49,9 +51,16 @@ def evaluate(
     train_data: Data | None = None,
     batch_size: int = 512,
 ) -> Evaluation:
-    """Return the mean loss and accuracy of a model on data, without dropout.
+    """Return the loss and accuracy of a model over the whole data, without dropout.
 
-    The model does not change: parameters, buffers, training flags, RNG states.
+    The loss is reduced over the whole data as its reduction says: a sum over all samples, or a mean
+    in which class weights count and ignored labels do not. A custom loss is called on two batches
+    together, and summed or averaged over samples accordingly. If it is neither (it ignores some
+    samples, or compares them with each other), the value is the mean over batches, each weighted by
+    its number of samples, as with a `whole_loss`. In all other cases, except with the statistics of
+    each batch, the batch size does not matter.
+
+    The model does not change: parameters, buffers, attributes, training flags, RNG states.
 
     Args:
         model: any model.
@@ -65,12 +74,17 @@ def evaluate(
             (with 2, an odd number of samples ends with a piece of 3).
 
     Returns:
-        The loss and the accuracy, each batch weighted by its number of samples.
+        The loss and the accuracy; of the labels only those count that are among the model's
+        classes and that the loss does not ignore. The accuracy is None if there are none.
 
     Raises:
         ArgumentTypeError: if the batch size is not an integer.
-        InputError: if ``train_data`` is missing or not used, or the batch size is not positive.
+        InputError: if ``train_data`` is missing or not used, if the batch size is not positive, or
+            if a mean loss ignores every label.
         UnknownNameError: if there are no such statistics.
+
+    Warns:
+        NormscopeWarning: if a custom loss is neither a mean nor a sum over samples.
 
     >>> labels = torch.tensor([0, 1])
     >>> evaluate(nn.Identity(), "cross_entropy", (torch.eye(2) * 50, labels))
@@ -102,28 +116,44 @@ def evaluate(
         for module in model.modules() if statistics == "batch" else ():
             if is_batch_norm(module) or is_lp_norm(module):
                 module.train()
-        return _mean_over_batches(problem, batch_size)
+        return _evaluate_batches(problem, batch_size)
 
 
-def _mean_over_batches(problem: Problem, batch_size: int) -> Evaluation:
-    samples, total_loss, correct = 0, 0.0, 0.0
-    has_accuracy = True
+def _evaluate_batches(problem: Problem, batch_size: int) -> Evaluation:
+    total, labels = LossTotal(problem), _Labels(ignored_label(problem.loss))
     for whole in problem.batches():
         for batch in split_batch(whole, batch_size) if problem.is_one_batch else [whole]:
-            count = sample_count(batch)
-            batch_loss, batch_accuracy = _evaluate_batch(problem, batch)
-            samples += count
-            total_loss += count * batch_loss
-            correct += count * (batch_accuracy or 0.0)
-            has_accuracy = has_accuracy and batch_accuracy is not None
-    return Evaluation(total_loss / samples, correct / samples if has_accuracy else None)
+            copied = copy_batch(batch)  # which the model may overwrite
+            if problem.has_outputs:
+                output = problem.output_on(copied)
+                labels.add(output, batch[1])
+                total.add_output(output, batch[1])
+            else:
+                total.add(problem.loss_on(copied).item(), sample_count(batch))
+    return Evaluation(total.value(), labels.accuracy())
 
 
-def _evaluate_batch(problem: Problem, batch: Batch) -> tuple[float, float | None]:
-    """Return loss and accuracy on one batch; the latter needs class labels."""
-    if not problem.has_outputs:
-        return problem.loss_on(batch).item(), None
-    output, target = problem.output_on(batch), batch[1]
-    has_labels = output.dim() == 2 and target.dim() == 1 and not target.is_floating_point()
-    loss = problem.loss_of(output, target).item()
-    return loss, accuracy(output, target) if has_labels else None
+class _Labels:
+    """Counts the labels that are predicted.
+
+    Args:
+        ignored: a label that does not count.
+    """
+
+    def __init__(self, ignored: int | None) -> None:
+        self._ignored, self._correct, self._count = ignored, 0, 0
+
+    def add(self, output: Tensor, target: Tensor) -> None:
+        """Count the labels of one batch; other targets have none."""
+        if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+            return
+        counts = (target >= 0) & (target < output.shape[1])
+        if self._ignored is not None:
+            counts &= target != self._ignored
+        if number := int(counts.sum()):
+            self._correct += round(accuracy(output[counts], target[counts]) * number)
+            self._count += number
+
+    def accuracy(self) -> float | None:
+        """Return the fraction of the labels that are predicted; None if there are none."""
+        return self._correct / self._count if self._count else None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
 from normscope.layers import NoisyBatchNorm1d, population_statistics
 from normscope.problem import whole_loss
 from normscope.training import evaluate
@@ -151,3 +151,99 @@ def test_lazy_model_is_refused_before_its_first_batch():
     data = torch.randn(6, 3), torch.randint(2, (6,))
     with pytest.raises(InputError, match="call the lazy model once"):
         evaluate(lazy, "cross_entropy", data)
+
+
+IGNORED = Y.clone()
+IGNORED[:20] = -100
+
+
+@pytest.mark.parametrize("batch_size", [50, 25, 7, 1])
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.functional.cross_entropy])
+def test_evaluate_leaves_ignored_labels_out_of_loss_and_accuracy(loss, batch_size):
+    model = network().eval()
+    found = evaluate(model, loss, (X, IGNORED), batch_size=batch_size)
+    assert found == pytest.approx(scores(model, X[20:], Y[20:]), rel=1e-5)
+
+
+def test_evaluate_leaves_a_class_that_is_ignored_out_of_the_accuracy():
+    model = network().eval()
+    found = evaluate(model, nn.CrossEntropyLoss(ignore_index=2), (X, Y), batch_size=9)
+    assert found == pytest.approx(scores(model, X[Y != 2], Y[Y != 2]), rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [50, 25, 7])
+def test_evaluate_divides_by_the_weights_of_the_labels(batch_size):
+    model = network().eval()
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0, 0.1]))
+    expected = loss(model(X), Y).item()
+    found = evaluate(model, loss, (X, Y), batch_size=batch_size)
+    assert found.loss == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [50, 25, 7, 1])
+def test_evaluate_adds_up_a_sum_also_of_a_custom_loss(batch_size):
+    model, target = network().eval(), torch.ones(50, 3)
+    expected = (model(X) - 1).square().sum().item()
+    for loss in (nn.MSELoss(reduction="sum"), lambda f, y: (f - y).square().sum()):
+        found = evaluate(model, loss, (X, target), batch_size=batch_size)
+        assert found.loss == pytest.approx(expected, rel=1e-5)
+
+
+def ignoring(output, target):
+    return nn.functional.cross_entropy(output, target, ignore_index=-100)
+
+
+def test_evaluate_warns_of_a_custom_loss_that_is_neither_a_mean_nor_a_sum():
+    model = network().eval()
+    whole = evaluate(model, ignoring, (X, IGNORED))  # one batch: no warning
+    assert whole == pytest.approx(scores(model, X[20:], Y[20:]), rel=1e-6)
+    with pytest.warns(NormscopeWarning, match="depends on the batch size") as caught:
+        found = evaluate(model, ignoring, (X, IGNORED), batch_size=25)
+    assert caught[0].filename == __file__
+    halves = [ignoring(model(x), y).item() for x, y in zip(X.split(25), IGNORED.split(25))]  # noqa: B905
+    assert found.loss == pytest.approx(sum(halves) / 2, rel=1e-6)
+    assert found.accuracy == whole.accuracy
+
+
+def test_evaluate_takes_batches_of_other_shapes():
+    data = [(torch.ones(2, 3, 4), torch.ones(2, 3, 4)), (torch.ones(1, 3, 2), torch.zeros(1, 3, 2))]
+    assert evaluate(nn.Identity(), nn.MSELoss(), data).loss == pytest.approx(6 / 30)
+    custom = evaluate(nn.Identity(), lambda f, y: (f - y).square().mean(), data)
+    assert custom.loss == pytest.approx(1 / 3)  # weighted by samples
+
+
+def test_evaluate_refuses_a_mean_over_no_label():
+    with pytest.raises(InputError, match="ignores every label"):
+        evaluate(network(), nn.CrossEntropyLoss(), (X, torch.full_like(Y, -100)))
+    nothing = evaluate(network(), nn.CrossEntropyLoss(reduction="sum"), (X, 0 * Y - 100))
+    assert nothing == (0.0, None)
+
+
+def test_evaluate_does_not_overwrite_the_data():
+    x, y = X.clone(), torch.ones(50, 3)
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3))
+    evaluate(model, lambda f, y: y.sub_(f).square().mean(), (x, y), batch_size=16)
+    assert torch.equal(x, X)
+    assert torch.equal(y, torch.ones(50, 3))
+
+
+class _RunningScale(nn.Module):
+    """A loss that divides by its mean value so far, and so depends on its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output, target):
+        self.calls += 1
+        return (output - target).square().mean() * self.calls
+
+
+def test_evaluate_calls_a_loss_with_state_as_if_batches_were_not_tried_together():
+    loss, target = _RunningScale(), torch.ones(50, 3)
+    model = network().eval()
+    with pytest.warns(NormscopeWarning, match="neither"):
+        found = evaluate(model, loss, (X, target), batch_size=25).loss
+    each = [(model(x) - 1).square().mean().item() for x in X.split(25)]
+    assert found == pytest.approx((each[0] + 2 * each[1]) / 2, rel=1e-6)
+    assert loss.calls == 0

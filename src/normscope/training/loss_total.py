@@ -1,0 +1,101 @@
+"""The loss over several batches, reduced as the loss itself reduces one batch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from normscope.errors import InputError, NormscopeWarning
+from normscope.problem.isolation import isolated
+from normscope.problem.loss import loss_modules
+from normscope.problem.problem import Problem
+from normscope.problem.recognition import batch_weight, is_sum
+
+
+class LossTotal:
+    """Combines the losses of batches into the loss over all their samples.
+
+    Losses of torch are combined by their reduction, class weights and ignored labels. A custom
+    loss is a mean or a sum over samples, which is found by calling it on two batches together; a
+    `whole_loss` is a mean. Of any other loss the mean weighted by samples is taken.
+
+    Args:
+        problem: whose loss it is.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._modules = loss_modules(problem.loss, problem.model)
+        self._sum, self._weighted, self._weights = 0.0, 0.0, 0.0
+        self._may_be_mean, self._may_be_sum = not is_sum(problem.loss), True
+        self._before: tuple[Tensor, Tensor, float] | None = None
+
+    def add(self, loss: float, samples: int) -> None:
+        """Add a batch whose outputs are not known: its loss is the mean over samples."""
+        self._add(loss, samples)
+
+    def add_output(self, output: Tensor, target: Tensor) -> None:
+        """Add a batch by its output; neither tensor is changed."""
+        loss = self._loss(output, target)
+        weight = batch_weight(self._problem.loss, target)
+        self._add(loss, len(target) if weight is None else weight)
+        if weight is None and self._may_be_mean:
+            self._try_with_last(output, target, loss)
+
+    def value(self) -> float:
+        """Return the loss over all batches.
+
+        Raises:
+            InputError: if it is a mean that ignores every label.
+
+        Warns:
+            NormscopeWarning: if the loss is neither a mean nor a sum over samples.
+        """
+        if self._may_be_sum and not self._may_be_mean:
+            return self._sum
+        if not self._may_be_mean:
+            warnings.warn(
+                "the loss of two batches together is neither the mean nor the sum of theirs, so "
+                "the value is the mean over batches weighted by samples, which depends on the "
+                "batch size; for another give one batch and a batch_size that holds it.",
+                NormscopeWarning,
+                stacklevel=4,
+            )
+        if self._weights == 0:
+            raise InputError(
+                "the loss is a mean over labels, but ignores every label of the data or weights "
+                "it with 0; give at least one that counts."
+            )
+        return self._weighted / self._weights
+
+    def _add(self, loss: float, weight: float) -> None:
+        self._sum += loss
+        if weight:  # a mean over nothing is NaN
+            self._weighted += weight * loss
+            self._weights += weight
+
+    def _loss(self, output: Tensor, target: Tensor) -> float:
+        # copies, which a loss may overwrite
+        return self._problem.loss_of(output.clone(), target.clone()).item()
+
+    def _try_with_last(self, output: Tensor, target: Tensor, loss: float) -> None:
+        """Compare the loss of this batch and the last one together with theirs alone."""
+        last, self._before = self._before, (output, target, loss)
+        if last is None:
+            return
+        try:
+            with isolated(nn.Module(), *self._modules):
+                both = self._loss(torch.cat([last[0], output]), torch.cat([last[1], target]))
+        except Exception:  # other shapes than before, or a loss for one number of samples
+            return
+        if math.isnan(both):
+            return
+        share = len(target) / (len(target) + len(last[1]))
+        mean, total = last[2] + share * (loss - last[2]), last[2] + loss
+        dtype = output.dtype if output.is_floating_point() else torch.float32
+        bound = torch.finfo(dtype).eps ** 0.5 * max(abs(both), abs(loss), abs(last[2]))
+        self._may_be_mean = self._may_be_mean and abs(mean - both) <= bound
+        self._may_be_sum = self._may_be_sum and abs(total - both) <= bound
