@@ -12,6 +12,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules import module as every_module
 
+from normscope.layers.surgery.trace import trace
+
 #: qualified name of a module (empty for a function replaced by a module), and the module
 Step: TypeAlias = tuple[str, nn.Module]
 
@@ -109,28 +111,15 @@ def _flattened(
     return steps
 
 
-class _Tracer(fx.Tracer):
-    """Traces a model's forward down to the known modules."""
-
-    def __init__(self, is_known: Callable[[nn.Module], bool]) -> None:
-        super().__init__()
-        self._is_known = is_known
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether a module is one step."""
-        return self._is_known(m) or super().is_leaf_module(m, module_qualified_name)
-
-
 def _traced(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> list[Step]:
     """Return the steps of a forward without branches."""
-    try:
-        graph = _Tracer(is_known).trace(model)
-    except Exception as error:  # a user-defined forward may raise anything on proxies
-        raise NotAChainError(f"it cannot be traced: {error}") from error
+    calls = trace(model, is_leaf=is_known)
+    if calls is None:
+        raise NotAChainError("its forward cannot be traced")
     modules = dict(model.named_modules())
     steps: list[Step] = []
     current: fx.Node | None = None
-    for node in graph.nodes:
+    for node in calls[0].nodes:
         if node.op == "placeholder" and current is None:
             current = node
         elif node.op == "output" and node.args == (current,):

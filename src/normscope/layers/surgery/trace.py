@@ -12,7 +12,7 @@ import copy
 import functools
 import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +75,11 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def trace(module: nn.Module, open_modules: bool = True) -> tuple[fx.Graph, set[int]] | None:
+def trace(
+    module: nn.Module,
+    open_modules: bool = True,
+    is_leaf: Callable[[nn.Module], bool] | None = None,
+) -> tuple[fx.Graph, set[int]] | None:
     """Return the calls of a forward pass, and the tensors that it uses outside of them.
 
     Optional arguments keep their defaults: left open, ``if mask is None`` would take the wrong
@@ -84,12 +88,14 @@ def trace(module: nn.Module, open_modules: bool = True) -> tuple[fx.Graph, set[i
     Args:
         module: the module to trace, in eval mode; attributes for constants may be added to it.
         open_modules: whether to trace inside the modules that it calls, except known layers.
+        is_leaf: whether a module outside of ``torch.nn`` is a known layer; None for normalization
+            layers and subclasses of linear and convolution layers.
 
     Returns:
         The graph, and ids of the tensors that are used outside of module calls; None if the
         forward pass cannot be traced, e.g. because it branches on values.
     """
-    recorder, reads = _Recorder(module), _Reads()
+    recorder, reads = _Recorder(module, is_leaf or _is_known_layer), _Reads()
     try:
         parameters = inspect.signature(module.forward).parameters.values()
         required = [p for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
@@ -150,9 +156,10 @@ class _SymbolicTensor(Tensor):
 class _Recorder(fx.Tracer):
     """Records calls in a graph. Of ``fx.Tracer`` it uses the conversion of arguments only."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, is_known: Callable[[nn.Module], bool]) -> None:
         super().__init__()
         self.root = root
+        self._is_known = is_known
         self.graph = fx.Graph()
         self.reads: set[int] = set()  # ids of tensors that are arguments
         self.tensor_attrs: dict[Any, str] = {
@@ -213,8 +220,11 @@ class _Recorder(fx.Tracer):
         return self.node("call_module", name, args, kwargs)
 
     def _is_leaf(self, module: nn.Module) -> bool:
-        known = is_plain_layer(module) or is_batch_norm(module) or is_lp_norm(module)
-        return known or self.is_leaf_module(module, "")  # those of torch.nn
+        return self._is_known(module) or self.is_leaf_module(module, "")  # those of torch.nn
+
+
+def _is_known_layer(module: nn.Module) -> bool:
+    return is_plain_layer(module) or is_batch_norm(module) or is_lp_norm(module)
 
 
 class _Reads(TorchFunctionMode):

@@ -107,6 +107,27 @@ def test_chain_reads_the_straight_line_of_the_same_kind():
     assert read(straight, vectors()) is not None  # or the test above could not fail
 
 
+def test_tracing_does_not_change_the_methods_of_modules_for_other_threads():
+    seen = []
+
+    def forward(model, x):
+        seen.append((nn.Module.__call__, nn.Module.__getattr__))
+        return model.second(torch.tanh(model.first(x)))
+
+    methods = nn.Module.__call__, nn.Module.__getattr__
+    assert read(randomized(Written(forward)), vectors()) is not None
+    assert set(seen) == {methods}
+
+
+class Optional(Written):
+    def forward(self, x, mask=None):
+        return self.second(self.first(x if mask is None else x * mask))
+
+
+def test_chain_reads_a_forward_with_optional_arguments():
+    assert read(randomized(Optional(None)), vectors()) is not None
+
+
 DECLINED = {
     "tied weights": Tied,
     "residual": Residual,
