@@ -50,8 +50,8 @@ def tabulated(
             key = f"{place},{order}"
             if key in runs or time.perf_counter() > end:
                 continue
-            with bench.copied(center * APART**place) as (copied, optimizer):
-                done = short_run(copied, optimizer, BATCH_SIZE, order)
+            with bench.training(center * APART**place) as optimizer:
+                done = short_run(problem, optimizer, BATCH_SIZE, order)
             runs[key] = [done.unstable, done.died, done.steps]
 
 

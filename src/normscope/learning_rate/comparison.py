@@ -27,8 +27,7 @@ from normscope.problem.loss import WholeLoss
 from normscope.problem.problem import Data, Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
 from normscope.text import Rendered, Table
-from normscope.training import fit
-from normscope.training.loop import has_diverged
+from normscope.training.loop import Loop, Outcome, has_diverged
 from normscope.validation import check_bool, check_integer
 
 if TYPE_CHECKING:
@@ -386,13 +385,14 @@ def _check_norms(setup: TrainingSetup, norms: Sequence[str]) -> None:
 def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -> Compared:
     # as many batches as the final loss is a mean of
     problem, seed, batches = setup.problem, setup.seed, setup.batches(AVERAGED)
-    with setup.copied(advice.recommended) as (copied, optimizer):
-        run = fit(copied, optimizer, steps, setup.batch_size, seed)
-    diverged = run.outcome.name == "DIVERGED"
+    with setup.training(advice.recommended) as optimizer:
+        loop = Loop(problem, optimizer, setup.batch_size, seed, own_gradients_only=True)
+        losses = np.array([step.loss for step in loop.run(steps)])
+    diverged = loop.outcome is Outcome.DIVERGED
     values = {mode: _eigenvalue(problem, batches[0], mode, seed) for mode in MODES}
     growth = gradient_growth(problem, batches[0], seed)
     guess = constant_output_loss(problem, batches) if problem.has_outputs else None
-    return Compared(norm, advice, values, growth, run.losses, diverged, guess)
+    return Compared(norm, advice, values, growth, losses, diverged, guess)
 
 
 def _eigenvalue(problem: Problem, batch: Batch, mode: str, seed: int) -> float | None:

@@ -1,23 +1,22 @@
-"""A training setup (problem, optimizer, batch size, seed) and copies of it that may be trained."""
+"""A training setup (problem, optimizer, batch size, seed) from which short runs start."""
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.errors import InputError, StateError
+from normscope.errors import InputError
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss import loss_modules
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
-from normscope.training.optimizers import OptimizerFactory, bind_optimizer, sgd
+from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class TrainingSetup:
 
     Args:
         problem: the user's model, loss and data; none of them is changed.
-        optimizer: the user's optimizer of that model, whose state the copies start from; or a
+        optimizer: the user's optimizer of that model, whose state every run starts from; or a
             factory.
         batch_size: samples per step; None: the batches of the data.
         seed: of the data order, dropout and noise.
@@ -43,36 +42,40 @@ class TrainingSetup:
         return self.batch_size is not None and self.batch_size < sample_count(self.problem.data)
 
     @contextmanager
-    def copied(self, rate: float) -> Iterator[tuple[Problem, Optimizer]]:
-        """Provide copies of model and optimizer to train; random numbers follow the seed.
+    def training(self, rate: float) -> Iterator[Optimizer]:
+        """Let the problem's model be trained; random numbers follow the seed.
+
+        The model itself is trained, on copies of its values, and restored on exit: a loss, a hook
+        or an attribute that refers to the model or to its parameters sees the training.
 
         Args:
             rate: learning rate of every parameter group.
 
         Yields:
-            The problem with the copied model, and the copied optimizer.
+            An optimizer of the model's parameters, with the state of the user's.
         """
-        model, optimizer = self._copy()
-        for parameter in model.parameters():
-            parameter.grad = None
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        problem = Problem(model, self.problem.loss, self.problem.data)
-        with self._restored(nn.Module(), model):
-            yield problem, optimizer
+        own = list(self.problem.model.parameters())
+        with self.isolated(trainable=True):
+            trained = zip(own, self.problem.model.parameters(), strict=True)
+            optimizer = self._new_optimizer(dict(trained))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            yield optimizer
 
     @contextmanager
-    def isolated(self) -> Iterator[None]:
-        """Restore the modules of model and loss and all random numbers on exit."""
-        with self._restored(self.problem.model, self.problem.model):
-            yield
+    def isolated(self, trainable: bool = False) -> Iterator[None]:
+        """Restore the modules of model and loss and all random numbers on exit.
 
-    @contextmanager
-    def _restored(self, model: nn.Module, seeded: nn.Module) -> Iterator[None]:
-        """Restore a model, the loss and all random numbers; seed those of another model too."""
-        others = loss_modules(self.problem.loss, self.problem.model)
-        generators = RandomGenerators(seeded, self.problem.data)
-        with isolated(model, *others), generators.preserved(self.seed):
+        Args:
+            trainable: whether the model may be trained inside.
+
+        Yields:
+            Nothing.
+        """
+        model, loss = self.problem.model, self.problem.loss
+        generators = RandomGenerators(model, self.problem.data)
+        modules = loss_modules(loss, model)
+        with isolated(model, *modules, trainable=trainable), generators.preserved(self.seed):
             yield
 
     def batches(self, count: int) -> list[Batch]:
@@ -94,19 +97,11 @@ class TrainingSetup:
         except TypeError:  # an iterable without a length: no limit, batches may repeat
             return sys.maxsize
 
-    def _copy(self) -> tuple[nn.Module, Optimizer]:
-        """Copy model and optimizer together, so that the optimizer holds the copy's parameters."""
-        given = self.optimizer
-        try:
-            if isinstance(given, Optimizer):
-                return copy.deepcopy((self.problem.model, given))
-            model = copy.deepcopy(self.problem.model)
-        except Exception as error:
-            raise StateError(
-                f"the model cannot be copied for a short run ({type(error).__name__}: {error}); "
-                "make it fit for copy.deepcopy, or use verify=False."
-            ) from error
-        return model, bind_optimizer(given, model)
+    def _new_optimizer(self, trained: dict[Tensor, nn.Parameter]) -> Optimizer:
+        """Return a copy of the user's optimizer over these parameters, or a factory's."""
+        if isinstance(self.optimizer, Optimizer):
+            return copy_optimizer(self.optimizer, trained, "use verify=False or a factory")
+        return bind_optimizer(self.optimizer, self.problem.model)
 
 
 def bind_all_parameters(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_squared_error
 from normscope.text import Rendered
-from normscope.training import train
+from normscope.training.loop import Loop
 
 STEPS = 100
 """Steps within which an instability counts."""
@@ -85,7 +85,7 @@ def short_run(
     """Train the problem's model in place until it is unstable or the steps are used up.
 
     Args:
-        problem: a copy that may be trained, loss and data.
+        problem: model, loss and data.
         optimizer: of its parameters.
         batch_size: samples per step; None: the batches of the data.
         order: seed of the data order.
@@ -95,10 +95,16 @@ def short_run(
     Returns:
         The outcome.
     """
-    limit = growth_limit(problem.loss)
     taken, first, worst, unstable, rate = 0, 0.0, 1.0, False, 0.0
-    running = train(problem, optimizer, steps, batch_size, order, divergence_factor=limit)
-    with closing(running), _CollapseCheck(problem.model) as collapse:
+    loop = Loop(
+        problem,
+        optimizer,
+        batch_size,
+        order,
+        divergence_factor=growth_limit(problem.loss),
+        own_gradients_only=True,
+    )
+    with closing(loop.run(steps)) as running, _CollapseCheck(problem.model) as collapse:
         for step in running:
             taken += 1
             first = step.loss if taken == 1 else first
@@ -158,7 +164,7 @@ def is_unstable(
     limit is the smallest such learning rate, to 5 %, in the median over three data orders.
 
     Args:
-        problem: a copy that may be trained, loss and data.
+        problem: model, loss and data; pass a copy, or let `max_learning_rate` restore the model.
         optimizer: of its parameters.
         batch_size: samples per step; None: the batches of the data.
         order: seed of the data order.

@@ -1,4 +1,4 @@
-"""The stability limit found by short runs on copies: a ramp to bracket it, then bisection."""
+"""The stability limit found by short runs: a ramp to bracket it, then bisection."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def verify_limit(
     progress: ProgressCallback = ignore_progress,
     budget: int = BUDGET,
 ) -> Verification:
-    """Find the stability limit by training copies for a short while.
+    """Find the stability limit by short training runs, after which the model is restored.
 
     Every run starts from the user's weights and optimizer state. First the learning rate grows by
     8 % a step until the loss is unstable; then runs at fixed rates enclose the limit and bisect it
@@ -191,9 +191,9 @@ class _Search:
     def ramp(self, start: float) -> float:
         """Return the learning rate at which a growing one failed, or the last one tried."""
         self._report(f": ramp from {start:.3g}")
-        with self.setup.copied(start) as (problem, optimizer):
+        with self.setup.training(start) as optimizer:
             done = short_run(
-                problem,
+                self.setup.problem,
                 optimizer,
                 self.setup.batch_size,
                 self.setup.seed,
@@ -229,8 +229,9 @@ class _Search:
     def run(self, rate: float, order: int) -> ShortRun:
         """Run at a fixed rate on one data order; at 0 nothing is trained."""
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
-        with self.setup.copied(rate) as (problem, optimizer):
-            done = short_run(problem, optimizer, self.setup.batch_size, self.setup.seed + order)
+        setup = self.setup
+        with setup.training(rate) as optimizer:
+            done = short_run(setup.problem, optimizer, setup.batch_size, setup.seed + order)
         self.all_runs.append(done)
         return done
 

@@ -34,6 +34,7 @@ def isolated(
     *others: nn.Module,
     tensors: Mapping[str, Tensor] | None = None,
     seed: int | None = None,
+    trainable: bool = False,
 ) -> Iterator[None]:
     """Restore modules and random number generators on exit, whatever happens inside.
 
@@ -47,11 +48,14 @@ def isolated(
         tensors: parameters and buffers by qualified name to use instead of the model's own. A
             tensor that is not replaced is safe only as long as no pass writes to it.
         seed: of every random draw inside; None continues from the present states.
+        trainable: whether the model may be trained inside. Its parameters stay the same objects,
+            so that whatever holds them sees the training, but they work on copies of their
+            values; buffers and objects among the attributes are copies.
 
     Yields:
         Nothing.
     """
-    with MODEL_LOCK, Isolation(model, *others).entered(tensors, seed):
+    with MODEL_LOCK, Isolation(model, *others).entered(tensors, seed, trainable=trainable):
         yield
 
 
@@ -93,6 +97,7 @@ class Isolation:
         self._contents = [dict(slot) if slot else {} for slot in self._slots]
         owned = (p for module in self._modules for p in module._parameters.values())
         self._gradients = [(p, p.grad) for p in owned if isinstance(p, nn.Parameter)]
+        self._values: list[_ParameterValue] = []
         self._plain = [_plain_attributes(module) for module in self._modules]
         attributes = list(_contained(self._plain))
         self._restorers = list(filter(None, map(_state_restorer, attributes)))
@@ -104,6 +109,7 @@ class Isolation:
         tensors: Mapping[str, Tensor] | None = None,
         seed: int | None = None,
         restore_random: bool = True,
+        trainable: bool = False,
     ) -> Iterator[None]:
         """Isolate one block; see `isolated`.
 
@@ -111,36 +117,59 @@ class Isolation:
             tensors: parameters and buffers to use.
             seed: of every random draw.
             restore_random: False if a block around this one restores the generators.
+            trainable: whether the model may be trained.
 
         Yields:
             Nothing.
         """
         preserved = self.random.preserved(seed) if restore_random else nullcontext()
+        self._values = list(self._parameter_values()) if trainable else []
         with MODEL_LOCK, preserved:
             if seed is not None and not restore_random:
                 self.random.seed(seed)
             try:
                 for parameter, _ in self._gradients:
                     parameter.grad = None  # a backward pass adds to it in place
-                self._work_on_copies()
+                self._work_on_copies(trainable)
                 if tensors is not None:
                     substitute(self._model, tensors)
                 yield
             finally:
                 _run_to_end(self._restore)
 
-    def _work_on_copies(self) -> None:
-        copies = _Copies()
+    def _work_on_copies(self, trainable: bool) -> None:
+        copies = _Copies(self._modules if trainable else ())
         with torch.inference_mode(False), torch.no_grad():
+            if trainable:
+                self._train_on_copies(copies)
             for module, attributes in zip(self._modules, self._plain, strict=True):
                 # set in __dict__: a module's own __setattr__ may have effects
                 own = module.__dict__
                 own.update({name: copies.of(value) for name, value in attributes.items()})
-            for module in self._added:
+            for module in self._modules if trainable else self._added:
                 buffers: dict[str, Any] = module._buffers
                 buffers.update({name: copies.of(tensor) for name, tensor in buffers.items()})
 
+    def _parameter_values(self) -> Iterator[_ParameterValue]:
+        own = self._model.parameters()
+        return (_ParameterValue(each) for each in own if not each.is_inference())
+
+    def _train_on_copies(self, copies: _Copies) -> None:
+        """Give the parameters copies of their values; replace those that cannot be trained."""
+        for value in self._values:
+            value.parameter.data = copies.of(value.data)
+        new = {
+            id(each): nn.Parameter(each.detach().clone(), each.requires_grad)
+            for each in self._model.parameters()
+            if each.is_inference()
+        }
+        for module in self._model.modules() if new else ():
+            slot: dict[str, Any] = module._parameters
+            slot.update({name: new[id(each)] for name, each in slot.items() if id(each) in new})
+
     def _restore(self) -> None:
+        for value in self._values:
+            value.restore()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         for slot, content in zip(self._slots, self._contents, strict=True):
@@ -155,6 +184,24 @@ class Isolation:
                 NormscopeWarning,
                 stacklevel=2,
             )
+
+
+class _ParameterValue:
+    """The value of a parameter, which is restored in the same memory.
+
+    The count of its in-place changes is restored too: a graph that the caller has built before
+    can still be differentiated.
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter, self.data = parameter, parameter.data
+        self._requires_grad = parameter.requires_grad
+        self._version = torch.autograd.grad_mode._unsafe_preserve_version_counter(parameter)
+
+    def restore(self) -> None:
+        self.parameter.data = self.data
+        self.parameter.requires_grad_(self._requires_grad)
+        self._version.__exit__()
 
 
 class RandomGenerators:
@@ -266,6 +313,10 @@ _HOOKS = (
 )
 _IMMUTABLE = frozenset({bool, int, float, str, type(None)})
 _LARGEST_ARRAY = 2**24  # bytes; a larger one is data, and not written to
+_RESTORED_IN_PLACE = (
+    *(torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
+    *(bytearray, np.ndarray),
+)
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 
 
@@ -318,10 +369,18 @@ def _is_immutable(value: object) -> bool:
 
 
 class _Copies:
-    """Copies of tensors and containers; what is shared stays shared, parameters stay."""
+    """Copies of tensors and containers; what is shared stays shared, parameters stay.
 
-    def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
+    Args:
+        kept: modules that stay, with their parameters, where other objects are copied too; empty
+            if other objects stay.
+    """
+
+    def __init__(self, kept: Sequence[nn.Module] = ()) -> None:
+        self._made: dict[int, Any] = {id(module): module for module in kept}
+        for module in kept:
+            self._made |= {id(each): each for each in module._parameters.values()}
+        self._copies_objects = bool(kept)
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def of(self, value: Any) -> Any:
@@ -336,6 +395,8 @@ class _Copies:
             parts = tuple(map(self.of, value))
             same = all(one is other for one, other in zip(parts, value, strict=True))
             self._made[id(value)] = value if same else parts
+        elif self._copies_objects and not isinstance(value, _RESTORED_IN_PLACE):
+            self._of_object(value)
         return self._made.get(id(value), value)
 
     def _of_container(self, value: Any) -> None:
@@ -346,6 +407,14 @@ class _Copies:
             return
         for key in list(twin) if isinstance(twin, dict) else range(len(twin)):
             twin[key] = self.of(twin[key])
+
+    def _of_object(self, value: Any) -> None:
+        memo = dict(self._made)  # of its own: a copy that fails leaves parts of objects in it
+        try:
+            memo[id(value)] = copy.deepcopy(value, memo)
+        except Exception:  # an object may raise anything; one that cannot be copied stays
+            memo = {id(value): value}
+        self._made |= memo
 
     def _of_tensor(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, nn.Parameter):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.errors import InputError, StateError
@@ -105,7 +105,12 @@ def train(
 
 
 class Loop:
-    """The state of a training that changes from step to step; arguments as in `train`."""
+    """The state of a training that changes from step to step; arguments as in `train`.
+
+    Args:
+        own_gradients_only: whether a step leaves the ``.grad`` of all tensors alone that are not
+            parameters of the model, such as those of a second model that the loss calls.
+    """
 
     def __init__(
         self,
@@ -113,8 +118,9 @@ class Loop:
         optimizer: OptimizerFactory | Optimizer,
         batch_size: int | None,
         seed: int,
-        drop_last: bool,
-        divergence_factor: float | None,
+        drop_last: bool = True,
+        divergence_factor: float | None = 1e3,
+        own_gradients_only: bool = False,
     ) -> None:
         if divergence_factor is not None and not divergence_factor > 1:
             raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
@@ -127,6 +133,7 @@ class Loop:
         self.outcome = Outcome.FINISHED
         self._divergence_factor = divergence_factor
         self._parameters = list(problem.model.parameters())
+        self._own_gradients_only = own_gradients_only
 
     def run(
         self, steps: int, after_update: Callable[[], None] = lambda: None
@@ -175,7 +182,7 @@ class Loop:
         self.losses.append(loss.item())
         diverged = has_diverged(self.losses[-1], self.losses[0], self._divergence_factor)
         if not diverged:
-            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+            self._backward(loss)
         return Step(
             index=self.taken,
             loss=self.losses[-1],
@@ -185,6 +192,12 @@ class Loop:
             optimizer=self.optimizer,
             diverged=diverged,
         )
+
+    def _backward(self, loss: Tensor) -> None:
+        inputs = None
+        if self._own_gradients_only:
+            inputs = [parameter for parameter in self._parameters if parameter.requires_grad]
+        loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def has_diverged(loss: float, first: float, factor: float | None) -> bool:

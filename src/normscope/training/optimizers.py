@@ -181,7 +181,7 @@ def step_on_copies(
     """
     with torch.inference_mode(False), torch.no_grad():
         copies = _copy_parameters(optimizer, gradients)
-        clone = _copy_optimizer(optimizer, copies)
+        clone = copy_optimizer(optimizer, copies, "leave out the probe covariate_shift")
         for group in clone.param_groups if learning_rate is not None else ():
             group["lr"] = learning_rate
     device = next(iter(copies)).device
@@ -214,9 +214,24 @@ def _copy_parameters(
     return copies
 
 
-def _copy_optimizer(optimizer: Optimizer, copies: Mapping[Tensor, nn.Parameter]) -> Optimizer:
+def copy_optimizer(
+    optimizer: Optimizer, parameters: Mapping[Tensor, nn.Parameter], remedy: str
+) -> Optimizer:
+    """Return a copy of an optimizer with its state, over other parameters or the same ones.
+
+    Args:
+        optimizer: any torch optimizer; it is not changed.
+        parameters: the copy's parameters by those of the optimizer.
+        remedy: what to do if it cannot be copied, for the error.
+
+    Returns:
+        The copy, without the hooks on the step.
+
+    Raises:
+        StateError: if an attribute cannot be copied.
+    """
     clone = type(optimizer).__new__(type(optimizer))
-    memo: dict[int, Any] = {id(parameter): twin for parameter, twin in copies.items()}
+    memo: dict[int, Any] = {id(parameter): twin for parameter, twin in parameters.items()}
     memo[id(optimizer)] = clone
     for name, value in vars(optimizer).items():
         if name in _STEP_WRAPPERS:
@@ -227,6 +242,6 @@ def _copy_optimizer(optimizer: Optimizer, copies: Mapping[Tensor, nn.Parameter])
         except Exception as error:
             raise StateError(
                 f"the optimizer cannot be copied to compute its update ({name!r}: "
-                f"{type(error).__name__}: {error}); leave out the probe covariate_shift."
+                f"{type(error).__name__}: {error}); {remedy}."
             ) from error
     return clone

@@ -186,15 +186,15 @@ def test_nothing_of_the_users_is_touched_however_it_ends(ending, place):
 def test_interruption_in_the_middle_of_a_step_leaves_the_model_alone(monkeypatch):
     model, data = busy_model(), labelled()
     before, numbers = snapshot(model), random_states()
-    real = stability.train
 
-    def cut_off(*arguments, **options):
-        for step in real(*arguments, **options):
-            if step.index == 7:
-                raise KeyboardInterrupt
-            yield step
+    class InterruptedLoop(stability.Loop):
+        def run(self, steps):
+            for step in super().run(steps):
+                if step.index == 7:
+                    raise KeyboardInterrupt
+                yield step
 
-    monkeypatch.setattr(stability, "train", cut_off)
+    monkeypatch.setattr(stability, "Loop", InterruptedLoop)
     with pytest.raises(KeyboardInterrupt):
         max_learning_rate(model, "cross_entropy", data)
     assert_same(before, snapshot(model))

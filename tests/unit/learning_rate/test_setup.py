@@ -11,24 +11,24 @@ from normscope.problem import Problem
 from normscope.training import sgd, train
 
 
-def test_copied_optimizer_has_the_state_of_the_users():
+def test_runs_start_from_a_copy_of_the_users_optimizer():
     model, data = small_network(), labelled()
     optimizer = Adam(model.parameters(), lr=0.1)
-    for _ in train(Problem(model, "cross_entropy", data), optimizer, 3):
+    problem = Problem(model, "cross_entropy", data)
+    for _ in train(problem, optimizer, 3):
         pass
-    with TrainingSetup(Problem(model, "cross_entropy", data), optimizer, None, 0).copied(0.5) as (
-        copied,
-        own,
-    ):
-        weight = copied.model[0].weight
-        assert weight is not model[0].weight
+    weight = model[0].weight
+    moment = optimizer.state[weight]["exp_avg"].clone()
+    with TrainingSetup(problem, optimizer, None, 0).training(0.5) as own:
         assert own.param_groups[0]["params"][0] is weight
-        assert torch.equal(
-            own.state[weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]
-        )
         assert own.param_groups[0]["lr"] == 0.5
+        assert torch.equal(own.state[weight]["exp_avg"], moment)
         assert weight.grad is None
+        for _ in train(problem, own, 2):
+            pass
+        assert not torch.equal(own.state[weight]["exp_avg"], moment)
     assert optimizer.param_groups[0]["lr"] == 0.1
+    assert torch.equal(optimizer.state[weight]["exp_avg"], moment)
 
 
 class Remembering(nn.Module):
@@ -50,11 +50,12 @@ class Remembering(nn.Module):
 def test_each_rehearsal_begins_with_the_users_loss_as_it_is(wrapped):
     memory = Remembering()
     loss = (lambda output, target: memory(output, target)) if wrapped else memory
-    bench = TrainingSetup(Problem(small_network(), loss, labelled()), sgd(0.1), None, 0)
+    problem = Problem(small_network(), loss, labelled())
+    bench = TrainingSetup(problem, sgd(0.1), None, 0)
     buffer, trained = memory.mean, []
     for _ in range(2):
-        with bench.copied(0.1) as (copied, optimizer):
-            trained.append([step.loss for step in train(copied, optimizer, 3)])
+        with bench.training(0.1) as optimizer:
+            trained.append([step.loss for step in train(problem, optimizer, 3)])
             assert memory.calls == 3
         assert memory.calls == 0
         assert memory.mean is buffer
@@ -97,11 +98,23 @@ def test_shuffled_loader_leaves_the_random_state_alone():
     assert not torch.equal(first[0][0], first[1][0])
 
 
-def test_model_that_cannot_be_copied_is_named():
+def test_model_that_deepcopy_refuses_is_trained_and_restored():
     model = small_network()
-    model.held = model[0](torch.ones(2, 5))  # a result with its graph
-    bench = TrainingSetup(Problem(model, "cross_entropy", labelled()), sgd(0.1), None, 0)
-    with pytest.raises(StateError, match="use verify=False"), bench.copied(0.1):
+    model.held = held = model[0](torch.ones(2, 5))  # a result with its graph
+    problem = Problem(model, "cross_entropy", labelled())
+    with TrainingSetup(problem, sgd(0.1), None, 0).training(0.1) as optimizer:
+        losses = [step.loss for step in train(problem, optimizer, 3)]
+    assert losses[2] < losses[0]
+    assert model.held is held
+
+
+def test_optimizer_that_cannot_be_copied_is_named():
+    model = small_network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer.stream = (number for number in range(3))
+    bench = TrainingSetup(Problem(model, "cross_entropy", labelled()), optimizer, None, 0)
+    expected = pytest.raises(StateError, match=r"'stream'.*use verify=False or a factory")
+    with expected, bench.training(0.1):
         pass
 
 
