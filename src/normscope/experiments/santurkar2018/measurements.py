@@ -1,12 +1,11 @@
-"""The paper's trainings of VGG and the deep linear network, their scales, and `figure`.
+"""The paper's trainings of VGG and the deep linear network, and their scales.
 
-`figure` registers an experiment from a function that selects a figure's variables from the shared
-trainings.
+`register_figure` makes an experiment of a function that selects a figure's variables from the
+shared trainings.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -169,60 +168,68 @@ def measured_steps(steps: int, every: int) -> tuple[int, ...]:
     return tuple(np.unique([*dense, *range(0, steps, every)]).tolist())
 
 
-def figure(
+def register_figure(
     name: str,
+    summary: str,
     networks: Sequence[str],
     norms: Sequence[str],
-    rates: Sequence[float] = (VGG_RATE,),
+    rates: Sequence[float],
+    select: Select,
     *,
     claims: Callable[[xr.Dataset], list[Claim]],
     draw: Callable[[xr.Dataset], Figure],
-) -> Callable[[Select], Select]:
-    """Decorator: register a function that selects a figure's variables from the trainings.
+) -> None:
+    """Register the experiment that selects a figure's variables from the shared trainings.
 
-    With both networks the function is called once for each, and the results are put `beside` each
+    With both networks `select` is called once for each, and the results are put `beside` each
     other. The settings are the paper's settings of the networks, ``seeds`` and the first ``seed``.
 
     Args:
         name: of the figure.
+        summary: what it shows, in one line.
         networks: "vgg", "deep_linear" or both.
         norms: normalizations it needs.
         rates: learning rates of VGG; with one rate the selection has no dimension for it.
+        select: returns the figure's variables.
         claims: the paper's statements, judged by the selected variables.
         draw: draws the figure.
-
-    Returns:
-        The decorator; it leaves the function as it is.
     """
 
-    def register(select: Select) -> Select:
-        @functools.wraps(select)
-        def measure(
-            *, seeds: int, seed: int, store: Store, progress: ProgressCallback, **settings: Any
-        ) -> xr.Dataset:
-            own = {each: {key: settings[key] for key in DEFAULTS[each]} for each in networks}
-            trainings = {  # check all settings before the first training
-                "vgg": lambda: vgg_trainings(norms, rates, **own["vgg"]),
-                "deep_linear": lambda: deep_linear_trainings(norms, **own["deep_linear"]),
-            }
-            planned = [trainings[each]() for each in networks]
-            results = [
-                run_trainings(each, range(seed, seed + seeds), store, progress) for each in planned
-            ]
-            parts = [select(_drop_single_rate(each)) for each in results]
-            selected = beside(*parts) if len(parts) > 1 else parts[0]
-            return selected.assign_attrs(_attributes(networks, settings))
+    def measure(
+        *, seeds: int, seed: int, store: Store, progress: ProgressCallback, **settings: Any
+    ) -> xr.Dataset:
+        planned = _plan(networks, norms, rates, settings)  # checks all settings before the first
+        results = [
+            run_trainings(each, range(seed, seed + seeds), store, progress) for each in planned
+        ]
+        parts = [select(_drop_single_rate(each)) for each in results]
+        selected = beside(*parts) if len(parts) > 1 else parts[0]
+        return selected.assign_attrs(_attributes(networks, settings))
 
-        experiment(
-            f"santurkar2018/{name}",
-            claims=claims,
-            figure=draw,
-            scales={scale: _scale(networks, scale) for scale in SCALES},
-            defaults={**_merged(networks, DEFAULTS), "seeds": 3, "seed": 0},
-        )(measure)
-        return select
+    measure.__doc__ = summary
+    experiment(
+        f"santurkar2018/{name}",
+        claims=claims,
+        figure=draw,
+        scales={scale: _scale(networks, scale) for scale in SCALES},
+        defaults={**_merged(networks, DEFAULTS), "seeds": 3, "seed": 0},
+    )(measure)
 
-    return register
+
+def _plan(
+    networks: Sequence[str],
+    norms: Sequence[str],
+    rates: Sequence[float],
+    settings: Mapping[str, Any],
+) -> list[list[Training]]:
+    """Return the trainings of each network."""
+    own = {each: {key: settings[key] for key in DEFAULTS[each]} for each in networks}
+    return [
+        vgg_trainings(norms, rates, **own[each])
+        if each == "vgg"
+        else deep_linear_trainings(norms, **own[each])
+        for each in networks
+    ]
 
 
 def _merged(networks: Sequence[str], by_network: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
