@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normscope.data.embedded import gaussian
+from normscope.data import DATASETS
 from normscope.experiments import EXPERIMENTS, run
-from normscope.experiments.santurkar2018.trainings import summed_squares
 from normscope.models import build
 from normscope.problem import Problem
 from normscope.training import Outcome, fit, sgd
@@ -20,8 +19,9 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results" / "santurkar2018"
 
 def problem(norm, seed):
     """25 layers of 10 x 10 on 1000 Gaussian samples, the loss summed."""
-    data = gaussian(samples=SAMPLES, outputs=OUTPUTS, test_samples=1, seed=seed)
-    return Problem(build("deep_linear", norm=norm, seed=seed), summed_squares, tuple(data.train))
+    data = DATASETS["gaussian"](samples=SAMPLES, outputs=OUTPUTS, test_samples=1, seed=seed)
+    summed = torch.nn.MSELoss(reduction="sum")
+    return Problem(build("deep_linear", norm=norm, seed=seed), summed, tuple(data.train))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,43 +1,26 @@
 """The experiments on length-direction decoupling at quick scale: claims, figures, files."""
 
-import importlib
-
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from normscope.experiments import Recipe, Result
-from normscope.experiments.kohler2018 import halfspace, mlp, ols
-from normscope.experiments.kohler2018.halfspace import halfspace_claims
-from normscope.experiments.kohler2018.mlp import mlp_claims
+from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.kohler2018.problems import moments
-from normscope.results import Store
 
 VERDICTS = {
     "ols": [True, True, False, True, True],  # False: "gradient descent only sub-linear"
     "halfspace": [True, True, True, True, False, True, True],  # False: h as printed
     "mlp": [True, True, False, True],  # False: critical points on one line
 }
-MODULES = {"ols": ols, "halfspace": halfspace, "mlp": mlp}
 
 
 @pytest.fixture(scope="module")
 def results():
-    """Every experiment once, at quick scale, by its own recipe."""
-    from normscope.experiments import EXPERIMENTS
-
-    made = {}
-    for name in MODULES:
-        importlib.import_module(f"normscope.experiments.kohler2018.{name}")
-        recipe: Recipe = EXPERIMENTS._items[f"kohler2018/{name}"]
-        settings = recipe.settings("quick", {})
-        with Store(":memory:") as store:
-            dataset = recipe(store, lambda label: None, **settings)
-        claims = tuple(recipe.claims(dataset))
-        made[name] = Result(recipe.name, "quick", dataset, claims, settings, {}, 0.0, recipe.figure)
-    return made
+    """Every experiment once, at quick scale."""
+    return {name: run(f"kohler2018/{name}") for name in VERDICTS}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_claims_have_their_verdicts(results, name):
     claims = results[name].claims
     assert [claim.holds for claim in claims] == VERDICTS[name], [str(c) for c in claims]
@@ -45,24 +28,22 @@ def test_claims_have_their_verdicts(results, name):
     assert results[name].dataset.sizes["seed"] >= 3
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_files_are_written(results, name, tmp_path):
     paths = results[name].write(tmp_path)
     assert all(path.stat().st_size > 0 for path in paths.values())
 
 
 def test_same_seed_gives_same_numbers(results):
-    with Store(":memory:") as store:
-        again = mlp.mlp(nodes=40, store=store, progress=lambda label: None)
-    assert again.identical(results["mlp"].dataset)
+    assert run("kohler2018/mlp").dataset.identical(results["mlp"].dataset)
 
 
 @pytest.mark.parametrize("kind", ["matched", "quadrature"])
 def test_designs_have_the_moments(kind):
     given = moments(3, 7.0, 0.4, np.random.default_rng(0))
     design = given.matched() if kind == "matched" else given.quadrature(12)
-    np.testing.assert_allclose(design.mean, given.mean, atol=1e-12)
-    np.testing.assert_allclose(design.moments.matrix, given.second, atol=1e-10)
+    assert_allclose(design.mean, given.mean, atol=1e-12)
+    assert_allclose(design.moments.matrix, given.second, atol=1e-10)
     assert given.quotient == pytest.approx(0.4)
     assert np.linalg.cond(given.second) == pytest.approx(7.0)
 
@@ -95,6 +76,6 @@ def test_losses_and_points_left_out_are_named(results):
 def test_one_number_that_is_none_fails_its_claim(results, name, variable, claim):
     dataset = results[name].dataset.copy(deep=True)
     dataset[variable].values.flat[1] = np.nan
-    recipe = {"halfspace": halfspace_claims, "mlp": mlp_claims}[name]
-    assert recipe(results[name].dataset)[claim].holds
-    assert not recipe(dataset)[claim].holds
+    judge = EXPERIMENTS[f"kohler2018/{name}"].claims
+    assert judge(results[name].dataset)[claim].holds
+    assert not judge(dataset)[claim].holds

@@ -10,10 +10,11 @@ import pytest
 import xarray as xr
 
 from normscope import __version__
-from normscope.cli.values import named_value
+from normscope.cli.main import main
 from normscope.errors import ArgumentTypeError, DuplicateNameError, InputError, UnknownNameError
 from normscope.experiments import EXPERIMENTS, SCALES, experiment, run
 from normscope.plots.style import new_figure
+from normscope.progress import Progress
 from normscope.results import Claim, Store
 
 NAME = "nobody2000/doubling"
@@ -51,7 +52,7 @@ def doubling():
             CALLS.append(steps)
             return xr.Dataset({"value": ("step", 2.0 ** np.arange(steps))}, {"step": range(steps)})
 
-        progress("all of it")
+        progress(Progress("all of it"))
         return store.compute(NAME, {"steps": steps}, seed, compute)
 
     CALLS.clear()
@@ -113,12 +114,13 @@ def test_revision_makes_a_new_record():
     assert CALLS == [3, 3]
 
 
-def test_command_can_be_pasted_into_a_shell():
+def test_command_can_be_pasted_into_a_shell(tmp_path, capsys):
     result = run(NAME, rates=[1.5, 2.0], kind="it's")
     words = shlex.split(result.command)
     assert words[:3] == ["normscope", "run", NAME]
-    given = dict(named_value(word) for word in words if "=" in word)
-    assert given == {"rates": [1.5, 2.0], "kind": "it's"}
+    assert main([*words[1:], "--out", str(tmp_path), "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert (settings["rates"], settings["kind"]) == ([1.5, 2.0], "it's")
 
 
 def test_whole_number_serves_as_a_fraction_and_list_as_tuple():

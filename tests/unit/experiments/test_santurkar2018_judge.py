@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import xarray as xr
+from tests.references.santurkar2018 import BOTH, LINEAR, claims_of
 
-from normscope.experiments.santurkar2018 import claims as statements
-from normscope.experiments.santurkar2018.figures import figure1_claims as claims_of_figure1
-from normscope.experiments.santurkar2018.judging import compared, verdict
+from normscope.experiments import EXPERIMENTS
 
 SEEDS, STEPS, LAYERS, UNITS, POINTS = 3, 8, 4, 2, 3
-SOURCE = "santurkar2018, a test"
 RAY = ("loss_low", "loss_high", "gradient_distance_high", "effective_smoothness")
 
 
@@ -45,38 +43,34 @@ def results():
     return xr.Dataset(variables, {"norm": ["none", "batch"], "seed": range(SEEDS)})
 
 
-JUDGES = {
-    "trains_better": lambda data: [statements.trains_better(data, "batch", SOURCE, "net")],
-    "is_smoother": lambda data: statements.is_smoother(data, "batch", SOURCE, "net", True),
-    "is_smoother_throughout": lambda data: statements.is_smoother(
-        data, "batch", SOURCE, "net", False
-    ),
-    "predicts_better": lambda data: [
-        statements.predicts_better(data, "batch", SOURCE, "net", True)
-    ],
-    "shifts_no_less": lambda data: statements.shifts_no_less(data, SOURCE, "net"),
-    "changes_moments_more": lambda data: statements.changes_moments_more(data, "batch", SOURCE),
-    "drifts_more": lambda data: [statements.drifts_more(data, "batch", SOURCE)],
-}
+JUDGED = (2, 3, 4, 6, 7, 9, 10, 11, 12, 14)  # figures that find one network better
+COUNTS = {2: 2, 3: 6, 4: 3, 6: 4, 7: 3, 9: 3, 10: 2, 11: 16, 12: 16, 14: 3}
 
 
-@pytest.mark.parametrize("judge", JUDGES.values(), ids=JUDGES)
-def test_verdict_flips_when_the_networks_change_places(judge, results):
+@pytest.mark.parametrize("figure", JUDGED)
+def test_verdict_flips_when_the_networks_change_places(figure, results):
     turned = results.assign_coords(norm=["batch", "none"])
-    assert [claim.holds for claim in judge(results)] == [True] * len(judge(results))
-    assert [claim.holds for claim in judge(turned)] == [False] * len(judge(turned))
+    assert [claim.holds for claim in claims_of(figure, results)] == [True] * COUNTS[figure]
+    assert [claim.holds for claim in claims_of(figure, turned)] == [False] * COUNTS[figure]
 
 
-@pytest.mark.parametrize("judge", JUDGES.values(), ids=JUDGES)
-def test_seeds_that_disagree_or_are_few_leave_it_open(judge, results):
-    turned = results.assign_coords(norm=["batch", "none"])
-    mixed = xr.concat(
-        [results.isel(seed=[0, 1]), turned.sel(norm=["none", "batch"]).isel(seed=[2])],
-        "seed",
-        data_vars="all",
-    )
-    assert {claim.holds for claim in judge(mixed)} == {None}
-    assert {claim.holds for claim in judge(results.isel(seed=[0, 1]))} == {None}
+@pytest.mark.parametrize("figure", JUDGED)
+def test_seeds_that_disagree_or_are_few_leave_it_open(figure, results):
+    turned = results.assign_coords(norm=["batch", "none"]).sel(norm=["none", "batch"])
+    mixed = xr.concat([results.isel(seed=[0, 1]), turned.isel(seed=[2])], "seed", data_vars="all")
+    assert {claim.holds for claim in claims_of(figure, mixed)} == {None}
+    for few in (results.isel(seed=[0, 1]), turned.isel(seed=[0, 1])):
+        assert {claim.holds for claim in claims_of(figure, few)} == {None}
+
+
+@pytest.mark.parametrize("figure", JUDGED)
+def test_claims_name_their_figure_and_network(figure, results):
+    claims = claims_of(figure, results)
+    assert {claim.source for claim in claims} == {f"santurkar2018, Figure {figure}"}
+    named = "DLN" if figure in LINEAR else "VGG"
+    networks = {"VGG", "DLN"} if figure in BOTH else {named}
+    found = {each for each in ("VGG", "DLN") if any(each in claim.text for claim in claims)}
+    assert found == (set() if figure == 14 else networks)  # Figure 14 is about activations
 
 
 def test_similar_shift_is_enough(results):
@@ -84,11 +78,11 @@ def test_similar_shift_is_enough(results):
     equal = results.copy()
     for name in ("shift_cosine", "shift_distance"):
         equal[name] = xr.ones_like(results[name]) * 0.5
-    assert [c.holds for c in statements.shifts_no_less(equal, SOURCE, "net")] == [True, True]
+    assert [claim.holds for claim in claims_of(6, equal)] == [True] * 4
     better = equal.copy(deep=True)
     better["shift_cosine"].loc[{"norm": "batch"}] = 0.6
     better["shift_distance"].loc[{"norm": "batch"}] = 0.25
-    assert [c.holds for c in statements.shifts_no_less(better, SOURCE, "net")] == [False, False]
+    assert [claim.holds for claim in claims_of(6, better)] == [False] * 4
 
 
 @pytest.mark.parametrize(("loss", "holds"), [(1.0, True), (1.8, True), (2.2, False), (0.1, True)])
@@ -100,46 +94,45 @@ def test_as_well_allows_a_tenth_of_what_batch_norm_shed(loss, holds):
         curves[place, :, 1:] = end
     coordinates = {"norm": list(ends), "seed": range(3)}
     data = xr.Dataset({"training_loss": (("norm", "seed", "step"), curves)}, coordinates)
-    assert statements.trains_as_well(data, "l1", SOURCE, "net").holds is holds
+    verdicts = {claim.text: claim.holds for claim in claims_of(13, data)}
+    for network in ("VGG", "DLN"):
+        text = f"{network} trains with the {{}} as well as with BatchNorm or better"
+        assert verdicts[text.format("l1 norm")] is holds
+        assert verdicts[text.format("l2 norm")] is True
 
 
 def test_divergence_is_worse_than_any_loss(results):
     results["training_loss"].loc[{"norm": "none", "step": slice(5, None)}] = np.nan
-    claim = statements.trains_better(results, "batch", SOURCE, "net")
-    assert claim.holds is True
-    assert "inf" in claim.measured
-    worse = statements.trains_better(results, "none", SOURCE, "net", over="batch")
-    assert worse.holds is False
+    for claim in claims_of(2, results):
+        assert claim.holds is True
+        assert "inf" in claim.measured
+    turned = results.assign_coords(norm=["batch", "none"])
+    assert [claim.holds for claim in claims_of(2, turned)] == [False, False]
 
 
 def test_runs_that_were_not_made_are_no_divergence(results):
     results["training_loss"].loc[{"norm": "none"}] = np.nan
-    claim = statements.trains_better(results, "batch", SOURCE, "net")
-    assert claim.holds is None
-    assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
+    for claim in claims_of(2, results):
+        assert claim.holds is None
+        assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
 
 
-@pytest.mark.parametrize("judge", ["is_smoother", "is_smoother_throughout", "predicts_better"])
-def test_runs_without_the_ray_decide_nothing(judge, results):
+@pytest.mark.parametrize("figure", [4, 9, 10])
+def test_runs_without_the_ray_decide_nothing(figure, results):
     """The standard network's trainings are there, but nothing on their rays."""
     results = results.copy(deep=True)  # variables of the fixture share their numbers
     for name in (*RAY, "gradient_distance"):
         results[name].loc[{"norm": "none"}] = np.nan
-    for claim in JUDGES[judge](results):
+    for claim in claims_of(figure, results):
         assert claim.holds is None
         assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
     results["training_loss"].loc[{"norm": "none", "step": slice(5, None)}] = np.nan
-    assert {claim.holds for claim in JUDGES[judge](results)} == {True}  # they diverged
+    assert {claim.holds for claim in claims_of(figure, results)} == {True}  # they diverged
 
 
-def test_two_divergences_decide_nothing_in_favour():
-    infinite = xr.DataArray([np.inf] * 3, dims="seed")
-    assert compared("a", SOURCE, infinite, infinite, ("a", "b")).holds is False
-
-
-def test_verdict_needs_three_seeds():
-    assert verdict(np.array([True, True])) is None
-    assert verdict(np.array([False] * 3)) is False
+def test_two_divergences_decide_nothing_in_favour(results):
+    results["training_loss"].loc[{"step": slice(5, None)}] = np.nan
+    assert [claim.holds for claim in claims_of(2, results)] == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -169,4 +162,5 @@ def test_printed_accuracy_is_judged_at_the_papers_settings_only(accuracies, sett
         {"norm": ["none", "batch"], "learning_rate": [0.1, 0.5], "seed": range(3)},
         {"data": "cifar10", "width": 1.0, "steps": 15_000, "evaluated": 10_000} | settings,
     )
-    assert claims_of_figure1(data)[-1].holds is holds
+    *_, accuracy = EXPERIMENTS["santurkar2018/figure1"].claims(data)
+    assert accuracy.holds is holds

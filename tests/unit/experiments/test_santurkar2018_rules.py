@@ -3,22 +3,12 @@
 import numpy as np
 import pytest
 import xarray as xr
+from tests.references.santurkar2018 import claims_of
 
-from normscope.experiments.santurkar2018 import claims as statements
-from normscope.experiments.santurkar2018.figures import figure4_claims as claims_of_figure4
-from normscope.experiments.santurkar2018.figures import figure6_claims as claims_of_figure6
-from normscope.experiments.santurkar2018.figures import figure9_claims as claims_of_figure9
-from normscope.experiments.santurkar2018.judging import (
-    _median,
-    compared,
-    geometric_mean,
-    step_weights,
-    weighted_mean,
-    weighted_median,
-)
+from normscope.experiments import EXPERIMENTS
 
-SOURCE = "santurkar2018, a test"
 CURVE = ("norm", "seed", "step")
+LANDSCAPE = ("loss_width", "gradient_distance_high", "effective_smoothness")
 UNEVEN = (0, 1, 2, 3, 13)  # they weigh 1, 1, 1, 5.5 and 10 of 18.5
 
 
@@ -33,43 +23,41 @@ def curves(batch, none, steps=None, dimensions=(), norms=("none", "batch")):
 
 def landscape(batch, none, steps=None, **others):
     """All three numbers of the landscape alike; the band starts at 100 with BatchNorm."""
-    found = {name: curves(batch, none, steps) for name in statements._LANDSCAPE}
+    found = {name: curves(batch, none, steps) for name in LANDSCAPE}
     low = curves(np.full(len(batch), 100.0), np.zeros(len(none)), steps)
     high = found.pop("loss_width") + low
     return xr.Dataset({**found, "loss_low": low, "loss_high": high, **others})
 
 
 def smoother(data, second_half=False):
-    return statements.is_smoother(data, "batch", SOURCE, "net", second_half)
-
-
-def test_steps_weigh_what_they_stand_for():
-    assert step_weights(np.array(UNEVEN)).tolist() == [1, 1, 1, 5.5, 10]
-    assert step_weights(np.arange(0, 300, 25)).tolist() == [25] * 12
+    """Claims of the deep linear network by all steps, or of VGG by the second half of them."""
+    return claims_of(4 if second_half else 9, data)
 
 
 @pytest.mark.parametrize("steps", [UNEVEN, range(0, 50, 10), range(0, 60, 10), (4,)])
 def test_pooling_is_that_of_steps_repeated_by_their_weight(steps):
-    values = np.random.default_rng(3).uniform(1, 2, (len(steps), 3))
-    array = xr.DataArray(values, {"step": list(steps)}, ("step", "layer"))
-    often = np.round(2 * step_weights(np.array(steps))).astype(int)
-    repeated = np.repeat(values, often, axis=0)
-    both = ("step", "layer")
-    assert weighted_median(array, both).item() == pytest.approx(np.median(repeated))
-    assert weighted_mean(array, both).item() == pytest.approx(repeated.mean())
-    expected = np.exp(np.log(repeated).mean())
-    assert geometric_mean(array, both).item() == pytest.approx(expected)
+    """A step weighs half the distance to both neighbours, at the ends the distance to the one."""
+    times = np.array(steps)
+    weights = np.ones(1) if len(times) == 1 else np.gradient(times.astype(float))
+    values = np.random.default_rng(3).uniform(1, 2, (len(steps), 4))
+    repeated = np.repeat(values, np.round(2 * weights).astype(int), axis=0)
+    cosine, distance = shift(shifted(values, values, steps, cosines=(values, values)))
+    mean, geometric = repeated[:, 1:].mean(), np.exp(np.log(repeated[:, 1:]).mean())
+    assert cosine.startswith(f"BatchNorm {mean:.3g}, standard {mean:.3g};")
+    assert distance.startswith(f"standard {geometric:.3g}, BatchNorm {geometric:.3g};")
+    change = curves(values[..., None], values[..., None], steps, ("layer", "unit"))
+    median = f"standard {np.median(repeated):.3g}, noisy BatchNorm {np.median(repeated):.3g};"
+    assert {claim.measured[: len(median)] for claim in moments(change)} == {median}
 
 
 def test_steps_without_a_number_give_their_weight_to_their_neighbours():
     """Measured at 0, 1 and 4, which weigh 1, 2 and 3; with equal weights both would be 6."""
-    array = xr.DataArray([9.0, 6.0, np.nan, np.nan, 3.0], {"step": range(5)}, "step")
-    assert (weighted_mean(array).item(), weighted_median(array).item()) == (5, 4.5)
-
-
-def test_values_without_weight_have_no_median():
-    assert np.isnan(_median(np.array([1.0, 2.0]), np.zeros(2)))
-    assert _median(np.array([9.0, 1.0, 3.0]), np.array([0.0, 1.0, 1.0])) == 2
+    values = np.array([9.0, 6.0, np.nan, np.nan, 3.0])
+    layers = np.stack([values, values], axis=1)
+    cosine, _ = shift(shifted(layers, layers, range(5), cosines=(layers, layers)))
+    assert cosine.startswith("BatchNorm 5, standard 5;")
+    change = curves(values[:, None, None], values[:, None, None], range(5), ("layer", "unit"))
+    assert all(claim.measured.startswith("standard 4.5, noisy") for claim in moments(change))
 
 
 def test_landscape_is_the_weighted_median():
@@ -116,10 +104,10 @@ def test_predictiveness_is_the_mean_over_distances_of_weighted_medians():
     """By distance 3 and 9 with BatchNorm, 4 and 6 without: the least ones would turn it."""
     by_step = np.array([[9, 20], [8, 20], [7, 20], [1, 2], [3, 9]])
     data = xr.Dataset({"gradient_distance": curves(by_step, [[4, 6]] * 5, UNEVEN, ("distance",))})
-    claim = statements.predicts_better(data, "batch", SOURCE, "net", False)
-    assert claim.measured == "BatchNorm 6, standard 5; 0 of 1 seeds"
-    late = statements.predicts_better(data.isel(step=[0, 4]), "batch", SOURCE, "net", True)
-    assert late.measured == (
+    vgg, linear = claims_of(10, data)
+    assert linear.measured == "BatchNorm 6, standard 5; 0 of 1 seeds"
+    vgg, linear = claims_of(10, data.isel(step=[0, 4]))
+    assert vgg.measured == (
         "BatchNorm 6, standard 5; 0 of 1 seeds (over all steps: 10.2 against 5)"
     )
 
@@ -131,7 +119,18 @@ def shifted(batch, none, steps=None, cosines=None):
 
 
 def shift(data):
-    return [claim.measured for claim in statements.shifts_no_less(data, SOURCE, "net")]
+    """What was measured of VGG; the linear network has the same numbers."""
+    cosine, distance, *linear = (claim.measured for claim in claims_of(6, data))
+    assert linear == [cosine, distance]
+    return cosine, distance
+
+
+def moments(change):
+    """Claims about the changes of mean and variance, both given alike."""
+    names = ("activation_mean_change", "activation_variance_change")
+    losses = xr.ones_like(change.isel(layer=0, unit=0))
+    data = xr.Dataset({**dict.fromkeys(names, change), "training_loss": losses})
+    return claims_of(7, data)[:2]
 
 
 def test_shift_is_pooled_over_weighted_steps_and_all_layers_but_the_first():
@@ -161,14 +160,14 @@ def test_shift_says_which_steps_it_does_without_after_a_divergence():
 
 
 def test_shift_of_one_layer_is_undecided():
-    claims = statements.shifts_no_less(shifted([[5.0]] * 3, [[5.0]] * 3), SOURCE, "net")
-    assert [claim.holds for claim in claims] == [None, None]
+    claims = claims_of(6, shifted([[5.0]] * 3, [[5.0]] * 3))
+    assert [claim.holds for claim in claims] == [None] * 4
     assert all("not measured" in claim.measured for claim in claims)
 
 
 def test_training_is_judged_by_its_last_quarter():
     data = xr.Dataset({"training_loss": curves([100] * 6 + [1, 3], [10] * 7 + [20])})
-    claim = statements.trains_better(data, "batch", SOURCE, "net")
+    _, claim = claims_of(2, data)
     assert claim.measured == "BatchNorm 2, standard 15; 1 of 1 seeds"
 
 
@@ -177,7 +176,7 @@ def test_as_well_tells_what_the_standard_network_does():
     losses = np.full((3, 1, 4), 11.0)
     losses[:, :, 1:] = np.array([1.0, 1.5, 1.9])[:, None, None]
     data = xr.Dataset({"training_loss": (CURVE, losses)}, {"norm": ["batch", "l1", "none"]})
-    claim = statements.trains_as_well(data, "l1", SOURCE, "net")
+    claim = claims_of(13, data)[0]
     expected = "l1 norm 1.5, BatchNorm 1; 1 of 1 seeds (standard 1.9, as well in 1 of 1 seeds)"
     assert claim.measured == expected
 
@@ -188,41 +187,42 @@ def test_drift_is_the_distance_of_normal_distributions():
     mean = curves([[[0]], [[3]], [[3]]], [[[0]], [[4]], [[4]]], None, of_unit)
     variance = curves([[[1]], [[25]], [[25]]], [[[1]], [[1]], [[1]]], None, of_unit)
     data = xr.Dataset({"activation_mean": mean, "activation_variance": variance})
-    claim = statements.drifts_more(data, "batch", SOURCE)
-    assert claim.measured == "standard 4, BatchNorm 5; 1 of 1 seeds"
+    claim = claims_of(14, data)[0]
+    assert claim.measured == "standard 4, l1 norm 5; 1 of 1 seeds"
 
 
 def test_drift_leaves_out_the_step_it_starts_from():
     """Medians of 1 and 9, of 3 and 3; with the start's zero 1 and 3, which would turn it."""
     mean = curves([[[0]], [[1]], [[9]]], [[[0]], [[3]], [[3]]], None, ("layer", "unit"))
     data = xr.Dataset({"activation_mean": mean, "activation_variance": xr.ones_like(mean)})
-    claim = statements.drifts_more(data, "batch", SOURCE)
-    assert claim.measured == "standard 3, BatchNorm 5; 1 of 1 seeds"
+    claim = claims_of(14, data)[0]
+    assert claim.measured == "standard 3, l1 norm 5; 1 of 1 seeds"
 
 
 def test_changes_of_moments_are_medians():
     of_unit = ("layer", "unit")
     change = curves([[[1, 9]], [[2, 8]], [[9, 9]]], [[[5, 5]]] * 3, None, of_unit)
-    names = ("activation_mean_change", "activation_variance_change")
-    claims = statements.changes_moments_more(
-        xr.Dataset(dict.fromkeys(names, change)), "batch", SOURCE
-    )
-    assert {claim.measured for claim in claims} == {"standard 5, BatchNorm 8.5; 1 of 1 seeds"}
+    expected = {"standard 5, noisy BatchNorm 8.5; 1 of 1 seeds"}
+    assert {claim.measured for claim in moments(change)} == expected
 
 
-@pytest.mark.parametrize("allowance", [0.0, 0.1])
-def test_what_was_not_measured_decides_nothing(allowance):
-    missing, one = (xr.DataArray([value] * 3, dims="seed") for value in (np.nan, 1.0))
-    for pair in ((missing, missing), (one, missing), (missing, one)):
-        claim = compared("a", SOURCE, *pair, ("a", "b"), allowance=allowance)
-        assert claim.holds is None
-        assert "undecided: not measured in 3 of them" in claim.measured
+@pytest.mark.parametrize("lacking", [["batch"], ["none"], ["batch", "none"]])
+def test_what_was_not_measured_decides_nothing(lacking):
+    """With an allowance, as of the shift, and without."""
+    data = shifted([[1, 2]] * 3, [[1, 2]] * 3)
+    data = xr.concat([data] * 3, "seed", data_vars="all").assign_coords(seed=range(3))
+    data["training_loss"] = data["shift_cosine"].isel(layer=1)
+    for name in data.data_vars:
+        data[name].loc[{"norm": lacking}] = np.nan
+    claims = [*claims_of(6, data), claims_of(2, data)[1]]
+    assert [claim.holds for claim in claims] == [None] * 5
+    assert all("undecided: not measured in 3 of them" in claim.measured for claim in claims)
 
 
-@pytest.mark.parametrize("allowance", [0.0, 0.1])
-def test_infinite_number_is_not_similar_to_another(allowance):
-    beyond = xr.DataArray([np.inf] * 3, dims="seed")
-    assert compared("a", SOURCE, beyond, beyond, ("a", "b"), allowance=allowance).holds is False
+def test_infinite_number_is_not_similar_to_another():
+    data = shifted([[1, np.inf]], [[1, np.inf]], cosines=([[1, 0.5]], [[1, 0.5]]))
+    data = xr.concat([data] * 3, "seed", data_vars="all").assign_coords(seed=range(3))
+    assert [claim.holds for claim in claims_of(6, data)] == [True, False] * 2
 
 
 def test_figure6_judges_each_network_by_its_own_numbers():
@@ -231,18 +231,15 @@ def test_figure6_judges_each_network_by_its_own_numbers():
     dimensions = {"step": "linear_step", "layer": "linear_layer"}
     results = xr.merge([convolutional, linear.rename(names).rename_dims(dimensions)])
     results = results.assign_coords(linear_step=[0], linear_layer=["a", "b"])
-    claims = claims_of_figure6(results)
+    claims = EXPERIMENTS["santurkar2018/figure6"].claims(results)
     assert [claim.measured.partition(";")[0] for claim in claims] == [
         *("BatchNorm 0.02, standard 0.09", "standard 9, BatchNorm 2"),
         *("BatchNorm 0.07, standard 0.03", "standard 3, BatchNorm 7"),
     ]
 
 
-@pytest.mark.parametrize(
-    ("claims", "expected"),
-    [(claims_of_figure4, "BatchNorm 3,"), (claims_of_figure9, "BatchNorm 29,")],
-)
-def test_only_vgg_is_judged_by_its_second_half(claims, expected):
+@pytest.mark.parametrize(("figure", "expected"), [(4, "BatchNorm 3,"), (9, "BatchNorm 29,")])
+def test_only_vgg_is_judged_by_its_second_half(figure, expected):
     data = landscape([50, 60, 70, 1, 3, 8], [5, 6, 7, 20, 30, 90])
-    for claim in claims(data):
+    for claim in claims_of(figure, data):
         assert claim.measured.startswith(expected)

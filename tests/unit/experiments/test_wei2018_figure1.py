@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from normscope.experiments import run
-from normscope.plots.meanfield import figure_one
+from normscope.experiments import EXPERIMENTS, run
 
 SIZES = {"width": 60, "channels": (6, 8, 10), "samples": (120, 40)}
 
@@ -34,15 +33,13 @@ def test_theory_and_measurement_stand_side_by_side(result):
 
 
 def test_figure_has_four_panels(result):
-    figure = figure_one(result.dataset)
+    figure = result.figure()
     assert [axes.get_title(loc="left")[:3] for axes in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
     # three closures, two lines without normalization, two modes measured and one without
     assert all(len(axes.lines) == 8 for axes in figure.axes)
 
 
 def test_verdicts_follow_the_numbers(result):
-    from normscope.experiments import EXPERIMENTS
-
     judge = EXPERIMENTS["wei2018/figure1"].claims
     by_text = {claim.text: claim for claim in judge(result.dataset)}
     gamma = next(claim for text, claim in by_text.items() if text.startswith("the smaller gamma"))

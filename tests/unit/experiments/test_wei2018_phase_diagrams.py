@@ -5,13 +5,6 @@ import pytest
 import xarray as xr
 
 from normscope.experiments import EXPERIMENTS, run
-from normscope.experiments.wei2018.phase_diagram import (
-    agreement,
-    best_rates,
-    grid_boundary,
-    nearest_half,
-)
-from normscope.plots.training_curves import gamma_curves
 from normscope.results import Store
 
 RATES = np.array([0.01, 0.1, 1.0, 10.0])
@@ -46,35 +39,51 @@ def both(panel):
     return panel.expand_dims(loss=["squared_error"])
 
 
+def judged(panel):
+    """Claims of Figure 2: of the train closure, of the printed one, and of the best rate."""
+    return EXPERIMENTS["wei2018/figure2_mnist_fully_connected"].claims(both(panel))[:3]
+
+
+def assert_boundary(panel, expected):
+    """The measured boundary is there in the rows in which it is expected, and nowhere else."""
+    line = xr.full_like(panel["critical_learning_rate"], 1.0) * np.array(expected)
+    train, *_ = judged(panel.assign(critical_learning_rate=line))
+    known = np.isfinite(expected).sum()
+    if not known:
+        assert train.measured == "0 of 3 rows have both"
+        return
+    assert f"worst 0.00 decades in {known} of 3 rows" in train.measured
+    everywhere = panel.assign(critical_learning_rate=line.fillna(1.0))
+    assert f"in {known} of 3 rows" in judged(everywhere)[0].measured
+
+
 def test_boundary_lies_between_the_last_stable_and_the_first_exploded_rate():
-    found = grid_boundary(made_up([0.05, 0.5, 50.0]))
-    np.testing.assert_allclose(found[:2], [np.sqrt(0.001), np.sqrt(0.1)])
-    assert np.isnan(found[2])  # no run exploded in that row
-    everything = made_up([1e-9] * 3)
-    assert np.isnan(grid_boundary(everything)).all()
+    # no run exploded in the last row
+    assert_boundary(made_up([0.05, 0.5, 50.0]), [np.sqrt(0.001), np.sqrt(0.1), np.nan])
+    assert_boundary(made_up([1e-9] * 3), [np.nan] * 3)
 
 
 def test_one_seed_that_explodes_is_enough():
     panel = made_up([5.0] * 3)
     panel["diverged"][0, 1, 1] = True
-    assert float(grid_boundary(panel)[0]) == pytest.approx(np.sqrt(0.001))
+    assert_boundary(panel, [np.sqrt(0.001), np.sqrt(10), np.sqrt(10)])
 
 
 def test_order_of_the_rates_is_no_matter():
     panel = made_up([0.05, 0.5, 50.0])
     turned = panel.isel(learning_rate=[2, 0, 3, 1])
-    np.testing.assert_array_equal(grid_boundary(turned), grid_boundary(panel))
-    np.testing.assert_array_equal(best_rates(turned), best_rates(panel))
+    assert_boundary(turned, [np.sqrt(0.001), np.sqrt(0.1), np.nan])
+    assert [str(claim) for claim in judged(turned)] == [str(claim) for claim in judged(panel)]
 
 
 def test_failed_cells_are_not_stable():
     panel = made_up([0.5, 0.5, 0.5])  # stable at 0.01 and 0.1, exploded from 1 on
     panel["test_loss"][0, 1, 0] = np.nan  # one seed failed at 0.1
     panel["test_loss"][1, :2] = np.nan  # nothing below is known
-    found = grid_boundary(panel)
-    assert float(found[0]) == pytest.approx(np.sqrt(0.01))  # between 0.01 and 1
-    assert np.isnan(found[1])
-    assert best_rates(panel).sel(gamma=0.5) == 0.01
+    assert_boundary(panel, [np.sqrt(0.01), np.nan, np.sqrt(0.1)])  # between 0.01 and 1
+    rates = panel.assign(critical_learning_rate=panel["critical_learning_rate"] * 0 + 0.02)
+    # the best rates are 0.01 and 0.1, and half the critical one is 0.01
+    assert "median 0.50, worst 1.00 decades in 2 rows" in judged(rates)[2].measured
 
 
 def test_cells_without_a_result_did_not_diverge():
@@ -82,18 +91,18 @@ def test_cells_without_a_result_did_not_diverge():
     panel["diverged"] = panel["diverged"].astype(float)
     panel["diverged"][0, 1] = np.nan  # as in a sweep that goes on: nothing is known at 0.1
     panel["test_loss"][0, 1] = np.nan
-    assert float(grid_boundary(panel)[0]) == pytest.approx(np.sqrt(0.01))  # between 0.01 and 1
+    assert_boundary(panel, [np.sqrt(0.01), np.sqrt(0.1), np.sqrt(0.1)])  # between 0.01 and 1
 
 
 def test_best_rate_is_judged_by_the_median_and_the_worst_is_told():
     panel = made_up([5.0] * 3, best=0.1, theory=[0.2, 0.2, 2000.0])
-    (claim,) = nearest_half(both(panel), "wei2018, Figure 2")
+    *_, claim = judged(panel)
     assert claim.holds is True
     assert "by the median over the rows" in claim.text
     assert "median 0.00, worst 4.00 decades in 3 rows" in claim.measured
     assert "grid step 1.00 decades" in claim.measured
     far = made_up([5.0] * 3, best=0.1, theory=[0.02, 2.0, 20.0])  # 1 decade below, 1 and 2 above
-    assert nearest_half(both(far), "wei2018, Figure 2")[0].holds is False
+    assert judged(far)[2].holds is False
 
 
 @pytest.mark.parametrize(
@@ -148,14 +157,14 @@ def test_curve_ends_where_a_seed_diverged():
         },
         {"model": ["vgg16"], "gamma": [1.0], "seed": [0, 1], "step": [0, 1, 2], "epoch": [1, 2]},
     )
-    drawn = gamma_curves(found).axes[0].lines[0].get_ydata()
+    drawn = EXPERIMENTS["wei2018/figure4"].figure(found).axes[0].lines[0].get_ydata()
     np.testing.assert_array_equal(drawn, [3.0, np.nan, np.nan])
 
 
 def test_agreement_is_measured_in_decades():
     measured = [np.sqrt(0.001), np.sqrt(0.1), np.sqrt(10)]
     panel = made_up([0.05, 0.5, 5.0], theory=measured)
-    train, printed = agreement(both(panel), "wei2018, Figure 2")
+    train, printed, _ = judged(panel)
     assert train.holds is True
     assert "median 0.00, worst 0.00 decades in 3 of 3 rows, grid step 1.00" in train.measured
     assert printed.holds is False
@@ -169,7 +178,7 @@ def test_verdicts_follow_the_numbers():
     assert verdicts["the smaller gamma, the lower the test loss it can reach (squared_error)"]
     best = next(text for text in verdicts if text.startswith("the best learning rate"))
     assert verdicts[best] is True
-    assert best_rates(panel).values.tolist() == [0.1] * 3
+    assert "worst 0.00 decades in 3 rows" in judged(panel)[2].measured  # 0.1 in each row
     turned = panel.assign(test_loss=10 - panel["test_loss"])
     verdicts = {claim.text: claim.holds for claim in judge(both(turned))}
     assert not verdicts["the smaller gamma, the lower the test loss it can reach (squared_error)"]

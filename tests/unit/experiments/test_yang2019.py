@@ -9,7 +9,7 @@ import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.experiments import EXPERIMENTS, run
-from normscope.experiments.yang2019.explosion import explosion_claims, growth_per_layer
+from normscope.experiments.yang2019.explosion import growth_per_layer
 from normscope.experiments.yang2019.growth import (
     ARCHITECTURES,
     Stack,
@@ -20,9 +20,10 @@ from normscope.experiments.yang2019.growth import (
     spread,
     squared_gradients,
 )
-from normscope.experiments.yang2019.trainability import trainability_claims
 from normscope.results import Store
 
+judge_explosion = EXPERIMENTS["yang2019/explosion"].claims
+judge_trainability = EXPERIMENTS["yang2019/trainability"].claims
 TINY = {
     "batch_sizes": (4, 8),
     "widths": (10, 20),
@@ -116,7 +117,7 @@ def explosion_numbers(growth, batch_sizes, seeds=3, **changes):
 
 
 def verdict_of(numbers, words):
-    (claim,) = [claim for claim in explosion_claims(numbers) if words in claim.text]
+    (claim,) = [claim for claim in judge_explosion(numbers) if words in claim.text]
     return claim
 
 
@@ -143,7 +144,7 @@ def test_linear_growth_is_judged_by_what_is_above_one():
 
 def test_claims_without_their_data_are_left_out_or_undecided():
     numbers = explosion_numbers({"tanh": [1.36]}, (8,), depths=(6,))
-    claims = {claim.text[:30]: claim.holds for claim in explosion_claims(numbers)}
+    claims = {claim.text[:30]: claim.holds for claim in judge_explosion(numbers)}
     assert not any("ReLU the squared" in text or "growth by batch" in text for text in claims)
     assert claims["for every nonlinearity gradien"] is None
     assert claims["the squared gradient of the fi"] is None
@@ -222,7 +223,7 @@ NONE = math.nan
 
 def test_trainability_tells_slow_from_untrainable():
     numbers = trainability_numbers([0.3, 0.9, 2.1, 2.3], [NONE, NONE, 1.0, 2.3])
-    within, more, skips = trainability_claims(numbers)
+    within, more, skips = judge_trainability(numbers)
     assert [claim.holds for claim in (within, more, skips)] == [True, True, True]
     assert "within 150 steps" in within.text
     assert "from depth 40 on" in within.measured
@@ -231,13 +232,13 @@ def test_trainability_tells_slow_from_untrainable():
     assert "depth 40 trains: 1 " in more.measured
     assert "depth 80 does not: 2.3" in more.measured
     slow = trainability_numbers([0.3, 0.9, 2.1, 2.3], [NONE, NONE, 1.0, 1.6])
-    assert trainability_claims(slow)[1].holds is False
-    assert "depth 80 does not, but learns: 1.6" in trainability_claims(slow)[1].measured
+    assert judge_trainability(slow)[1].holds is False
+    assert "depth 80 does not, but learns: 1.6" in judge_trainability(slow)[1].measured
 
 
 def test_trainability_names_no_depth_beyond_which_one_trains():
     numbers = trainability_numbers([0.3, 2.1, 0.9, 2.3], [NONE, 2.3, NONE, 2.3])
-    within = trainability_claims(numbers)[0]
+    within = judge_trainability(numbers)[0]
     assert within.holds is False
     assert "on;" not in within.measured
     assert "at depth 20, 80 alone" in within.measured
@@ -253,7 +254,7 @@ def test_trainability_names_no_depth_beyond_which_one_trains():
 )
 def test_trainability_without_a_comparison_decides_nothing(plain, depths, expected):
     numbers = trainability_numbers(plain, [NONE] * len(plain), depths)
-    assert [claim.holds for claim in trainability_claims(numbers)] == expected
+    assert [claim.holds for claim in judge_trainability(numbers)] == expected
 
 
 def test_trainability_trains_on_what_did_not_train(tmp_path):
