@@ -4,9 +4,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from tests.references.loggers import sent
 
 from normscope.errors import StateError
-from normscope.integrations.logged_scope import scalars
 from normscope.integrations.mlflow import MLflowLogger
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,7 +33,7 @@ def test_example_keeps_every_number(tmp_path, monkeypatch):
     names = runpy.run_path(str(EXAMPLES / "scope_mlflow.py"))
     client = mlflow.MlflowClient("sqlite:///mlflow.db")
     (run,) = client.search_runs(["0"])
-    expected = {(each.tag, each.step): each.value for each in scalars(names["scope"].results)}
+    expected = sent(names["scope"].results).values
     assert metrics_of(client, run.info.run_id) == expected
     assert {step for _, step in expected} == {0, 5, 10, 15}
 

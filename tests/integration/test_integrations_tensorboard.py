@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from normscope.integrations.logged_scope import histograms, scalars
+from tests.references.loggers import sent
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,7 +24,7 @@ def test_example_is_read_back_by_tensorboard(tmp_path, monkeypatch):
     assert results["step"].values.tolist() == [0, 5, 10, 15]
     events = events_in(tmp_path / "runs" / "batch")
 
-    expected = {(each.tag, each.step): each.value for each in scalars(results)}
+    expected = sent(results).values
     found = {
         (tag, event.step): event.value
         for tag in events.Tags()["scalars"]
@@ -35,7 +34,7 @@ def test_example_is_read_back_by_tensorboard(tmp_path, monkeypatch):
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-6)  # kept in single precision
 
-    counted = {(each.tag, each.step): each for each in histograms(results)}
+    counted = sent(results).histograms
     shown = {
         (tag, event.step): event.histogram_value
         for tag in events.Tags()["histograms"]
@@ -43,6 +42,6 @@ def test_example_is_read_back_by_tensorboard(tmp_path, monkeypatch):
     }
     assert shown.keys() == counted.keys()
     for key, each in counted.items():
-        assert np.allclose(shown[key].bucket_limit, each.edges[1:])
-        assert shown[key].bucket == each.counts.tolist()
+        assert np.allclose(shown[key].bucket_limit, each["bucket_limits"])
+        assert shown[key].bucket == each["bucket_counts"]
         assert shown[key].num == 64

@@ -5,9 +5,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from tests.references.loggers import sent
 
 from normscope.errors import StateError
-from normscope.integrations.logged_scope import scalars
 from normscope.integrations.wandb import WandbLogger
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -72,7 +72,7 @@ def test_example_keeps_every_number_beside_the_trainings_own(offline):
     rows = list(history(offline))
     own = {row["_step"]: row["loss"] for row in rows if "loss" in row}
     assert sorted(own) == list(range(20))
-    expected = {(each.tag, each.step): each.value for each in scalars(names["scope"].results)}
+    expected = sent(names["scope"].results).values
     found = {
         (tag, row["scope/step"]): value
         for row in rows

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from tests.references.loggers import sent
 from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.errors import InputError, StateError
 from normscope.integrations.lightning import ScopeCallback
-from normscope.integrations.logged_scope import scalars
 from normscope.problem import cross_entropy
 from normscope.results import Store
 
@@ -116,7 +116,7 @@ def test_trainers_loggers_are_given_every_number(tmp_path):
         for tag, value in row.items()
         if tag.startswith("scope") and value
     }
-    assert found == {(each.tag, each.step): each.value for each in scalars(callback.results)}
+    assert found == sent(callback.results).values
     assert {step for _, step in found} == {0, 20, 40}
 
 

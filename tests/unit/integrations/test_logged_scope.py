@@ -4,28 +4,12 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from tests.references.loggers import Kept, sent
 
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError
-from normscope.integrations import LoggedScope, Logger, log_results
-from normscope.integrations.logged_scope import histograms, scalars
-from normscope.integrations.logger import RowLogger
+from normscope.integrations import LoggedScope, Logger, RowLogger, log_results
 from normscope.problem import cross_entropy
-
-
-class Kept:
-    """A logger that remembers, and refuses to be told anything twice."""
-
-    def __init__(self):
-        self.values = {}
-        self.flushes = 0
-
-    def add_scalar(self, tag, value, step):
-        assert (tag, step) not in self.values
-        self.values[tag, step] = value
-
-    def flush(self):
-        self.flushes += 1
 
 
 def trained(scope_of, steps=6):
@@ -51,7 +35,8 @@ def logged(logger, probes="standard", **options):
 
 
 def expected(results, first_step=0, **options):
-    return {(each.tag, each.step + first_step): each.value for each in scalars(results, **options)}
+    values = sent(results, **options).values
+    return {(tag, step + first_step): value for (tag, step), value in values.items()}
 
 
 @pytest.mark.parametrize("steps", [5, 6])  # the last step is measured, and is not
@@ -90,9 +75,11 @@ def test_unmeasured_steps_cost_the_logger_nothing():
 
 def test_first_step_moves_all_steps():
     logger = Kept()
-    scope = trained(logged(logger, first_step=100))
+    moments = ns.probes.PROBES["activation_moments"](bins=4)
+    scope = trained(logged(logger, [moments], first_step=100))
     assert logger.values == expected(scope.results, 100)
-    assert {step for _, step in logger.values} == {100, 102, 104}
+    for logged_under in (logger.values, logger.histograms):
+        assert {step for _, step in logged_under} == {100, 102, 104}
 
 
 def test_logged_training_ends_in_the_same_bits():
@@ -166,13 +153,9 @@ def results(**variables):
     return xr.Dataset(arrays, {name: label for name, label in labels.items() if name in used})
 
 
-def as_dict(found):
-    return {(each.tag, each.step): each.value for each in found}
-
-
 def test_scalars_are_named_by_variable_and_layer():
     given = results(loss=(), gradient_norm=("layer",))
-    found = as_dict(scalars(given))
+    found = sent(given).values
     assert found == {
         ("scope/loss", 0): given["loss"].values[0],
         ("scope/loss", 10): given["loss"].values[1],
@@ -184,7 +167,7 @@ def test_scalars_are_named_by_variable_and_layer():
 
 
 def test_steps_come_in_order():
-    steps = [each.step for each in scalars(results(loss=(), gradient_norm=("layer",)))]
+    steps = [step for _, step in sent(results(loss=(), gradient_norm=("layer",))).values]
     assert steps == [0, 0, 0, 10, 10, 10]
 
 
@@ -193,7 +176,7 @@ def test_missing_values_have_no_scalar_but_a_diverged_loss_has():
     given["loss"][1] = np.nan
     given["gradient_norm"][:, 1] = np.nan
     given["gradient_norm"][1, 0] = np.inf
-    found = as_dict(scalars(given))
+    found = sent(given).values
     assert np.isnan(found["scope/loss", 10])
     assert found["scope_gradient_norm/net.0", 10] == np.inf
     assert not [tag for tag, _ in found if tag.endswith("/model")]
@@ -203,7 +186,7 @@ def test_units_are_averaged_and_the_ray_left_out():
     given = results(activation_mean=("layer", "unit"), ray_loss=("distance",))
     given["activation_mean"][0, 0, 2] = np.nan  # the layer has two units
     given["activation_mean"][:, 1] = np.nan
-    found = as_dict(scalars(given))
+    found = sent(given).values
     assert set(found) == {("scope_activation_mean/net.0", step) for step in (0, 10)}
     first = given["activation_mean"].values[0, 0, :2].mean()
     assert found["scope_activation_mean/net.0", 0] == pytest.approx(first, rel=1e-15)
@@ -211,7 +194,7 @@ def test_units_are_averaged_and_the_ray_left_out():
 
 def test_details_name_every_unit_and_distance():
     given = results(activation_mean=("layer", "unit"), ray_loss=("distance",))
-    found = as_dict(scalars(given, "probe", details=True))
+    found = sent(given, prefix="probe", details=True).values
     assert len(found) == 2 * (6 + 2)
     assert found["probe_ray_loss/distance_0.5", 10] == given["ray_loss"].values[1, 0]
     unit = found["probe_activation_mean/model/unit_2", 10]
@@ -220,12 +203,14 @@ def test_details_name_every_unit_and_distance():
 
 def test_dimension_before_the_step_does_not_mix_values():
     given = results(gradient_norm=("layer",))
-    assert as_dict(scalars(given.transpose("layer", "step"))) == as_dict(scalars(given))
+    assert sent(given.transpose("layer", "step")).values == sent(given).values
 
 
 def test_nothing_measured_gives_nothing():
-    assert not list(scalars(xr.Dataset()))
-    assert not list(histograms(xr.Dataset()))
+    scope = ns.Scope(torch.nn.Linear(1, 1), "squared_error", probes="activation_moments")
+    logger = Kept()
+    LoggedScope(scope, logger).close()
+    assert (logger.values, logger.histograms) == ({}, {})
 
 
 class Calls:
@@ -234,11 +219,6 @@ class Calls:
 
     def add_scalar(self, tag, value, step):
         self.calls.append((tag, value, step))
-
-
-class HistogramCalls(Calls):
-    def add_histogram_raw(self, tag, **parts):
-        self.calls.append((tag, parts))
 
 
 def counted():
@@ -253,26 +233,21 @@ def counted():
 
 def test_histograms_know_their_edges_and_moments():
     given = counted()
-    assert not list(scalars(given))
-    found = {(each.tag, each.step): each for each in histograms(given)}
-    assert len(found) == 11
-    logger = HistogramCalls()
-    found["scope_activation/model/unit_1", 10].send(logger, 110)
-    ((tag, parts),) = logger.calls
+    logger = sent(given)
+    assert not logger.values
+    assert len(logger.histograms) == 11
+    parts = logger.histograms["scope_activation/model/unit_1", 10]
     counts = given["histogram"].values[1, 1, 1]
-    assert tag == "scope_activation/model/unit_1"
     assert parts["bucket_limits"] == [2.0, 4.0, 6.0, 8.0]
     assert parts["bucket_counts"] == counts.tolist()
     assert (parts["min"], parts["max"], parts["num"]) == (0.0, 8.0, counts.sum())
     middles = np.repeat([1.0, 3.0, 5.0, 7.0], counts.astype(int))
     assert parts["sum"] == middles.sum()
     assert parts["sum_squares"] == (middles**2).sum()
-    assert parts["global_step"] == 110
 
 
 def test_histograms_pass_a_logger_without_them():
     logger = Calls()
     assert isinstance(logger, Logger)
-    for each in histograms(counted()):
-        each.send(logger, 0)
+    log_results(counted(), logger)
     assert not logger.calls
