@@ -130,6 +130,11 @@ def test_runs_without_the_ray_decide_nothing(figure, results):
     assert {claim.holds for claim in claims_of(figure, results)} == {True}  # they diverged
 
 
+def test_equal_losses_are_not_better(results):
+    equal = results.assign(training_loss=xr.ones_like(results["training_loss"]))
+    assert [claim.holds for claim in claims_of(2, equal)] == [False, False]
+
+
 def test_two_divergences_decide_nothing_in_favour(results):
     results["training_loss"].loc[{"step": slice(5, None)}] = np.nan
     assert [claim.holds for claim in claims_of(2, results)] == [False, False]
