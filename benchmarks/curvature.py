@@ -7,7 +7,9 @@ One process; the contenders of a net take turns and the shortest time of each co
 takes longer than the patience has one turn, and its memory is not measured). Each call
 starts from the bare model, so that set-up is counted. The other libraries cannot measure a net
 whose batch statistics are those of the batch: they answer for running statistics (eval), and ours
-is timed in both modes. They come with `pip install -e .[bench]`; those missing are left out.
+is timed in both modes. Attention runs by torch's math kernel for every library, since the fused
+ones have no second derivative. The others come with `pip install -e .[bench]`; missing ones are
+left out.
 
 "fb" is the time in forward and backward passes of the same batch in the same mode, timed in the
 same run, six in a row: as long as one of our answers, so that a quiet moment favours neither.
@@ -36,10 +38,12 @@ from pathlib import Path
 import torch
 from curvature_peers import Answer, Contender, Question, missing_peers, present_peers
 from memory import peak_megabytes
+from networks import ResNet18, SmallGPT, SmallViT
 from rich.console import Console
 from rich.table import Table
 from timing import interleaved
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.curvature import top_eigenvalue
 from normscope.layers import population_statistics
@@ -69,6 +73,7 @@ class Net:
     input_shape: tuple[int, ...]
     samples: int
     has_goal: bool = True
+    vocabulary: int = 0  # of tokens; 0: the inputs are images
 
 
 NETS = [
@@ -76,6 +81,9 @@ NETS = [
     Net("fc", lambda: build("fully_connected", norm="none"), (1, 28, 28), 1024),
     Net("conv_bn", lambda: build("conv_net"), (3, 32, 32), 512),
     Net("vgg_bn", lambda: build("vgg", width=0.25), (3, 32, 32), 128, has_goal=False),
+    Net("resnet18", ResNet18, (3, 32, 32), 128, has_goal=False),
+    Net("vit", SmallViT, (3, 32, 32), 128, has_goal=False),
+    Net("gpt", SmallGPT, (64,), 32, has_goal=False, vocabulary=256),
 ]
 
 
@@ -138,7 +146,8 @@ def ours_in(mode: str) -> dict[str, Contender]:
 
 def true_value(question: Question, mode: str) -> float:
     model = copy.deepcopy(question.model).double()
-    data = (question.inputs.double(), question.targets)
+    given = (question.inputs, question.targets)
+    data = tuple(each.double() if each.is_floating_point() else each for each in given)
     return top_eigenvalue(model, question.loss, data, question.kind, mode, tol=1e-4).value
 
 
@@ -153,9 +162,18 @@ def passes_in_a_row(question: Question, mode: str) -> Callable[[], object]:
     return run
 
 
+def batch_of(net: Net, samples: int, kind: str) -> tuple[Tensor, Tensor]:
+    if not net.vocabulary:
+        return torch.randn(samples, *net.input_shape), torch.randint(10, (samples,))
+    tokens, following = (torch.randint(net.vocabulary, (samples, *net.input_shape)) for _ in "ab")
+    if kind == "fisher":  # squared errors take labels of vectors only; the targets do not matter
+        return tokens, torch.zeros(samples, net.vocabulary, *net.input_shape)
+    return tokens, following
+
+
 def questions(net: Net, samples: int, kind: str) -> Question:
     torch.manual_seed(0)
-    inputs, targets = torch.randn(samples, *net.input_shape), torch.randint(10, (samples,))
+    inputs, targets = batch_of(net, samples, kind)
     model = net.model()
     if any(True for _ in model.buffers()):
         population_statistics(model, (inputs, targets))  # else eval would not normalize at all
@@ -270,7 +288,8 @@ def main() -> None:
     rows: list[Row] = []
     for net in [net for net in NETS if options.net in (None, net.name)]:
         for kind in [kind for kind in KINDS if options.kind in (None, kind)]:
-            rows += measure(net, kind, options.quick, options.patience, options.alone)
+            with sdpa_kernel(SDPBackend.MATH):
+                rows += measure(net, kind, options.quick, options.patience, options.alone)
     show(rows)
     if judged := [row for row in rows if row.goal is not None]:
         met = sum(row.met for row in judged)

@@ -8,6 +8,7 @@ PyHessian knows only Hessians, and gets it as the Hessian where the residuals ar
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -79,8 +80,9 @@ def curvlinops(question: Question, **options: Any) -> Answer:
 
     fisher = question.kind == "fisher"
     loss = nn.MSELoss() if fisher else nn.CrossEntropyLoss()
-    outputs = question.model(question.inputs[:2]).shape[1]
-    targets = torch.zeros(len(question.inputs), outputs) if fisher else question.targets
+    shape = question.model(question.inputs[:2]).shape[1:]
+    outputs = math.prod(shape)
+    targets = torch.zeros(len(question.inputs), *shape) if fisher else question.targets
     make = GGNLinearOperator if fisher else HessianLinearOperator
     parameters = [p for p in question.model.parameters() if p.requires_grad]
     operator = make(question.model, loss, parameters, [(question.inputs, targets)]).to_scipy()
