@@ -147,3 +147,11 @@ def test_a_shuffling_loader_follows_the_seed_and_leaves_the_generators():
         assert torch.equal(torch.get_rng_state(), before)
     values = [[row["eigenvalue"] for row in rows] for rows in found]
     assert values[0] == values[1]
+
+
+def test_error_bars_are_the_absolute_residuals():
+    effect = batch_size_effect(network("torch_batch"), LOSS, batch("torch_batch", 32), [32, 16])
+    _, _, (bars,) = effect.plot().containers[0]
+    drawn = [float(segment[1, 1] - segment[0, 1]) / 2 for segment in bars.get_segments()]
+    expected = [result.residual * result.value for result in effect.results]
+    assert drawn == pytest.approx(expected, rel=1e-6)

@@ -92,3 +92,9 @@ def test_tiny_eigenvalue_is_not_taken_for_zero(values, tiny, seed):
     found = found_in(symmetric([tiny, *values], seed), "smallest", 120)
     assert found.converged
     assert float(found.values[0]) == pytest.approx(tiny, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("spent", "each", "left"), [(4.0, 1.0, 6), (4.0, 4.0, 1), (20.0, 1.0, 1)])
+def test_remaining_products_are_those_not_spent_and_at_least_one(spent, each, left):
+    request = Request(1, "largest", TOLERANCE, 10, seed=0)
+    assert request.with_fewer_products(spent, each).max_products == left

@@ -1,6 +1,7 @@
 """The numbers and words of an advice whose parts are given."""
 
 import math
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from normscope.learning_rate import Advice
+from normscope.learning_rate import Advice, max_learning_rate
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
@@ -434,3 +435,25 @@ def test_dataset_tells_ramps_from_runs_and_holds_the_theory():
     assert data.attrs["theory"] == 0.4
     assert math.isnan(advice().to_xarray().attrs["theory"])
     assert (data.attrs["low"], data.attrs["high"]) == found.interval
+
+
+@pytest.mark.parametrize(
+    ("rate", "ends", "words"),
+    [
+        (0.9, (1.9, 2.1), "the last layer; the runs found 2.2 times that"),
+        (1.1, (1.9, 2.1), "the last layer"),
+        (3.9, (1.9, 2.1), "the last layer"),
+        (4.1, (1.9, 2.1), "the last layer; the runs found 0.49 times that"),
+    ],
+)
+def test_prediction_far_off_the_limit_is_said_to_be(rate, ends, words):
+    found = advice(rate=rate, verification=verified(*ends))
+    assert row(found, "predicted")["remark"] == words
+
+
+def test_seconds_are_those_of_the_call():
+    line = torch.nn.Linear(1, 1, bias=False)
+    data = (torch.full((4, 1), 2.0), torch.full((4, 1), 20.0))
+    begin = time.perf_counter()
+    found = max_learning_rate(line, "squared_error", data, verify=False)
+    assert 0 < found.seconds <= time.perf_counter() - begin

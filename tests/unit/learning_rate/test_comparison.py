@@ -499,3 +499,10 @@ def test_remedy_that_a_reason_has_is_joined_by_another():
         ns.compare(Alone(), "cross_entropy", (torch.ones(4, 6, 5), torch.arange(4) % 3))
     with pytest.raises(InputError, match=r"\.\.\.\), or leave them out: norms=\['none'\]\.$"):
         ns.compare(Alone(), "cross_entropy", (torch.ones(4, 6, 5), torch.arange(4) % 3))
+
+
+def test_gradient_growth_is_missing_where_no_gradient_arrives():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    nn.init.zeros_(model[1].weight)  # the first layer's output has no effect
+    data = torch.ones(3, 2), torch.ones(3, 1)
+    assert gradient_growth(Problem(model, "squared_error", data), data) is None

@@ -6,6 +6,7 @@ from torch import nn
 
 from normscope.curvature import operator
 from normscope.curvature.autograd.batch_norm import channels_last
+from normscope.errors import StateError
 from normscope.problem import Evaluator, Problem, parameter_layout
 from normscope.problem import evaluate as evaluation
 
@@ -183,3 +184,21 @@ def test_a_bias_before_a_norm_layer_does_not_keep_images_as_given(mode):
     data = torch.randn(8, 2, 5, 6), torch.arange(8) % 2
     evaluator = Evaluator(Problem(model, "cross_entropy", data), parameter_layout(model), mode, 0)
     assert evaluator._uses_channels_last(data)
+
+
+@pytest.mark.parametrize(("change", "is_refused"), [(1e-9, False), (1e-6, True)])
+def test_loss_that_differs_between_calls_is_refused_beyond_rounding(change, is_refused):
+    calls = iter([1.0, 1.0 + change])
+    model = nn.Linear(2, 1).double()
+    batch = torch.ones(3, 2, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
+
+    def loss(output, target):
+        return 0.0 * output.sum() + next(calls)
+
+    evaluator = Evaluator(Problem(model, loss, batch), parameter_layout(model), "train", 0)
+    evaluator(batch)
+    if is_refused:
+        with pytest.raises(StateError, match=r"had 1 before"):
+            evaluator(batch)
+    else:
+        evaluator(batch)

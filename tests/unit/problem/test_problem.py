@@ -339,3 +339,16 @@ def test_what_a_loss_of_the_users_own_raises_is_not_touched():
 
     with pytest.raises(RuntimeError, match=r"^mine$"):
         Problem(network(), loss, (X, Y)).loss_on((X, Y))
+
+
+def test_problem_rejects_data_that_can_be_read_only_once():
+    with pytest.raises(ArgumentTypeError, match="which can be read again, got list_iterator"):
+        Problem(network(), "cross_entropy", iter([(X, Y)]))
+
+
+def test_whole_loss_takes_batches_that_are_not_pairs():
+    loss = whole_loss(lambda model, batch: model(batch["x"]).square().mean())
+    problem = Problem(network(), loss, {"x": X})
+    assert problem.loss_on(next(problem.batches())) > 0
+    with pytest.raises(NormscopeError):
+        Problem(network(), "cross_entropy", {"x": X})

@@ -23,6 +23,7 @@ def store() -> Store:
                     "settings": {"a": [1]},
                     "none": None,
                     "names": ["a", "b"],
+                    "range": [0.5, 2.0],
                 },
             )
             store.compute("demo", {"rate": rate}, seed, lambda: dataset)  # noqa: B023
@@ -36,6 +37,7 @@ def test_netcdf_holds_the_combined_dataset(store: Store, tmp_path: Path) -> None
     xr.testing.assert_equal(found, expected)
     assert found.attrs["settings"] == '{"a":[1]}'
     assert found.attrs["names"] == '["a","b"]'
+    assert found.attrs["range"].tolist() == [0.5, 2.0]
     assert (found.attrs["converged"], found.attrs["none"]) == (1, "null")
     assert [file.name for file in path.parent.iterdir()] == ["demo.nc"]
 
