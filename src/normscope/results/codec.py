@@ -8,13 +8,10 @@ blob, and a blob of another record.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,10 +19,8 @@ import xarray as xr
 from xarray.indexes import PandasMultiIndex
 
 from normscope.errors import ArgumentTypeError
+from normscope.results.arrays import compress, decompress, is_plain
 from normscope.results.record import check_string
-
-_LEVEL = 1  # of zlib; measured values hardly shrink further
-_LARGEST_HEADER = 1_000_000  # bytes of an npy header; a structured dtype has a long one
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,23 +117,49 @@ def encode(raw: RawDataset) -> Content:
     attributes = _encode_attributes(raw.attributes, arrays, "of the dataset")
     layout = {"variables": variables, "attributes": attributes}
     text = json.dumps(layout, separators=(",", ":"), allow_nan=False)
-    return Content(text, tuple(map(_compress, arrays)))
+    return Content(text, tuple(map(compress, arrays)))
 
 
 def decode(content: Content) -> RawDataset:
-    """Decode a dataset whose digest has been checked."""
-    arrays = [_decompress(blob) for blob in content.blobs]
-    layout = json.loads(content.layout)
-    variables = {
-        each["name"]: RawVariable(
-            tuple(each["dims"]),
-            arrays[each["array"]],
-            _decode_attributes(each["attributes"], arrays),
-            each["coordinate"],
-        )
-        for each in layout["variables"]
-    }
-    return RawDataset(variables, _decode_attributes(layout["attributes"], arrays))
+    """Decode a dataset whose digest has been checked; a forged one may hold anything.
+
+    Raises:
+        ValueError: if it is not what `encode` returns; the message is part of a sentence.
+    """
+    arrays = [decompress(blob) for blob in content.blobs]
+    try:
+        layout = json.loads(content.layout)
+        variables = {each["name"]: _variable(each, arrays) for each in layout["variables"]}
+        attributes = _decode_attributes(layout["attributes"], arrays)
+    except (LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"its layout cannot be read ({type(error).__name__})") from error
+    _check_sizes(variables)
+    return RawDataset(variables, attributes)
+
+
+def _variable(encoded: dict[str, Any], arrays: list[np.ndarray]) -> RawVariable:
+    name, dims, is_coordinate = encoded["name"], tuple(encoded["dims"]), encoded["coordinate"]
+    values = _array(encoded["array"], arrays)
+    if not all(isinstance(each, str) for each in (name, *dims)) or type(is_coordinate) is not bool:
+        raise ValueError("its layout has a name that is not a string, or no mark of coordinates")
+    if len(dims) != values.ndim or len(set(dims)) < len(dims):
+        raise ValueError(f"variable {name!r} has {values.ndim} axes and the dimensions {dims}")
+    attributes = _decode_attributes(encoded["attributes"], arrays)
+    return RawVariable(dims, values, attributes, is_coordinate)
+
+
+def _array(position: Any, arrays: list[np.ndarray]) -> np.ndarray:
+    if type(position) is not int or position < 0:
+        raise ValueError(f"its layout names the array {position!r:.40}")
+    return arrays[position]
+
+
+def _check_sizes(variables: dict[str, RawVariable]) -> None:
+    sizes: dict[str, int] = {}
+    for each in variables.values():
+        for dim, size in zip(each.dims, each.values.shape, strict=True):
+            if sizes.setdefault(dim, size) != size:
+                raise ValueError(f"its variables have {sizes[dim]} and {size} values along {dim!r}")
 
 
 def _encode_attributes(
@@ -155,7 +176,7 @@ def _encode_attributes(
 
 
 def _decode_attributes(encoded: Iterable[Any], arrays: list[np.ndarray]) -> dict[str, Any]:
-    return {name: _decode_value(value, arrays) for name, value in encoded}
+    return {_known_name(name): _decode_value(value, arrays) for name, value in encoded}
 
 
 def _encode_value(value: Any, arrays: list[np.ndarray], label: str) -> Any:
@@ -198,16 +219,22 @@ def _decode_value(value: Any, arrays: list[np.ndarray]) -> Any:
     if kind == "float":
         return float(inner)
     if kind == "scalar":
-        return arrays[inner][()]
+        return _array(inner, arrays)[()]
     if kind == "array":
-        return arrays[inner]
+        return _array(inner, arrays)
     if kind == "tuple":
         return tuple(_decode_value(item, arrays) for item in inner)
-    return {name: _decode_value(item, arrays) for name, item in inner}
+    return _decode_attributes(inner, arrays)
 
 
 def _check_name(name: Any) -> str:
     return check_string(name, f"the name {name!r} of a variable, dimension or attribute")
+
+
+def _known_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"its layout has the name {name!r:.40}, which is not a string")
+    return name
 
 
 def _storable(values: Any, label: str) -> np.ndarray:
@@ -218,43 +245,9 @@ def _storable(values: Any, label: str) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype == object and all(isinstance(each, str) for each in array.flat):
         array = array.astype(str)
-    if array.dtype.hasobject or array.dtype.kind == "T":
+    if not is_plain(array.dtype):
         raise ArgumentTypeError(
             f"{label} has the dtype {array.dtype}, which only pickle could keep; convert strings "
             "by .astype(str) and numbers by .astype(float)."
         )
     return array
-
-
-def _compress(array: np.ndarray) -> bytes:
-    try:
-        return zlib.compress(_npy(array, (1, 0)), _LEVEL)
-    except ValueError:  # a structured dtype with many names, or with names beyond Latin-1
-        return zlib.compress(_npy(array, (3, 0)), _LEVEL)
-
-
-def _npy(array: np.ndarray, version: tuple[int, int]) -> memoryview:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, version, allow_pickle=False)
-    return stream.getbuffer()
-
-
-def _decompress(blob: bytes) -> np.ndarray:
-    npy = zlib.decompress(blob)
-    if npy[6] != 1:  # the version
-        array: np.ndarray = np.lib.format.read_array(
-            io.BytesIO(npy), allow_pickle=False, max_header_size=_LARGEST_HEADER
-        )
-        return array
-    start = 10 + int.from_bytes(npy[8:10], "little")
-    shape, in_columns, dtype = _read_header(npy[:start])
-    values: np.ndarray = np.ndarray(shape, dtype, npy, start, order="F" if in_columns else "C")
-    return values.copy("K")  # writable
-
-
-@lru_cache(maxsize=1024)
-def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and dtype; the cells of a sweep share a few headers, and parsing is slow."""
-    stream = io.BytesIO(header)
-    np.lib.format.read_magic(stream)
-    return np.lib.format.read_array_header_1_0(stream, max_header_size=_LARGEST_HEADER)

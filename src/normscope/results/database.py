@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from normscope.errors import DataError, NormscopeError, StateError
-from normscope.results.lock import WriterLock
-from normscope.results.tables import create_tables, damaged, is_store
+from normscope.errors import DataError, NormscopeWarning, StateError
+from normscope.results.lock import WriterLock, is_locked
+from normscope.results.log import LogIndex, lost_writes, read_index
+from normscope.results.schema import create_tables, damaged, is_store
+from normscope.results.sqlite_errors import not_a_store, primary_code, translate_errors
+from normscope.text import plural
 
 _SMALLEST_FILE = 512  # bytes of a database
 _TIMEOUT = 30.0  # seconds to wait for another process that recovers or checkpoints the file
+# A call may take a step of SQLite's for every byte of the file, and some more; it takes a tenth of
+# that. In a forged file pages may refer to one another, so that a query would never end.
+_FREE_STEPS = 1_000_000
+_STEPS = 10_000  # between two checks
 
 
 class Database:
@@ -26,14 +34,16 @@ class Database:
     """
 
     def __init__(self, path: Path | None, read_only: bool) -> None:
-        self.path = path
         self.name = "the store in memory" if path is None else str(path)
+        self.path = None if path is None else Path(os.path.realpath(path))  # for any folder
         self.read_only = read_only
         self._process = os.getpid()
         self._mutex = threading.RLock()
         self._depth = 0
         self._owner = 0  # the thread of the transaction under way
         self._snapshot: tuple[int, int] | None = None  # stamp of a file opened as immutable
+        self._opened: dict[Path, os.stat_result] = {}  # the files that must stay in place
+        self._checks = 0  # of the steps of a call
         self._made_log = False  # whether opening to read created SQLite's empty log and its index
         self._lock: WriterLock | None = None
         self._connection: sqlite3.Connection | None = None
@@ -73,9 +83,11 @@ class Database:
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
         with self._mutex, translate_errors(self.name):
             connection = self._usable()
+            self._checks = 0
             if self._depth:
                 yield connection
                 return
+            connection = self._follow_file(connection)
             connection.execute(begin)
             self._depth += 1
             self._owner = threading.get_ident()
@@ -112,7 +124,7 @@ class Database:
         with suppress(sqlite3.Error, OSError):
             connection = self._connect("?mode=rw")
             try:
-                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+                connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
             finally:
                 connection.close()
 
@@ -124,13 +136,19 @@ class Database:
                 f"{self.name} was opened by process {self._process}; open it again in this one, "
                 "with read_only=True."
             )
-        if self._snapshot is not None and (self._snapshot != self._stamp() or self._has_log()):
-            self._connection.close()
-            self._connection = self._open_to_read()
         return self._connection
 
+    def _follow_file(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        """Check that the file is in place; open it again if it was opened as immutable."""
+        if self._snapshot is None:
+            self._check_files()
+        elif self._snapshot != self._stamp() or self._has_log():
+            connection.close()
+            self._connection = connection = self._open_to_read()
+        return connection
+
     def _connect(self, options: str) -> sqlite3.Connection:
-        where = ":memory:" if self.path is None else f"{self.path.resolve().as_uri()}{options}"
+        where = ":memory:" if self.path is None else f"{self.path.as_uri()}{options}"
         connection = sqlite3.connect(
             where,
             uri=self.path is not None,
@@ -138,43 +156,66 @@ class Database:
             isolation_level=None,  # transactions begin and end in `_transaction`
             check_same_thread=False,  # guarded by the mutex of `_transaction`
         )
+        connection.execute("PRAGMA trusted_schema = OFF")  # the file's schema calls no functions
+        if self.path is not None:
+            connection.set_progress_handler(self._count_steps, _STEPS)
         # A flipped byte may leave invalid UTF-8: let the checksums find it and name the record.
         connection.text_factory = lambda text: text.decode(errors="replace")
         return connection
 
+    def _count_steps(self) -> bool:
+        """Return whether to stop the query under way."""
+        self._checks += 1
+        taken = self._checks * _STEPS
+        return taken > _FREE_STEPS and taken > _FREE_STEPS + sum(self._sizes())
+
+    def _sizes(self) -> Iterator[int]:
+        for path in (Path(str(self.path)), self._beside("wal")):
+            found = _stat(path)
+            yield 0 if found is None else found.st_size
+
     def _open_to_write(self) -> sqlite3.Connection:
-        if self.path is not None:
+        if self.path is None:
+            self._connection = self._connect("")
+        else:
             _make_folder(self.path.parent)
-            self._lock = WriterLock(self.path.resolve())
+            self._lock = WriterLock(self.path)
             if self.path.exists() and 0 < self.path.stat().st_size < _SMALLEST_FILE:
-                raise _not_a_store(self.name)  # SQLite would take it for an empty one
-        self._connection = connection = self._connect("?mode=rwc")
+                raise not_a_store(self.name)  # SQLite would take it for an empty one
+            index = read_index(self._beside("shm"))
+            self._connection = self._connect("?mode=rwc")
+        connection = self._connection
         has_tables = is_store(connection, self.name)
         self._check_size(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")  # else a commit may wait for the disk
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if self.path is not None and mode != "wal":
-            raise StateError(
-                f"the file system of {self.name} does not allow reading while writing (SQLite's "
-                "WAL); choose a folder on a local disk."
-            )
+        if self.path is not None:
+            if mode != "wal":
+                raise StateError(
+                    f"the file system of {self.name} does not allow reading while writing "
+                    "(SQLite's WAL); choose a folder on a local disk."
+                )
+            self._check_log(connection, index, self.path)
         if not has_tables:
             with self._transaction("BEGIN IMMEDIATE"):
                 create_tables(connection)
+        if self.path is not None:
+            self._note_files(self.path)
         return connection
 
     def _open_to_read(self) -> sqlite3.Connection:
-        self._check_exists()
+        path = self._check_exists()
         self._snapshot = None
         self._made_log = not any(self._beside(end).exists() for end in ("wal", "shm"))
+        index = read_index(self._beside("shm"))
         connection = self._connect("?mode=ro")
         try:
             has_tables = is_store(connection, self.name)
         except sqlite3.OperationalError as error:
             connection.close()
             no_index = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-            if _primary_code(error) not in no_index or self._stamp()[1] == 0 or self._has_log():
+            if primary_code(error) not in no_index or self._stamp()[1] == 0 or self._has_log():
                 raise
             # SQLite cannot create its index of the log in this folder. Without a log there is
             # nothing to index: read the file as immutable, and reopen it when it changes.
@@ -184,7 +225,10 @@ class Database:
         self._connection = connection
         self._check_size(connection)
         if not has_tables:
-            raise _not_a_store(self.name)
+            raise not_a_store(self.name)
+        if self._snapshot is None:
+            self._check_log(connection, index, path)
+        self._note_files(path)
         return connection
 
     def _check_size(self, connection: sqlite3.Connection) -> None:
@@ -196,17 +240,46 @@ class Database:
         if self._stamp()[1] < pages * page_size:
             raise damaged(self.name, "it ends early")
 
-    def _check_exists(self) -> None:
+    def _check_log(self, connection: sqlite3.Connection, before: LogIndex, path: Path) -> None:
+        """Warn if a log that a killed process left is damaged, after SQLite has recovered it."""
+        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+        after = read_index(self._beside("shm"))
+        lost = lost_writes(self._beside("wal"), page_size, before, after)
+        if not lost or (self.read_only and is_locked(path)):  # a writer may be adding to it
+            return
+        warnings.warn(
+            f"{self.name} was not closed, and its log ({self._beside('wal').name}) is damaged: up "
+            f"to {plural(lost, 'write')} that came last are lost, with their records; compare "
+            "the records with what was run, and run again what is missing.",
+            NormscopeWarning,
+            stacklevel=2,
+        )
+
+    def _note_files(self, path: Path) -> None:
+        """Remember which files are open; the log stays in place for a writer only."""
+        files = (path,) if self.read_only else (path, self._beside("wal"))
+        self._opened = {each: each.stat() for each in files}
+
+    def _check_files(self) -> None:
+        """Raise if an open file was deleted, moved or replaced: what is written would be lost."""
+        for path, opened in self._opened.items():
+            present = _stat(path)
+            if present is None or not os.path.samestat(present, opened):
+                raise StateError(
+                    f"{path} was deleted, moved or replaced while the store was open, so nothing "
+                    "more can be kept there; put it back or name another file, and run again."
+                )
+
+    def _check_exists(self) -> Path:
         try:
-            found = self.path is not None and self.path.is_file()
+            if self.path is not None and self.path.is_file():
+                return self.path
         except OSError as error:
             raise DataError(f"{self.name} cannot be reached ({error.strerror}).") from error
-        if not found:
-            raise DataError(f"there is no store at {self.name}; check the path.")
+        raise DataError(f"there is no store at {self.name}; check the path.")
 
     def _stamp(self) -> tuple[int, int]:
-        assert self.path is not None
-        status = self.path.stat()
+        status = self._check_exists().stat()
         return status.st_mtime_ns, status.st_size
 
     def _has_log(self) -> bool:
@@ -215,52 +288,14 @@ class Database:
 
     def _beside(self, end: str) -> Path:
         """Path of a file that SQLite keeps beside the store."""
-        assert self.path is not None
-        path = self.path.resolve()
-        return path.with_name(f"{path.name}-{end}")
+        return Path(f"{self.path}-{end}")
 
 
-@contextmanager
-def translate_errors(name: str) -> Iterator[None]:
-    """Raise errors of SQLite inside the block as errors of normscope.
-
-    Args:
-        name: of the file.
-    """
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        yield
-    except sqlite3.Error as error:
-        raise _translated(name, error) from error
-
-
-def _translated(name: str, error: sqlite3.Error) -> NormscopeError:
-    code = _primary_code(error)
-    if code == sqlite3.SQLITE_NOTADB:
-        return _not_a_store(name)
-    if code == sqlite3.SQLITE_CORRUPT:
-        return damaged(name, f"SQLite reports {error}")
-    messages = {
-        sqlite3.SQLITE_FULL: f"{name} cannot grow, the disk is full; free some space and run "
-        "again: finished records are kept.",
-        sqlite3.SQLITE_READONLY: f"{name} cannot be written ({error}); check its permissions.",
-        sqlite3.SQLITE_PERM: f"{name} cannot be written ({error}); check its permissions.",
-        sqlite3.SQLITE_BUSY: f"{name} is locked by another program ({error}); close that program.",
-        sqlite3.SQLITE_LOCKED: f"{name} is locked by another program ({error}); close it.",
-        sqlite3.SQLITE_CANTOPEN: f"{name} cannot be opened ({error}); check the folder's "
-        "permissions.",
-        sqlite3.SQLITE_IOERR: f"{name} cannot be read or written ({error}): a full or failing "
-        "disk, or a limit on the size of files; finished records are kept.",
-    }
-    return StateError(messages.get(code, f"{name} cannot be used: {error}."))
-
-
-def _primary_code(error: sqlite3.Error) -> int:
-    """SQLite's result code without its extension; 0 for an error raised by Python itself."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _not_a_store(name: str) -> DataError:
-    return DataError(f"{name} is not a store of normscope; name another file.")
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _make_folder(folder: Path) -> None:

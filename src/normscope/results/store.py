@@ -36,6 +36,15 @@ coordinates, variables, dtypes, byte order, NaN payloads, attributes; not its ``
 strings held as objects become fixed-width strings. Every dataset has a checksum bound to its
 record, and every record is checked against its key: damage raises `DataError`. A file of another
 schema or program is refused unchanged.
+
+**Hostile files.** A file may be forged, with right checksums. Only a file with exactly the tables
+of a store is read; only arrays of plain values, unpacked to no more than their declared shape; a
+query that takes far more steps than the file has bytes is stopped. All else raises `DataError`.
+
+**Lost files.** Before each call the open file is compared with its path: if it was deleted, moved
+or replaced, a `StateError` is raised before more work is lost. If a killed process left a damaged
+log, opening the file warns how many of the last writes may be missing (`NormscopeWarning`); a log
+that lost its end is noticed as long as its index (``-shm``) is there.
 """
 
 from __future__ import annotations
@@ -60,6 +69,7 @@ from normscope.results.database import Database
 from normscope.results.grid import Cell, combine, latest_results, no_results_error
 from normscope.results.netcdf import write_netcdf
 from normscope.results.record import Identity, Record, State, json_value, matches, record_key
+from normscope.results.schema import damaged
 from normscope.results.tables import Row
 from normscope.text import Table
 
@@ -294,12 +304,12 @@ class Store:
     def versions(self, experiment: str) -> list[dict[str, str]]:
         """Package versions that an experiment's records ran on; empty where none were stored."""
         with self._database.reading() as connection:
-            return tables.stored_versions(connection, experiment)
+            return tables.stored_versions(connection, self._database.name, experiment)
 
     def times(self, experiment: str) -> dict[str, float]:
         """Last start of an experiment's records by key, in seconds since 1970."""
         with self._database.reading() as connection:
-            return tables.stored_times(connection, experiment)
+            return tables.stored_times(connection, self._database.name, experiment)
 
     def read_raw(self, key: str) -> RawDataset:
         """Return the stored variables of a record as plain arrays, checked and joined."""
@@ -311,7 +321,8 @@ class Store:
                 f"record {key[:12]} of {row.identity.experiment!r} is {row.state} and has no data "
                 "yet; finish it, or append a chunk."
             )
-        return join([decode(content) for content in found])
+        with self._reading_data(row):
+            return join([decode(content) for content in found])
 
     def to_xarray(self, experiment: str, **parameters: Any) -> xr.Dataset:
         """Results of an experiment as one dataset with a label for every setting.
@@ -419,7 +430,8 @@ class Store:
         if row.key not in self._forms:
             forms: dict[str, Form] = {}
             for content in tables.contents(connection, self._database.name, row):
-                forms = add_chunk_forms(forms, decode(content))
+                with self._reading_data(row):
+                    forms = add_chunk_forms(forms, decode(content))
             self._forms[row.key] = forms
         return self._forms[row.key]
 
@@ -435,7 +447,24 @@ class Store:
         of = row.identity
         named = (row.key, of.experiment, row.parameters, of.seed, of.revision, of.version)
         state = (row.state, row.attempts, row.error, row.seconds)
-        return Record(*named, *state, lambda: from_raw(self.read_raw(row.key)))
+        return Record(*named, *state, lambda: self._read_dataset(row))
+
+    def _read_dataset(self, row: Row) -> xr.Dataset:
+        raw = self.read_raw(row.key)
+        with self._reading_data(row):
+            return from_raw(raw)
+
+    @contextmanager
+    def _reading_data(self, row: Row) -> Iterator[None]:
+        """Raise `DataError` for content that normscope did not write, whatever it breaks."""
+        try:
+            yield
+        except NormscopeError:
+            raise
+        except Exception as error:
+            what = f"the data of record {row.key[:12]} are not in the format of a store"
+            reason = " ".join(str(error).split())[:160]
+            raise damaged(self._database.name, f"{what} ({reason})") from error
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,4 @@
-"""The tables of a store's file: created, identified, written, and checked when read.
-
-The tables of versions and times are not part of the schema: older files lack them, readers then
-find nothing, and the first record that is started adds them.
-"""
+"""The rows of a store's tables: written, and checked when read, since a file may be forged."""
 
 from __future__ import annotations
 
@@ -17,62 +13,24 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from normscope import __version__
-from normscope.errors import DataError, StateError, UnknownNameError
+from normscope.errors import StateError, UnknownNameError
 from normscope.results.codec import Content
 from normscope.results.record import Identity, State
+from normscope.results.schema import START_TABLES, damaged
 
-APPLICATION = 0x6E736370  # "nscp", in the file's header
-SCHEMA_VERSION = 1
-
-_TABLES = (
-    """CREATE TABLE records (
-        id INTEGER PRIMARY KEY,
-        key TEXT NOT NULL UNIQUE,
-        experiment TEXT NOT NULL,
-        parameters TEXT NOT NULL,
-        seed INTEGER NOT NULL,
-        revision INTEGER NOT NULL,
-        version TEXT NOT NULL,
-        state TEXT NOT NULL,
-        attempts INTEGER NOT NULL DEFAULT 0,
-        error TEXT,
-        seconds REAL
-    ) STRICT""",
-    "CREATE INDEX records_by_experiment ON records (experiment, state)",
-    """CREATE TABLE chunks (
-        id INTEGER PRIMARY KEY,
-        record INTEGER NOT NULL REFERENCES records,
-        number INTEGER NOT NULL,
-        layout TEXT NOT NULL,
-        digest BLOB NOT NULL,
-        UNIQUE (record, number)
-    ) STRICT""",
-    """CREATE TABLE arrays (
-        id INTEGER PRIMARY KEY,
-        chunk INTEGER NOT NULL REFERENCES chunks ON DELETE CASCADE,
-        position INTEGER NOT NULL,
-        blob BLOB NOT NULL,
-        UNIQUE (chunk, position)
-    ) STRICT""",
-)
-_START_TABLES = (
-    """CREATE TABLE IF NOT EXISTS environments (
-        id INTEGER PRIMARY KEY,
-        versions TEXT NOT NULL UNIQUE
-    ) STRICT""",
-    """CREATE TABLE IF NOT EXISTS started_in (
-        record INTEGER PRIMARY KEY REFERENCES records,
-        environment INTEGER NOT NULL REFERENCES environments
-    ) STRICT""",
-    """CREATE TABLE IF NOT EXISTS started_at (
-    record INTEGER PRIMARY KEY REFERENCES records,
-    seconds REAL NOT NULL
-) STRICT""",
-)
 _STATES = frozenset(State)
 _COLUMNS = (
     "id, key, experiment, parameters, seed, revision, version, state, attempts, error, seconds"
 )
+_LATEST = 253402300800.0  # start of the year 10000, in seconds since 1970
+_TYPES = (int, str, str, str, int, int, str, str, int, str | None, float | None)  # of the columns
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 
 @dataclass(frozen=True)
@@ -87,54 +45,6 @@ class Row:
     attempts: int
     error: str | None
     seconds: float | None
-
-
-def damaged(name: str, what: str) -> DataError:
-    """Error for a file whose content is not what was written.
-
-    Args:
-        name: of the file.
-        what: is wrong.
-    """
-    return DataError(
-        f"{name} is damaged: {what}; restore it from a copy, or read the other records and compute "
-        "this one into a new file."
-    )
-
-
-def is_store(connection: sqlite3.Connection, name: str) -> bool:
-    """Return whether a file is a store of the present schema; False if it is empty.
-
-    Raises:
-        DataError: if it is another program's database.
-        StateError: if its schema is of another version.
-    """
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if application == 0 and schema == 0 and tables == 0:
-        return False
-    if application != APPLICATION:
-        raise DataError(f"{name} is a database, but not a store of normscope; name another file.")
-    if schema != SCHEMA_VERSION:
-        age, advice = (
-            ("a newer", "update normscope to read it")
-            if schema > SCHEMA_VERSION
-            else ("an older", "read it with the normscope that wrote it, or start a new file")
-        )
-        raise StateError(
-            f"{name} was written by {age} normscope (schema {schema}, here {SCHEMA_VERSION}); "
-            f"{advice}."
-        )
-    return True
-
-
-def create_tables(connection: sqlite3.Connection) -> None:
-    """Create the tables, inside the caller's transaction."""
-    for statement in _TABLES:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION}")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def insert_record(connection: sqlite3.Connection, identity: Identity) -> str:
@@ -162,11 +72,35 @@ def rows(connection: sqlite3.Connection, name: str, **conditions: Any) -> Iterat
         f"SELECT {_COLUMNS} FROM records {f'WHERE {where}' if given else ''} ORDER BY id",
         tuple(given.values()),
     )
-    for number, key, experiment, parameters, seed, revision, package, state, *rest in found:
+    for row in found:
+        if not all(map(isinstance, row, _TYPES)):
+            raise damaged(name, f"record {row[0]!r} is not what was written")
+        number, key, experiment, parameters, seed, revision, package, state, *rest = row
         identity = Identity(experiment, parameters, seed, revision, package)
         if identity.key != key or state not in _STATES:
             raise damaged(name, f"record {number} is not what was written")
-        yield Row(number, identity, key, json.loads(parameters), State(state), *rest)
+        settings = parsed_object(name, parameters, f"the parameters of record {number}")
+        yield Row(number, identity, key, settings, State(state), *rest)
+
+
+def parsed_object(name: str, text: str, what: str) -> dict[str, Any]:
+    """Return the JSON object of a text that may be forged.
+
+    Args:
+        name: of the file.
+        text: the JSON.
+        what: it is.
+
+    Raises:
+        DataError: if it is not a JSON object.
+    """
+    try:
+        found = _STRICT.decode(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise damaged(name, f"{what} are not JSON") from error
+    if not isinstance(found, dict):
+        raise damaged(name, f"{what} are not a JSON object")
+    return found
 
 
 def counts(connection: sqlite3.Connection, experiment: str | None) -> dict[str, int]:
@@ -263,7 +197,8 @@ def contents(connection: sqlite3.Connection, name: str, row: Row) -> list[Conten
             "SELECT blob FROM arrays WHERE chunk = ? ORDER BY position", (chunk,)
         )
         content = Content(layout, tuple(blob for (blob,) in blobs))
-        if number != position or content.digest(row.key, number) != digest:
+        plain = isinstance(layout, str) and all(isinstance(each, bytes) for each in content.blobs)
+        if not plain or number != position or content.digest(row.key, number) != digest:
             raise damaged(name, f"the data of record {row.key[:12]} are not those written")
         found.append(content)
     if row.state.has_result and len(found) != 1:
@@ -289,7 +224,7 @@ def _versions_json() -> str:
 
 def _note_start(connection: sqlite3.Connection, record: int) -> None:
     """Store the present versions and time of a record's attempt, in the caller's transaction."""
-    for table in _START_TABLES:
+    for table in START_TABLES:
         connection.execute(table)
     versions = _versions_json()
     connection.execute("INSERT OR IGNORE INTO environments (versions) VALUES (?)", (versions,))
@@ -303,11 +238,14 @@ def _note_start(connection: sqlite3.Connection, record: int) -> None:
     )
 
 
-def stored_versions(connection: sqlite3.Connection, experiment: str) -> list[dict[str, str]]:
+def stored_versions(
+    connection: sqlite3.Connection, name: str, experiment: str
+) -> list[dict[str, str]]:
     """Versions that the records of an experiment were last started with, each set once.
 
     Args:
         connection: to the file.
+        name: of the file, for errors.
         experiment: its name.
 
     Returns:
@@ -315,32 +253,44 @@ def stored_versions(connection: sqlite3.Connection, experiment: str) -> list[dic
     """
     begun = "FROM records AS r WHERE r.experiment = ? AND r.attempts > 0"
     if not _has_table(connection, "started_in"):
-        (some,) = connection.execute(f"SELECT count(*) {begun}", (experiment,)).fetchone()
+        some = connection.execute(f"SELECT 1 {begun} LIMIT 1", (experiment,)).fetchone()
         return [{}] if some else []
     found = connection.execute(
         "SELECT DISTINCT (SELECT versions FROM started_in JOIN environments ON id = environment "
         f"WHERE record = r.id) {begun} ORDER BY r.id",
         (experiment,),
     )
-    return [{} if versions is None else json.loads(versions) for (versions,) in found]
+    parsed = [
+        {} if text is None else parsed_object(name, text, "the stored versions")
+        for (text,) in found
+    ]
+    return [{package: str(number) for package, number in each.items()} for each in parsed]
 
 
-def stored_times(connection: sqlite3.Connection, experiment: str) -> dict[str, float]:
+def stored_times(connection: sqlite3.Connection, name: str, experiment: str) -> dict[str, float]:
     """Start times of an experiment's records by key, in seconds since 1970 (UTC).
 
     Records that were never started, or by a normscope that stored no times, are left out.
+
+    Args:
+        connection: to the file.
+        name: of the file, for errors.
+        experiment: its name.
     """
     if not _has_table(connection, "started_at"):
         return {}
-    return dict(
+    found = dict(
         connection.execute(
             "SELECT r.key, s.seconds FROM records AS r JOIN started_at AS s ON s.record = r.id "
             "WHERE r.experiment = ?",
             (experiment,),
         )
     )
+    if not all(isinstance(each, float) and 0 <= each < _LATEST for each in found.values()):
+        raise damaged(name, "its start times are not those written")
+    return found
 
 
 def _has_table(connection: sqlite3.Connection, table: str) -> bool:
-    query = "SELECT count(*) FROM sqlite_schema WHERE name = ?"
-    return bool(connection.execute(query, (table,)).fetchone()[0])
+    query = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
+    return connection.execute(query, (table,)).fetchone() is not None

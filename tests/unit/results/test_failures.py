@@ -15,7 +15,7 @@ import xarray as xr
 
 from normscope.errors import DataError, NormscopeError, StateError
 from normscope.results import State, Store
-from normscope.results.tables import SCHEMA_VERSION
+from normscope.results.schema import SCHEMA_VERSION
 
 READ_AND_WRITE = (False, True)
 
