@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import erf, ndtr
 
 from normscope.errors import ShapeError
-from normscope.meanfield.field import SAME, Field, Operation, Setting, Signal
+from normscope.meanfield.field import PAIR, SAME, Field, Operation, Setting, Signal
 from normscope.meanfield.integrals import (
     Array,
     both_below,
@@ -232,11 +232,12 @@ class Nonlinearity(Operation):
         slopes = self.function.slope_product(*_pairs(field.mean, std), _correlation(field, std))
         square, fourth = (self.function.slope_moment(field.mean, std, power) for power in (2, 4))
         units = field.channels * field.count
-        kurtosis = (fourth / np.maximum(np.square(square), 1e-300)).mean(-1)
+        kurtosis = np.maximum(fourth / np.maximum(np.square(square), 1e-300), 1.0).mean(-1)
         step = np.zeros_like(signal.path)
         step[:, 2], step[:, 3] = kurtosis / units, (kurtosis - 1) / units
-        tilt = _tilt(self.function, field.mean, std)
-        return Signal(signal.kernel * slopes, signal.path + step, centred=False, tilt=tilt)
+        bend = _mean_curvature(self.function, field.mean, std)
+        bent = signal.kernel[:, PAIR] * bend[:, :, None] * bend[:, None, :]
+        return Signal(signal.kernel * slopes, signal.path + step, centred=False, bent=bent)
 
 
 @dataclass(frozen=True)
@@ -291,14 +292,13 @@ class Addition:
         return signal if field.resolved == output.resolved else signal.collapsed()
 
 
-def _tilt(function: Activation, mean: Array, std: Array) -> float:
-    """Return (E[z phi'] / E[phi'])^2 with z standard normal, by differences of the mean."""
-    step = 1e-4 * np.maximum(std, 1e-12)
-    slope, lean = (
-        function.mean(mean + shift, std + spread) - function.mean(mean - shift, std - spread)
-        for shift, spread in ((step, 0.0), (0.0, step))
+def _mean_curvature(function: Activation, mean: Array, std: Array) -> Array:
+    """Return E[phi''], the derivative of E[phi] by the standard deviation over that deviation."""
+    size = np.maximum(std, 1e-12)
+    step = 1e-4 * size
+    return np.asarray(
+        (function.mean(mean, std + step) - function.mean(mean, std - step)) / (2 * step * size)
     )
-    return float(np.mean(np.square(lean)) / max(float(np.mean(np.square(slope))), 1e-300))
 
 
 def _pairs(mean: Array, std: Array) -> tuple[Pair, Pair]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,14 +89,15 @@ class Signal:
             weighted layers except the last one, the number of all of these, and over activations
             the kurtosis of the slope, and that minus one, divided by the number of units.
         centred: whether their sum over the batch vanishes, unit by unit.
-        tilt: squared relative dependence on the value of the unit that they come through:
-            (E[z phi'] / E[phi'])^2 directly after an activation; 0 elsewhere.
+        bent: below an activation, the products of two samples' gradients above it, times
+            E[phi''] at both positions, (settings, held, held): how gradients follow the value of
+            the unit that they come through. None elsewhere.
     """
 
     kernel: Array
     path: Array
     centred: bool = False
-    tilt: float = 0.0
+    bent: Array | None = None
 
     @property
     def own(self) -> Array:
@@ -114,10 +116,12 @@ class Signal:
 
     def collapsed(self) -> Signal:
         """Return the same sums, for positions that are all alike."""
-        same = np.trace(self.kernel, axis1=-2, axis2=-1) / 2
-        different = self.kernel.sum((-2, -1)) / 2 - same
-        rows = [np.stack([same, different], -1), np.stack([different, same], -1)]
-        return replace(self, kernel=np.stack(rows, -2))
+        return self.mapped(_collapsed)
+
+    def mapped(self, change: Callable[[Array], Array]) -> Signal:
+        """Return the signal below a linear function of the positions, given its effect on sums."""
+        bent = None if self.bent is None else change(self.bent)
+        return replace(self, kernel=change(self.kernel), bent=bent)
 
 
 def position_shares(count: int, held: int) -> Array:
@@ -130,6 +134,14 @@ def position_shares(count: int, held: int) -> Array:
     if held == count:
         return np.full((held, held), 1 / held)
     return np.array([[1 / count, 1 - 1 / count], [1 - 1 / count, 1 / count]])
+
+
+def _collapsed(kernel: Array) -> Array:
+    """Return the sums on and off the diagonal, at two representative positions."""
+    same = np.trace(kernel, axis1=-2, axis2=-1) / 2
+    different = kernel.sum((-2, -1)) / 2 - same
+    rows = [np.stack([same, different], -1), np.stack([different, same], -1)]
+    return np.stack(rows, -2)
 
 
 def _spread_out(kernel: Array, count: int) -> Array:
@@ -147,9 +159,10 @@ def combined(signals: list[Signal]) -> Signal:
     weights = np.where(total > 0, sizes / np.where(total > 0, total, 1.0), 1 / len(signals))
     path = sum(w[:, None] * each.path for w, each in zip(weights, signals, strict=True))
     kernel = sum(each.kernel for each in signals)
-    tilt = float(sum(w.mean() * each.tilt for w, each in zip(weights, signals, strict=True)))
+    found = [each.bent for each in signals if each.bent is not None]
     centred = all(each.centred for each in signals)
-    return Signal(np.asarray(kernel), np.asarray(path), centred, tilt)
+    bent = np.asarray(sum(found)) if found else None
+    return Signal(np.asarray(kernel), np.asarray(path), centred, bent)
 
 
 @dataclass(frozen=True)
@@ -212,11 +225,16 @@ class Weighted(Operation):
 
     Attributes:
         fan_in: inputs of one unit.
-        weight_variance: variance of a weight times fan_in.
-        bias_variance: variance of a bias.
+        outputs: units, or output channels.
+        weight_variance: mean square of a weight times fan_in.
+        bias_variance: mean square of a bias.
+        has_bias: whether it has biases.
+        weight_mean: mean of its weights, which the theory takes to be zero.
     """
 
     fan_in: int
+    outputs: int
     weight_variance: float
     bias_variance: float
     has_bias: bool
+    weight_mean: float

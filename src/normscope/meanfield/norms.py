@@ -57,22 +57,39 @@ class BatchNorm(Norm):
 
     def apply(self, field: Field, setting: Setting) -> Field:
         """Return the order parameters of its output."""
-        rows = field.row_means(field.kernel[:, PAIR])
-        centre = rows.mean(-1)
-        centring = rows[:, :, None] + rows[:, None, :] - centre[:, None, None]
-        mean = field.mean - field.mean.mean(-1, keepdims=True)
-        kernel = field.kernel - centring[:, None]
-        return self._affine(field, mean, kernel, batch_variance(field))
+        return self._affine(field, *_centred(field), batch_variance(field))
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """Return the gradients at its input."""
         scale = np.square(self._scale(batch_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
         if not setting.through_statistics:
-            return replace(signal, kernel=kernel, centred=False)
+            return replace(signal, kernel=kernel, centred=False, bent=None)
         same = kernel[:, SAME] * small_batch_growth(setting.batch_size * field.count)
-        pair = _projected(kernel[:, PAIR], output, signal.tilt)
-        return replace(signal, kernel=np.stack([same, pair], 1), centred=True, tilt=0.0)
+        pair = _without_means(kernel[:, PAIR], field)
+        if signal.bent is not None:
+            gamma = np.square(np.asarray(self.gamma)) * scale
+            pair = pair + self._along_values(signal.bent * gamma[:, None, None], field)
+        return replace(signal, kernel=np.stack([same, pair], 1), centred=True, bent=None)
+
+    def _along_values(self, bent: Array, field: Field) -> Array:
+        r"""Return what the part of the gradients along the normalized values changes in the sums.
+
+        .. math:: d_a = g_a - \langle g\rangle - m_a \langle g \hat x\rangle
+
+        with the mean :math:`m_a` over data of a unit's normalized value at a position, and means
+        over data and positions in brackets. The last one is taken for its mean over units. What
+        results are the products of actual vectors: they have no negative eigenvalue.
+        """
+        mean, kernel = _centred(field)
+        kernel = kernel - (mean[:, :, None] * mean[:, None, :])[:, None]
+        kernel = kernel / (batch_variance(field) + self.eps)[:, None, None, None]
+        own, means = np.diagonal(kernel[:, SAME], axis1=-2, axis2=-1), kernel[:, PAIR]
+        rows = (bent * own[:, None, :]).sum(-1)
+        crossed = field.shares * rows[:, :, None] * means
+        crossed = crossed - field.shares * crossed.sum(-2)[:, None, :]
+        squared = field.shares * (rows * own).mean(-1)[:, None, None] * means
+        return np.asarray(squared - crossed - crossed.swapaxes(-1, -2))
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,7 @@ class SampleNorm(Norm):
         """Return the gradients at its input; the two directions that it removes are negligible."""
         scale = np.square(self._scale(_sample_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
-        return replace(signal, kernel=kernel, centred=False)
+        return replace(signal, kernel=kernel, centred=False, bent=None)
 
 
 def batch_variance(field: Field) -> Array:
@@ -142,15 +159,16 @@ def _sample_variance(field: Field) -> Array:
     return np.asarray(second - np.square(field.mean.mean(-1)))
 
 
-def _projected(kernel: Array, output: Field, tilt: float) -> Array:
-    """Remove from products of gradients their mean and their part along the values of the unit.
+def _centred(field: Field) -> tuple[Array, Array]:
+    """Return mean and second moments after the mean over data and positions is subtracted."""
+    rows = field.row_means(field.kernel[:, PAIR])
+    taken = rows[:, :, None] + rows[:, None, :] - rows.mean(-1)[:, None, None]
+    mean = field.mean - field.mean.mean(-1, keepdims=True)
+    return mean, field.kernel - taken[:, None]
 
-    The second matters where the mean of a unit differs between positions: a gradient that depends
-    on the value (as through ReLU, which passes it where the value is large) follows those means.
-    """
+
+def _without_means(kernel: Array, field: Field) -> Array:
+    """Return products of gradients after their mean over data and positions is subtracted."""
     rows = kernel.sum(-1)
     taken = rows[:, :, None] + rows[:, None, :] - rows.mean(-1)[:, None, None]
-    centred = output.kernel - (output.mean[:, :, None] * output.mean[:, None, :])[:, None]
-    own = np.diagonal(centred[:, SAME], axis1=-2, axis2=-1).mean(-1)
-    means = centred[:, PAIR] / np.maximum(own, 1e-300)[:, None, None]
-    return np.asarray(kernel - output.shares * taken * (1 + tilt * means))
+    return np.asarray(kernel - field.shares * taken)

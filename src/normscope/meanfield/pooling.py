@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr
 
-from normscope.meanfield.field import PAIR, SAME, Field, Operation, Setting, Signal
+from normscope.meanfield.field import SAME, Field, Operation, Setting, Signal
 from normscope.meanfield.integrals import Array, expectation
 from normscope.meanfield.windows import Window, adaptive_matrix, average_matrix
 
@@ -60,12 +60,9 @@ class AveragePool(Operation):
         """Return the gradients at its input."""
         if field.resolved:
             matrix = self._matrix(field)
-            return replace(signal, kernel=matrix.T @ signal.kernel @ matrix)
-        # each position has its share of the mean of a window: S shrinks, D stays
-        held = signal.collapsed().kernel
-        same = held[..., :1, :1] * output.count / field.count
-        different = held.sum((-2, -1), keepdims=True) / 2 - same
-        return replace(signal, kernel=np.where(np.eye(2, dtype=bool), same, different))
+            return signal.mapped(lambda kernel: matrix.T @ kernel @ matrix)
+        share = output.count / field.count
+        return signal.collapsed().mapped(lambda kernel: _shared_out(kernel, share))
 
     def _matrix(self, field: Field) -> Array:
         if self.window is None:
@@ -80,6 +77,13 @@ class AveragePool(Operation):
         pooled = one / window + (1 - 1 / window) * two
         kernel[..., 0, 0] = kernel[..., 1, 1] = pooled
         return kernel
+
+
+def _shared_out(kernel: Array, share: float) -> Array:
+    """Return sums over a map of like positions, each with its share of a window: D stays."""
+    same = kernel[..., :1, :1] * share
+    different = kernel.sum((-2, -1), keepdims=True) / 2 - same
+    return np.where(np.eye(2, dtype=bool), same, different)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Flatten(Operation):
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """Return the gradients at its input."""
         held = field.kernel.shape[-1]
-        return replace(signal, kernel=signal.kernel * np.eye(held) / held)
+        return signal.mapped(lambda kernel: kernel * np.eye(held) / held)
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,16 +154,15 @@ class MaxPool(Operation):
         """Return the gradients at its input: each goes to the one position that was the largest."""
         if field.resolved:
             matrix = average_matrix(self.window, field.positions, count_padding=False)
-            kernel = matrix.T @ signal.kernel @ matrix
+            pooled = signal.mapped(lambda kernel: matrix.T @ kernel @ matrix)
             own = np.diagonal(signal.kernel[:, SAME], axis1=-2, axis2=-1) @ matrix
             held = np.arange(field.count)
-            kernel[:, SAME, held, held] = own
-            return replace(signal, kernel=kernel, centred=False)
-        whole = signal.collapsed().kernel
-        part = whole[:, PAIR, :1, :1] * output.count / field.count
-        rest = whole[:, PAIR].sum((-2, -1), keepdims=True) / 2 - part
-        pair = np.where(np.eye(2, dtype=bool), part, rest)
-        return replace(signal, kernel=np.stack([whole[:, SAME], pair], 1), centred=False)
+            pooled.kernel[:, SAME, held, held] = own
+            return replace(pooled, centred=False)
+        whole, share = signal.collapsed(), output.count / field.count
+        pooled = whole.mapped(lambda kernel: _shared_out(kernel, share))
+        pooled.kernel[:, SAME] = whole.kernel[:, SAME]
+        return replace(pooled, centred=False)
 
     def _alike(self, field: Field, positions: tuple[int, ...], setting: Setting) -> Field:
         """Pool a map whose positions are all alike."""
