@@ -29,6 +29,7 @@ from scipy.special import ndtri
 
 from normscope.errors import InputError
 from normscope.meanfield.activations import Nonlinearity
+from normscope.meanfield.assumptions import check_weight_means
 from normscope.meanfield.field import PAIR, SAME, Field, Setting, Signal, Weighted
 from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
@@ -96,6 +97,7 @@ def estimate(
     """
     start = data.field(setting.resolve)
     fields = graph.forward(start, setting)
+    check_weight_means(graph, start, fields)
     flow = _Flow(graph, start, fields, graph.backward(fields, setting), setting)
     rows, heads, direction = [], [], np.zeros(1)
     upper = np.zeros(1)
@@ -141,6 +143,9 @@ def _row(flow: _Flow, index: int, signal: Signal, every: bool) -> tuple[LayerRow
     if every:
         term = term + (signal.total if operation.has_bias else 0.0)
         term = term + _norm_terms(flow, index)
+    # A squared norm. Only moments estimated on few samples give less than zero, and then zero is
+    # the closest value that it can have.
+    term = np.maximum(term, 0.0)
     return row_of(node.name, operation.fan_in, output, source, signal, term, bulk), own
 
 
@@ -191,7 +196,8 @@ def _summed(
 
 def _ratio(first: float | Array, second: float | Array) -> Array:
     second = np.asarray(second)
-    return np.asarray(first) / np.where(second == 0, 1.0, second)
+    with np.errstate(invalid="ignore"):  # both infinite in a batch of fewer than four values
+        return np.asarray(first) / np.where(second == 0, 1.0, second)
 
 
 def _approximations(flow: _Flow) -> tuple[str, ...]:

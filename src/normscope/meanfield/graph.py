@@ -119,6 +119,8 @@ class Graph:
         """Return the same graph with these variances of weights (times fan in) and biases."""
         given = {"weight_variance": weight, "bias_variance": bias}
         changes = {name: value for name, value in given.items() if value is not None}
+        if weight is not None:
+            changes["weight_mean"] = 0.0
         return self._changed(Weighted, lambda operation: replace(operation, **changes))
 
     def _changed(self, kind: type, change: Callable[..., Operation]) -> Graph:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
+from normscope.meanfield.assumptions import check_finite
 from normscope.meanfield.field import Setting
 from normscope.meanfield.fisher import FisherEstimate, estimate
 from normscope.meanfield.graph import Graph, Input
@@ -33,6 +34,11 @@ _NO_DIRECTION = (
     "no layer has a mean gradient over the data (an odd activation without a shift, or nothing "
     "that singles out a direction), so the bound is zero and says nothing; what remains falls "
     "with the batch size. normscope.max_learning_rate measures it."
+)
+_FEWEST_SAMPLES = 4  # for which the mean inverse variance of a batch exists
+_FEW_SAMPLES = (
+    "gradients through the statistics of a batch of {:g} have no finite mean square; the theory "
+    "needs four samples or more."
 )
 
 T = TypeVar("T", FisherEstimate, LayerRow)
@@ -81,6 +87,9 @@ def predict(
 
     Raises:
         UnknownNameError: if there is no such closure or choice of parameters.
+        NoClosureError: if the model cannot be read, or is outside the assumptions of the theory;
+            the message names the module.
+        InputError: if weights or data are not finite.
 
     >>> from normscope.meanfield import fully_connected_specification
     >>> round(predict(fully_connected_specification()).lambda_max, 2)  # 1000 / (2 pi)
@@ -95,11 +104,13 @@ def predict(
     samples, first = (None, DEFAULT_BATCH_SIZE) if data is None else _inputs_of(data)
     graph = _graph_of(model, _shape(input_shape, samples), activations or {})
     graph = graph.with_variances(weight_variance, bias_variance)
+    values = _gamma(gamma)
+    check_finite(graph.with_gamma(values))
     size = _batch_size(first if batch_size is None else batch_size)
     moments, every = _moments(graph, samples), parameters == "all"
     found = in_pieces(
         lambda values: _estimate(graph.with_gamma(values), moments, closure, size, every),
-        _gamma(gamma),
+        values,
         _PIECE if graph.needs_positions else None,
     )
     return _prediction(found, closure, size, gamma)
@@ -198,7 +209,10 @@ def _array(batch: Any, data: Any) -> Array:
         inputs = inputs.detach().cpu().double().numpy()
     if not isinstance(inputs, np.ndarray):
         raise _no_inputs(data)
-    return np.asarray(inputs, dtype=float)
+    inputs = np.asarray(inputs, dtype=float)
+    if not np.isfinite(inputs).all():
+        raise InputError("data needs finite inputs, got NaN or infinity; remove those samples.")
+    return inputs
 
 
 def _no_inputs(data: Any) -> ArgumentTypeError:
@@ -294,6 +308,8 @@ def verdicts(found: FisherEstimate, closure: str, batch_size: float, count: int)
 
 def _verdict(closure: str, batch_size: float, values: tuple[float, ...]) -> Verdict:
     bound, head, direction, bulk, upper, growth = values
+    if math.isinf(upper) and batch_size < _FEWEST_SAMPLES:
+        return Verdict("undetermined", None, _FEW_SAMPLES.format(batch_size))
     if not math.isfinite(bound) or bound <= NOTHING * upper:
         return Verdict("undetermined", None, _NO_DIRECTION)
     if closure == "printed":

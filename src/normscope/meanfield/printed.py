@@ -14,7 +14,8 @@ import numpy as np
 
 from normscope.errors import InputError
 from normscope.meanfield.activations import Addition, Nonlinearity, Rectifier
-from normscope.meanfield.field import Operation, Weighted
+from normscope.meanfield.assumptions import check_weight_means
+from normscope.meanfield.field import Operation, Setting, Weighted
 from normscope.meanfield.fisher import FisherEstimate
 from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
@@ -49,7 +50,8 @@ def printed_estimate(graph: Graph, data: Input) -> FisherEstimate:
     Raises:
         InputError: if the paper has no recursion for an operation of the network.
     """
-    steps = _steps(graph)
+    steps, start = _steps(graph), data.field(resolve=False)
+    check_weight_means(graph, start, graph.forward(start, Setting()))
     below: list[Three] = [_input_moments(data)]
     moments: list[Three] = []
     for step in steps:

@@ -31,6 +31,7 @@ class Linear(Weighted):
         weight_variance: variance of a weight times the number of inputs.
         bias_variance: variance of a bias.
         has_bias: whether it has biases.
+        weight_mean: mean of its weights, which the theory takes to be zero.
     """
 
     inputs: int
@@ -38,6 +39,7 @@ class Linear(Weighted):
     weight_variance: float = 2.0
     bias_variance: float = 0.0
     has_bias: bool = True
+    weight_mean: float = 0.0
 
     @property
     def fan_in(self) -> int:  # type: ignore[override]  # computed, where the base declares it
@@ -73,6 +75,7 @@ class Convolution(Weighted):
         weight_variance: variance of a weight times the inputs of a unit.
         bias_variance: variance of a bias.
         has_bias: whether it has biases.
+        weight_mean: mean of its weights, which the theory takes to be zero.
     """
 
     inputs: int
@@ -82,6 +85,7 @@ class Convolution(Weighted):
     weight_variance: float = 2.0
     bias_variance: float = 0.0
     has_bias: bool = True
+    weight_mean: float = 0.0
 
     @property
     def fan_in(self) -> int:  # type: ignore[override]  # computed, where the base declares it

@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.errors import InputError, NoClosureError
 from normscope.layers.surgery.trace import trace
-from normscope.meanfield.activations import Addition, Nonlinearity
+from normscope.meanfield.activations import Addition, Dropout, Nonlinearity
 from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
 from normscope.meanfield.pooling import MaxPool
+from normscope.meanfield.reading.refusals import refuse_hooks, unreadable
 from normscope.meanfield.reading.rules import (
     SUPPORTED,
     Unsupported,
@@ -52,6 +54,7 @@ def read(
             theory has no closure for; the message names it.
     """
     require_module(model, "predict")
+    refuse_hooks(model)
     root, calls = _trace_copy(model)
     reader = _Reader(model, root, activations or {})
     for node in calls.nodes:
@@ -94,6 +97,7 @@ class _Reader:
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, Any] = {}  # index in ``nodes``, or one of the words above
         self._seen: set[str] = set()
+        self._weights: dict[Any, str] = {}  # names of layers by the address of their weights
 
     def take(self, node: fx.Node) -> None:
         """Read one call of the forward pass."""
@@ -126,10 +130,26 @@ class _Reader:
         operation = operation_of_module(module, self.activations)
         if isinstance(operation, Unsupported):
             raise self._refused(name, f"the module {type(module).__name__}")
-        if isinstance(operation, Weighted) and name in self._seen:
-            raise self._refused(name, f"a {type(module).__name__} that is called twice")
-        self._seen.add(name)
+        own = self.model.get_submodule(name)  # with its flag; the copy is in eval mode
+        if isinstance(operation, Weighted):
+            self._take_weights(name, own)
+        reason = unreadable(own, self.model)
+        if reason is not None:
+            raise self._refused(name, f"a {type(module).__name__} {reason}")
+        if isinstance(operation, Dropout) and self.model.training and not own.training:
+            operation = None
         self._add(node, name, operation)
+
+    def _take_weights(self, name: str, module: nn.Module) -> None:
+        """Refuse weights that are used twice."""
+        kind = type(module).__name__
+        weight = module.get_parameter("weight") if not is_parametrized(module) else None
+        first = self._weights.setdefault(name if weight is None else weight.data_ptr(), name)
+        if name in self._seen:
+            raise self._refused(name, f"a {kind} that is called twice")
+        if first != name:
+            raise self._refused(name, f"a {kind} whose weights are those of {first}")
+        self._seen.add(name)
 
     def _take_function(self, node: fx.Node) -> None:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

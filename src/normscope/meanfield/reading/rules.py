@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.layers.kinds import is_batch_norm, kind_of
@@ -86,20 +89,28 @@ def tuples(value: Any, dimensions: int) -> tuple[int, ...]:
 def _linear(module: nn.Linear) -> Made:
     if not is_plain_layer(module):
         return Unsupported.HERE
-    fan_in = module.in_features
-    weight, bias = _mean_square(module.weight) * fan_in, _mean_square(module.bias)
-    return Linear(fan_in, module.out_features, weight, bias, module.bias is not None)
+    sizes = (module.in_features, module.out_features)
+    return Linear(*sizes, **_weights(module, module.in_features))
 
 
 def _convolution(module: _ConvNd) -> Made:
     if not is_plain_layer(module) or module.transposed or module.padding_mode != "zeros":
         return Unsupported.HERE
-    weight = _mean_square(module.weight) * module.weight[0].numel()
     window = Window(
         tuple(module.kernel_size), tuple(module.stride), _padding(module), tuple(module.dilation)
     )
     sizes = (module.in_channels, module.out_channels, window, module.groups)
-    return Convolution(*sizes, weight, _mean_square(module.bias), module.bias is not None)
+    return Convolution(*sizes, **_weights(module, module.weight[0].numel()))
+
+
+def _weights(module: Any, fan_in: int) -> dict[str, Any]:
+    """Return the moments of the weights and biases of a layer."""
+    return {
+        "weight_variance": _mean_square(module.weight) * fan_in,
+        "bias_variance": _mean_square(module.bias),
+        "has_bias": module.bias is not None,
+        "weight_mean": float(module.weight.detach().double().mean()),
+    }
 
 
 def _padding(module: _ConvNd) -> tuple[tuple[int, int], ...]:
@@ -114,7 +125,27 @@ def _padding(module: _ConvNd) -> tuple[tuple[int, int], ...]:
 
 def _batch_norm(module: nn.Module) -> Made:
     inner = [child for child in module.modules() if child is not module]
-    return Unsupported.HERE if inner else BatchNorm(**_affine(module))
+    return Unsupported.HERE if inner or not _normalizes(module) else BatchNorm(**_affine(module))
+
+
+def _normalizes(module: Any) -> bool:
+    """Return whether a layer normalizes as its attributes say; a subclass may do more."""
+    if type(module).forward.__module__.startswith(("torch.nn.", "normscope.layers.")):
+        return True
+    channels, tensors = module.num_features, [*module.parameters(), *module.buffers()]
+    kind = next((each for each in tensors if each.is_floating_point()), torch.empty(0))
+    for positions in ((), (3,), (3, 3), (3, 3, 3)):
+        shape = (16, channels, *positions)
+        x = torch.arange(math.prod(shape), dtype=torch.float64).square().sin().reshape(shape)
+        x, layer = x.to(kind), copy.deepcopy(module).train()
+        weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+        expected = functional.batch_norm(x, None, None, weight, bias, True, eps=layer.eps)
+        try:
+            with torch.no_grad():
+                return torch.allclose(layer(x), expected, rtol=1e-3, atol=1e-4)
+        except Exception:  # not of these dimensions; a user's layer may fail in any way
+            continue
+    return False
 
 
 def _layer_norm(module: nn.LayerNorm) -> Made:
