@@ -70,6 +70,14 @@ def test_public_name_has_a_docstring(module, name):
     assert not own.startswith(f"{name}("), "a dataclass that only repeats its signature"
 
 
+def test_every_chart_and_adapter_has_a_page():
+    """They are imported from their own modules, so no ``__all__`` lists them."""
+    home = ROOT / "src" / "normscope"
+    charts = {f"normscope.plots.{file.stem}" for file in (home / "plots").glob("[a-z]*.py")}
+    extras = ("lightning", "mlflow", "tensorboard", "transformers", "wandb")
+    assert charts | {f"normscope.integrations.{name}" for name in extras} <= REFERRED
+
+
 def test_directives_name_modules_that_exist():
     for path in REFERRED:
         home, _, name = path.rpartition(".")
