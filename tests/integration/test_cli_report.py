@@ -13,8 +13,7 @@ from tests.references.html_outline import outline
 
 from normscope.cli.main import main
 from normscope.results import Store
-from normscope.sweeps import training_cell
-from normscope.sweeps.settings import complete_settings
+from normscope.sweeps import Diagram, training_cell
 
 HOSTILE = "<script>alert(1)</script>"
 RUN = ["run", "wei2018/figure1", "--set", "width=40", "--set", "channels=(3,4,5)"]
@@ -164,8 +163,8 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 def test_report_runs_no_code_that_a_store_names(tmp_path, capsys):
     """A store from somebody else may name any function as its model."""
     trap, out = tmp_path / "trap", tmp_path / "report.html"
-    settings = complete_settings({"gamma": 1.0, "learning_rate": 0.1, "epochs": 1.0})
-    del settings["gamma"]
+    (cell,) = Diagram({"gamma": [1.0], "learning_rate": [0.1]}, {"epochs": 1.0}, [0]).cells
+    settings = {name: value for name, value in cell.parameters.items() if name != "gamma"}
     with Store(tmp_path / "foreign.sqlite") as store:
         for model in ("subprocess:getoutput", 3):
             for gamma in (0.5, 1.0):

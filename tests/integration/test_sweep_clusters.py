@@ -10,8 +10,7 @@ import pytest
 import xarray as xr
 
 from normscope.results import Store
-from normscope.sweeps import Diagram, sweep
-from normscope.sweeps.diagram import TRAININGS
+from normscope.sweeps import TRAININGS, Diagram, sweep
 
 AXES = {"gamma": [0.3, 1.0, 3.0], "learning_rate": [0.003, 0.01, 0.1, 1.0]}
 SETTINGS = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}

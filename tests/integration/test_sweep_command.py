@@ -17,7 +17,6 @@ from normscope.cli.main import main
 from normscope.report import report_of
 from normscope.results import Store
 from normscope.sweeps import Work
-from normscope.sweeps.custom import files_digest
 
 SMALL = ["--set", "width=24", "--set", "epochs=1", "--set", "samples=640", "--set", "gamma=0.5,2"]
 RATES = ["--set", "lr=1e-3:100:3:log"]
@@ -110,12 +109,11 @@ def test_sweep_and_status_tell_of_cells_of_an_edited_file(capsys, tmp_path, monk
     assert "present version is complete, but 2 of its 6 cells failed." in capsys.readouterr().out
     with Store("own.sqlite", read_only=True) as store:
         codes = {record.parameters["code"] for record in store.select("phase_diagram")}
-    present_code = files_digest([file])
     (section,) = report_of(["own.sqlite"]).sections
     assert len(codes) == 2
     assert all(f"(code {code}): " in " ".join(section.paragraphs) for code in codes)
     assert section.paragraphs[1].startswith("newest version of the user's files, of 20")
-    assert present_code in section.paragraphs[1]
+    assert last.parameters["code"] in section.paragraphs[1]
     assert section.paragraphs[2].startswith("earlier version of the user's files, of 20")
 
 

@@ -10,7 +10,7 @@ import xarray as xr
 from tests.references.killed_sweep import run
 
 from normscope.results import Store
-from normscope.sweeps.diagram import TRAININGS
+from normscope.sweeps import TRAININGS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from normscope.theorems import check, check_cases
-from normscope.theorems.check import random_case
+from normscope.theorems import check, check_cases, random_case
 from normscope.theorems.layer_case import layer_case
 from normscope.theorems.theorem_c1 import ball_maximum, hessian_matrices
 

@@ -22,8 +22,7 @@ import xarray as xr
 
 from normscope.errors import DataError
 from normscope.results import Store
-from normscope.sweeps import Cell, Diagram, Work, sweep
-from normscope.sweeps.diagram import TRAININGS
+from normscope.sweeps import TRAININGS, Cell, Diagram, Work, sweep
 
 AXES = {"gamma": [0.3, 0.6, 1.0, 2.0, 3.0], "learning_rate": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]}
 SETTINGS = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}

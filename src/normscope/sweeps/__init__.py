@@ -2,8 +2,8 @@
 
 from normscope.sweeps.boundary import boundary
 from normscope.sweeps.cell import training_cell
-from normscope.sweeps.diagram import Diagram, phase_diagram
-from normscope.sweeps.engines import ENGINES
+from normscope.sweeps.diagram import TRAININGS, Diagram, phase_diagram
+from normscope.sweeps.engines import ENGINES, Engine
 from normscope.sweeps.run import sweep
 from normscope.sweeps.settings import Training
 from normscope.sweeps.status import Status, status
@@ -11,8 +11,10 @@ from normscope.sweeps.work import Cell, Failure, Report, Unit, Work, grid_cells
 
 __all__ = [
     "ENGINES",
+    "TRAININGS",
     "Cell",
     "Diagram",
+    "Engine",
     "Failure",
     "Report",
     "Status",

@@ -31,6 +31,7 @@ from normscope.sweeps.theory import critical_lines
 from normscope.sweeps.work import Cell, Report, Unit, Work, grid_cells, group_cells
 
 TRAININGS = Work("phase_diagram", train_unit, revision=1, diverged=has_diverged)
+"""The trainings of phase diagrams, for `sweep` with the units of a `Diagram`."""
 MODEL = "fully_connected"
 DEFAULT_AXES = {"gamma": (0.1, 0.3, 1.0, 3.0), "learning_rate": (0.001, 0.01, 0.1, 1.0)}
 SCALES: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 Each statement is in its own file, in the form its source prints and in the corrected one.
 """
 
-from normscope.theorems.check import check, check_cases
+from normscope.theorems.check import check, check_cases, random_case
 from normscope.theorems.layer import check_layer
 from normscope.theorems.statement import THEOREMS, Statement
 from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
@@ -18,4 +18,5 @@ __all__ = [
     "check",
     "check_cases",
     "check_layer",
+    "random_case",
 ]

@@ -83,7 +83,7 @@ def check_cases(
         seed: of the cases; equal seeds give equal cases to every statement.
         eps: of every case; None for various ones in the exact form, and 0 in the others, so that
             no form fails because of eps.
-        **choices: further arguments of `normscope.theorems.check.random_case`.
+        **choices: further arguments of `random_case`.
 
     Returns:
         The verdicts, in order.

@@ -169,6 +169,8 @@ def test_agreement_is_measured_in_decades():
     assert "median 0.00, worst 0.00 decades in 3 of 3 rows, grid step 1.00" in train.measured
     assert printed.holds is False
     assert "median 1.48" in printed.measured
+    one_far = made_up([0.05, 0.5, 5.0], theory=[*measured[:2], 30.0])
+    assert judged(one_far)[0].holds is False
 
 
 def test_verdicts_follow_the_numbers():

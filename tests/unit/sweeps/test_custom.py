@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from normscope.cli.main import main
 from normscope.data import load
 from normscope.errors import (
     ArgumentTypeError,
@@ -15,10 +16,7 @@ from normscope.errors import (
     UnknownNameError,
 )
 from normscope.results import State, Store
-from normscope.sweeps import Training, phase_diagram, status, training_cell
-from normscope.sweeps.custom import build_model, file_version, load_custom_data, norm_scales
-from normscope.sweeps.diagram import split_settings
-from normscope.sweeps.settings import complete_settings
+from normscope.sweeps import Diagram, Training, phase_diagram, status, training_cell
 
 SOURCE = """
 import torch
@@ -113,7 +111,20 @@ def own(tmp_path):
 
 
 def data_at(place):
-    return load_custom_data(place, file_version(place))
+    return Training(data=place).data_set
+
+
+def scales_of(model, **settings):
+    """The scales of the norm layers of a user's model."""
+    network = Training.of({"model": model, **settings}).network(seed=0)
+    norms = [each for each in network.modules() if isinstance(each, torch.nn.BatchNorm1d)]
+    return [norm.weight.detach() for norm in norms]
+
+
+def complete(**settings):
+    """All settings of a training, as a store has them."""
+    (cell,) = Diagram({"learning_rate": [0.1]}, settings, [0]).cells
+    return cell.parameters
 
 
 def test_own_parts_train_as_the_registered_ones(own):
@@ -142,13 +153,12 @@ def test_theory_lines_stand_beside_an_own_model(own):
 
 
 def test_gamma_and_norm_reach_an_own_model(own):
-    kept = build_model(own("build"), 0, "own", 0.25, {"width": 8})
-    assert [scale.unique().tolist() for scale in norm_scales(kept)] == [[0.25]] * len(
-        norm_scales(kept)
-    )
-    assert not norm_scales(build_model(own("plain"), 0, "own", 0.25, {}))
-    converted = norm_scales(build_model(own("plain"), 0, "batch", 0.25, {"width": 8}))
-    assert [tuple(scale.shape) for scale in converted] == [(8,)]
+    kept = scales_of(own("build"), gamma=0.25, width=8)
+    assert kept
+    assert all(torch.equal(scale, torch.full((8,), 0.25)) for scale in kept)
+    assert not scales_of(own("plain"), norm="own")
+    (converted,) = scales_of(own("plain"), norm="batch", gamma=0.25, width=8)
+    assert torch.equal(converted, torch.full((8,), 0.25))
 
 
 def test_gamma_without_a_norm_layer_is_refused(own):
@@ -231,7 +241,7 @@ def test_status_runs_nothing_that_a_store_names(tmp_path, monkeypatch):
 
 
 def test_source_edited_during_a_sweep_fails_the_cell(own):
-    settings = complete_settings({"model": own("build"), "epochs": 1, "batch_size": 64})
+    settings = complete(model=own("build"), epochs=1, batch_size=64)
     training_cell(**settings, seed=0)
     own.path.write_text(SOURCE + "\n# edited\n", encoding="utf-8")
     with pytest.raises(StateError, match="no longer that of this sweep"):
@@ -251,9 +261,9 @@ def test_edited_module_is_imported_anew(tmp_path, monkeypatch):
     path = tmp_path / "edited_parts_module.py"
     path.write_text(SOURCE, encoding="utf-8")
     place = "edited_parts_module:build"
-    assert norm_scales(build_model(place, 0, "own", 1.0, {}))[0].numel() == 16
+    assert scales_of(place)[0].numel() == 16
     path.write_text(SOURCE.replace("width=16", "width=8"), encoding="utf-8")
-    assert norm_scales(build_model(place, 0, "own", 1.0, {}))[0].numel() == 8
+    assert scales_of(place)[0].numel() == 8
 
 
 def test_one_file_name_in_two_folders_is_two_sources(tmp_path, monkeypatch):
@@ -269,8 +279,8 @@ def test_one_file_name_in_two_folders_is_two_sources(tmp_path, monkeypatch):
 
 
 def test_registered_trainings_keep_their_keys():
-    assert "code" not in complete_settings({})
-    assert complete_settings({})["norm"] == "batch"
+    assert "code" not in complete()
+    assert complete()["norm"] == "batch"
 
 
 def test_one_pair_holds_out_every_fifth_sample(own):
@@ -374,14 +384,13 @@ def test_model_and_data_that_do_not_fit_are_refused_before_anything_is_stored(ow
 
 
 def test_own_models_cannot_vary(own):
-    from normscope.sweeps import Diagram
-
     axes = {"model": [own("build"), "conv_net"], "learning_rate": [0.1]}
     with pytest.raises(InputError, match="one sweep for each"):
         Diagram(axes, {}, [0])
 
 
-def test_scale_leaves_the_samples_of_own_data(own):
-    _, fixed = split_settings({"data": [own("one_pair")]}, "small")
-    assert "samples" not in fixed
-    assert split_settings({"data": ["mnist"]}, "small")[1]["samples"] == 12800
+def test_scale_leaves_the_samples_of_own_data(own, capsys):
+    """The scale small has 12,800 samples, of which own data may have fewer."""
+    settings = ["--set", f"data={own('one_pair')}", "--set", "gamma=1", "--set", "lr=0.1"]
+    assert main(["sweep", "phase_diagram", *settings, "--scale", "small", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("1 cell")

@@ -8,8 +8,7 @@ import torch
 
 from normscope.errors import InputError
 from normscope.models import build
-from normscope.sweeps import Cell, training_cell
-from normscope.sweeps.cell import group_key, train_unit
+from normscope.sweeps import TRAININGS, Cell, Diagram, training_cell
 from normscope.sweeps.ensemble import Member, Stack, is_stackable, train_together
 
 SMALL = {"epochs": 2, "width": 24, "samples": 640, "test_samples": 100}
@@ -33,7 +32,7 @@ def cells(**settings):
 )
 def test_group_ends_as_separate_trainings_up_to_rounding(settings):
     group = cells(**settings)
-    for cell, found in zip(group, train_unit(group), strict=True):
+    for cell, found in zip(group, TRAININGS.function(group), strict=True):
         alone = training_cell(**cell.parameters, seed=cell.seed)
         assert str(found["outcome"].values) == str(alone["outcome"].values)
         assert int(found["steps_done"]) == int(alone["steps_done"])
@@ -71,25 +70,27 @@ def test_steps_are_exact_in_double_precision():
 
 def test_member_that_diverges_leaves_at_once_and_harms_nobody():
     group = cells(loss="squared_error")
-    found = train_unit(group)
+    found = TRAININGS.function(group)
     assert [str(each["outcome"].values) for each in found].count("diverged") == 1
     assert int(found[2]["steps_done"]) < 10
     calm = [cell for number, cell in enumerate(group) if number != 2]
-    for each, other in zip(train_unit(calm), found[:2] + found[3:], strict=True):
+    for each, other in zip(TRAININGS.function(calm), found[:2] + found[3:], strict=True):
         np.testing.assert_allclose(each["test_loss"], other["test_loss"], rtol=1e-3)
 
 
 def test_group_is_the_same_to_the_bit_every_time():
-    first, second = train_unit(cells()), train_unit(cells())
+    first, second = TRAININGS.function(cells()), TRAININGS.function(cells())
     assert all(a.identical(b) for a, b in zip(first, second, strict=True))
 
 
-def test_groups_are_small_nets_that_differ_in_gamma_and_rate_only():
-    group = cells()
-    assert len({group_key(cell) for cell in group}) == 1
-    assert group_key(Cell(group[0].parameters, 4)) != group_key(group[0])
-    for alone in ({"width": 1000}, {"norm": "layer"}, {"model": "conv_net"}, {"every_epoch": True}):
-        assert group_key(Cell({**group[0].parameters, **alone}, 3)) is None
+def test_groups_are_small_nets():
+    axes = {"gamma": [0.5, 1.0], "learning_rate": [0.01, 0.1]}
+    sizes = {"epochs": 1, "samples": 256}
+    (unit,) = Diagram(axes, {**sizes, "width": 24}, [0]).units
+    assert len(unit.cells) == 4
+    conv_net = {"model": "conv_net", "padding": 1}
+    for alone in ({"width": 1000}, conv_net, {"every_epoch": True}):
+        assert len(Diagram(axes, {**sizes, **alone}, [0]).units) == 4
 
 
 def test_other_layers_are_refused():

@@ -10,23 +10,40 @@ import pytest
 import xarray as xr
 from torch import nn
 
+from normscope.cli.main import main
 from normscope.data import load
-from normscope.errors import NormscopeError, UnknownNameError
+from normscope.errors import NormscopeError
 from normscope.meanfield import predict
 from normscope.meanfield.softmax import output_curvature
 from normscope.models import build
 from normscope.plots.phase_diagram import phase_diagram as draw
 from normscope.problem import Problem
 from normscope.results import Store
-from normscope.sweeps import Diagram, Training, Work, phase_diagram, status, sweep, training_cell
-from normscope.sweeps.diagram import TRAININGS, split_settings
-from normscope.sweeps.settings import complete_settings
-from normscope.sweeps.status import estimate
-from normscope.sweeps.theory import critical_lines, critical_rates
+from normscope.sweeps import Diagram, Work, phase_diagram, status, sweep, training_cell
 from normscope.training import fit, sgd
 
 SMALL = {"epochs": 1, "width": 24, "samples": 640, "test_samples": 100}
 AXES = {"gammas": [0.5, 2.0], "learning_rates": [0.001, 0.01, 100.0]}
+
+
+def theory_of(axes, settings):
+    """The theory's lines of a diagram, of which nothing is trained."""
+    with Store(":memory:") as store:
+        return Diagram(axes, settings, [0]).results(store)["critical_learning_rate"]
+
+
+def complete(settings):
+    """All settings of a training, as a store has them."""
+    (cell,) = Diagram({"learning_rate": [0.1]}, settings, [0]).cells
+    return cell.parameters
+
+
+def cost_of(capsys, *settings, **options):
+    """The estimate of the command for these settings."""
+    words = [word for each in settings for word in ("--set", each)]
+    words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    assert main(["sweep", "phase_diagram", *words, "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +106,8 @@ def test_theory_is_that_of_every_combination():
     assert lines.dims == ("closure", "gamma", "width", "loss")
     for width in (16, 32):
         for loss in axes["loss"]:
-            training = Training.of({**fixed, "width": width, "loss": loss})
-            alone = critical_rates(training, "gamma", [0.5, 2.0])
+            own = {"gamma": [0.5, 2.0], "learning_rate": [0.01]}
+            alone = theory_of(own, {**fixed, "width": width, "loss": loss})
             np.testing.assert_array_equal(lines.sel(width=width, loss=loss), alone)
     assert (lines.sel(closure="train", width=16) != lines.sel(closure="train", width=32)).all()
 
@@ -121,9 +138,9 @@ def test_line_that_the_theory_does_not_have_says_why(settings, reason, tmp_path)
 
 def test_several_reasons_are_none_of_a_whole_line():
     axes = {"gamma": [0.5], "norm": ["l1", "l2"], "learning_rate": [0.01]}
-    lines = critical_lines(SMALL, axes)
+    lines = theory_of(axes, SMALL)
     assert lines.attrs["no_answer"].startswith("features.1: ")  # the same layer of both
-    odd = critical_lines({**SMALL, "activation": "tanh"}, {**axes, "norm": ["l1", "batch"]})
+    odd = theory_of({**axes, "norm": ["l1", "batch"]}, {**SMALL, "activation": "tanh"})
     assert odd.isel(closure=0).isnull().all()
     assert "no_answer" not in odd.attrs
 
@@ -211,8 +228,6 @@ def test_every_value_of_an_axis_is_built_before_anything_is_stored():
     axes = {"gamma": [1.0], "model": ["fully_connected", "conv_net"], "learning_rate": [0.1]}
     with pytest.raises(NormscopeError, match="width"):
         Diagram(axes, {"width": 16}, [0])
-    _, fixed = split_settings({"model": ["fully_connected", "conv_net"]}, "quick")
-    assert "width" not in fixed  # that of the fully connected net alone
 
 
 def test_figure_is_white_where_any_run_exploded_and_names_the_settings(found):
@@ -303,38 +318,42 @@ def test_dataset_is_written_and_read(found, tmp_path):
     assert json.loads(back.attrs["settings"])["data"] == "digits"
 
 
-def test_settings_of_a_command_are_axes_or_fixed():
-    axes, fixed = split_settings(
-        {"learning_rate": [0.1], "gamma": [1.0, 2.0], "width": [50, 100]}, "quick"
-    )
-    assert list(axes) == ["gamma", "width", "learning_rate"]
-    assert fixed["data"] == "digits"
-    _, conv = split_settings({"model": ["conv_net"]}, "quick")
-    assert "width" not in conv
-    with pytest.raises(UnknownNameError, match="unknown scale"):
-        split_settings({}, "tiny")
+def test_settings_of_a_command_are_axes_or_fixed(capsys):
+    axes = ("lr=0.1", "gamma=1,2", "width=50,100")
+    assert cost_of(capsys, *axes)["cells"] == 4
+    assert cost_of(capsys, "lr=0.1", "gamma=1,2", "width=50")["cells"] == 2
+    # the scale's width is of the fully connected net alone
+    assert cost_of(capsys, "lr=0.1", "gamma=1", "model=conv_net", "padding=1")["cells"] == 1
+    both = ["--set", "model=fully_connected,conv_net", "--dry-run"]
+    assert main(["sweep", "phase_diagram", *both]) == 2  # not for its width: digits are too small
+    assert "conv_net has more convolutions than an image of (8, 8)" in capsys.readouterr().err
+    assert main(["sweep", "phase_diagram", "--scale", "tiny", "--dry-run"]) == 2
+    assert "unknown scale 'tiny'" in capsys.readouterr().err
 
 
-def test_status_and_estimate_count_cells(tmp_path):
+def test_scale_of_a_command_sets_what_is_not_given(capsys):
+    """Quick: two epochs of 1438 digits in batches of 128, of which the last is left out."""
+    assert cost_of(capsys, "lr=0.1", "gamma=1")["steps"] == 2 * 11
+    assert cost_of(capsys, "lr=0.1", "gamma=1", "epochs=3")["steps"] == 3 * 11
+
+
+def test_status_and_estimate_count_cells(tmp_path, capsys):
     path = tmp_path / "p.sqlite"
     phase_diagram(gammas=[1.0], learning_rates=[0.01, 100.0], store=path, **SMALL)
     (state,) = status(path)
     assert (state.cells, state.open, state.seconds_left) == (2, 0, None)
     assert state.to_dict()["diverged"] == 1
-    axes = {"gamma": [1.0], "learning_rate": [0.01, 0.1, 100.0]}
-    units = Diagram(axes, {"data": "digits", "model": "fully_connected", **SMALL}, [0]).units
-    with Store(path, read_only=True) as store:
-        cost = estimate(TRAININGS, units, store, workers=2, threads=1)
-    assert (cost.cells, cost.open_cells, cost.steps) == (3, 1, 5)
-    assert cost.seconds == pytest.approx(5 * cost.seconds_per_step / 2)
+    settings = [f"{name}={value}" for name, value in SMALL.items()]
+    cost = cost_of(capsys, "gamma=1", "lr=0.01,0.1,100", *settings, out=path, workers=2)
+    assert (cost["cells"], cost["open_cells"], cost["steps"]) == (3, 1, 5)
+    assert cost["seconds"] == pytest.approx(5 * cost["seconds_per_step"] / 2)
 
 
-def test_estimate_sums_over_the_settings():
-    axes = {"gamma": [1.0], "epochs": [1, 100], "learning_rate": [0.01]}
-    fixed = {name: value for name, value in SMALL.items() if name != "epochs"}
-    cost = estimate(TRAININGS, Diagram(axes, fixed, [0]).units, None, workers=1, threads=1)
-    assert cost.steps == 500
-    assert cost.seconds == pytest.approx(505 * cost.seconds_per_step)
+def test_estimate_sums_over_the_settings(capsys):
+    fixed = [f"{name}={value}" for name, value in SMALL.items() if name != "epochs"]
+    cost = cost_of(capsys, "gamma=1", "epochs=1,100", "lr=0.01", *fixed)
+    assert cost["steps"] == 500
+    assert cost["seconds"] == pytest.approx(505 * cost["seconds_per_step"])
 
 
 def slowly(cells):
@@ -405,5 +424,6 @@ def test_device_is_where_a_training_goes_and_what_it_is_known_by(monkeypatch):
     here = training_cell(**settings, seed=0)
     assert moved == ["cpu:0", "cpu"]
     assert float(there["test_loss"]) == float(here["test_loss"])
-    assert "device" not in complete_settings(settings)
-    assert complete_settings({**settings, "device": "cpu:0"})["device"] == "cpu:0"
+    del settings["learning_rate"]
+    assert "device" not in complete(settings)
+    assert complete({**settings, "device": "cpu:0"})["device"] == "cpu:0"

@@ -13,8 +13,7 @@ from tests.unit.sweeps.work import CALLS, WORK, units
 
 from normscope.errors import InputError, StateError, UnknownNameError
 from normscope.results import State, Store
-from normscope.sweeps import sweep
-from normscope.sweeps.engines import Engine
+from normscope.sweeps import Engine, sweep
 
 
 @pytest.fixture(autouse=True)

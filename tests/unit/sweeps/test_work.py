@@ -5,13 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.errors import InputError
-from normscope.sweeps import Cell, grid_cells
-from normscope.sweeps.work import coarse_to_fine, group_cells
+from normscope.sweeps import Diagram, grid_cells
+
+SMALL = {"width": 8, "epochs": 1, "samples": 256}
+
+
+def order_of(*sizes):
+    """The places of a grid in the order in which they are computed."""
+    axes = {f"axis {number}": range(size) for number, size in enumerate(sizes)}
+    return [tuple(cell.parameters.values()) for cell in grid_cells(axes, {}, [0])]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_every_place_comes_once(sizes):
-    found = coarse_to_fine(sizes)
+    found = order_of(*sizes)
     expected = 1
     for size in sizes:
         expected *= size
@@ -20,7 +27,7 @@ def test_every_place_comes_once(sizes):
 
 
 def test_a_part_of_the_order_covers_the_whole_grid():
-    quarter = coarse_to_fine([9, 17])[: 9 * 17 // 4]
+    quarter = order_of(9, 17)[: 9 * 17 // 4]
     # no place of the grid is further than two rows and two columns from one that is known
     for i in range(9):
         for j in range(17):
@@ -43,22 +50,28 @@ def test_truth_values_are_no_numbers():
     assert len(grid_cells({"flag": [True, 1]}, {}, [0])) == 2
 
 
+def kind_of(cell):
+    return cell.parameters["norm"], cell.seed
+
+
 def test_units_gather_alike_cells_only():
-    cells = [Cell({"kind": kind, "number": n}, 0) for n, kind in enumerate("ababaca")]
-    alone = {"c"}
-    units = list(
-        group_cells(
-            cells, 2, lambda c: None if c.parameters["kind"] in alone else c.parameters["kind"]
-        )
-    )
-    kinds = ["".join(cell.parameters["kind"] for cell in unit.cells) for unit in units]
-    assert kinds == ["aa", "bb", "c", "aa"]
-    assert sum(len(unit.cells) for unit in units) == len(cells)
+    """Nets that differ in gamma and rate train together, up to eight; others alone."""
+    axes = {"gamma": [0.5, 1.0, 2.0], "norm": ["batch", "none", "layer"]}
+    axes["learning_rate"] = [0.01, 0.1, 1.0, 10.0]
+    plan = Diagram(axes, SMALL, [0, 1])
+    cells = [cell for unit in plan.units for cell in unit.cells]
+    assert sorted(map(repr, cells)) == sorted(map(repr, plan.cells))
+    sizes = {}
+    for unit in plan.units:
+        (kind,) = {kind_of(cell) for cell in unit.cells}
+        sizes.setdefault(kind, []).append(len(unit.cells))
+    together = {(norm, seed): [8, 4] for norm in ("batch", "none") for seed in (0, 1)}
+    assert sizes == {**together, ("layer", 0): [1] * 12, ("layer", 1): [1] * 12}
+    for kind in sizes:  # in the order of the grid
+        own = [cell for cell in cells if kind_of(cell) == kind]
+        assert own == [cell for cell in plan.cells if kind_of(cell) == kind]
 
 
-def test_units_of_a_part_that_is_left_are_those_of_the_whole():
-    cells = grid_cells({"gamma": [1.0, 2.0, 3.0], "learning_rate": [0.1, 0.2]}, {}, [0, 1])
-    first = list(group_cells(cells, 4, lambda cell: cell.seed))
-    again = list(group_cells(cells, 4, lambda cell: cell.seed))
-    assert first == again
-    assert [len(unit.cells) for unit in first] == [4, 4, 2, 2]
+def test_units_are_the_same_every_time():
+    axes = {"gamma": [1.0, 2.0, 3.0], "learning_rate": [0.1, 0.2, 0.3]}
+    assert Diagram(axes, SMALL, [0, 1]).units == Diagram(axes, SMALL, [0, 1]).units

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from normscope.errors import InputError, ShapeError, UnknownNameError
-from normscope.theorems import THEOREMS, check, check_cases
-from normscope.theorems.check import random_case
+from normscope.theorems import THEOREMS, check, check_cases, random_case
 from normscope.theorems.layer_case import Units
 
 NAMES = [
