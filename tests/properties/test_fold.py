@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties.random_networks import random_network
 from torch import nn
 
-from normscope.errors import NormscopeWarning
+from normscope.errors import NormscopeWarning, ShapeError
 from normscope.layers import BatchNorm2d, LpNorm2d, NoisyBatchNorm2d, fold, is_batch_norm
 from normscope.layers.kinds import is_lp_norm
 
@@ -75,10 +76,10 @@ def with_random_statistics(model):
     return model
 
 
-def folded_quietly(model):
+def folded_quietly(model, inputs=None):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NormscopeWarning)
-        return fold(model)
+        return fold(model, inputs=inputs)
 
 
 def norms_directly_after_a_layer(model):
@@ -110,3 +111,24 @@ def test_norm_after_a_layer_is_gone_and_folding_again_changes_nothing(model):
     twice = folded_quietly(once)
     assert str(twice) == str(once)
     assert all(map(torch.equal, once.state_dict().values(), twice.state_dict().values()))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**31))
+def test_fold_never_computes_something_else_in_silence(seed):
+    model, x = random_network(seed)
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(x.clone())
+        given_inputs = folded_quietly(model, inputs=x)(x.clone())
+    torch.testing.assert_close(given_inputs, expected, rtol=1e-8, atol=1e-8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folded = fold(model)
+    if any("were not compared" in str(each.message) for each in caught):
+        return
+    try:
+        with torch.no_grad():
+            result = folded(x.clone())
+    except ShapeError:  # folded for another number of dimensions
+        return
+    torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)

@@ -48,14 +48,20 @@ def is_unchanged(module: nn.Module) -> bool:
         return False
     if "forward" in own or own.get("_compiled_call_impl") is not None:
         return False
-    return _is_defined_with_its_class(type(module)) and type(module).__call__ is _CALL
+    owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
+    is_own = defining_module(vars(owner)["forward"]) == owner.__module__
+    return is_own and type(module).__call__ is _CALL
 
 
-def _is_defined_with_its_class(kind: type[nn.Module]) -> bool:
-    """Return whether the class's ``forward`` comes from the file of the class that defines it."""
-    owner = next(base for base in kind.__mro__ if "forward" in vars(base))
-    code = getattr(vars(owner)["forward"], "__globals__", {})
-    return code.get("__name__") == owner.__module__  # functools.wraps does not change the globals
+def defining_module(function: object) -> str:
+    """Return the name of the Python module that a function was written in.
+
+    Unlike ``__module__``, it is not copied by ``functools.wraps``.
+
+    >>> defining_module(nn.Linear.forward)
+    'torch.nn.modules.linear'
+    """
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 
 _CALL = nn.Module.__call__  # as torch defined it; torch.fx replaces it while it traces

@@ -443,3 +443,44 @@ def test_norm_that_alters_its_scale_is_refused():
 def test_other_than_a_module_is_refused(function):
     with pytest.raises(ArgumentTypeError, match=r"convert expects an nn\.Module, got list"):
         function([1], "batch")
+
+
+class Chain(nn.Module):
+    """Calls its parts, and counts its calls: a copy, too, counts those in the original."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.one, self.two = parts
+        self.calls = []
+        self.count = lambda: self.calls.append(1)
+
+    def forward(self, x):
+        self.count()
+        torch.rand(3)
+        return self.two(self.one(x))
+
+
+def test_conversion_leaves_random_numbers_spectral_norm_and_attributes_alone():
+    def parts():
+        layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        return nn.Sequential(layer, nn.ReLU(), nn.Linear(4, 4))
+
+    model = Chain(parts(), parts())
+    before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    for kind in ("batch", "noisy", "layer"):
+        converted = convert(convert(model, kind), "group")
+        assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+        assert (
+            converted.one[0]
+            .parametrizations.weight[0]
+            ._u.equal(before["one.0.parametrizations.weight.0._u"])
+        )
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert model.calls == []
+
+
+def test_model_that_keeps_an_activation_with_its_graph_is_converted():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.cache = model[0](torch.ones(2, 4))
+    assert isinstance(convert(model, "layer")[1], nn.LayerNorm)
+    assert model.cache.grad_fn is not None

@@ -1,4 +1,7 @@
 import copy
+import functools
+import pickle
+import threading
 import warnings
 
 import pytest
@@ -6,7 +9,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from normscope.errors import ArgumentTypeError, NormscopeWarning, StateError
+from normscope.errors import (
+    ArgumentTypeError,
+    MisfitError,
+    NormscopeWarning,
+    ShapeError,
+    StateError,
+)
 from normscope.layers import BatchNorm2d, LpNorm1d, LpNorm2d, NoisyBatchNorm2d, fold, is_batch_norm
 from normscope.layers.kinds import is_lp_norm
 
@@ -596,3 +605,191 @@ def test_norm_that_alters_its_parameters_stays(altered, features):
 def test_other_than_a_module_is_refused():
     with pytest.raises(ArgumentTypeError, match=r"fold expects an nn\.Module, got the string 'x'"):
         fold("x")
+
+
+def test_linear_layer_and_norm_of_sequences_are_refused_or_kept():
+    x = doubles(3, 4, 5)
+    before = randomized(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU())).double()
+    after = randomized(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(5, 4))).double()
+    after[1] = nn.Linear(4, 4).double()
+    for model, given in ((before, x), (after, x[..., :4])):
+        folded = fold(model)
+        assert norms_in(folded) == []
+        with pytest.raises(ShapeError, match="folded here for vectors"):
+            folded(given)
+        with pytest.warns(NormscopeWarning, match="folded here for vectors"):
+            kept = fold(model, inputs=given)
+        torch.testing.assert_close(kept(given), model.eval()(given))
+
+
+def test_convolution_and_norm_of_one_unbatched_sequence_are_refused():
+    model = randomized(nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4))).double().eval()
+    x = doubles(2, 4)
+    assert model(x).shape == (4, 4)  # channels as samples, positions as channels
+    with pytest.raises(ShapeError, match="folded here for sequences"):
+        fold(model)(x)
+
+
+def test_check_of_the_dimensions_survives_pickling_scripting_and_tracing():
+    layers = nn.Linear(5, 4), Fused(4), nn.Linear(4, 3), nn.BatchNorm1d(3)
+    folded = fold(randomized(nn.Sequential(*layers)))
+    assert norms_in(folded) == []
+    copies = [copy.deepcopy(folded), pickle.loads(pickle.dumps(folded))]
+    for each in (*copies, torch.fx.symbolic_trace(folded), script(folded)):
+        torch.testing.assert_close(each(torch.ones(2, 5)), folded(torch.ones(2, 5)))
+    with pytest.raises(ShapeError, match="vectors"):
+        copies[1](torch.ones(2, 4, 5))
+
+
+def script(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(model)
+
+
+def by_type(net, x):
+    return net.norm(torch.relu(x) if type(x) is torch.Tensor else x)
+
+
+def by_attribute(net, x):
+    return net.norm(x if hasattr(x, "traced_node") else x.sin())
+
+
+@pytest.mark.parametrize("branch", [by_type, by_attribute])
+def test_branch_that_tracing_takes_otherwise_keeps_the_norm(branch):
+    net = Net(
+        lambda net, x: net.head(torch.relu(net.head_norm(net.first(branch(net, net.layer(x)))))),
+        layer=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), first=nn.Linear(5, 6),
+        head_norm=nn.BatchNorm1d(6), head=nn.Linear(6, 2),
+    )  # fmt: skip
+    _, message = assert_folds(net, doubles(3, 4), left=["norm"])
+    assert "changes the outputs" in message
+
+
+def test_norm_whose_attributes_the_forward_pass_reads_stays():
+    net = Net(
+        lambda net, x: net.norm(net.layer(x)) / net.norm.num_features,
+        layer=nn.Linear(4, 5),
+        norm=nn.BatchNorm1d(5),
+    )
+    assert "no attribute 'num_features'" in assert_folds(net, doubles(3, 4), left=["norm"])[1]
+
+
+def test_model_that_keeps_an_activation_with_its_graph_is_folded():
+    def forward(net, x):
+        net.cache = net.layer(x)
+        return net.norm(net.cache)
+
+    net = randomized(Net(forward, layer=nn.Linear(4, 5), norm=nn.BatchNorm1d(5))).double().eval()
+    x = doubles(3, 4)
+    expected, cache = net(x), net.cache
+    assert cache.grad_fn is not None
+    folded = fold(net, strict=True)
+    assert net.cache is cache
+    assert norms_in(folded) == []
+    torch.testing.assert_close(folded(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_model_that_cannot_be_copied_is_refused_in_a_sentence():
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    net.lock = threading.Lock()
+    with pytest.raises(StateError, match=r"copy.deepcopy cannot make \(cannot pickle"):
+        fold(net)
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_hooks_of_all_modules_keep_every_norm(pre):
+    registry = nn.modules.module
+    if pre:
+        handle = registry.register_module_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    else:
+        handle = registry.register_module_forward_hook(lambda module, inputs, output: output + 1)
+    try:
+        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+        assert "hooks of all modules" in assert_folds(net, doubles(3, 4), left=["1"])[1]
+    finally:
+        handle.remove()
+
+
+def test_patched_class_is_not_folded_into(monkeypatch):
+    plain = nn.Linear.forward
+
+    @functools.wraps(plain)
+    def patched(self, x):
+        return plain(self, x).relu()
+
+    monkeypatch.setattr(nn.Linear, "forward", patched)
+    assert_folds(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), doubles(3, 4), left=["1"])
+
+
+class Unguessable(nn.Module):
+    """Takes images of one size that nobody would guess."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+        self.head = nn.Linear(3 * 7 * 11, 2)
+
+    def forward(self, x, scale):
+        return self.head(self.norm(self.conv(x * scale)).flatten(1))
+
+
+def test_outputs_that_cannot_be_compared_are_said_to_be():
+    model = randomized(Unguessable()).double().eval()
+    with pytest.warns(NormscopeWarning, match="were not compared .* give inputs="):
+        fold(model)
+    with pytest.raises(StateError, match="were not compared"):
+        fold(model, strict=True)
+    x, scale = doubles(3, 2, 7, 11), doubles(3, 1, 1, 1)
+    for inputs in ((x, scale), {"scale": scale, "x": x}):
+        folded = fold(model, strict=True, inputs=inputs)
+        torch.testing.assert_close(folded(x, scale), model(x, scale), rtol=1e-10, atol=1e-10)
+
+
+def test_inputs_that_do_not_fit_are_refused_in_a_sentence():
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    with pytest.raises(MisfitError, match="does not fit the model"):
+        fold(model, inputs=torch.ones(2, 3))
+
+
+class Watched(nn.Module):
+    """Draws random numbers and counts its calls: a copy, too, counts those in the original."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 5), nn.BatchNorm1d(5)
+        self.register_buffer("total", torch.zeros(()))
+        self.calls = []
+        self.count = lambda: (self.calls.append(1), self.total.add_(1))
+
+    def forward(self, x):
+        self.count()
+        torch.rand(3)
+        return self.norm(self.layer(x))
+
+
+def test_comparison_leaves_the_model_and_the_generators_alone():
+    model = Watched()
+    before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    fold(model, strict=True)
+    assert model.calls == []
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def test_half_precision_is_compared_in_double():
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    folded = fold(randomized(model).to(torch.bfloat16), strict=True)
+    assert folded[0].weight.dtype is torch.bfloat16
+    assert norms_in(folded) == []
+
+
+class Single(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+def test_model_that_insists_on_single_precision_is_compared_in_it():
+    model = randomized(Single(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)))
+    assert norms_in(fold(model, strict=True)) == []

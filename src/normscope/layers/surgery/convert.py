@@ -20,9 +20,11 @@ from normscope.layers.kinds import (
     kind_of,
     normalization,
 )
+from normscope.layers.surgery.copies import copy_module
 from normscope.layers.surgery.inference import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.diagnose import require_module
+from normscope.problem.isolation import RandomGenerators
 from normscope.text import Rendered, Table
 
 _logger = logging.getLogger("normscope.layers")
@@ -111,7 +113,7 @@ def convert(model: nn.Module, to: str) -> nn.Module:
     new_for: dict[int, Any] = {}
     steps = _steps(model, to, new_for)
     # deepcopy puts the new objects wherever the model refers to those they replace.
-    result = copy.deepcopy(model, new_for)
+    result = copy_module(model, new_for)
     for _, new, site in reversed(steps):  # from the end, so that earlier keys stay valid
         if site.container is not None:
             container = cast(nn.Sequential, result.get_submodule(site.container))
@@ -150,10 +152,11 @@ def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
     """Return the steps; ``new_for`` gets the replacement of each layer and tensor by its id."""
     require_module(model, "convert")
     _ = NORMS[to]  # an unknown kind is an error even if there is nothing to do
-    sites = norm_sites(model)
-    if sites:
-        return [_replacement(site, to, new_for) for site in sites if not _is_already(site, to)]
-    return [] if to == "none" else [_insertion(site, to) for site in insertion_sites(model)]
+    with RandomGenerators().preserved():  # a norm layer may draw its first parameters
+        sites = norm_sites(model)
+        if sites:
+            return [_replacement(site, to, new_for) for site in sites if not _is_already(site, to)]
+        return [] if to == "none" else [_insertion(site, to) for site in insertion_sites(model)]
 
 
 def _is_already(site: Site, to: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.layers.kinds import NORMS, is_lp_norm
+from normscope.problem.hooks import defining_module
 from normscope.problem.isolation import RandomGenerators
 
 _OWN_FORWARDS = ("torch.nn.modules.", "normscope.layers.")
@@ -63,7 +64,7 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
     []
     """
     registered = any(type(layer) in NORMS[name].layers for name in NORMS)
-    library = registered or type(layer).forward.__module__.startswith(_OWN_FORWARDS)
+    library = registered or defining_module(type(layer).forward).startswith(_OWN_FORWARDS)
     if library and "forward" not in vars(layer):
         return []
     children = list(layer.children())

@@ -194,7 +194,8 @@ def _layers_in(prefix: str, module: nn.Module) -> Iterator[Site]:
             if not sequential:
                 raise _no_site(prefix, module)
             size = out_channels(child), _layer_dimensions(child)
-            yield Site(qualified, child, *size, {}, child.weight, prefix)
+            # not child.weight: reading a parametrized weight may change its state
+            yield Site(qualified, child, *size, {}, _like(child), prefix)
         elif child is not None and any(isinstance(m, PLAIN_LAYERS) for m in child.modules()):
             yield from _layers_in(qualified, child)
 

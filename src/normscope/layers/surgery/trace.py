@@ -8,7 +8,6 @@ methods of ``nn.Module`` in the whole process while it runs.)
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import operator
@@ -23,6 +22,8 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from torch.utils import _pytree as pytree
 
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.surgery.copies import copy_module, undisturbed
+from normscope.problem.hooks import defining_module, has_forward_hooks
 from normscope.problem.isolation import RandomGenerators
 
 PLAIN_LAYERS = (
@@ -67,12 +68,9 @@ def is_plain_layer(module: nn.Module) -> bool:
     if not isinstance(module, PLAIN_LAYERS) or "forward" in vars(module):
         return False
     methods = [getattr(type(module), name, None) for name in ("forward", "_conv_forward")]
-    return all(method is None or method.__module__.startswith("torch.nn.") for method in methods)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether forward hooks may change the input or output of the module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return all(
+        method is None or defining_module(method).startswith("torch.nn.") for method in methods
+    )
 
 
 def trace(
@@ -115,14 +113,14 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class _SymbolicTensor(Tensor):
     """The result of a recorded call. It has no values; operations on it are recorded."""
 
-    source: fx.Node
-    recorder: _Recorder
+    traced_node: fx.Node
+    traced_by: _Recorder
 
     @staticmethod
     def __new__(cls, recorder: _Recorder, source: fx.Node) -> _SymbolicTensor:
         # A scalar integer, so that torch's functions accept it also as a size or a dimension.
         tensor: _SymbolicTensor = Tensor._make_wrapper_subclass(cls, (), dtype=torch.int64)
-        tensor.recorder, tensor.source = recorder, source
+        tensor.traced_by, tensor.traced_node = recorder, source
         return tensor
 
     # Allows tuple unpacking only, whose length is known.
@@ -131,19 +129,19 @@ class _SymbolicTensor(Tensor):
     @property
     def values(self) -> Any:  # of a result like that of torch.max
         """The values of a result that also has indices."""
-        return self.recorder.node("call_function", getattr, (self, "values"))
+        return self.traced_by.node("call_function", getattr, (self, "values"))
 
     @property
     def indices(self) -> Any:
         """The indices of a result that also has values."""
-        return self.recorder.node("call_function", getattr, (self, "indices"))
+        return self.traced_by.node("call_function", getattr, (self, "indices"))
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
-        recorder = next(leaf.recorder for leaf in leaves if type(leaf) is _SymbolicTensor)
+        recorder = next(leaf.traced_by for leaf in leaves if type(leaf) is _SymbolicTensor)
         return recorder.record(func, args, kwargs or {})
 
     @classmethod
@@ -194,7 +192,7 @@ class _Recorder(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """Convert an argument of a call to what the graph holds."""
         if type(a) is _SymbolicTensor:
-            return a.source
+            return a.traced_node
         if isinstance(a, Tensor):
             self.reads.add(id(a))
         return super().create_arg(a)
@@ -259,7 +257,8 @@ def chain_of_calls(module: nn.Module) -> list[str] | None:
     >>> chain_of_calls(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     ['0', '1']
     """
-    result = trace(copy.deepcopy(module).eval(), open_modules=False)
+    with undisturbed(module):
+        result = trace(copy_module(module).eval(), open_modules=False)
     if result is None:
         return None
     _, *rest = result[0].nodes
@@ -310,9 +309,9 @@ class CallGraph:
     def is_identity(self, node: fx.Node) -> bool:
         """Return whether the node returns its input unchanged in eval mode."""
         module = self.module(node)
-        if not isinstance(module, _IDENTITY_IN_EVAL) or has_hooks(module):
+        if not isinstance(module, _IDENTITY_IN_EVAL) or has_forward_hooks(module):
             return node in self.dissolved
-        return type(module).forward.__module__.startswith("torch.nn.")
+        return defining_module(type(module).forward).startswith("torch.nn.")
 
     def flattens(self, node: fx.Node) -> bool:
         """Return whether the node flattens all dimensions after the first."""
@@ -329,6 +328,11 @@ class CallGraph:
             node = node.next
         return node is last
 
+    def between(self, first: fx.Node, last: fx.Node) -> list[fx.Node]:
+        """Return the nodes executed between two."""
+        nodes = list(self.graph.nodes)
+        return nodes[nodes.index(first) + 1 : nodes.index(last)]
+
 
 def call_graphs(model: nn.Module) -> list[CallGraph]:
     """Return the model's graph, or those of its ``nn.Sequential`` parts if it has none.
@@ -340,7 +344,7 @@ def call_graphs(model: nn.Module) -> list[CallGraph]:
         One graph with prefix "" for the whole model; else one for each outermost part that can be
         traced, which is assumed to be called only as a whole.
     """
-    root = copy.deepcopy(model).eval()
+    root = copy_module(model).eval()
     calls = trace(root)
     if calls is not None:
         return [CallGraph("", root, *calls, whole=True)]

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.errors import NoClosureError
 from normscope.layers.kinds import is_batch_norm
-from normscope.layers.surgery.trace import has_hooks
 from normscope.meanfield.graph import MEASURE
+from normscope.problem.hooks import has_forward_hooks, has_global_hooks
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -27,14 +26,14 @@ def refuse_hooks(model: nn.Module) -> None:
     Raises:
         NoClosureError: naming the module.
     """
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+    if has_global_hooks(backward=False):
         raise NoClosureError(
             "a global forward hook may change what every module returns, which the theory cannot "
             "read",
             f"Remove it. {MEASURE}",
         )
     for name, module in model.named_modules():
-        if has_hooks(module):
+        if has_forward_hooks(module):
             raise NoClosureError(
                 f"{name or 'the model'}: a forward hook may change what {type(module).__name__} "
                 "returns, which the theory cannot read",

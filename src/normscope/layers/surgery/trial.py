@@ -1,0 +1,162 @@
+"""Trial runs: whether a changed copy of a model still gives the same outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normscope.layers.surgery.copies import copy_module
+from normscope.layers.surgery.trace import CallGraph
+from normscope.layers.surgery.trial_inputs import Shapes, as_input, candidate_shapes, first_layers
+from normscope.problem.batch import follow_model, map_tensors
+from normscope.problem.diagnose import FitCheck
+from normscope.problem.isolation import RandomGenerators
+
+Change = Callable[[nn.Module], nn.Module]
+"""Returns a changed copy of a model."""
+
+_TRIED_FULLY = 4  # shapes of inputs
+_LARGEST_DOUBLE = 2**25  # parameter entries of a model that is compared in double precision
+_TOLERANCE = 1e-8  # in double precision, of the largest output
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Outputs of a model in eval mode, with which those of a changed copy are compared.
+
+    Attributes:
+        model: a copy of the model, in double precision if it runs so.
+        inputs: what it is called with: positional arguments or a dictionary of named ones.
+        expected: the tensors in its output.
+        tolerance: largest difference that counts as rounding, relative to the largest output.
+    """
+
+    model: nn.Module
+    inputs: Any
+    expected: list[Tensor]
+    tolerance: float
+
+    def difference(self, changed: Change) -> str | None:
+        """Return what a change does to the outputs; None if they stay the same up to rounding."""
+        try:
+            found = _outputs(changed(self.model), self.inputs)
+        except Exception as error:  # the forward pass may need what the change removes
+            reason = str(error).partition("\n")[0].rstrip(".")
+            return f"without it the forward pass raises {type(error).__name__}: {reason}"
+        if [each.shape for each in found] != [each.shape for each in self.expected]:
+            return "folding it changes the shape of the outputs"
+        pairs = zip(found, self.expected, strict=True)
+        change = max(_relative_difference(*pair) for pair in pairs)
+        if change <= self.tolerance:
+            return None
+        return f"folding it changes the outputs by {change:.2g} of the largest"
+
+
+def make_trial(model: nn.Module, inputs: Any) -> Trial | None:
+    """Return a trial on given inputs.
+
+    Args:
+        model: any model; it is not changed.
+        inputs: a tensor, a tuple of positional arguments or a dictionary of named ones.
+
+    Returns:
+        The trial; None if the outputs hold no finite numbers to compare.
+
+    Raises:
+        MisfitError: if the inputs do not fit the model.
+    """
+    inputs = inputs if isinstance(inputs, tuple | Mapping) else (inputs,)
+    inputs = follow_model(inputs, model)
+    trial = None
+    if sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST_DOUBLE:
+        try:
+            trial = _trial(copy_module(model).double(), map_tensors(inputs, _double), _TOLERANCE)
+        except Exception:  # a model may insist on its precision
+            trial = None
+    if trial is None:
+        with FitCheck(model, inputs):
+            trial = _trial(copy_module(model), inputs, _rounding(model))
+    finite = [each.isfinite().all() for each in trial.expected]
+    return trial if finite and all(finite) else None
+
+
+def _trial(model: nn.Module, inputs: Any, tolerance: float) -> Trial:
+    model = model.eval()
+    # of another copy: the first call of a model may change it
+    return Trial(model, inputs, _outputs(copy_module(model), inputs), tolerance)
+
+
+def _rounding(model: nn.Module) -> float:
+    """Return a relative difference of outputs that rounding may cause."""
+    dtypes = [each.dtype for each in model.parameters() if each.is_floating_point()]
+    return 3 * math.sqrt(max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7))
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """Return the tensors in a model's output, the random draws being always the same."""
+    copied = map_tensors(inputs, Tensor.clone)
+    with torch.no_grad(), RandomGenerators(model).preserved(seed=0):
+        output = model(**copied) if isinstance(copied, Mapping) else model(*copied)
+    leaves = [leaf for each in pytree.tree_leaves(output) for leaf in _parts(each)]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return what an output object holds, such as a dataclass."""
+    is_object = not isinstance(value, Tensor) and hasattr(value, "__dict__")
+    return pytree.tree_leaves(vars(value)) if is_object else [value]
+
+
+def _relative_difference(found: Tensor, expected: Tensor) -> float:
+    if expected.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    difference = (found.to(wide) - expected.to(wide)).abs().max()
+    error = difference / expected.to(wide).abs().max().clamp_min(torch.finfo(wide).tiny)
+    return float(error.nan_to_num(torch.inf))
+
+
+def find_trial(model: nn.Module, graphs: Sequence[CallGraph]) -> Trial | None:
+    """Return a trial on random inputs that fit the first layers of the model.
+
+    Args:
+        model: any model; it is not changed.
+        graphs: of its forward pass.
+
+    Returns:
+        The trial; None if no inputs were found that it takes.
+    """
+    layers = first_layers(model, graphs)
+    for shapes in _fitting_shapes(model, layers) if layers else ():
+        for draw in (torch.randn, torch.rand):  # negative inputs may give NaN
+            generator = torch.Generator().manual_seed(0)
+            drawn = [draw(shape, generator=generator) for shape in shapes]
+            with suppress(Exception):  # a model may raise anything
+                trial = make_trial(model, tuple(map(as_input, drawn, layers)))
+                if trial is not None:
+                    return trial
+    return None
+
+
+def _fitting_shapes(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Shapes]:
+    """Yield shapes that the model takes; all but the first few are tried on the meta device."""
+    candidates = list(candidate_shapes(layers))
+    probe = copy_module(model).eval()
+    for number, shapes in enumerate(candidates):
+        with suppress(Exception):  # a model may raise anything
+            if number == _TRIED_FULLY:
+                probe = probe.to("meta")  # which computes nothing, but takes seconds to load
+            inputs = tuple(map(as_input, (torch.zeros(shape) for shape in shapes), layers))
+            _outputs(probe, follow_model(inputs, probe))
+            yield shapes
