@@ -49,6 +49,7 @@ def compare(
     batch_size: opt.BatchSize = None,
     steps: Steps = 200,
     no_verify: opt.NoVerify = False,
+    mode: opt.Mode = "as_is",
     device: opt.Device = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
@@ -66,11 +67,12 @@ def compare(
     sources.check_names(model, data, loss, *kinds)
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
+    opt.check_mode(mode)
     check_figure(out)
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, None, option or (), seed, device)
     note_conversion(samples, network)
-    given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
+    given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
     problem = network, sources.load_loss(loss), samples
     source = f"{model} with {loss} on {data}"
     comparison = _compare(source, problem, {**given, "norms": kinds, "steps": steps})

@@ -24,17 +24,11 @@ _KIND = (
     "fisher (of half the squared error), ggn (Gauss-Newton, of the loss), hessian (of the loss) or "
     "another of normscope list kinds."
 )
-_MODE = (
-    "Statistics of the norm layers: train (the batch's, differentiated through, as training does), "
-    "frozen (the batch's, as constants) or eval (the running ones)."
-)
 _WHICH = "largest, smallest, both, or magnitude (the largest by absolute value)."
-_MODES = ("train", "frozen", "eval")
 _WHICHES = ("largest", "smallest", "both", "magnitude")
 _PRODUCTS = "Matrix-vector products to give up after; each costs about two gradients."
 _LANCZOS = "Matrix-vector products for each random direction."
 Kind = Annotated[str, opt.option("KIND", _KIND, kind="kinds")]
-Mode = Annotated[str, opt.option("MODE", _MODE, choices=_MODES)]
 Batches = Annotated[int, opt.number("Batches to average over.", min=1)]
 Count = Annotated[int, opt.number("How many eigenvalues.", "-k", min=1)]
 Which = Annotated[str, opt.option("WHICH", _WHICH, choices=_WHICHES)]
@@ -51,7 +45,7 @@ def curvature(
     data: opt.Data,
     loss: opt.LossOfKind = "cross_entropy",
     kind: Kind = "fisher",
-    mode: Mode = "train",
+    mode: opt.Mode = "train",
     norm: opt.Norm = None,
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,
@@ -106,8 +100,7 @@ def curvature(
 
 def _check_choices(mode: str, which: str) -> None:
     """Raise an error for an unknown mode or end of the spectrum, before data is loaded."""
-    if mode not in _MODES:
-        raise unknown_name("mode", mode, _MODES)
+    opt.check_mode(mode)
     if which not in _WHICHES:
         raise unknown_name("choice of eigenvalues", which, _WHICHES)
 
@@ -196,6 +189,7 @@ def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str
         "train": "the batch's statistics, differentiated through",
         "frozen": "the batch's statistics, as constants",
         "eval": "running statistics",
+        "as_is": "each layer by its own training flag",
     }[top.mode]
     return (
         f"Of: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), {parameters}."

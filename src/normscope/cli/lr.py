@@ -30,6 +30,7 @@ def lr(
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,
     no_verify: opt.NoVerify = False,
+    mode: opt.Mode = "as_is",
     device: opt.Device = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
@@ -52,11 +53,12 @@ def lr(
     sources.check_names(model, data, loss, norm)
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
+    opt.check_mode(mode)
     check_figure(out)
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     note_conversion(samples, network)
-    given = advice_options(samples, rule, optimizer, batch_size, no_verify, seed)
+    given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
     source = f"{model} with {loss} on {data}"
     problem = network, sources.load_loss(loss), samples
     advice = _advise(source, problem, given)
@@ -86,6 +88,7 @@ def advice_options(
     optimizer: str,
     batch_size: int | None,
     no_verify: bool,
+    mode: str,
     seed: int,
 ) -> dict[str, Any]:
     """Return the arguments that `max_learning_rate` and `compare` have in common.
@@ -96,6 +99,7 @@ def advice_options(
         optimizer: its name.
         batch_size: samples per step; None for the default.
         no_verify: whether short runs are left out.
+        mode: how batch statistics are treated.
         seed: of everything random.
     """
     from normscope.cli.batches import step_batch_size
@@ -105,6 +109,7 @@ def advice_options(
         "verify": not no_verify,
         "optimizer": _optimizer_factory(optimizer),
         "batch_size": step_batch_size(samples, batch_size),
+        "mode": mode,
         "seed": seed,
     }
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.names import completion_of
+from normscope.registry import unknown_name
 
 SCALES = ("quick", "small", "paper")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
@@ -55,6 +56,12 @@ def _settings(
 def number(text: str, *flags: str, **more: Any) -> Any:
     """Return the declaration of an option that takes a number."""
     return option("NUMBER", text, *flags, **more)
+
+
+def check_mode(mode: str) -> None:
+    """Raise an error for an unknown mode, before torch or data is loaded."""
+    if mode not in MODES:
+        raise unknown_name("mode", mode, MODES)
 
 
 def _check_seed(seed: int | None) -> int | None:
@@ -108,6 +115,13 @@ Device = Annotated[
     str | None, option(*_DEVICE, choices=_DEVICES, default="where the model is made")
 ]
 ExperimentDevice = Annotated[str, option(*_DEVICE, "--device", choices=_DEVICES)]
+MODES = ("train", "frozen", "eval", "as_is")
+_MODE = (
+    "Statistics of the norm layers: train (the batch's, differentiated through, as training does), "
+    "frozen (the batch's, as constants), eval (the running ones) or as_is (each layer by its own "
+    "training flag)."
+)
+Mode = Annotated[str, option("MODE", _MODE, choices=MODES)]
 _SEED = "Seed of weights, choice of samples, dropout and start vectors."
 Seed = Annotated[int, number(_SEED, callback=_check_seed)]
 FirstSeed = Annotated[int | None, number("First of the seeds.", default="0", callback=_check_seed)]

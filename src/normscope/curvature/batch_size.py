@@ -142,7 +142,7 @@ def batch_size_effect(
             10 samples in batches of at most 4 make 3, 3 and 4. None: all samples, half of them,
             and so on for up to four halvings, not below 4.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         tol: as for `top_eigenvalue`.
         max_products: as for `top_eigenvalue`, for each batch size.
         params: names of parameters or modules, or parameters; None for all that are trainable.

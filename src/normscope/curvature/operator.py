@@ -16,10 +16,8 @@ from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import Loss, WholeLoss
-from normscope.problem.modes import MODES
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
-from normscope.registry import unknown_name
 
 _LARGEST_DENSE = 20_000  # rows; 1.6 GB in float32
 
@@ -41,7 +39,7 @@ class CurvatureOperator:
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
 
     Attributes:
-        mode: how batch statistics enter: "train", "frozen" or "eval".
+        mode: how batch statistics enter: "train", "frozen", "eval" or "as_is".
         names: qualified names of the parameters, in the order of the flat vector.
         slices: the slice of each parameter in the flat vector.
         shape: rows and columns, both the number of parameter entries.
@@ -54,8 +52,6 @@ class CurvatureOperator:
 
     def __init__(self, evaluator: Evaluator, kind: str) -> None:
         self._curvature_at = KINDS[kind]
-        if evaluator.mode not in MODES:
-            raise unknown_name("mode", evaluator.mode, MODES)
         layout = evaluator.layout
         self.evaluator, self.kind, self.mode = evaluator, kind, evaluator.mode
         self.names, self.slices = layout.names, layout.slices
@@ -180,7 +176,8 @@ def operator(
             summed over outputs; "ggn", G: with the loss's Hessian in the outputs; "hessian", H; or
             another name of `KINDS`.
         mode: "train": batch statistics, derivatives through them; "frozen": batch statistics as
-            constants; "eval": running statistics.
+            constants; "eval": running statistics; "as_is": each module by its own ``training``
+            flag, train or eval.
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise and the order of the data, for the life of the operator.
 

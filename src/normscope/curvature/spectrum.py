@@ -63,7 +63,7 @@ def spectrum(
         loss: as for `operator`.
         data: as for `operator`.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         probes: random directions, at least two; the errors fall with the root of their number.
         lanczos_steps: products for each; as many vectors are held in memory.
         params: names of parameters or modules, or parameters; None for all that are trainable.

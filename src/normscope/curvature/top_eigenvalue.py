@@ -68,7 +68,7 @@ class TopEigenvalue(Rendered):
         batch_size: samples over which batch statistics were taken.
         samples: samples in all batches.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         which: "largest", "smallest", "both" or "magnitude".
     """
 
@@ -183,7 +183,7 @@ def top_eigenvalue(
         loss: as for `operator`.
         data: as for `operator`.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         k: how many eigenvalues; of either end for "both".
         which: "largest" (algebraically), "smallest", "both" or "magnitude".
         tol: on the relative residual.

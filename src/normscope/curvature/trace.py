@@ -67,7 +67,7 @@ class Trace(Rendered):
         batch_size: samples over which batch statistics were taken.
         samples: samples in all batches.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
     """
 
     estimate: TraceEstimate
@@ -158,7 +158,7 @@ def trace(
         loss: as for `operator`.
         data: as for `operator`.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         products: with the matrix, at least 4; a third as many vectors are held in memory twice.
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the random vectors.

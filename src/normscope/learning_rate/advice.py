@@ -33,11 +33,13 @@ class Advice(Rendered):
         invariant: names of the scale-invariant weights.
         batch_size: samples per step.
         seconds: wall-clock time.
-        norms: kinds of normalization in the model.
+        norms: kinds of normalization in the model, without the layers in ``held``.
         growth_limit: multiple of its first value beyond which the loss counts as unstable; None if
             not known.
         scaled_layer: name of the last layer if its inputs are proportional to the gamma of the last
             norm layer, else None.
+        mode: how batch statistics and dropout were treated: "train", "frozen", "eval" or "as_is".
+        held: names of the norm layers that used their running statistics.
     """
 
     rule: UpdateRule
@@ -51,6 +53,8 @@ class Advice(Rendered):
     norms: tuple[str, ...] = ()
     growth_limit: float | None = None
     scaled_layer: str | None = None
+    mode: str = "train"
+    held: tuple[str, ...] = ()
 
     @property
     def bound(self) -> float:
@@ -145,6 +149,7 @@ class Advice(Rendered):
             "weight_decay": self.rule.weight_decay,
             "exact": self.rule.is_exact,
             "batch_size": self.batch_size,
+            "mode": self.mode,
             "curvature_bound": self.curvature_bound,
             "bound": self.bound,
             "limit": self.limit,

@@ -17,6 +17,7 @@ from normscope.layers.kinds import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
 from normscope.learning_rate.network_properties import (
+    held_norm_layers,
     layer_scaled_by_gamma,
     scale_invariant_weights,
 )
@@ -35,6 +36,7 @@ from normscope.learning_rate.verification import verify_limit
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.loss import WholeLoss
+from normscope.problem.modes import check_mode, training_flags
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.precheck import check_data
 from normscope.problem.problem import Data, Problem
@@ -60,6 +62,7 @@ def max_learning_rate(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     batch_size: int | None = None,
+    mode: str = "as_is",
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Advice:
@@ -67,8 +70,12 @@ def max_learning_rate(
 
     .. math:: \eta_{\mathrm{bound}} = 2 (1 + \mu) / \lambda_{\max}
 
-    with the Gauss-Newton matrix of the loss in train mode, batch by batch. The model, its
+    with the Gauss-Newton matrix of the loss as training sees it, batch by batch. The model, its
     gradients and running statistics, the optimizer and all random numbers are left unchanged.
+
+    Modules are measured and trained with the ``training`` flags that they have, so that batch norm
+    layers frozen by ``eval()`` stay frozen. The model's ``train()`` is not called: call it before,
+    above all if the model overrides it.
 
     Reference: wei2018, Eq. (7).
 
@@ -86,6 +93,9 @@ def max_learning_rate(
         weight_decay: of SGD.
         batch_size: samples per step, drawn from data that is one batch; None: the batches of the
             data.
+        mode: "as_is": each module by its own ``training`` flag; "train", "frozen" (batch
+            statistics as constants) or "eval": all modules alike. A model in eval mode gets a
+            warning with "as_is".
         seed: of the data order, dropout and noise.
         progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
             shows them.
@@ -107,8 +117,10 @@ def max_learning_rate(
     check_bool("verify", verify)
     check_integer("seed", seed)
     check_callback("progress", progress)
+    check_mode(mode)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
-    setup = TrainingSetup(Problem(model, loss, data), given, batch_size, seed)
+    setup = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
+    setup.warn_of_flags(stacklevel=2)
     return advise(setup, verify, progress or ignore_progress)
 
 
@@ -131,30 +143,35 @@ def _measure(
     setup: TrainingSetup, optimizer: Optimizer, verify: bool, progress: ProgressCallback
 ) -> Advice:
     """Return the advice without its time; the caller isolates the model."""
-    problem, seed, rule = setup.problem, setup.seed, rule_of(optimizer)
+    problem, seed, mode, rule = setup.problem, setup.seed, setup.mode, rule_of(optimizer)
     batches = setup.batches(_BATCHES)
-    check_data(problem, batches, setup.batch_size, seed)
-    _check_first_loss(problem, batches[0], seed)
-    preconditioner = _preconditioner(problem, batches, optimizer, rule, seed)
+    check_data(problem, batches, setup.batch_size, seed, mode)
+    _check_first_loss(problem, batches[0], seed, mode)
+    preconditioner = _preconditioner(setup, batches, optimizer, rule)
     few = batches[:_CURVATURE_BATCHES]
-    curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress)
+    curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress, mode)
     _check_curvature(curvature, rule)
     progress(Progress("prediction"))
     bound = functools.partial(curvature.bound, rule)
-    prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed)
-    norms = {kind_of(layer) or "other" for layer in norm_layers(problem.model).values()}
+    prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed, mode)
+    held = held_norm_layers(problem.model, training_flags(problem.model, mode))
+    layers = norm_layers(problem.model).items()
+    norms = {kind_of(layer) or "other" for name, layer in layers if name not in held}
+    closure = "frozen" if mode == "frozen" else "train"
     return Advice(
         rule=rule,
         curvature=curvature,
         prediction=prediction,
         verification=verify_limit(setup, prediction.rate, progress) if verify else None,
-        mean_field=mean_field_bound(problem, batches[0], rule),
-        invariant=scale_invariant_weights(problem, batches[0], seed),
+        mean_field=mean_field_bound(problem, batches[0], rule, closure, mode),
+        invariant=scale_invariant_weights(problem, batches[0], seed, mode),
         batch_size=max(map(sample_count, batches)),
         seconds=0.0,
         norms=tuple(sorted(norms)),
         growth_limit=growth_limit(problem.loss),
-        scaled_layer=layer_scaled_by_gamma(problem, batches[0], seed),
+        scaled_layer=layer_scaled_by_gamma(problem, batches[0], seed, mode),
+        mode=mode,
+        held=held,
     )
 
 
@@ -167,9 +184,9 @@ def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:
         )
 
 
-def _check_first_loss(problem: Problem, batch: Batch, seed: int) -> None:
+def _check_first_loss(problem: Problem, batch: Batch, seed: int, mode: str) -> None:
     """Reject a loss that is not positive: instability is a multiple of the first loss."""
-    first = TrialStart(problem, [batch], seed=seed).first_losses[0]
+    first = TrialStart(problem, [batch], seed=seed, mode=mode).first_losses[0]
     if first <= 0:
         raise InputError(
             f"the loss of the first batch is {first:.3g}; training counts as unstable beyond a "
@@ -179,12 +196,12 @@ def _check_first_loss(problem: Problem, batch: Batch, seed: int) -> None:
 
 
 def _preconditioner(
-    problem: Problem, batches: list[Batch], optimizer: Optimizer, rule: UpdateRule, seed: int
+    setup: TrainingSetup, batches: list[Batch], optimizer: Optimizer, rule: UpdateRule
 ) -> Preconditioner | None:
     if rule.is_exact:
         return None
-    layout = parameter_layout(problem.model)
-    evaluator = Evaluator(problem, layout, "train", seed)
+    layout = parameter_layout(setup.problem.model)
+    evaluator = Evaluator(setup.problem, layout, setup.mode, setup.seed)
     gradients = [gradient_on(evaluator, batch) for batch in batches]
-    parameters = dict(problem.model.named_parameters())
+    parameters = dict(setup.problem.model.named_parameters())
     return preconditioner_of(optimizer, rule, parameters, layout, gradients)

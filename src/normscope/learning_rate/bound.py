@@ -31,7 +31,7 @@ _TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
 
 @dataclass(frozen=True)
 class MeasuredCurvature(Rendered):
-    """Largest eigenvalues of the train-mode curvature.
+    """Largest eigenvalues of the curvature that training sees.
 
     Args:
         values: one for each batch, at the current weights.
@@ -88,10 +88,11 @@ def measure_curvature(
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
     progress: ProgressCallback = ignore_progress,
+    mode: str = "train",
 ) -> MeasuredCurvature:
     """Measure the top eigenvalue on every batch and after the first steps.
 
-    The matrix is the Gauss-Newton matrix of the loss in train mode, with derivatives through the
+    The matrix is the Gauss-Newton matrix of the loss, in train mode with derivatives through the
     batch statistics, for each batch by itself, as a training step sees it. In networks with small
     initial outputs the curvature rises at once, and a bound from the start alone would not hold:
     it is measured again after 1 step at that bound, after 4 at the new one, and after 16. If these
@@ -105,12 +106,13 @@ def measure_curvature(
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
         progress: receives an event before each measurement.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         The eigenvalues, and the top eigenvector's shares by module.
     """
     begin = time.perf_counter()
-    start = TrialStart(problem, batches, preconditioner, seed)
+    start = TrialStart(problem, batches, preconditioner, seed, mode=mode)
     checks = _CurvatureChecks("ggn" if problem.has_outputs else "hessian", rule, start, seed)
     for number in range(len(batches)):
         progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 
 from normscope.curvature import top_eigenvalue
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, NormscopeWarning
-from normscope.layers import convert
-from normscope.layers.surgery.unfit import unfit_norms
+from normscope.layers.surgery.unfit import convert_in_mode, unfit_norms
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import advise
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
@@ -24,6 +23,7 @@ from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd
 from normscope.learning_rate.stability import STEPS
 from normscope.problem.batch import Batch
 from normscope.problem.loss import WholeLoss
+from normscope.problem.modes import check_mode
 from normscope.problem.problem import Data, Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
 from normscope.text import Rendered, Table
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from normscope.training.optimizers import OptimizerFactory
 
 MODES = ("train", "frozen", "eval")
+"""In which the curvature is compared."""
 AVERAGED = 10
 """Losses at the end of a training whose mean is the final loss."""
 _MARK = "*"  # beside a limit that no runs enclose, or that a training has refuted
@@ -315,6 +316,7 @@ def compare(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     batch_size: int | None = None,
+    mode: str = "as_is",
     steps: int = 200,
     seed: int = 0,
     progress: ProgressCallback = ignore_progress,
@@ -335,6 +337,8 @@ def compare(
         nesterov: whether SGD's momentum is Nesterov's.
         weight_decay: of SGD.
         batch_size: samples per step, drawn from data that is one batch.
+        mode: as for `max_learning_rate`. With "as_is", new batch norm layers are in train mode
+            unless they get the running statistics of an old one.
         steps: of the training at half the limit.
         seed: of the data order, dropout and noise.
         progress: receives an event as each part begins, as in `max_learning_rate`.
@@ -359,14 +363,17 @@ def compare(
     check_integer("seed", seed)
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
+    check_mode(mode)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     rows = []
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
-        _check_norms(TrainingSetup(Problem(model, loss, data), given, batch_size, seed), norms)
+        asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
+        asked.warn_of_flags(stacklevel=2)
+        _check_norms(asked, norms)
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")
-            converted = Problem(convert(model, to=norm), loss, data)
-            setup = TrainingSetup(converted, given, batch_size, seed)
+            converted = Problem(convert_in_mode(model, norm, mode), loss, data)
+            setup = replace(asked, problem=converted)
             advice = advise(setup, verify, report)
             report(Progress("training at half the limit"))
             rows.append(_compare_norm(norm, setup, advice, steps))
@@ -377,7 +384,7 @@ def _check_norms(setup: TrainingSetup, norms: Sequence[str]) -> None:
     """Reject norms that do not fit the model before anything is measured."""
     with setup.isolated():
         (batch,) = setup.batches(1)
-        reasons = unfit_norms(setup.problem, norms, batch, setup.seed)
+        reasons = unfit_norms(setup.problem, norms, batch, setup.seed, setup.mode)
     if reasons:
         raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
 
@@ -386,11 +393,18 @@ def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -
     # as many batches as the final loss is a mean of
     problem, seed, batches = setup.problem, setup.seed, setup.batches(AVERAGED)
     with setup.training(advice.recommended) as optimizer:
-        loop = Loop(problem, optimizer, setup.batch_size, seed, own_gradients_only=True)
+        loop = Loop(
+            problem,
+            optimizer,
+            setup.batch_size,
+            seed,
+            own_gradients_only=True,
+            keeps_flags=True,
+        )
         losses = np.array([step.loss for step in loop.run(steps)])
     diverged = loop.outcome is Outcome.DIVERGED
     values = {mode: _eigenvalue(problem, batches[0], mode, seed) for mode in MODES}
-    growth = gradient_growth(problem, batches[0], seed)
+    growth = gradient_growth(problem, batches[0], seed, setup.mode)
     guess = constant_output_loss(problem, batches) if problem.has_outputs else None
     return Compared(norm, advice, values, growth, losses, diverged, guess)
 

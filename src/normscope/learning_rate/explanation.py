@@ -149,6 +149,7 @@ def explain(advice: Advice) -> str:
     sentences = [
         _explain_limit(advice),
         _explain_criterion(advice),
+        _explain_held(advice),
         _explain_bound(advice),
         _explain_gap(advice),
         _explain_recommendation(advice),
@@ -195,6 +196,18 @@ def _explain_criterion(advice: Advice) -> str:
     return (
         f"Unstable: within {STEPS} steps the loss is not finite, or beyond {advice.growth_limit:g} "
         "times its first value."
+    )
+
+
+def _explain_held(advice: Advice) -> str:
+    """Return which norm layers use their running statistics, if any does."""
+    if not advice.held:
+        return ""
+    several = len(advice.held) > 1
+    which = f"{len(advice.held)} norm layers are" if several else f"{advice.held[0]} is"
+    return (
+        f"{which[0].upper()}{which[1:]} in eval mode: {'they divide' if several else 'it divides'} "
+        "by running statistics, which are constants and do not stabilize training."
     )
 
 

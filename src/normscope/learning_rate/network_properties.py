@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +22,31 @@ from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error, is_unweighted
 
 
-def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tuple[str, ...]:
+def held_norm_layers(model: nn.Module, flags: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the norm layers that use running statistics, which are constants in training.
+
+    Args:
+        model: any module.
+        flags: the ``training`` flag of every module by name.
+
+    Returns:
+        Qualified names.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.LayerNorm(4))
+    >>> held_norm_layers(net, {"0": False, "1": True, "2": False})
+    ('0',)
+    """
+    found = norm_layers(model).items()
+    tracked = (name for name, layer in found if getattr(layer, "running_mean", None) is not None)
+    return tuple(name for name in tracked if not flags.get(name, True))
+
+
+def scale_invariant_weights(
+    problem: Problem, batch: Batch, seed: int = 0, mode: str = "train"
+) -> tuple[str, ...]:
     """Return the names of the weights that can be doubled without changing the output.
 
-    Each weight is doubled in turn, in train mode, so that the answer holds for any architecture. A
+    Each weight is doubled in turn, so that the answer holds for any architecture. A
     weight is invariant if the output changes by at most 0.1 %, which a norm layer's epsilon may
     cause. Weights that are zero, or on which the output does not depend to first order, are not.
 
@@ -33,6 +54,7 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
         problem: model and loss; not changed.
         batch: of which up to 32 samples are used.
         seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         Qualified names of parameters with at least two dimensions.
@@ -44,7 +66,7 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
     """
     few = _few_samples(problem, batch)
     layout = parameter_layout(problem.model)
-    evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, "train", seed)
+    evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, mode, seed)
     reference, gradient = _response(evaluator, few), gradient_on(evaluator, few)
     found = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -62,16 +84,19 @@ def scale_invariant_weights(problem: Problem, batch: Batch, seed: int = 0) -> tu
     return tuple(found)
 
 
-def layer_scaled_by_gamma(problem: Problem, batch: Batch, seed: int = 0) -> str | None:
+def layer_scaled_by_gamma(
+    problem: Problem, batch: Batch, seed: int = 0, mode: str = "train"
+) -> str | None:
     """Return the last layer, if the gamma of the last norm layer scales its inputs.
 
-    The gamma is doubled in train mode: the inputs double if only ReLU, pooling, dropout and the
+    The gamma is doubled: the inputs double if only ReLU, pooling, dropout and the
     like are between the two, without a residual connection around the norm layer and without beta.
 
     Args:
         problem: model and loss; not changed.
         batch: of which up to 32 samples are used.
         seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         The qualified name of the last layer; None if its inputs do not double, or if there is no
@@ -87,7 +112,7 @@ def layer_scaled_by_gamma(problem: Problem, batch: Batch, seed: int = 0) -> str 
     if gamma not in layout.names:
         return None
     few = _few_samples(problem, batch)
-    evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, "train", seed)
+    evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, mode, seed)
     before = last_layer(evaluator)
     after = last_layer(evaluator, {gamma: 2 * evaluator.point[gamma]})
     if before is None or after is None:
@@ -112,8 +137,10 @@ def _response(evaluator: Evaluator, batch: Batch) -> Tensor:
         return evaluator.problem.loss_on(batch).double()
 
 
-def gradient_growth(problem: Problem, batch: Batch, seed: int = 0) -> float | None:
-    r"""Return the factor by which the squared gradient grows per layer, backwards, in train mode.
+def gradient_growth(
+    problem: Problem, batch: Batch, seed: int = 0, mode: str = "train"
+) -> float | None:
+    r"""Return the factor by which the squared gradient grows per layer, backwards.
 
     .. math:: \left( |\partial L / \partial h_1|^2 / |\partial L / \partial h_{L-1}|^2
         \right)^{1/(L-2)}
@@ -128,12 +155,13 @@ def gradient_growth(problem: Problem, batch: Batch, seed: int = 0) -> float | No
         problem: model and loss; not changed.
         batch: for the gradient.
         seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         The factor; None with fewer than three such layers, or where a gradient is zero.
     """
     placed = problem.prepare(batch)
-    evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
+    evaluator = Evaluator(problem, parameter_layout(problem.model), mode, seed)
     outputs: list[Tensor] = []
 
     def note(module: nn.Module, inputs: Any, output: Tensor) -> None:

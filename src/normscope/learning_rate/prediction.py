@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from normscope.layers.kinds import norm_layers
 from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.last_layer_training import last_layer_limit
+from normscope.learning_rate.network_properties import held_norm_layers
 from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
 from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
@@ -45,15 +46,16 @@ def predict_limit(
     bound: Callable[[], float],
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
+    mode: str = "train",
 ) -> LimitPrediction:
     """Predict the stability limit at a fraction of the cost of short runs.
 
     Weights that feed a norm layer are scale-invariant: a step that is too large lengthens them,
     which shrinks the next one. The last layer, which nothing normalizes, is not stabilized in this
     way, and training it alone gives the limit of the whole network. Trial runs of the whole network
-    on a few samples decide where there are no norm layers, where one step makes the last layer
-    unstable, and where the model has no linear last layer or its outputs hardly differ. See
-    docs/learning_rate.md for the accuracy of both.
+    on a few samples decide where there are no norm layers or some are in eval mode, where one step
+    makes the last layer unstable, and where the model has no linear last layer or its outputs
+    hardly differ. See docs/learning_rate.md for the accuracy of both.
 
     Args:
         problem: model, loss and data; not changed.
@@ -62,15 +64,16 @@ def predict_limit(
         bound: returns the curvature bound; called only if no trial run is unstable.
         preconditioner: of the optimizer; None for SGD.
         seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         The prediction.
     """
-    found = _from_last_layer(problem, batches, rule, preconditioner, seed)
+    found = _from_last_layer(problem, batches, rule, preconditioner, seed, mode)
     if found is not None:
         return found
     given = preconditioner if preconditioner is not None and preconditioner.is_given else None
-    return _from_trials(run_sample_trials(problem, batches, rule, given, seed), bound)
+    return _from_trials(run_sample_trials(problem, batches, rule, given, seed, mode), bound)
 
 
 def _from_last_layer(
@@ -79,6 +82,7 @@ def _from_last_layer(
     rule: UpdateRule,
     preconditioner: Preconditioner | None,
     seed: int,
+    mode: str,
 ) -> LimitPrediction | None:
     """Return the limit of the last layer, trained alone on its inputs after one step.
 
@@ -86,7 +90,7 @@ def _from_last_layer(
     parameters, at the limit found before. None if the last layer does not decide.
     """
     one, few = (Problem(problem.model, problem.loss, list(each)) for each in (batches[:1], batches))
-    evaluator = Evaluator(few, parameter_layout(problem.model), "train", seed)
+    evaluator = Evaluator(few, parameter_layout(problem.model), mode, seed)
     layer = last_layer(evaluator.on(one))
     if layer is None or not _may_decide(layer, evaluator):
         return None
@@ -107,10 +111,14 @@ def _from_last_layer(
 
 
 def _may_decide(layer: LastLayer, evaluator: Evaluator) -> bool:
-    """Return whether nothing else is trained, or there are norm layers and the outputs differ."""
+    """Return whether nothing else is trained, or the network is normalized and its outputs differ.
+
+    A norm layer in eval mode multiplies by constants: nothing stabilizes the weights before it.
+    """
     if all(map(layer.owns, evaluator.layout.names)):
         return True
-    if not norm_layers(evaluator.problem.model):
+    model = evaluator.problem.model
+    if not norm_layers(model) or held_norm_layers(model, evaluator.flags):
         return False
     outputs = layer.features[0] @ layer.weight.T  # up to a constant
     return not may_be_on_plateau(evaluator.problem, outputs, layer.targets[0])

@@ -64,6 +64,7 @@ def run_sample_trials(
     rule: UpdateRule,
     preconditioner: Preconditioner | None = None,
     seed: int = 0,
+    mode: str = "train",
 ) -> SampleTrials:
     """Find the stability limit of the whole network on a few of its samples.
 
@@ -81,16 +82,18 @@ def run_sample_trials(
         preconditioner: divisor from the optimizer's state, if it has one; None: the rule computes
             it from the gradients.
         seed: of the samples, dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         The rates that enclose the limit.
     """
-    small = TrialStart(problem, _small_batches(problem, batches, seed), preconditioner, seed)
+    pieces = _small_batches(problem, batches, seed)
+    small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
     with small.prepared():
         outputs = TrialRun(small, rule, 0.0).outputs()
         if not (_is_noisy(small.first_losses) or _is_trained(small, outputs)):
             return _run_trials(small, rule, outputs)
-    whole = TrialStart(problem, batches, preconditioner, seed)
+    whole = TrialStart(problem, batches, preconditioner, seed, mode=mode)
     with whole.prepared():
         return _run_trials(whole, rule, TrialRun(whole, rule, 0.0).outputs())
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.errors import InputError
 from normscope.problem.batch import Batch, sample_count
+from normscope.problem.flags import warn_of_flags
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss import loss_modules
+from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
@@ -29,12 +32,14 @@ class TrainingSetup:
             factory.
         batch_size: samples per step; None: the batches of the data.
         seed: of the data order, dropout and noise.
+        mode: of everything measured and of the runs: "train", "frozen", "eval" or "as_is".
     """
 
     problem: Problem
     optimizer: OptimizerFactory | Optimizer
     batch_size: int | None
     seed: int
+    mode: str = "train"
 
     @property
     def orders_differ(self) -> bool:
@@ -46,7 +51,8 @@ class TrainingSetup:
         """Let the problem's model be trained; random numbers follow the seed.
 
         The model itself is trained, on copies of its values, and restored on exit: a loss, a hook
-        or an attribute that refers to the model or to its parameters sees the training.
+        or an attribute that refers to the model or to its parameters sees the training. Its modules
+        have the flags of the mode: its ``train()`` must not be called.
 
         Args:
             rate: learning rate of every parameter group.
@@ -54,9 +60,10 @@ class TrainingSetup:
         Yields:
             An optimizer of the model's parameters, with the state of the user's.
         """
-        own = list(self.problem.model.parameters())
-        with self.isolated(trainable=True):
-            trained = zip(own, self.problem.model.parameters(), strict=True)
+        model = self.problem.model
+        own = list(model.parameters())
+        with self.isolated(trainable=True), in_mode(model, self.mode, twice=False):
+            trained = zip(own, model.parameters(), strict=True)
             optimizer = self._new_optimizer(dict(trained))
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -77,6 +84,12 @@ class TrainingSetup:
         modules = loss_modules(loss, model)
         with isolated(model, *modules, trainable=trainable), generators.preserved(self.seed):
             yield
+
+    def warn_of_flags(self, stacklevel: int) -> None:
+        """Warn if mode "as_is" may not be what training does; see `normscope.problem.flags`."""
+        if self.mode == "as_is":
+            with torch.inference_mode(False), self.isolated():
+                warn_of_flags(self.problem, lambda: self.batches(1)[0], self.seed, stacklevel + 3)
 
     def batches(self, count: int) -> list[Batch]:
         """Return the first batches of a training run, at most ``count``, none of them twice."""

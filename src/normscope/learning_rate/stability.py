@@ -81,6 +81,7 @@ def short_run(
     order: int,
     steps: int = STEPS,
     rate_at: Callable[[int], float] | None = None,
+    keeps_flags: bool = False,
 ) -> ShortRun:
     """Train the problem's model in place until it is unstable or the steps are used up.
 
@@ -91,6 +92,7 @@ def short_run(
         order: seed of the data order.
         steps: largest number of gradients to take.
         rate_at: learning rate by step, set on every parameter group; None: the optimizer's own.
+        keeps_flags: leave every module's ``training`` flag as it is; False: as in `train`.
 
     Returns:
         The outcome.
@@ -103,6 +105,7 @@ def short_run(
         order,
         divergence_factor=growth_limit(problem.loss),
         own_gradients_only=True,
+        keeps_flags=keeps_flags,
     )
     with closing(loop.run(steps)) as running, _CollapseCheck(problem.model) as collapse:
         for step in running:

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from normscope import meanfield
 from normscope.errors import NoClosureError, NormscopeError
+from normscope.learning_rate.network_properties import held_norm_layers
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.meanfield.softmax import output_curvature
 from normscope.problem.batch import Batch
+from normscope.problem.modes import training_flags
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import KnownLoss, is_cross_entropy, known_loss
 from normscope.text import Rendered
@@ -39,7 +41,11 @@ class MeanFieldBound(Rendered):
 
 
 def mean_field_bound(
-    problem: Problem, batch: Batch, rule: UpdateRule, closure: str = "train"
+    problem: Problem,
+    batch: Batch,
+    rule: UpdateRule,
+    closure: str = "train",
+    mode: str = "train",
 ) -> MeanFieldBound:
     """Return the mean-field bound on the learning rate.
 
@@ -55,6 +61,7 @@ def mean_field_bound(
         batch: whose inputs give the moments of the input.
         rule: of the optimizer.
         closure: "train", "frozen" or "printed".
+        mode: "train", "frozen", "eval" or "as_is". The theory has no running statistics.
 
     Returns:
         The bound, or a rate of None with the reason.
@@ -63,6 +70,10 @@ def mean_field_bound(
         return MeanFieldBound(None, f"the theory is about SGD, not {rule.name}")
     if not problem.has_outputs:
         return MeanFieldBound(None, "the theory needs a loss(output, target)")
+    held = held_norm_layers(problem.model, training_flags(problem.model, mode))
+    if held:
+        reason = f"the theory has batch statistics, not the running ones of {held[0]!r}"
+        return MeanFieldBound(None, f"{reason}, which is in eval mode")
     shape = _output_shape(problem.model, batch[1])
     known = _known(problem, batch[1], shape)
     if known is None:

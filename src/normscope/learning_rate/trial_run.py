@@ -41,6 +41,7 @@ class TrialStart:
         preconditioner: constant divisor of the steps; None: the optimizer's rule computes it.
         seed: of dropout and noise.
         point: parameters that differ from the current weights.
+        mode: of the steps: "train", "frozen", "eval" or "as_is".
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class TrialStart:
         preconditioner: Preconditioner | None = None,
         seed: int = 0,
         point: Mapping[str, Tensor] | None = None,
+        mode: str = "train",
     ) -> None:
         self.problem, self.batches = problem, batches
-        self.preconditioner, self._seed = preconditioner, seed
+        self.preconditioner, self._seed, self._mode = preconditioner, seed, mode
         self.layout = parameter_layout(problem.model)
         self._problems = [Problem(problem.model, problem.loss, [batch]) for batch in batches]
         self.placed = [problem.prepare(batch) for batch in batches]
-        whole = Evaluator(self._problems[0], self.layout, "train", seed)
+        whole = Evaluator(self._problems[0], self.layout, mode, seed)
         self._evaluator = whole.on(self._problems[0], point)
         self._generators = RandomGenerators(problem.model)
         self._is_prepared = False
@@ -66,7 +68,7 @@ class TrialStart:
         """Return a start at another point, with the batches in turn from step ``number`` on."""
         first = number % len(self.batches)
         batches = [*self.batches[first:], *self.batches[:first]]
-        return TrialStart(self.problem, batches, self.preconditioner, self._seed, point)
+        return TrialStart(self.problem, batches, self.preconditioner, self._seed, point, self._mode)
 
     @contextmanager
     def prepared(self) -> Iterator[None]:

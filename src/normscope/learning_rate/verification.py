@@ -199,6 +199,7 @@ class _Search:
                 self.setup.seed,
                 min(STEPS, self.left),
                 rate_at=lambda step: start * _RAMP_GROWTH**step,
+                keeps_flags=True,
             )
         self.all_runs.append(done)
         self.ramps += 1
@@ -231,7 +232,13 @@ class _Search:
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
         setup = self.setup
         with setup.training(rate) as optimizer:
-            done = short_run(setup.problem, optimizer, setup.batch_size, setup.seed + order)
+            done = short_run(
+                setup.problem,
+                optimizer,
+                setup.batch_size,
+                setup.seed + order,
+                keeps_flags=True,
+            )
         self.all_runs.append(done)
         return done
 

@@ -15,25 +15,26 @@ from normscope.probes.gradients import GradientComparison
 from normscope.problem.batch import Batch, copy_batch, map_tensors
 from normscope.problem.isolation import Isolation, isolated
 from normscope.problem.loss import loss_modules, stateless_loss
+from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 
 
 class BatchLoss:
     """The loss of a model on one batch of its training, always the same function of parameters.
 
-    Unlike `normscope.problem.Evaluator`, which sets a mode for curvature, it reproduces the step
-    that the training takes: the modules keep their ``training`` flags. Every pass starts from the
-    model's present buffers, on copies, and from the same RNG state, so that dropout masks and noise
-    are the same in all passes. Autocast is as around the call.
+    Unlike `normscope.problem.Evaluator` it reproduces the step that the training takes. Every pass
+    starts from the model's present buffers, on copies, and from the same RNG state, so that dropout
+    masks and noise are the same in all passes. Autocast is as around the call.
 
     Args:
         problem: the model, the loss and the batch.
         seed: of every random draw of a pass.
+        mode: "as_is": the modules keep their ``training`` flags; or "train", "frozen", "eval".
     """
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, mode: str = "as_is") -> None:
         self.problem = problem
-        self.seed = seed
+        self.seed, self.mode = seed, mode
         self.batch: Batch = map_tensors(next(problem.batches()), Tensor.detach)
         self.loss_modules = loss_modules(problem.loss, problem.model)
         self._isolation = Isolation(problem.model, *self.loss_modules)
@@ -58,7 +59,8 @@ class BatchLoss:
             restore_random = not self._keeps_randomness
             with self._isolation.entered(tensors, self.seed, restore_random):
                 _run_eagerly(self.problem.model)
-                yield
+                with in_mode(self.problem.model, self.mode, twice=False):
+                    yield
 
     @contextmanager
     def several_passes(self) -> Iterator[None]:
@@ -94,6 +96,14 @@ class BatchLoss:
         """Return the loss at other parameters: one forward pass."""
         with self.at(parameters), torch.no_grad():
             return self.forward().item()
+
+    def differs_in(self, mode: str) -> bool:
+        """Return whether the loss at the model's own parameters is another in a mode, or none."""
+        other = BatchLoss(self.problem, self.seed, mode)
+        try:
+            return other.value({}) != self.value({})
+        except (RuntimeError, ValueError):  # such as batch statistics of one sample
+            return True
 
     def gradient(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the gradient at other parameters: one forward and backward pass.

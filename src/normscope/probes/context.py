@@ -74,7 +74,7 @@ class StepContext:
         self.step = step
         self.distances = tuple(distances)
         self.seed = int(np.random.SeedSequence([observed.seed, step]).generate_state(1)[0])
-        self.batch_loss = BatchLoss(problem, self.seed)
+        self.batch_loss = BatchLoss(problem, self.seed, observed.mode)
         self.order = ExecutionOrder(observed.model)
         self.loss = math.nan
         self.gradient: dict[str, Tensor] = {}

@@ -14,7 +14,7 @@ from normscope.errors import NormscopeWarning
 from normscope.probes.cost import Cost
 from normscope.probes.gradients import squared_norms
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
-from normscope.problem.modes import MODES
+from normscope.problem.modes import check_mode
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class Curvature(Probe):
 
     Args:
         kind: "hessian", "fisher", "ggn" or another name of `normscope.curvature.KINDS`.
-        mode: "train", "frozen" or "eval": how batch statistics are treated.
+        mode: "train", "frozen", "eval" or "as_is": how batch statistics are treated; None: as in
+            the scope's other passes.
         tolerance: on the relative residual.
         max_products: maximum number of matvecs.
         every: minimum number of training steps between two measurements.
@@ -42,7 +43,7 @@ class Curvature(Probe):
     def __init__(
         self,
         kind: str = "hessian",
-        mode: str = "train",
+        mode: str | None = None,
         tolerance: float = 1e-2,
         max_products: int = 60,
         every: int | None = None,
@@ -50,8 +51,8 @@ class Curvature(Probe):
         super().__init__(every)
         if kind not in KINDS:
             raise unknown_name("kind of curvature", kind, KINDS)
-        if mode not in MODES:
-            raise unknown_name("mode", mode, MODES)
+        if mode is not None:
+            check_mode(mode)
         self.kind = kind
         self.mode = mode
         self.tolerance = tolerance
@@ -94,7 +95,7 @@ class Curvature(Probe):
                 problem.loss,
                 problem.data,
                 kind=self.kind,
-                mode=self.mode,
+                mode=self.mode or context.batch_loss.mode,
                 tol=self.tolerance,
                 max_products=self.max_products,
                 params=list(context.gradient),

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 from normscope.problem.diagnose import require_module
 from normscope.problem.loss import LOSSES, Loss, WholeLoss
+from normscope.problem.modes import check_mode
 from normscope.problem.problem import Problem
 from normscope.training.optimizers import bind_optimizer, step_on_copies
 
@@ -61,6 +62,7 @@ class ObservedModel:
         optimizer: of the model's parameters, or None.
         learning_rate: of all parameters, in place of the optimizer's.
         seed: of the probes' random choices.
+        mode: of all passes: "as_is", "train", "frozen" or "eval".
     """
 
     model: nn.Module
@@ -68,6 +70,7 @@ class ObservedModel:
     optimizer: Optimizer | None
     learning_rate: float | None
     seed: int
+    mode: str = "as_is"
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str):
@@ -93,6 +96,7 @@ class ObservedModel:
             raise ArgumentTypeError(f"seed must be an integer, got {seed!r}.")
         if seed < 0:
             raise InputError(f"seed must not be negative, got {seed}.")
+        check_mode(self.mode)
         _check_tensors(self.model)
 
     def check_probes(self, probes: Sequence[Probe]) -> None:

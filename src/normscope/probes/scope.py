@@ -21,6 +21,7 @@ from normscope.probes.probe import Probe, ProbeChoice, choose_probes
 from normscope.probes.ray import DISTANCES, check_distances
 from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule
+from normscope.problem.flags import EVAL_MODE_MESSAGE, is_in_eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,10 +41,10 @@ class Scope:
     unless ``loss=`` is given: with gradient accumulation, loss scaling or clipping ``.grad`` is
     something else.
 
-    The modules keep their ``training`` flags. Inside autocast the passes are autocast too, except
-    the products with curvature matrices. Models inside torch.compile and DistributedDataParallel
-    are unwrapped. Of several processes the one of rank 0 measures, on its own batch and without
-    waiting for the others.
+    The modules keep their ``training`` flags, unless ``mode`` sets them. Inside autocast the passes
+    are autocast too, except the products with curvature matrices. Models inside torch.compile and
+    DistributedDataParallel are unwrapped. Of several processes the one of rank 0 measures, on its
+    own batch and without waiting for the others.
 
     Args:
         model: any module whose parameters are on one device.
@@ -62,6 +63,9 @@ class Scope:
         distances: of the points on the gradient's ray, in multiples of the learning rate.
         name: the experiment's name in the store.
         labels: parameters of the record in the store, which identify this training.
+        mode: "as_is": each module by its own ``training`` flag, as in the training; or "train",
+            "frozen" (batch statistics as constants) or "eval" for all passes. With "as_is" a model
+            in eval mode at the first measured step gets a warning.
 
     Examples:
         >>> import torch
@@ -89,8 +93,9 @@ class Scope:
         distances: Sequence[float] | None = None,
         name: str = "scope",
         labels: Mapping[str, Any] | None = None,
+        mode: str = "as_is",
     ) -> None:
-        self._observed = ObservedModel(unwrap(model), loss, optimizer, learning_rate, seed)
+        self._observed = ObservedModel(unwrap(model), loss, optimizer, learning_rate, seed, mode)
         self._distances = check_distances(DISTANCES if distances is None else distances)
         self._probes = [probe.fresh(seed) for probe in choose_probes(probes)]
         self._observed.check_probes(self._probes)
@@ -103,6 +108,7 @@ class Scope:
         self._pending: tuple[Row, Sequence[Probe]] | None = None  # completed by the next step
         self._trusts_loss = False  # .grad was compared with the gradient of the scope
         self._has_warned = False
+        self._has_checked_flags = mode != "as_is"
         self._step = 0
         self._closed = False
 
@@ -158,7 +164,16 @@ class Scope:
                 row.values |= probe.measure_next(context)
             self._keep_pending()
         if due:
+            self._check_flags(context)
             self._measure_probes(context, active)
+
+    def _check_flags(self, context: StepContext) -> None:
+        """Warn once if the model is in eval mode, and train mode gives another loss."""
+        if self._has_checked_flags:
+            return
+        self._has_checked_flags = True
+        if is_in_eval_mode(self._observed.model) and context.batch_loss.differs_in("train"):
+            warnings.warn(EVAL_MODE_MESSAGE, NormscopeWarning, stacklevel=4)  # Scope.step's caller
 
     def _run_shared_pass(
         self,

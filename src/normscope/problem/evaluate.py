@@ -17,7 +17,7 @@ from normscope.problem.batch import Batch, copy_batch, sample_count
 from normscope.problem.diagnose import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
 from normscope.problem.loss import loss_modules
-from normscope.problem.modes import in_mode
+from normscope.problem.modes import in_mode, training_flags
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
 
@@ -45,21 +45,24 @@ class Evaluation:
 class Evaluator:
     """Evaluates a problem's model in a given mode, always the same function of the parameters.
 
-    It works on copies of the parameters and buffers taken when it is created: training the model
-    further does not change its results, and it does not change the model.
+    It works on copies of the parameters and buffers taken when it is created, and in mode "as_is"
+    with the modules' flags of that moment: training the model further does not change its results,
+    and it does not change the model.
 
     Args:
         problem: model, loss and data.
         layout: the parameters to differentiate by.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         seed: of dropout, noise and the data's order.
 
     Attributes:
         point: all parameters and buffers by name.
+        flags: the ``training`` flag of every module by name, as the mode sets it.
     """
 
     def __init__(self, problem: Problem, layout: ParameterLayout, mode: str, seed: int) -> None:
         self.problem, self.layout, self.mode, self.seed = problem, layout, mode, seed
+        self.flags = training_flags(problem.model, mode)
         self.point = copy_tensors(problem.model)
         self._buffers = [name for name, _ in problem.model.named_buffers()]
         self._loss_modules = loss_modules(problem.loss, problem.model)
@@ -109,7 +112,7 @@ class Evaluator:
         model, tensors = self.problem.model, self._tensors(leaves)
         with (
             isolated(model, *self._loss_modules, tensors=tensors, seed=self.seed + number),
-            in_mode(model, self.mode, twice),
+            in_mode(model, self.mode, twice, self.flags),
             # the fused attention kernels have no second derivative
             sdpa_kernel(SDPBackend.MATH) if twice else nullcontext(),
             torch.inference_mode(False),

@@ -1,8 +1,10 @@
-"""How batch statistics enter a measurement: ``train``, ``frozen`` or ``eval``.
+"""How batch statistics enter a measurement: ``train``, ``frozen``, ``eval`` or ``as_is``.
 
 ``train``   batch statistics, differentiated through: the function that training descends.
 ``frozen``  the same forward values, but the statistics are constants for the derivatives.
 ``eval``    running statistics; dropout and noise are off.
+``as_is``   each module by its own ``training`` flag, as ``train`` or as ``eval``: a network with
+            some BatchNorm layers in eval mode, as in fine-tuning.
 
 The statistics of layer, group and instance normalization belong to one sample: no mode changes
 them.
@@ -11,7 +13,7 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from normscope.errors import InputError, StateError
 from normscope.registry import unknown_name
 
-MODES = ("train", "frozen", "eval")
+MODES = ("train", "frozen", "eval", "as_is")
 """The modes a model can be measured in."""
 
 _BATCH_NORM_ATTRIBUTES = ("num_features", "eps", "momentum", "running_mean", "running_var")
@@ -93,24 +95,53 @@ def use_fast_derivatives(
     _FAST.layers, _FAST.constant_norm = layers, constant_norm
 
 
-@contextmanager
-def in_mode(model: nn.Module, mode: str, twice: bool = True) -> Iterator[None]:
-    """Set the model up for a mode; use it inside `isolated`, which restores the model.
+def check_mode(mode: str) -> None:
+    """Raise `UnknownNameError` if there is no such mode."""
+    if mode not in MODES:
+        raise unknown_name("mode", mode, MODES)
 
-    The ``training`` flag of every module is set; the model's ``train()`` method is not called.
+
+def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
+    """Return the ``training`` flag of every module in a mode, by qualified name.
 
     Args:
         model: the model.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
+
+    Raises:
+        UnknownNameError: if there is no such mode.
+
+    >>> training_flags(nn.Sequential(nn.BatchNorm1d(2).eval()), "as_is")
+    {'': True, '0': False}
+    """
+    check_mode(mode)
+    named = model.named_modules()
+    return {name: module.training if mode == "as_is" else mode != "eval" for name, module in named}
+
+
+def set_flags(model: nn.Module, flags: Mapping[str, bool]) -> None:
+    """Set the ``training`` flag of every module; the model's ``train()`` method is not called."""
+    for name, module in model.named_modules():
+        module.__dict__["training"] = flags.get(name, module.training)
+
+
+@contextmanager
+def in_mode(
+    model: nn.Module, mode: str, twice: bool = True, flags: Mapping[str, bool] | None = None
+) -> Iterator[None]:
+    """Set the model up for a mode; use it inside `isolated`, which restores the model.
+
+    Args:
+        model: the model.
+        mode: "train", "frozen", "eval" or "as_is".
         twice: whether gradients are differentiated again.
+        flags: what `training_flags` returned before; None: its present answer.
 
     Yields:
         Nothing.
     """
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
+    set_flags(model, training_flags(model, mode) if flags is None else flags)
     for module in model.modules():
-        module.__dict__["training"] = mode != "eval"
         # a plain SyncBatchNorm refuses CPU tensors once torch.distributed is initialized
         plain = type(module).forward is nn.SyncBatchNorm.forward
         if isinstance(module, nn.SyncBatchNorm) and plain and not _synchronizes(module):

@@ -25,7 +25,7 @@ def try_batches(problem: Problem, batches: Sequence[Batch], mode: str, seed: int
     Args:
         problem: model and loss; neither is changed.
         batches: of its data.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         seed: of dropout and noise.
     """
     evaluator = Evaluator(problem, parameter_layout(problem.model), mode, seed)
@@ -34,7 +34,11 @@ def try_batches(problem: Problem, batches: Sequence[Batch], mode: str, seed: int
 
 
 def check_data(
-    problem: Problem, batches: Sequence[Batch], batch_size: int | None, seed: int
+    problem: Problem,
+    batches: Sequence[Batch],
+    batch_size: int | None,
+    seed: int,
+    mode: str = "train",
 ) -> None:
     """Evaluate batches and, of data in memory, the samples most unlike them.
 
@@ -46,10 +50,11 @@ def check_data(
         batches: of the data, the first that training would use.
         batch_size: samples per step, drawn from data that is one batch; None: the batches as given.
         seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
     """
     with locate_errors(problem):
-        try_batches(problem, batches, "train", seed)
-        try_batches(problem, _outliers(problem, _ranges(batches), batch_size), "train", seed)
+        try_batches(problem, batches, mode, seed)
+        try_batches(problem, _outliers(problem, _ranges(batches), batch_size), mode, seed)
 
 
 @contextmanager

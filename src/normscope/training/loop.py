@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,7 +68,8 @@ def train(
 
     Each step is yielded after its gradient and before its update. The update happens when the
     generator continues, so after ``break`` the last step was not taken. The model is in train
-    mode meanwhile; afterwards its modules' flags are restored.
+    mode meanwhile; afterwards its modules' flags are restored. Modules in eval mode of a model in
+    train mode, such as batch norm layers frozen for fine-tuning, stay in eval mode.
 
     Args:
         problem: model, loss and data.
@@ -110,6 +111,7 @@ class Loop:
     Args:
         own_gradients_only: whether a step leaves the ``.grad`` of all tensors alone that are not
             parameters of the model, such as those of a second model that the loss calls.
+        keeps_flags: leave every module's ``training`` flag as it is, also in eval mode.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Loop:
         drop_last: bool = True,
         divergence_factor: float | None = 1e3,
         own_gradients_only: bool = False,
+        keeps_flags: bool = False,
     ) -> None:
         if divergence_factor is not None and not divergence_factor > 1:
             raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
@@ -131,7 +134,7 @@ class Loop:
         self.losses: list[float] = []
         self.stop_requested = False
         self.outcome = Outcome.FINISHED
-        self._divergence_factor = divergence_factor
+        self._divergence_factor, self._keeps_flags = divergence_factor, keeps_flags
         self._parameters = list(problem.model.parameters())
         self._own_gradients_only = own_gradients_only
 
@@ -154,7 +157,7 @@ class Loop:
         return self._run(steps, after_update)
 
     def _run(self, steps: int, after_update: Callable[[], None]) -> Generator[Step, None, None]:
-        with training_mode(self.problem.model):
+        with nullcontext() if self._keeps_flags else training_mode(self.problem.model):
             while self.taken < steps and not self.stop_requested:
                 step = self._gradient_step()
                 yield step
@@ -232,10 +235,17 @@ def check_steps(steps: int) -> None:
 
 @contextmanager
 def training_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model in train mode, and restore every module's flag on exit."""
+    """Put the model in train mode, and restore every module's flag on exit.
+
+    If it is in train mode already, its modules in eval mode stay so: they were put there on
+    purpose. The model's own ``train()`` is called all the same, as it may keep more of them there.
+    """
     flags = [(module, module.training) for module in model.modules()]
-    model.train()
+    held = [module for module, flag in flags if model.training and not flag]
     try:
+        model.train()
+        for module in held:
+            module.training = False
         yield
     finally:
         for module, flag in flags:

@@ -37,6 +37,7 @@ from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.problem.evaluate import prefers_channels_last
 from normscope.problem.isolation import isolated
+from normscope.problem.modes import set_flags, training_flags
 from normscope.problem.parameters import ParameterLayout
 
 _CHECKED_SAMPLES = 32
@@ -51,6 +52,7 @@ def chain_jacobian(
     layout: ParameterLayout,
     point: Mapping[str, Tensor] | None = None,
     curved: bool = False,
+    flags: Mapping[str, bool] | None = None,
 ) -> ChainJacobian | None:
     """Return the Jacobian of a model on a batch, if the model is a chain of known layers.
 
@@ -60,10 +62,11 @@ def chain_jacobian(
     Args:
         model: any module.
         inputs: the batch's inputs, samples first.
-        mode: "train", "frozen" or "eval".
+        mode: "train", "frozen", "eval" or "as_is".
         layout: the parameters to differentiate by.
         point: parameters and buffers by qualified name; None for the model's own.
         curved: whether second derivatives are needed.
+        flags: the modules' flags, as `training_flags` returned them; None: its present answer.
 
     Returns:
         The Jacobian; None if any part of the model is unknown.
@@ -80,8 +83,10 @@ def chain_jacobian(
     try:
         with locked_without_grad():
             refuse_hooks(model)
-            at = _Point(mode, _tensors(model, inputs, point), frozenset(layout.names), curved)
-            with _isolated(model, mode, at.tensors):
+            tensors, wanted = _tensors(model, inputs, point), frozenset(layout.names)
+            at = _Point(mode == "frozen", tensors, wanted, curved)
+            with _isolated(model, tensors):
+                set_flags(model, training_flags(model, mode) if flags is None else flags)
                 steps, certain = steps_of(model, lambda module: _reader(module) is not None)
                 _check_values(model, steps, inputs, at)
                 if not certain:
@@ -97,16 +102,16 @@ def chain_jacobian(
 
 @dataclass(frozen=True)
 class _Point:
-    """Where the derivatives are taken.
+    """Where the derivatives are taken; the modules have the flags of the mode meanwhile.
 
     Args:
-        mode: "train", "frozen" or "eval".
+        frozen: whether batch statistics are constants.
         tensors: parameters and buffers by qualified name.
         wanted: names of the parameters to differentiate by.
         curved: whether second derivatives are needed.
     """
 
-    mode: str
+    frozen: bool
     tensors: Mapping[str, Tensor]
     wanted: frozenset[str]
     curved: bool = False
@@ -152,12 +157,10 @@ def _tensors(
 
 
 @contextmanager
-def _isolated(model: nn.Module, mode: str, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+def _isolated(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Run the model on other tensors, with buffers copied, and restore it on exit."""
     buffers = {name: tensors[name].clone() for name, _ in model.named_buffers()}
     with isolated(model, tensors={**tensors, **buffers}):
-        for module in model.modules():
-            module.__dict__["training"] = mode != "eval"
         yield
 
 
@@ -181,11 +184,9 @@ def _check_gradients(
         name: tensor.double() if tensor.is_floating_point() else tensor
         for name, tensor in at.tensors.items()
     }
-    # the model's own forward does not hold statistics constant: compare in train mode
-    mode = "train" if at.mode == "frozen" else at.mode
     leaves = {name: tensors[name].detach().requires_grad_() for name in sorted(at.wanted)}
     # the backward pass may run the model again (activation checkpointing)
-    with torch.enable_grad(), _isolated(model, mode, tensors | leaves):
+    with torch.enable_grad(), _isolated(model, tensors | leaves):
         output = _output(model, few)
         if not output.requires_grad:
             raise NotAChainError("its output does not depend on the parameters")
@@ -193,7 +194,8 @@ def _check_gradients(
         expected = torch.autograd.grad(
             output, list(leaves.values()), cotangent, materialize_grads=True
         )
-    links, own = _read(steps, few, replace(at, mode=mode, tensors=tensors))
+    # the model's own forward does not hold statistics constant
+    links, own = _read(steps, few, replace(at, frozen=False, tensors=tensors))
     found = ChainJacobian(links, own, layout).gradients(cotangent)
     scale = max((float(g.abs().max()) for g in expected if g.numel()), default=0.0)
     for name, gradient in zip(leaves, expected, strict=True):
@@ -290,13 +292,13 @@ def _batch_norm(name: str, module: Any, inputs: Tensor, at: _Point) -> _Reading:
         raise NotAChainError("batch statistics are shared between processes")
     if inputs.dim() < 2 or inputs.shape[1] != module.num_features:
         raise NotAChainError("batch normalization has an input of another shape")
-    statistics = _running_statistics(name, at) if at.mode == "eval" else None
+    statistics = None if module.training else _running_statistics(name, at)
     if statistics is None and inputs.numel() <= inputs.shape[1]:
         raise NotAChainError("batch statistics need more than one value per channel")
     values, inverse = normalize(inputs, statistics, module.eps)
     gamma, beta = at.tensor(name, "weight"), at.tensor(name, "bias")
     scale = inverse if gamma is None else gamma * inverse
-    through = statistics is None and at.mode != "frozen"
+    through = statistics is None and not at.frozen
     link = BatchNormLink(values, scale, inverse, through, at.names(name))
     return link, link.output(gamma, beta)
 
@@ -308,7 +310,7 @@ def _running_statistics(name: str, at: _Point) -> tuple[Tensor, Tensor] | None:
 
 @_reads(NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d)
 def _noisy_batch_norm(name: str, module: Any, inputs: Tensor, at: _Point) -> _Reading:
-    if at.mode != "eval":
+    if module.training:
         raise NotAChainError("noise is drawn in each forward pass")
     return _batch_norm(name, module, inputs, at)
 
@@ -374,6 +376,6 @@ def _reader(module: nn.Module) -> _Reader | None:
 
 @_reads(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 def _dropout(name: str, module: Any, inputs: Tensor, at: _Point) -> _Reading:
-    if at.mode != "eval" and module.p > 0:
+    if module.training and module.p > 0:
         raise NotAChainError("dropout is drawn in each forward pass")
     return None, inputs

@@ -96,6 +96,7 @@ class BatchPoint:
             evaluator.problem.model,
             self.batch[0],
             mode=evaluator.mode,
+            flags=evaluator.flags,
             layout=evaluator.layout,
             point=evaluator.point,
             curved=curved,

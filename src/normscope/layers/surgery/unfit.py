@@ -4,14 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
+
 from normscope.errors import InputError, MisfitError, NormscopeError, UnknownNameError
+from normscope.layers.kinds import norm_layers
 from normscope.layers.surgery.convert import convert
 from normscope.problem.batch import Batch
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.precheck import locate_errors, try_batches
 from normscope.problem.problem import Problem
 
 
-def unfit_norms(problem: Problem, norms: Sequence[str], batch: Batch, seed: int) -> dict[str, str]:
+def convert_in_mode(model: nn.Module, to: str, mode: str) -> nn.Module:
+    """Convert a model for a measurement; see `convert`.
+
+    In mode "as_is", batch norm layers that get no running statistics from an old layer are put in
+    train mode: in eval mode they would not normalize.
+
+    Args:
+        model: any model; it is not changed.
+        to: the norm kind.
+        mode: "train", "frozen", "eval" or "as_is".
+
+    Returns:
+        The new model.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).eval()
+    >>> [module.training for module in convert_in_mode(net, "batch", "as_is")]
+    [False, True, False]
+    """
+    converted, given = convert(model, to=to), dict(model.named_modules())
+    for name, layer in norm_layers(converted).items() if mode == "as_is" else ():
+        old = given.get(name) or given.get(name.rpartition(".")[0])  # one with an activation
+        keeps_statistics = old is not None and is_batch_norm(old) and is_batch_norm(layer)
+        layer.training |= not keeps_statistics
+    return converted
+
+
+def unfit_norms(
+    problem: Problem, norms: Sequence[str], batch: Batch, seed: int, mode: str = "train"
+) -> dict[str, str]:
     """Return why a model cannot have some norm kinds, by kind; empty if it can have all.
 
     Args:
@@ -20,6 +52,7 @@ def unfit_norms(problem: Problem, norms: Sequence[str], batch: Batch, seed: int)
         norms: norm kinds.
         batch: of its data; one forward pass of each converted model is run on it.
         seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
 
     Returns:
         The reasons, without a final full stop.
@@ -35,17 +68,17 @@ a batch of shape (2, 3, 4)"}
     reasons: dict[str, str] = {}
     for norm in norms:
         try:
-            model = convert(problem.model, to=norm)
+            model = convert_in_mode(problem.model, norm, mode)
         except UnknownNameError:
             raise
         except InputError as error:
             reasons[norm] = str(error).rstrip(".")
             continue
         try:
-            try_batches(Problem(model, problem.loss, [batch]), [batch], "train", seed)
+            try_batches(Problem(model, problem.loss, [batch]), [batch], mode, seed)
         except Exception as error:  # user code may raise anything with another norm layer
             with locate_errors(problem):
-                try_batches(problem, [batch], "train", seed)
+                try_batches(problem, [batch], mode, seed)
             reasons[norm] = _reason(error)
     return reasons
 
