@@ -52,7 +52,20 @@ def broke_at(values: Iterator[float], limit: float) -> int | None:
     return None
 
 
+#: (learning rate by step, number of the data order, steps) -> the loss before every update
+Run = Callable[[Callable[[int], float], int, int], Iterator[float]]
+
+
 def true_onset(case: Case, model: nn.Module) -> list[float]:
+    """The smallest unstable learning rate to 5 %, for each of three orders of the data."""
+
+    def run(rate_at: Callable[[int], float], order: int, steps: int) -> Iterator[float]:
+        return losses(case, model, rate_at, order, steps)
+
+    return onsets_of(run, LIMITS[case.loss])
+
+
+def onsets_of(run: Run, limit: float) -> list[float]:
     """The smallest unstable learning rate to 5 %, for each of three orders of the data.
 
     The rate rises by half from a fiftieth of where a growing one breaks, so that no unstable rate
@@ -60,30 +73,33 @@ def true_onset(case: Case, model: nn.Module) -> list[float]:
     low enough for nets that stand still at first: a growing rate has passed the unstable ones by
     the time they leave their plateau.
     """
-    start = _scout(case, model) / _CAUTION
+    start = _scout(run, limit) / _CAUTION
     found: list[float] = []
     for order in range(ORDERS):
-        found.append(_onset(case, model, order, start))
+        found.append(_onset(run, limit, order, start))
         start = min(found) / 2
     return found
 
 
-def _scout(case: Case, model: nn.Module) -> float:
-    rates = losses(case, model, lambda step: 1e-3 * 1.1**step, 0, 2 * STEPS)
-    broken = broke_at(rates, LIMITS[case.loss])
-    return 1e-3 * 1.1 ** (2 * STEPS if broken is None else broken)
+def _scout(run: Run, limit: float, start: float = 1e-3) -> float:
+    """Where a growing rate breaks; it starts lower if the first ones do."""
+    broken = broke_at(run(lambda step: start * 1.1**step, 0, 2 * STEPS), limit)
+    if broken is not None and broken < 20 and start > 1e-12:
+        return _scout(run, limit, start / 1e3)
+    return float(start * 1.1 ** (2 * STEPS if broken is None else broken))
 
 
-def _onset(case: Case, model: nn.Module, order: int, low: float) -> float:
+def _onset(run: Run, limit: float, order: int, low: float) -> float:
     def unstable(rate: float) -> bool:
-        values = losses(case, model, lambda step: rate, order, STEPS)
-        return broke_at(values, LIMITS[case.loss]) is not None
+        return broke_at(run(lambda step: rate, order, STEPS), limit) is not None
 
     while unstable(low):
         low /= 2
     high = low * 1.5
     while not unstable(high):
         low, high = high, high * 1.5
+        if high > 1e9:
+            return math.inf
     third = (high / low) ** (1 / 3)
     for _ in range(2):
         if unstable(low * third):

@@ -120,7 +120,7 @@ def max_learning_rate(
     check_mode(mode)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     setup = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
-    setup.warn_of_flags(stacklevel=2)
+    setup.warn_of_flags()
     return advise(setup, verify, progress or ignore_progress)
 
 

@@ -368,7 +368,7 @@ def compare(
     rows = []
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
         asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
-        asked.warn_of_flags(stacklevel=2)
+        asked.warn_of_flags()
         _check_norms(asked, norms)
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")

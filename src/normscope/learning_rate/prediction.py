@@ -53,9 +53,9 @@ def predict_limit(
     Weights that feed a norm layer are scale-invariant: a step that is too large lengthens them,
     which shrinks the next one. The last layer, which nothing normalizes, is not stabilized in this
     way, and training it alone gives the limit of the whole network. Trial runs of the whole network
-    on a few samples decide where there are no norm layers or some are in eval mode, where one step
-    makes the last layer unstable, and where the model has no linear last layer or its outputs
-    hardly differ. See docs/learning_rate.md for the accuracy of both.
+    on a few samples decide where there are no norm layers or the last one is in eval mode, where
+    one step makes the last layer unstable, and where the model has no linear last layer or its
+    outputs hardly differ. See docs/learning_rate.md for the accuracy of both.
 
     Args:
         problem: model, loss and data; not changed.
@@ -113,12 +113,14 @@ def _from_last_layer(
 def _may_decide(layer: LastLayer, evaluator: Evaluator) -> bool:
     """Return whether nothing else is trained, or the network is normalized and its outputs differ.
 
-    A norm layer in eval mode multiplies by constants: nothing stabilizes the weights before it.
+    The last norm layer counts, which normalizes what all weights before it do. In eval mode it
+    multiplies by constants, and nothing stabilizes them.
     """
     if all(map(layer.owns, evaluator.layout.names)):
         return True
     model = evaluator.problem.model
-    if not norm_layers(model) or held_norm_layers(model, evaluator.flags):
+    last = next(reversed(norm_layers(model)), None)
+    if last is None or last in held_norm_layers(model, evaluator.flags):
         return False
     outputs = layer.features[0] @ layer.weight.T  # up to a constant
     return not may_be_on_plateau(evaluator.problem, outputs, layer.targets[0])

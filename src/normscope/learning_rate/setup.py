@@ -85,11 +85,11 @@ class TrainingSetup:
         with isolated(model, *modules, trainable=trainable), generators.preserved(self.seed):
             yield
 
-    def warn_of_flags(self, stacklevel: int) -> None:
-        """Warn if mode "as_is" may not be what training does; see `normscope.problem.flags`."""
+    def warn_of_flags(self) -> None:
+        """Warn the caller's caller if mode "as_is" may not be what training does."""
         if self.mode == "as_is":
             with torch.inference_mode(False), self.isolated():
-                warn_of_flags(self.problem, lambda: self.batches(1)[0], self.seed, stacklevel + 3)
+                warn_of_flags(self.problem, lambda: self.batches(1)[0], self.seed, 3)
 
     def batches(self, count: int) -> list[Batch]:
         """Return the first batches of a training run, at most ``count``, none of them twice."""

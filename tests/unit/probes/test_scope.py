@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,14 @@ import xarray as xr
 from torch import nn
 
 import normscope as ns
-from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError, UnknownNameError
+from normscope.errors import (
+    ArgumentTypeError,
+    InputError,
+    NormscopeWarning,
+    ShapeError,
+    StateError,
+    UnknownNameError,
+)
 from normscope.plots.names import quantity_name
 from normscope.probes import PRESETS, PROBES, Curvature, LossVariation, Probe, Scope
 from normscope.problem import cross_entropy
@@ -310,9 +319,7 @@ def test_configured_probe_serves_several_scopes():
         scope.step(*batch())
     assert scopes[0].results.identical(scopes[1].results)
     assert probe._start is None
-    assert repr(probe) == (
-        "Curvature(kind='hessian', mode='train', tolerance=0.01, max_products=60)"
-    )
+    assert repr(probe) == "Curvature(kind='hessian', tolerance=0.01, max_products=60)"
 
 
 class Failing(Probe):
@@ -381,7 +388,8 @@ def test_flags_are_taken_as_they_are():
     for training in (True, False):
         model.train(training)
         scope = Scope(model, "cross_entropy", sgd(model), "loss_variation")
-        scope.step(x, y)
+        with nullcontext() if training else pytest.warns(NormscopeWarning, match="in eval mode"):
+            scope.step(x, y)
         buffers = [b.clone() for b in model.buffers()]
         expected = cross_entropy(model(x), y).item()
         for old, new in zip(buffers, model.buffers(), strict=True):
@@ -454,3 +462,74 @@ def test_model_that_is_one_layer_has_a_name_in_the_results():
             optimizer.step()
     assert scope.results["layer"].values.tolist() == ["Linear"]
     assert scope.results.sizes["step"] == 2
+
+
+def train_with(probes, mode="as_is", held=("features.1",), steps=3):
+    """Train a network with some modules in eval mode; return it, the losses and the scope."""
+    torch.manual_seed(0)
+    model = net(depth=3).train()
+    for name in held:
+        model.get_submodule(name).eval()
+    optimizer, losses = sgd(model), []
+    scope = probes and Scope(model, "cross_entropy", optimizer, probes, every=1, mode=mode)
+    for seed in range(steps):
+        x, y = batch(seed)
+        loss = cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        if scope:
+            scope.step(x, y)
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses, scope
+
+
+def test_training_of_a_partly_frozen_network_is_bit_identical():
+    plain, losses, _ = train_with(None)
+    for mode in ("as_is", "train", "frozen", "eval"):
+        observed, same, _ = train_with("all", mode)
+        assert same == losses
+        pairs = zip(plain.state_dict().values(), observed.state_dict().values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+        assert [m.training for m in observed.modules()] == [m.training for m in plain.modules()]
+
+
+@pytest.mark.parametrize("mode", ["as_is", "train", "eval"])
+def test_scope_measures_what_the_flags_say(mode):
+    model, _, _ = train_with(None, steps=1)
+    scope = Scope(model, "cross_entropy", sgd(model), ["curvature"], mode=mode)
+    scope.step(*batch(7))
+    found = {
+        each: ns.curvature.top_eigenvalue(model, "cross_entropy", batch(7), "hessian", each).value
+        for each in ("as_is", "train", "eval")
+    }
+    assert scope.results["top_eigenvalue"].item() == pytest.approx(found[mode], rel=0.02)
+    assert len({round(value, 1) for value in found.values()}) == 3
+    if mode != "as_is":
+        model.train(mode == "train")
+    expected = cross_entropy(model(batch(7)[0]), batch(7)[1]).item()
+    assert scope.results["loss"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_probe_may_have_another_mode_than_the_scope():
+    _, _, scope = train_with([Curvature(mode="eval")], steps=1)
+    _, _, forced = train_with(["curvature"], "eval", steps=1)
+    assert scope.results["top_eigenvalue"].item() == forced.results["top_eigenvalue"].item()
+
+
+def test_model_in_eval_mode_gets_one_warning():
+    model = net().eval()
+    scope = Scope(model, "cross_entropy", sgd(model), ["loss_variation"], every=1)
+    with pytest.warns(NormscopeWarning, match="in eval mode") as caught:
+        scope.step(*batch(0))
+    assert caught[0].filename == __file__
+    scope.step(*batch(1))
+    Scope(model, "cross_entropy", sgd(model), ["loss_variation"], mode="eval").step(*batch(0))
+    plain = net(norm="none").eval()
+    Scope(plain, "cross_entropy", sgd(plain), ["loss_variation"]).step(*batch(0))
+
+
+def test_unknown_mode_is_refused():
+    model = net()
+    with pytest.raises(UnknownNameError, match="as_is"):
+        Scope(model, "cross_entropy", sgd(model), mode="asis")

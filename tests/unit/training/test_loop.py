@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import InputError, StateError
 from normscope.problem import Problem, whole_loss
-from normscope.training import sgd, train
+from normscope.training import fit, sgd, train
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(50, 5, generator=GENERATOR)
@@ -229,3 +229,49 @@ def test_train_refuses_a_loss_without_parameters():
     loss = whole_loss(lambda net, b: b.sum())
     with pytest.raises(StateError, match="requires_grad"):
         list(train(Problem(nn.Linear(5, 1), loss, X), sgd(0.1), 3))
+
+
+class Frozen(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def normalized(kind=nn.Sequential):
+    torch.manual_seed(0)
+    return kind(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+
+def flags_in_training(model):
+    data = torch.randn(8, 3), torch.randn(8, 1)
+    problem, found = Problem(model, "squared_error", data), []
+    fit(
+        problem,
+        sgd(0.01),
+        2,
+        callback=lambda step: found.append([m.training for m in step.model]) and None,
+    )
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_modules_frozen_by_their_flag_stay_frozen():
+    model = normalized().train()
+    model[1].eval()
+    before = model[1].running_mean.clone()
+    assert flags_in_training(model) == [True, False, True, True]
+    assert torch.equal(model[1].running_mean, before)
+    assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_override_of_train_is_honoured():
+    model = normalized(Frozen)  # in train mode since it was made: train() was never called
+    assert flags_in_training(model) == [True, False, True, True]
+    assert model[1].training
+
+
+def test_model_in_eval_mode_is_trained_in_train_mode():
+    model = normalized().eval()
+    assert flags_in_training(model) == [True] * 4
+    assert not any(module.training for module in model.modules())
