@@ -17,6 +17,7 @@ from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
 from normscope.learning_rate.sample_trials import SampleTrials
+from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.update_rule import rule_of
 from normscope.problem import Problem
 
@@ -352,7 +353,8 @@ def test_divisor_is_that_of_the_gradients_of_all_batches_in_training():
     halves = list(zip(inputs.double().split(32), targets.split(32), strict=True))
     optimizer = Adam(model.parameters(), eps=1e-8)
     problem = Problem(model, "cross_entropy", halves)
-    found = advisor._preconditioner(problem, halves, optimizer, rule_of(optimizer), 0)
+    setup = TrainingSetup(problem, optimizer, None, 0)
+    found = advisor._preconditioner(setup, halves, optimizer, rule_of(optimizer))
     squares = torch.zeros_like(found.scale)
     for features, labels in halves:
         loss = nn.functional.cross_entropy(model.train()(features), labels)

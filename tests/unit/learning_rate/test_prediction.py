@@ -184,7 +184,7 @@ def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch
 def test_rehearsal_is_told_of_a_state_but_not_of_an_estimate(monkeypatch, given):
     told = []
 
-    def noting(problem, batches, rule, preconditioner, seed):
+    def noting(problem, batches, rule, preconditioner, seed, mode):
         told.append(preconditioner)
         return SampleTrials(1.0, 4.0, 32, 30, False)
 

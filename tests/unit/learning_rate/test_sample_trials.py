@@ -85,9 +85,9 @@ def seen(monkeypatch):
     found = []
 
     class Remembered(TrialStart):
-        def __init__(self, problem, batches, *more):
+        def __init__(self, problem, batches, *more, **options):
             found.append(list(batches))
-            super().__init__(problem, batches, *more)
+            super().__init__(problem, batches, *more, **options)
 
     monkeypatch.setattr(sample_trials, "TrialStart", Remembered)
     return found

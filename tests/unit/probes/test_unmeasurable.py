@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from normscope.errors import NormscopeWarning
-from normscope.probes import EffectiveSmoothness, Scope
+from normscope.probes import Curvature, EffectiveSmoothness, Scope
 
 
 def net():
@@ -30,7 +30,8 @@ def sgd(model):
 def test_single_sample_under_frozen_statistics_is_not_a_number(probe):
     model = net()
     model[1].eval()
-    scope = Scope(model, "cross_entropy", sgd(model), [probe, "gradient_norms"], every=1)
+    asked = Curvature(mode="train") if probe == "curvature" else probe
+    scope = Scope(model, "cross_entropy", sgd(model), [asked, "gradient_norms"], every=1)
     with pytest.warns(NormscopeWarning, match=f"{probe} cannot be measured here"):
         scope.step(*batch(1))
     scope.step(*batch(1))  # says it once: a second warning would be an error
@@ -38,6 +39,14 @@ def test_single_sample_under_frozen_statistics_is_not_a_number(probe):
     assert values.sizes["step"] == 2
     assert np.isnan(values).all()
     assert np.isfinite(scope.results["gradient_norm"]).all()
+
+
+def test_single_sample_has_a_curvature_with_running_statistics():
+    model = net()
+    model[1].eval()
+    scope = Scope(model, "cross_entropy", sgd(model), ["curvature"])
+    scope.step(*batch(1))
+    assert np.isfinite(scope.results["top_eigenvalue"]).all()
 
 
 def test_gradient_that_is_not_finite_has_no_curvature():
@@ -66,7 +75,8 @@ def test_local_smoothness_is_the_limit_of_the_ray(frozen, dropout):
     if frozen != "none":
         (model[1] if frozen == "norm" else model).eval()
     probe = EffectiveSmoothness(local=True)
-    scope = Scope(model, "cross_entropy", sgd(model), [probe], distances=[1e-4])
+    mode = "eval" if frozen == "all" else "as_is"
+    scope = Scope(model, "cross_entropy", sgd(model), [probe], distances=[1e-4], mode=mode)
     scope.step(*batch())
     results = scope.results
     local = results["local_smoothness"].item()
