@@ -96,12 +96,14 @@ class TestEveryKind:
             problem = network(name), "cross_entropy", batch(name, 9)
             return [dense(*problem, kind=kind, mode=mode) for mode in MODES]
 
-        train, frozen, eval_ = matrices("layer")
+        train, frozen, eval_, as_is = matrices("layer")
         torch.testing.assert_close(frozen, train)
         torch.testing.assert_close(eval_, train)
-        train, frozen, eval_ = matrices("torch_batch")
+        torch.testing.assert_close(as_is, train)
+        train, frozen, eval_, as_is = matrices("torch_batch")
         assert float((frozen - train).norm()) > 1e-3 * float(train.norm())
         assert float((eval_ - train).norm()) > 1e-3 * float(train.norm())
+        torch.testing.assert_close(as_is, train)
 
     @pytest.mark.parametrize("mode", MODES)
     def test_model_and_random_numbers_are_untouched(self, mode, kind):

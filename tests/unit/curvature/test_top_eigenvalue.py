@@ -358,7 +358,7 @@ def test_progress_sees_the_estimate_grow():
         ({"start": [1.0]}, ArgumentTypeError, "start must be"),
         ({"start": torch.ones(3)}, InputError, "one row per parameter"),
         ({"kind": "fischer"}, UnknownNameError, "did you mean 'fisher'"),
-        ({"mode": "test"}, UnknownNameError, "Choices: eval, frozen, train"),
+        ({"mode": "test"}, UnknownNameError, "Choices: as_is, eval, frozen, train"),
     ],
 )
 def test_bad_options_are_refused(options, error, message):
