@@ -10,6 +10,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
 from normscope.curvature.kinds import KINDS, BatchPoint
+from normscope.curvature.precision import without_autocast
 from normscope.curvature.products import BatchCurvature
 from normscope.errors import InputError
 from normscope.problem.batch import Batch, sample_count
@@ -61,6 +62,7 @@ class CurvatureOperator:
         self.batch_size, self.samples = max(self.batch_sizes), sum(self.batch_sizes)
         self._kept: BatchCurvature | None = None
 
+    @without_autocast()
     def weighted_mean(self, apply: Callable[[BatchCurvature], Tensor]) -> Tensor:
         """Return the mean over batches, weighted by samples, of a function of their curvature.
 
@@ -80,6 +82,7 @@ class CurvatureOperator:
         assert total is not None
         return total
 
+    @without_autocast()
     def first_batch(self) -> BatchCurvature:
         """Return the curvature of the first batch; kept if there is no other."""
         if self._kept is not None:

@@ -10,6 +10,7 @@ import xarray as xr
 from torch import nn
 
 from normscope.curvature.operator import operator
+from normscope.curvature.precision import without_autocast
 from normscope.curvature.quadrature import (
     Floats,
     Quadrature,
@@ -95,8 +96,9 @@ def spectrum(
     space = search_space(curvature, "largest", 1)
     share = space.size / curvature.shape[0]
     count = _counter(progress, probes * min(lanczos_steps, space.size))
-    found_rules = random_quadratures(space, probes, lanczos_steps, seed, count)
-    rules = [rule.diluted(share) for rule in found_rules]
+    with without_autocast():
+        found_rules = random_quadratures(space, probes, lanczos_steps, seed, count)
+        rules = [rule.diluted(share) for rule in found_rules]
     axis = axis_for(rules, linear_threshold)
     nonnegative = kind == "fisher" or not isinstance(space, ParameterSpace)
     found = _dataset(rules, axis, smoothing, nonnegative)

@@ -22,6 +22,7 @@ from normscope.curvature.eigensolver import (
 from normscope.curvature.kinds import matrix_name
 from normscope.curvature.lanczos import WHICH
 from normscope.curvature.operator import CurvatureOperator, unchecked_operator
+from normscope.curvature.precision import without_autocast
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
 from normscope.curvature.warm_start import warm_start
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
@@ -249,6 +250,16 @@ def extreme_eigenvalues(
     Returns:
         The result; a warning was issued if it is not converged.
     """
+    with without_autocast():
+        space, found, spent = _search(operator, request, guesses)
+        lifted = _lifted(space, found) if vectors else found.vectors.new_empty(operator.shape[0], 0)
+    return _result(operator, request, replace(found, vectors=lifted), spent, begin)
+
+
+def _search(
+    operator: CurvatureOperator, request: Request, guesses: Tensor | None
+) -> tuple[SearchSpace, Found, float]:
+    """Return the space searched, what was found in it, and the products it took."""
     warm = warm_start(operator, request) if guesses is None else None
     space = search_space(operator, request.which, request.count)
     spent, mean_model = 0.0, None
@@ -270,8 +281,7 @@ def extreme_eigenvalues(
         remaining = request.with_fewer_products(spent)
         found = search(space, start_block(space, None, request), remaining)
         spent += found.products
-    lifted = _lifted(space, found) if vectors else found.vectors.new_empty(operator.shape[0], 0)
-    return _result(operator, request, replace(found, vectors=lifted), spent, begin)
+    return space, found, spent
 
 
 def _lifted(space: SearchSpace, found: Found) -> Tensor:

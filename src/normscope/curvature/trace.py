@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.curvature.operator import CurvatureOperator, operator
+from normscope.curvature.precision import without_autocast
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
 from normscope.problem.loss import Loss, WholeLoss
@@ -190,6 +191,7 @@ def trace(
     )
 
 
+@without_autocast()
 def _estimate(curvature: CurvatureOperator, products: int, seed: int) -> TraceEstimate:
     # the output space, if available, has the same trace and shorter vectors
     space = search_space(curvature, "largest", 1)

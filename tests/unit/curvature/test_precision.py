@@ -1,0 +1,39 @@
+"""Curvature is measured in the parameters' precision, whatever surrounds the call."""
+
+import pytest
+import torch
+from tests.unit.curvature.networks import Residual, randomized
+from torch import nn
+
+from normscope.curvature import dense, operator, spectrum, top_eigenvalue, trace
+
+LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)  # not one of the losses in closed form
+NETWORKS = {
+    "chain": lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+    "graph": Residual,
+}
+
+
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(12, 3, generator=generator), torch.arange(12) % 2
+
+
+CALLS = {
+    "operator": lambda *call: operator(*call) @ torch.ones(operator(*call).shape[0]),
+    "dense": dense,
+    "top_eigenvalue": lambda *call: top_eigenvalue(*call).values,
+    "trace": lambda *call: torch.tensor(trace(*call, products=9).value),
+    "spectrum": lambda *call: torch.as_tensor(spectrum(*call, probes=2)["nodes"].values),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_autocast_around_a_measurement_changes_nothing(network, kind, call):
+    model = randomized(NETWORKS[network]()).float()
+    expected = CALLS[call](model, LOSS, batch(), kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = CALLS[call](model, LOSS, batch(), kind)
+    assert torch.equal(found, expected)
