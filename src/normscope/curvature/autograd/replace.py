@@ -1,4 +1,4 @@
-"""Replace layers whose second derivative is slow in PyTorch while a model is measured."""
+"""Replace layers whose second derivative is slow or wrong in PyTorch during a measurement."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from normscope.curvature.autograd.batch_norm import graph_batch_norm, serves
 from normscope.curvature.autograd.constant_norm import constant_norm
@@ -29,6 +31,8 @@ _BATCH_NORM_FORWARDS = (_BatchNorm.forward, _ClosedFormBatchNorm.forward)
 def use_fast_layers(model: nn.Module, norms: bool) -> None:
     """Replace the forward of convolutions and batch norm layers by ones fast to differentiate.
 
+    Weight normalization is written out too: the second derivative of PyTorch's function is wrong.
+
     To be called inside `isolated`, which restores the modules. Modules are replaced, not
     functions, so that activation checkpointing recomputes the same. Layers with a custom forward,
     and calls of ``torch.nn.functional``, are not replaced and stay slower.
@@ -44,6 +48,12 @@ def use_fast_layers(model: nn.Module, norms: bool) -> None:
                 _replace(module, "_conv_forward", functools.partial(_convolve, dimensions))
         elif norms and type(module).forward in _BATCH_NORM_FORWARDS and _is_local(module):
             _replace(module, "forward", _normalize)
+        elif type(module).forward is _WeightNorm.forward:
+            _replace(module, "forward", _weight)
+        hooks = module._forward_pre_hooks
+        for key, hook in hooks.items():
+            if type(hook) is WeightNorm:
+                hooks[key] = _WrittenOut(hook.name, hook.dim)
 
 
 def fast_constant_norm(
@@ -90,6 +100,24 @@ def _is_local(module: nn.Module) -> bool:
     if not isinstance(module, _ClosedFormBatchNorm):
         return True
     return module.process_group is None and module.fused is None
+
+
+def _weight(module: Any, original: Callable[..., Tensor], length: Tensor, v: Tensor) -> Tensor:
+    return _weight_norm(v, length, module.dim)
+
+
+def _weight_norm(v: Tensor, length: Tensor, dim: int) -> Tensor:
+    """Return g v / |v| as ``torch._weight_norm`` does, of operations with right derivatives."""
+    return v * (length / torch.norm_except_dim(v, 2, dim))
+
+
+class _WrittenOut(WeightNorm):
+    """The hook of ``torch.nn.utils.weight_norm`` without PyTorch's fused function."""
+
+    def compute_weight(self, module: nn.Module) -> Any:
+        """Return the weight of the module."""
+        v, length = getattr(module, self.name + "_v"), getattr(module, self.name + "_g")
+        return _weight_norm(v, length, self.dim)
 
 
 def _convolve(
