@@ -12,7 +12,7 @@ from normscope.curvature.davidson import Davidson
 from normscope.curvature.lanczos import Basis, Lanczos, RitzPairs
 from normscope.curvature.mean_model import MeanModel
 from normscope.curvature.spaces import SearchSpace
-from normscope.errors import InputError, StateError
+from normscope.errors import InputError
 from normscope.progress import Progress, ProgressCallback
 
 STOPS = ("residual", "value")
@@ -27,7 +27,6 @@ _SMALL_RANDOM_SHARE = 0.01  # ... of one with a model, which changes the value b
 _MARGIN = 0.5
 _NEAR = 0.8  # of the first value: Ritz values above it may belong to the same cluster
 _REACHABLE = 4.0  # units of rounding: products leave no smaller residual
-_ASYMMETRY = 1e-3  # of the norm; rounding causes about 1e-6 in single precision
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,6 @@ def search(
     while True:
         basis.step()
         pairs = basis.ritz_pairs(request.which, request.count)
-        _check_symmetric(basis.asymmetry, pairs.norm, space.dtype)
         residuals, errors = _relative(pairs, space, request.tolerance)
         complete = len(pairs.values) == min(request.wanted, space.size)
         _report(request, basis.products, pairs, residuals)
@@ -207,16 +205,6 @@ def _check_range(largest: float, dtype: torch.dtype) -> None:
         raise InputError(
             f"the curvature is of the order of {largest:.0e}, whose square overflows {dtype}; "
             "scale the loss or the data, or measure model.double()."
-        )
-
-
-def _check_symmetric(asymmetry: float, norm: float, dtype: torch.dtype) -> None:
-    """Refuse an asymmetric matrix: then some second derivative is wrong."""
-    if asymmetry > max(_ASYMMETRY, 64 * torch.finfo(dtype).eps) * norm:
-        raise StateError(
-            f"the products are not those of a symmetric matrix (by {asymmetry / norm:.1e} of its "
-            "norm): an operation of the model or loss has a wrong second derivative, as torch's "
-            "weight_norm has; use kind='ggn' or 'fisher', or write that operation out."
         )
 
 

@@ -7,10 +7,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from normscope.curvature.autograd import record_cotangent_only
+from normscope.curvature.custom_functions import custom_functions, missing_derivative_error
+from normscope.curvature.precision import evaluate_in_double
+from normscope.problem.batch import Batch
 from normscope.problem.diagnose import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
+
+_VERIFIED = "jacobian"
+_ADJOINT_TOLERANCE = 1e-3  # a tensor without derivatives has a part of one over their number
+_OTHER_SCALE = 1.37  # not a power of two, which would round in the same way
+_LEAST_GRADIENT = 1e-3  # of the longest; a gradient of zero up to rounding must not count
 
 
 class Jacobian(ABC):
@@ -75,17 +84,25 @@ class GraphJacobian(Jacobian):
     J^T u is a backward pass. It is linear in u, so J v is the derivative in u of its inner product
     with v: a backward pass through the graph of the backward pass, which is kept as well.
 
+    PyTorch takes that derivative as zero where a user-defined backward pass is not differentiable.
+    Therefore the first product of an evaluator is preceded by one that `adjoint_error` compares
+    with J^T u.
+
     Args:
         evaluator: of the model.
         evaluation: its values on one batch, with their graph; the output must be known.
-        number: the batch's number.
+        batch: the batch, to repeat a failed comparison in float64.
+        number: its number.
     """
 
-    def __init__(self, evaluator: Evaluator, evaluation: Evaluation, number: int = 0) -> None:
+    def __init__(
+        self, evaluator: Evaluator, evaluation: Evaluation, batch: Batch, number: int = 0
+    ) -> None:
         assert evaluation.output is not None
         super().__init__(evaluation.output)
         self._evaluator = evaluator
         self._leaves = evaluation.leaves
+        self._batch = batch
         self._number = number
         self._cotangent: Tensor | None = None
         self._pulled_back: tuple[Tensor, ...] = ()
@@ -98,11 +115,13 @@ class GraphJacobian(Jacobian):
     def push_forward(self, vector: Tensor) -> Tensor:
         """Return J v, in the shape of the output."""
         with self._evaluator.isolated(self._leaves, self._number):
+            self._verify()
             return self._push_forward(self._evaluator.layout.split(vector))
 
     def gram(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return J J^T u and J^T u."""
         with self._evaluator.isolated(self._leaves, self._number):
+            self._verify()
             pulled = self._pull_back(cotangent)
             return self._push_forward(pulled), self._evaluator.layout.join(pulled)
 
@@ -114,15 +133,14 @@ class GraphJacobian(Jacobian):
 
     def _push_forward(self, tensors: Sequence[Tensor]) -> Tensor:
         if self._cotangent is None:
-            self._record_backward()
-        assert self._cotangent is not None
+            self._cotangent = self._record_backward()
         reached = [
             (pulled, tensor.to(pulled.dtype))
             for pulled, tensor in zip(self._pulled_back, tensors, strict=True)
             if pulled.requires_grad
         ]
         if not reached:
-            return torch.zeros_like(self._cotangent)
+            return torch.zeros_like(self.output)
         (pushed,) = torch.autograd.grad(
             [pulled for pulled, _ in reached],
             self._cotangent,
@@ -133,13 +151,66 @@ class GraphJacobian(Jacobian):
         check_finite(pushed, "the derivative of the output")
         return pushed
 
-    def _record_backward(self) -> None:
-        self._cotangent = torch.zeros_like(self.output).requires_grad_()
+    def _record_backward(self) -> Tensor:
+        """Record the graph of J^T u; return u, a random vector of length one."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(self.output_shape, generator=generator).div_(self.output.numel() ** 0.5)
+        cotangent = drawn.to(self.output.device, self.dtype).requires_grad_()
         with record_cotangent_only():
             self._pulled_back = torch.autograd.grad(
-                self.output,
-                self._leaves,
-                self._cotangent,
-                create_graph=True,
-                materialize_grads=True,
+                self.output, self._leaves, cotangent, create_graph=True, materialize_grads=True
             )
+        return cotangent
+
+    def _verify(self) -> None:
+        """Raise if J v misses a derivative; checked once for all evaluators of a model."""
+        if _VERIFIED in self._evaluator.verified:
+            return
+        if self.adjoint_error() > _ADJOINT_TOLERANCE:  # of rounding, or of a missing derivative
+            double = evaluate_in_double(self._evaluator, self._batch, self._number)
+            evaluator, batch, evaluation = double or (self._evaluator, self._batch, None)
+            same = self
+            if evaluation is not None:
+                same = GraphJacobian(evaluator, evaluation, batch, self._number)
+            with evaluator.isolated(same._leaves, self._number):
+                if same.adjoint_error() > max(_ADJOINT_TOLERANCE, 2 * same.rounding()):
+                    raise missing_derivative_error(custom_functions(self.output))
+        self._evaluator.verified.add(_VERIFIED)
+
+    def adjoint_error(self) -> float:
+        """Return the difference between <u, J v> and <J^T u, v>, relative to the sum of its parts.
+
+        u is random. v is a multiple of J^T u in every parameter tensor, so that all of them have
+        about the same part in the sum, except those that are zero up to rounding. It costs one
+        product J v. To be called inside the isolation.
+        """
+        if self._cotangent is None:
+            self._cotangent = self._record_backward()
+        lengths, least = self._lengths()
+        if least == 0:
+            return 0.0
+        scales = [1 / max(length, least) ** 2 for length in lengths]
+        expected = sum(scale * length**2 for scale, length in zip(scales, lengths, strict=True))
+        pairs = zip(self._pulled_back, scales, strict=True)
+        unit = max(lengths)  # so that no entry overflows
+        pushed = self._push_forward([pulled.detach() * (scale * unit) for pulled, scale in pairs])
+        product = float((pushed.double() * self._cotangent.detach().double()).sum()) / unit
+        return abs(product - expected) / expected
+
+    def rounding(self) -> float:
+        """Return the relative rounding of J^T u, by another multiple of u; a mean over tensors."""
+        assert self._cotangent is not None
+        again = self._pull_back(self._cotangent.detach() * _OTHER_SCALE)
+        lengths, least = self._lengths()
+        errors = [
+            float(vector_norm(one.detach() - other / _OTHER_SCALE, dtype=torch.float64))
+            for one, other in zip(self._pulled_back, again, strict=True)
+        ]
+        pairs = zip(errors, lengths, strict=True)
+        return sum(error / max(length, least) for error, length in pairs) / len(errors)
+
+    def _lengths(self) -> tuple[list[float], float]:
+        """Return the length of J^T u in every parameter tensor, and the least that counts."""
+        pulled = [each.detach() for each in self._pulled_back]
+        lengths = [float(vector_norm(each, dtype=torch.float64)) for each in pulled]
+        return lengths, _LEAST_GRADIENT * max(lengths)

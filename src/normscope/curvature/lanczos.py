@@ -93,7 +93,6 @@ class Basis(ABC):
         self.held = 0
         self.done = 0
         self.products = 0
-        self.asymmetry = 0.0
         for column in range(self.block):
             self._append(start[:, column].clone())
 
@@ -146,12 +145,6 @@ class Basis(ABC):
         values, vectors = torch.linalg.eigh((square + square.T) / 2)
         return values, vectors
 
-    def _record_asymmetry(self, coefficients: Tensor, expected: Tensor) -> None:
-        """Compare <q_i, A q_row>, just computed, with <q_row, A q_i>, known from before."""
-        if len(expected):
-            difference = float((coefficients - expected).abs().max())
-            self.asymmetry = max(self.asymmetry, difference)
-
     def _orthogonalize(self, vector: Tensor) -> Tensor:
         """Remove, in place, the components along the basis; return them in float64."""
         basis = self._basis[: self.held]
@@ -199,7 +192,6 @@ class Lanczos(Basis):
         before = float(image.norm())
         coefficients = self._orthogonalize(image)
         row, after = self.done, float(image.norm())
-        self._record_asymmetry(coefficients[:row], self._projected[row, :row])
         self._projected[: self.held, row] = coefficients
         self._projected[row, : self.done] = self._projected[: self.done, row]
         self.done += 1

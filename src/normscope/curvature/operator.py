@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normscope.curvature.kinds import KINDS, BatchPoint
 from normscope.curvature.precision import without_autocast
 from normscope.curvature.products import BatchCurvature
+from normscope.curvature.second_derivatives import check_symmetric
 from normscope.errors import InputError
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
@@ -148,7 +149,13 @@ class CurvatureOperator:
 
     def _curvature(self, number: int, batch: Batch) -> BatchCurvature:
         with torch.inference_mode(False):
-            return self._curvature_at(BatchPoint(self.evaluator, batch, number))
+            curvature = self._curvature_at(BatchPoint(self.evaluator, batch, number))
+        verified = self.evaluator.verified
+        if not curvature.symmetric and self.kind not in verified:
+            like = torch.empty(self.shape[0], dtype=self.dtype, device=self.device)
+            check_symmetric(curvature.times, like, self.kind)
+            verified.add(self.kind)
+        return curvature
 
 
 def operator(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
+from normscope.curvature.precision import perturbed
 from normscope.problem.diagnose import explain_errors, no_gradient_error
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss
 from normscope.problem.recognition import known_loss
 
@@ -112,6 +116,10 @@ class AutogradHessian(OutputHessian):
             value = loss(self._output.clone(), target)  # a loss may overwrite its input
             if not value.requires_grad:
                 raise no_gradient_error()
+            if custom_functions(value):
+                error = find_missing_derivative(partial(_moved_loss, loss, output, target))
+                if error is not None:
+                    raise error
             (self._gradient,) = torch.autograd.grad(
                 value, self._output, create_graph=True, materialize_grads=True
             )
@@ -125,6 +133,13 @@ class AutogradHessian(OutputHessian):
                 self._gradient, self._output, tangent, retain_graph=True, materialize_grads=True
             )
         return product
+
+
+def _moved_loss(loss: Loss, output: Tensor, target: Tensor, change: float) -> Tensor:
+    """Return the loss at an output that differs by a relative change, at random."""
+    moved = perturbed(output.detach(), change) if change else output.detach().clone()
+    with RandomGenerators().preserved(seed=0):
+        return loss(moved.requires_grad_(), target)
 
 
 def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:

@@ -1,13 +1,22 @@
-"""The precision of a measurement: that of the parameters, and float64 where rounding is in doubt."""
+"""The precision of a measurement: that of the parameters, or float64 to judge its rounding."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
+from torch import Tensor
+
+from normscope.problem.batch import Batch, map_tensors, rows, sample_count
+from normscope.problem.evaluate import Evaluation, Evaluator
 
 _DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
+_FEW_SAMPLES = 4  # enough for batch statistics
+_LOGGER = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -28,3 +37,50 @@ def without_autocast() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def evaluate_in_double(
+    evaluator: Evaluator, batch: Batch, number: int
+) -> tuple[Evaluator, Batch, Evaluation] | None:
+    """Return the model's values on a few samples in float64, where rounding hides nothing.
+
+    Args:
+        evaluator: of the model.
+        batch: of which the first samples are taken.
+        number: its number.
+
+    Returns:
+        An evaluator with parameters and buffers in float64, the samples, and their values; None if
+        the model, the loss or the device does not take float64 or so few samples.
+    """
+    few = torch.arange(min(_FEW_SAMPLES, sample_count(batch)), device=evaluator.layout.device)
+    try:
+        wide, samples = _in_double(evaluator), map_tensors(rows(batch, few), widened)
+        return wide, samples, wide(samples, number)
+    except Exception as reason:  # user code may raise anything
+        _LOGGER.debug("no evaluation in float64: %s", reason)
+        return None
+
+
+def perturbed(tensor: Tensor, change: float, seed: int = 0) -> Tensor:
+    """Return a tensor whose entries differ by a relative change, at random, that its dtype shows.
+
+    >>> perturbed(torch.ones(2), 1e-3).sub(1).abs().max() < 1e-2
+    tensor(True)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    size = math.copysign(max(abs(change), 4 * torch.finfo(tensor.dtype).eps), change)
+    return (tensor * (1 + size * drawn.to(tensor.device))).to(tensor.dtype)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a floating-point tensor in float64, any other as it is."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _in_double(evaluator: Evaluator) -> Evaluator:
+    point = {name: widened(tensor) for name, tensor in evaluator.point.items()}
+    wide = evaluator.on(evaluator.problem, point)
+    wide.layout = replace(evaluator.layout, dtype=torch.float64)
+    return wide

@@ -16,6 +16,9 @@ from normscope.problem.evaluate import Evaluation, Evaluator
 class BatchCurvature(ABC):
     """The curvature matrix of one batch, known by its products with flat parameter vectors."""
 
+    #: whether the products are known to be those of a symmetric matrix; if not, they are checked
+    symmetric = False
+
     @abstractmethod
     def times(self, vector: Tensor) -> Tensor:
         """Return the matrix times a flat vector."""
@@ -37,6 +40,8 @@ class GaussNewtonProduct(BatchCurvature):
         jacobian: J, of the outputs in the parameters.
         metric: H, a symmetric map of tensors in the shape of the output.
     """
+
+    symmetric = True
 
     def __init__(self, jacobian: Jacobian, metric: OutputHessian) -> None:
         self.jacobian = jacobian
@@ -74,6 +79,8 @@ class HessianProduct(BatchCurvature):
         evaluation: its values on one batch, with their graph.
         number: the batch's number.
     """
+
+    symmetric = True  # `check_hessian` looks
 
     def __init__(self, evaluator: Evaluator, evaluation: Evaluation, number: int = 0) -> None:
         self._evaluator = evaluator

@@ -67,6 +67,8 @@ class Evaluator:
         self._buffers = [name for name, _ in problem.model.named_buffers()]
         self._loss_modules = loss_modules(problem.loss, problem.model)
         self._losses: dict[int, float] = {}
+        #: names of the checks that the derivatives passed, shared with evaluators made by `on`
+        self.verified: set[str] = set()
         #: whether the model takes images of a shape in channels_last order
         self._takes_channels_last: dict[torch.Size, bool] = {}
 

@@ -72,7 +72,6 @@ def test_every_eigenvalue_is_found_whatever_the_model_says(seed, block, scale):
     expected = torch.linalg.eigvalsh(matrix).flip(0)
     pairs = basis.ritz_pairs("largest", 3)
     assert torch.allclose(pairs.values, expected[:3], rtol=1e-9, atol=1e-9 * float(expected[0]))
-    assert basis.asymmetry <= 1e-9 * float(expected[0])
 
 
 @pytest.mark.parametrize("block", [1, 3])
@@ -142,13 +141,6 @@ def test_estimated_errors_are_right_within_a_factor(top, seed):
             assert exact - value <= 3 * error + 1e-10
             sharper += error < 0.2 * residual
     assert sharper > 0  # or the estimate would be of no use
-
-
-def test_products_that_are_not_symmetric_are_seen():
-    matrix = agreeing([10.0, 9.0, 8.0, 5.0])
-    basis = davidson(matrix + 0.1 * torch.triu(drawn(*matrix.shape)), model_of(matrix))
-    advance(basis, 6)
-    assert basis.asymmetry > 1e-3
 
 
 def test_converged_vector_is_left_by_a_random_one():

@@ -14,7 +14,7 @@ def test_linearization_is_the_jacobian_and_its_transpose(name, mode):
     model, data = network(name), batch(name)
     problem = Problem(model, functional.cross_entropy, data)
     evaluator = Evaluator(problem, parameter_layout(model), mode, 0)
-    linear = GraphJacobian(evaluator, evaluator(data))
+    linear = GraphJacobian(evaluator, evaluator(data), data)
     jacobian = Reference(model, functional.cross_entropy, data, mode).jacobian
     vector = torch.randn(jacobian.shape[1], dtype=torch.float64)
     cotangent = torch.randn(linear.output_shape, dtype=torch.float64)

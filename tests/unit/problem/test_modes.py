@@ -97,7 +97,7 @@ def test_wrong_second_derivative_is_an_error_not_a_number() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(Gated(), nn.Linear(4, 2)).double()
-    with pytest.raises(StateError, match="not those of a symmetric matrix"):
+    with pytest.raises(StateError, match="backward pass of Wrong is not differentiable"):
         top_eigenvalue(model, "cross_entropy", data(), kind="hessian", tol=1e-6)
 
 
@@ -177,7 +177,8 @@ def test_autocast_inside_the_model_keeps_its_precision() -> None:
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 y = self.inner(x.unsqueeze(2))
-            seen.append(y.dtype)
+            if x.dtype != torch.float64:  # the check of the derivatives, which autocast leaves
+                seen.append(y.dtype)
             return y.float().flatten(1)
 
     model = Cast()

@@ -163,6 +163,8 @@ class ChainHessian(BatchCurvature):
         metric: the loss's Hessian in the output.
     """
 
+    symmetric = True
+
     def __init__(self, chain: ChainJacobian, gradient: Tensor, metric: OutputHessian) -> None:
         self._chain, self._links, self._layout = chain, chain.links, chain.layout
         self._metric = metric

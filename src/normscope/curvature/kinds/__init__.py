@@ -81,7 +81,7 @@ class BatchPoint:
         evaluation = self.evaluate()
         if evaluation.output is None or not evaluation.output.requires_grad:
             raise no_dependence_error()
-        return GraphJacobian(self.evaluator, evaluation, self.number)
+        return GraphJacobian(self.evaluator, evaluation, self.batch, self.number)
 
     def chain(self, curved: bool = False) -> ChainJacobian | None:
         """Return the Jacobian without an autograd graph; None unless the model is a known chain.

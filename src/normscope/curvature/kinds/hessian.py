@@ -8,6 +8,7 @@ from normscope.curvature.chains import ChainJacobian
 from normscope.curvature.kinds import KINDS, BatchPoint, no_dependence_error
 from normscope.curvature.output_hessian import output_hessian
 from normscope.curvature.products import BatchCurvature, HessianProduct
+from normscope.curvature.second_derivatives import check_hessian
 from normscope.problem.diagnose import no_gradient_error
 
 
@@ -21,6 +22,9 @@ def hessian(at: BatchPoint) -> BatchCurvature:
     product = None if chain is None else _chain_hessian(at, chain)
     if product is not None:
         return product
+    if "hessian" not in at.evaluator.verified:
+        check_hessian(at.evaluator, at.batch, at.number)
+        at.evaluator.verified.add("hessian")
     evaluation = at.evaluate()
     if not evaluation.loss.requires_grad:
         output = evaluation.output

@@ -38,7 +38,7 @@ def linearized(mode: str) -> GraphJacobian:
     data = torch.randn(5, 2, 5, 5, dtype=torch.float64), torch.arange(5) % 2
     problem = Problem(model, "cross_entropy", data)
     evaluator = Evaluator(problem, parameter_layout(model), mode, 0)
-    return GraphJacobian(evaluator, evaluator(data))
+    return GraphJacobian(evaluator, evaluator(data), data)
 
 
 @pytest.mark.parametrize("mode", ["train", "frozen", "eval"])

@@ -1,0 +1,222 @@
+"""Check that the backward passes of user-defined `torch.autograd.Function` are differentiable.
+
+The derivative of a backward pass is missing wherever it uses ``detach``, ``.data``, ``no_grad``,
+NumPy, ``once_differentiable`` or values that the forward pass computed and stored. PyTorch then
+returns zero for it without an error. A function's backward is a map of the gradient it receives and
+of what its forward saved; both are known from the graph, so each function is checked by itself.
+Stopped gradients elsewhere in the model (``detach``, straight-through estimators) do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, Function
+from torch.autograd.graph import Node
+from torch.utils import _pytree as pytree
+
+from normscope.curvature.precision import widened
+from normscope.errors import StateError
+
+#: returns a scalar with its graph, at parameters multiplied by about one plus the argument
+Evaluate: TypeAlias = Callable[[float], Tensor]
+
+_STEPS = (1e-4, 1e-6, 1e-2)  # of differences; one that crosses no kink, or no rounding, suffices
+_TOLERANCE = 1e-3  # of the norm of a gradient
+_CHANGE = 1e-7  # relative, of the parameters: crosses almost no kink
+_CHANGED_SHARE = 0.2  # of a gradient's entries: a kink that is crossed changes few
+_ENDS = (1.0, -1.0)
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def custom_functions(value: Tensor) -> list[Any]:
+    """Return the nodes of user-defined functions in the graph of a value, in a fixed order.
+
+    Those of normscope and PyTorch are left out: they are tested.
+    """
+    return [node for node in _nodes(value) if _is_custom(node)]
+
+
+def _nodes(value: Tensor) -> Iterator[Node]:
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)  # which keeps it alive: nodes are compared by identity
+            yield node
+            waiting += [following for following, _ in node.next_functions]
+
+
+def _is_custom(node: Node) -> bool:
+    if not isinstance(node, BackwardCFunction):
+        return False
+    package, _, rest = type(node)._forward_cls.__module__.partition(".")
+    return package != "normscope" and (package != "torch" or rest.startswith("_library"))
+
+
+def find_missing_derivative(evaluate: Evaluate) -> StateError | None:
+    """Return the error if the backward pass of a user-defined function loses a derivative.
+
+    Without such a function it costs one evaluation; else three, and up to eight calls of each
+    function's backward pass.
+
+    Args:
+        evaluate: returns the value whose graph is checked.
+
+    Returns:
+        The error to raise; None if nothing is missing, or user code fails in the check.
+    """
+    nodes = custom_functions(evaluate(0.0))
+    suspects = [node for node in nodes if _try(_loses_derivative, node)]
+    if nodes and not suspects:
+        suspects = _with_hidden_values(nodes, evaluate)
+    return missing_derivative_error(suspects) if suspects else None
+
+
+def missing_derivative_error(nodes: Sequence[Any]) -> StateError:
+    """Return the error for functions, if known, whose backward pass is not differentiable."""
+    names = ", ".join(sorted({node.name().removesuffix("Backward") for node in nodes}))
+    return StateError(
+        f"the backward pass of {names or 'an operation'} is not differentiable, and curvature "
+        "would miss a part; write it in torch operations on its gradient and on saved inputs or "
+        "outputs, without detach, .data, no_grad, NumPy or once_differentiable."
+    )
+
+
+class _Context:
+    """A function's ``ctx`` with other saved tensors and attributes."""
+
+    def __init__(self, node: Any, saved: Sequence[Any], attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes)
+        self.saved_tensors = tuple(saved)
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+class _Backward:
+    """The backward pass of a node as a map of what it reads, in float64.
+
+    Attributes:
+        values: what the forward pass saved and stored, as a flat list.
+        gradients: random ones to receive.
+        connected: positions of the values that autograd differentiates by: saved inputs, outputs.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        stored = list(node.saved_tensors), dict(vars(node))
+        values, self.structure = pytree.tree_flatten(stored)
+        tensors = [k for k, value in enumerate(values) if isinstance(value, Tensor)]
+        self.connected = [k for k in tensors if values[k].requires_grad]
+        self.values = [widened(v.detach()) if isinstance(v, Tensor) else v for v in values]
+        self.gradients = [_random_gradient(each) for each in node._input_metadata]
+
+    def __call__(self, values: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the function's inputs."""
+        saved, attributes = pytree.tree_unflatten(list(values), self.structure)
+        function = type(self._node)._forward_cls
+        backward = function.backward if function.vjp is Function.vjp else function.vjp
+        result = backward(_Context(self._node, saved, attributes), *gradients)
+        results = result if isinstance(result, tuple) else (result,)
+        return [each.double() for each in results if isinstance(each, Tensor)]
+
+    def at(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the inputs at other connected values and gradients."""
+        values = dict(enumerate(self.values)) | dict(zip(self.connected, leaves, strict=False))
+        return self(list(values.values()), leaves[len(self.connected) :])
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The connected values and the gradients."""
+        return [*(self.values[k] for k in self.connected), *self.gradients]
+
+
+def _random_gradient(metadata: Any) -> Tensor:
+    drawn = _random(torch.empty(list(metadata.shape), dtype=torch.float64), 0)
+    drawn = drawn.to(metadata.device)
+    return drawn if metadata.dtype.is_floating_point else torch.zeros_like(drawn)
+
+
+def _random(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device)
+
+
+def _try(function: Callable[..., bool], *arguments: object) -> bool:
+    """Call a test; False, no verdict, if user code fails on other dtypes or contexts."""
+    try:
+        with torch.enable_grad():
+            return function(*arguments)
+    except Exception:
+        return False
+
+
+def _loses_derivative(node: Any) -> bool:
+    """Return whether the derivative of a backward pass by autograd disagrees with differences.
+
+    Both are taken along one random direction of the connected values and of the gradients, of the
+    inner product of the results with random vectors.
+    """
+    backward = _Backward(node)
+    leaves = [leaf.detach().requires_grad_() for leaf in backward.leaves]
+    results = backward.at(leaves)
+    weights = [_random(each, 1) / each.detach().norm().clamp(min=_TINY) for each in results]
+
+    def value(at: Sequence[Tensor]) -> Tensor:
+        pairs = zip(weights, backward.at(at), strict=True)
+        return torch.stack([(weight * each).sum() for weight, each in pairs]).sum()
+
+    steps = [_random(leaf, 2) * leaf.detach().square().mean().sqrt() for leaf in leaves]
+    whole = value(leaves)
+    slopes: Sequence[Tensor | None] = [None] * len(leaves)
+    if whole.requires_grad:
+        slopes = torch.autograd.grad(whole, leaves, allow_unused=True)
+    pairs = zip(slopes, steps, strict=True)
+    expected = sum(float((slope * step).sum()) for slope, step in pairs if slope is not None)
+    points = [leaf.detach() for leaf in leaves]
+    for size in _STEPS:
+        ends = [[p + sign * size * s for p, s in zip(points, steps, strict=True)] for sign in _ENDS]
+        difference = (float(value(ends[0])) - float(value(ends[1]))) / (2 * size)
+        if abs(difference - expected) <= _TOLERANCE * max(1.0, abs(expected)):
+            return False
+    return True
+
+
+def _with_hidden_values(nodes: list[Any], evaluate: Evaluate) -> list[Any]:
+    """Return the nodes whose backward pass reads values that autograd does not differentiate by.
+
+    At other parameters these values differ. With them, but with the same connected values and
+    gradients, the backward pass must give the same results.
+    """
+    suspects = nodes
+    for change in (_CHANGE, -_CHANGE):
+        others = custom_functions(evaluate(change))
+        if len(others) != len(nodes):
+            return []
+        twins = dict(zip(nodes, others, strict=True))
+        suspects = [node for node in suspects if _try(_reads_hidden_values, node, twins[node])]
+    return suspects
+
+
+def _reads_hidden_values(node: Any, other: Any) -> bool:
+    backward, moved = _Backward(node), _Backward(other)
+    if backward.structure != moved.structure or backward.connected != moved.connected:
+        return False
+    values = list(moved.values)
+    for k in backward.connected:
+        values[k] = backward.values[k]
+    before = backward(backward.values, backward.gradients)
+    after = backward(values, backward.gradients)
+    return any(_is_changed(*pair) for pair in zip(before, after, strict=True))
+
+
+def _is_changed(before: Tensor, after: Tensor) -> bool:
+    """Return whether not only single entries changed, at kinks that were crossed."""
+    nonzero = before != 0
+    changed = (before != after) & nonzero
+    return bool(changed.sum() > _CHANGED_SHARE * nonzero.sum())

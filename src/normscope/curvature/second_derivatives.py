@@ -1,0 +1,126 @@
+"""Checks that second derivatives are complete and symmetric, made once for a measurement."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
+from normscope.curvature.precision import evaluate_in_double, perturbed
+from normscope.curvature.products import HessianProduct
+from normscope.errors import StateError
+from normscope.problem.batch import Batch
+from normscope.problem.evaluate import Evaluation, Evaluator
+
+_ASYMMETRY = 1e-6  # of the product's length, in float64; smaller wrong derivatives do not matter
+_KIND_ASYMMETRY = 1e-3  # of a user-defined kind, whose rounding is not known
+_NOISE = 10.0  # times the rounding of the products, which may cause as much
+_CHANGE = 5e-7  # relative, of the parameters: shows the rounding of float32 inside a model
+_SCALE = 1.37  # of vectors: not a power of two, which would round in the same way
+_LOGGER = logging.getLogger(__name__)
+
+
+def check_hessian(evaluator: Evaluator, batch: Batch, number: int) -> None:
+    """Raise if the Hessian of a model lacks derivatives or is not symmetric.
+
+    The check runs on a few samples in float64, where both stand out from rounding; it costs about
+    five passes on these samples. For a model that takes neither float64 nor so few samples it runs
+    on the batch, and costs about as much as three products.
+
+    Args:
+        evaluator: of the model.
+        batch: the batch.
+        number: its number.
+
+    Raises:
+        StateError: if a derivative is missing or wrong.
+    """
+    double = evaluate_in_double(evaluator, batch, number)
+    try:
+        found = None if double is None else _find_error(*double, number)
+    except Exception as reason:  # user code that takes no float64, or not so few samples
+        _LOGGER.debug("derivatives are not checked in float64: %s", reason)
+        double = None
+    if double is None:
+        found = _find_error(evaluator, batch, evaluator(batch, number), number)
+    if found is not None:
+        raise found
+
+
+def _find_error(
+    evaluator: Evaluator, batch: Batch, evaluation: Evaluation, number: int
+) -> StateError | None:
+    if not evaluation.loss.requires_grad:
+        return None  # the caller raises another error
+
+    def moved(change: float) -> Evaluation:
+        return evaluation if change == 0 else _move(evaluator, change)(batch, number)
+
+    if custom_functions(evaluation.loss):
+        with evaluator.isolated(evaluation.leaves, number):  # functions may read the model
+            error = find_missing_derivative(lambda change: moved(change).loss)
+        if error is not None:
+            return error
+    product = HessianProduct(evaluator, evaluation, number)
+    difference, image = asymmetry(product.times, evaluator.layout.join(evaluation.leaves).detach())
+    if difference <= _ASYMMETRY:
+        return None
+    other = HessianProduct(_move(evaluator, _CHANGE), moved(_CHANGE), number)
+    _, elsewhere = asymmetry(other.times, image)
+    _, scaled = asymmetry(lambda vector: product.times(vector * _SCALE) / _SCALE, image)
+    rounding = max(float((each - image).norm() / image.norm()) for each in (elsewhere, scaled))
+    return _asymmetry_error(difference) if difference > _NOISE * rounding else None
+
+
+def _asymmetry_error(difference: float) -> StateError:
+    return StateError(
+        f"the products are not those of a symmetric matrix (by {difference:.1e} of their length): "
+        "an operation of the model or loss has a wrong second derivative; write it in other torch "
+        "operations, or use kind='ggn' or 'fisher'."
+    )
+
+
+def _move(evaluator: Evaluator, change: float) -> Evaluator:
+    """Return the evaluator at parameters that differ by a relative change, at random."""
+    names = evaluator.layout.names
+    moved = {name: perturbed(evaluator.point[name], change, k) for k, name in enumerate(names)}
+    return evaluator.on(evaluator.problem, moved)
+
+
+def asymmetry(times: Callable[[Tensor], Tensor], like: Tensor) -> tuple[float, Tensor]:
+    """Return how far products are from those of a symmetric matrix, by two random vectors.
+
+    Args:
+        times: the matrix times a vector.
+        like: a vector of the right size, dtype and device.
+
+    Returns:
+        The difference of u'Av and v'Au, relative to the length of the products, and the product Av.
+        A vector of rounding errors changes it by about its relative length.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(2, *like.shape, generator=generator, dtype=torch.float64)
+    u, v = drawn.to(like.device, like.dtype)
+    left, right = times(u), times(v)
+    lengths = float(left.double().norm() + right.double().norm())
+    difference = float((u.double() * right.double()).sum() - (v.double() * left.double()).sum())
+    return abs(difference) / lengths if lengths > 0 else 0.0, right
+
+
+def check_symmetric(times: Callable[[Tensor], Tensor], like: Tensor, kind: str) -> None:
+    """Raise `StateError` if the matrix of a user-defined kind is not symmetric.
+
+    Args:
+        times: the matrix times a vector.
+        like: a vector of the right size, dtype and device.
+        kind: its name.
+    """
+    error, _ = asymmetry(times, like)
+    if error > max(_KIND_ASYMMETRY, 64 * torch.finfo(like.dtype).eps):
+        raise StateError(
+            f"the kind {kind!r} must give the products of a symmetric matrix, but they differ from "
+            f"those of its transpose by {error:.1e} of their length; correct its times method."
+        )
