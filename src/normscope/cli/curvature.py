@@ -17,6 +17,7 @@ from normscope.registry import unknown_name
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
+    from torch import nn
 
     from normscope.curvature import TopEigenvalue
 
@@ -69,31 +70,20 @@ def curvature(
     Example: normscope curvature examples/my_model.py:build --data examples/my_model.py:samples
     """
     from normscope.cli import sources
-    from normscope.cli.batches import choose_batches, note_conversion
-    from normscope.cli.render import describe_parameters
     from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
     _check_choices(mode, which)
     sources.check_kind(kind, model, data, loss)
     check_figure(out)
-    samples = sources.load_data(data, seed)
-    chosen = choose_batches(samples, batch_size, batches, seed)
-    network = sources.load_model(model, samples, norm, option or (), seed, device)
-    note_conversion(chosen, network)
-    problem = (network, sources.load_loss(loss), chosen)
+    problem, whose = _load(model, data, loss, norm, option, batch_size, batches, seed, device)
     common: dict[str, Any] = {"kind": kind, "mode": mode, "seed": seed}
     search = {**common, "k": k, "which": which, "tol": tol, "max_products": max_products}
     whole = {**common, "probes": probes, "lanczos_steps": lanczos_steps} if spectrum else None
-    whose = samples if isinstance(samples, tuple) else chosen  # for the errors' sample numbers
     measure = partial(_measure, problem, whose, search, whole)
     top, density = call_user_code(f"{model} with {loss} on {data}", measure)
     source = {"model": model, "data": data, "loss": loss}
-    with draw_then_print(out, partial(_draw, top, density)) as figure:
-        if as_json:
-            _print_json(top, density, source, figure)
-        else:
-            _print(top, density, figure, _basis(top, describe_parameters(network), **source))
+    _report(top, density, source, problem[0], as_json, out)
     if not top.converged:
         raise typer.Exit(1)
 
@@ -103,6 +93,29 @@ def _check_choices(mode: str, which: str) -> None:
     opt.check_mode(mode)
     if which not in _WHICHES:
         raise unknown_name("choice of eigenvalues", which, _WHICHES)
+
+
+def _load(
+    model: str,
+    data: str,
+    loss: str,
+    norm: str | None,
+    option: list[str] | None,
+    batch_size: int | None,
+    batches: int,
+    seed: int,
+    device: str | None,
+) -> tuple[tuple[Any, Any, Any], Any]:
+    """Return model, loss and batches, and the data whose samples an error numbers."""
+    from normscope.cli import sources
+    from normscope.cli.batches import choose_batches, note_conversion
+
+    samples = sources.load_data(data, seed)
+    chosen = choose_batches(samples, batch_size, batches, seed)
+    network = sources.load_model(model, samples, norm, option or (), seed, device)
+    note_conversion(chosen, network)
+    problem = network, sources.load_loss(loss), chosen
+    return problem, samples if isinstance(samples, tuple) else chosen
 
 
 def _measure(
@@ -136,6 +149,24 @@ def _spectrum(problem: tuple[Any, Any, Any], options: dict[str, Any]) -> xr.Data
 
     with show_progress("spectrum") as show:
         return spectrum(*problem, progress=show, **options)
+
+
+def _report(
+    top: TopEigenvalue,
+    density: xr.Dataset | None,
+    source: dict[str, str],
+    network: nn.Module,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Draw the figure, if one is asked for, and print the result."""
+    from normscope.cli.render import describe_parameters
+
+    with draw_then_print(out, partial(_draw, top, density)) as figure:
+        if as_json:
+            _print_json(top, density, source, figure)
+        else:
+            _print(top, density, figure, _basis(top, describe_parameters(network), **source))
 
 
 def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
