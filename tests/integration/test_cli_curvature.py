@@ -9,17 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from normscope.cli.batches import choose_batches
-from normscope.cli.curvature import curvature
-from normscope.cli.main import app, main
-from normscope.cli.sources import load_data, load_model
+from normscope.cli.main import main
 from normscope.curvature import KINDS, dense
+from normscope.data import load
+from normscope.models import build
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_model.py"
 SMALL = ["fully_connected", "--data", "digits", "--option", "width=6", "--batch-size", "32"]
-
-if not any(command.name == "curvature" for command in app.registered_commands):
-    app.command("curvature")(curvature)
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +23,31 @@ def _own_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def small_problem():
-    data = load_data("digits")
-    model = load_model("fully_connected", data, options=["width=6"])
-    return model, "cross_entropy", choose_batches(data, 32, 1)
+FEW = """
+from normscope.data import load
+def few(): return tuple(each[:32] for each in load("digits").train)
+def batches():
+    inputs, labels = load("digits").train
+    labels[207] = 12
+    return list(zip(inputs.split(100), labels.split(100)))[:3]
+"""
 
 
-def test_json_holds_the_eigenvalues_of_the_dense_matrix(capsys):
-    assert main(["curvature", *SMALL, "--kind", "hessian", "-k", "2", "--json"]) == 0
+@pytest.fixture
+def few(tmp_path):
+    path = tmp_path / "few_digits.py"
+    path.write_text(FEW, encoding="utf-8")
+    return path
+
+
+def test_json_holds_the_eigenvalues_of_the_dense_matrix(capsys, few):
+    given = ["fully_connected", "--data", f"{few}:few", "--option", "width=6"]
+    assert main(["curvature", *given, "--kind", "hessian", "-k", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    exact = torch.linalg.eigvalsh(dense(*small_problem(), kind="hessian").double()).flip(0)
+    model = build("fully_connected", input_shape=(1, 8, 8), width=6)
+    batch = tuple(each[:32] for each in load("digits").train)
+    matrix = dense(model, "cross_entropy", batch, kind="hessian")
+    exact = torch.linalg.eigvalsh(matrix.double()).flip(0)
     assert found["values"] == pytest.approx(exact[:2].tolist(), rel=1e-3)
     assert (found["model"], found["kind"], found["mode"]) == ("fully_connected", "hessian", "train")
     assert found["batch_size"] == 32
@@ -138,14 +149,10 @@ def test_numbers_say_what_they_are_of(options, said, capsys):
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_bad_label_in_a_late_batch_is_told_before_the_search(monkeypatch, capsys):
-    inputs, labels = (each.clone() for each in load_data("digits"))
-    batches = list(zip(inputs.split(100), labels.split(100), strict=True))[:3]
-    batches[2][1][7] = 12
-    monkeypatch.setattr("normscope.cli.sources.load_data", lambda *given: batches)
+def test_bad_label_in_a_late_batch_is_told_before_the_search(monkeypatch, capsys, few):
     search = importlib.import_module("normscope.curvature")
     monkeypatch.setattr(search, "top_eigenvalue", lambda *given, **named: pytest.fail("too late"))
-    model = [f"{EXAMPLE}:build", "--data", "digits", "--batches", "3"]
+    model = [f"{EXAMPLE}:build", "--data", f"{few}:batches", "--batches", "3"]
     assert main(["curvature", *model]) == 2
     assert "expected labels from 0 to 9" in capsys.readouterr().err
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from normscope.cli.main import main
-from normscope.cli.sources import load_data, load_model
+from normscope.data import load
 from normscope.learning_rate import max_learning_rate
+from normscope.models import build
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_model.py"
@@ -26,8 +27,8 @@ def _own_path(monkeypatch):
 def test_json_is_the_advice_of_the_library(capsys):
     assert main(["lr", *SMALL, "--momentum", "0.9", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    data = load_data("digits")
-    model = load_model("fully_connected", data, options=["width=6"])
+    data = load("digits").train
+    model = build("fully_connected", input_shape=(1, 8, 8), width=6)
     expected = max_learning_rate(model, "cross_entropy", data, 0.9, batch_size=32).to_dict()
     for name in ("curvature_bound", "limit", "recommended", "predicted", "verified", "interval"):
         assert found[name] == pytest.approx(expected[name])

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import platformdirs
 import pytest
 from tests.unit.data.synthetic import SmallData
 
 from normscope.data import cache
-from normscope.data.collection import user_cache
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALAPPDATA", str(folder))
     monkeypatch.delenv("NORMSCOPE_DATA", raising=False)
     cache._warn_once.cache_clear()
-    assert tmp_path in user_cache().parents
-    return user_cache()
+    cache_of_user = Path(platformdirs.user_cache_dir("normscope", appauthor=False))
+    assert tmp_path in cache_of_user.parents
+    return cache_of_user
 
 
 @pytest.fixture

@@ -10,27 +10,25 @@ import pytest
 from tests.unit.data.synthetic import SmallData
 
 import normscope as ns
-from normscope.data import mnist
-from normscope.data.collection import download_root, find_source
 from normscope.errors import DataError
 
 
 def test_root_is_the_only_place_searched(
-    small: SmallData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: SmallData, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.write_mnist(tmp_path / "variable")
-    small.write_mnist(download_root() / "mnist")
+    small.write_mnist(own_cache / "data" / "mnist")
     monkeypatch.setenv("NORMSCOPE_DATA", str(tmp_path / "variable"))
     (tmp_path / "empty").mkdir()
-    assert find_source(mnist.MNIST, tmp_path / "empty") is None
+    assert ns.data.path("mnist", tmp_path / "empty") is None
     with pytest.raises(DataError, match="mnist is not in"):
         ns.data.load("mnist", root=tmp_path / "empty")
 
 
 def test_variable_comes_before_the_user_cache(
-    small: SmallData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: SmallData, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_cache = small.write_mnist(download_root() / "mnist")
+    in_cache = small.write_mnist(own_cache / "data" / "mnist")
     assert ns.data.path("mnist") == in_cache
     in_variable = small.write_mnist(tmp_path / "variable")
     monkeypatch.setenv("NORMSCOPE_DATA", str(in_variable))
@@ -42,9 +40,9 @@ def test_variable_comes_before_the_user_cache(
 
 
 def test_corrupt_file_is_not_passed_over_for_the_next_place(
-    small: SmallData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: SmallData, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small.write_mnist(download_root() / "mnist")
+    small.write_mnist(own_cache / "data" / "mnist")
     folder = small.write_mnist(tmp_path / "variable")
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x01"))
     monkeypatch.setenv("NORMSCOPE_DATA", str(folder))
@@ -115,9 +113,9 @@ def test_unreadable_file_is_named(
 
 
 def test_variable_must_name_a_folder(
-    small: SmallData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: SmallData, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small.write_mnist(download_root() / "mnist")
+    small.write_mnist(own_cache / "data" / "mnist")
     monkeypatch.setenv("NORMSCOPE_DATA", str(tmp_path / "absent"))
     with pytest.raises(DataError, match=r"absent, named by \$NORMSCOPE_DATA, is not a folder"):
         ns.data.load("mnist")

@@ -89,7 +89,7 @@ def test_groups_are_small_nets():
     (unit,) = Diagram(axes, {**sizes, "width": 24}, [0]).units
     assert len(unit.cells) == 4
     conv_net = {"model": "conv_net", "padding": 1}
-    for alone in ({"width": 1000}, conv_net, {"every_epoch": True}):
+    for alone in ({"width": 1000}, conv_net, {"width": 24, "every_epoch": True}):
         assert len(Diagram(axes, {**sizes, **alone}, [0]).units) == 4
 
 
