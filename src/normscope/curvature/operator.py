@@ -20,6 +20,7 @@ from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
+from normscope.problem.recognition import batch_weight, is_sum, no_label_error
 
 _LARGEST_DENSE = 20_000  # rows; 1.6 GB in float32
 
@@ -59,16 +60,21 @@ class CurvatureOperator:
         self.names, self.slices = layout.names, layout.slices
         self.shape = (layout.size, layout.size)
         self.dtype, self.device = layout.dtype, layout.device
-        self.batch_sizes = tuple(sample_count(batch) for _, batch in evaluator.batches())
+        sizes = [(sample_count(batch), self._weight(batch)) for _, batch in evaluator.batches()]
+        self.batch_sizes = tuple(samples for samples, _ in sizes)
         self.batch_size, self.samples = max(self.batch_sizes), sum(self.batch_sizes)
+        self._factors = self._combine([weight for _, weight in sizes])
         self._kept: BatchCurvature | None = None
 
     @without_autocast()
     def weighted_mean(self, apply: Callable[[BatchCurvature], Tensor]) -> Tensor:
-        """Return the mean over batches, weighted by samples, of a function of their curvature.
+        """Return the mean over batches of a function of their curvature; the sum if the loss is.
+
+        The weights are those of the batches in the loss over all data: with labels that the loss
+        ignores, or with class weights, not the numbers of samples.
 
         Args:
-            apply: called once for each batch; its results must have one shape.
+            apply: called once for each batch that counts; its results must have one shape.
 
         Returns:
             The mean. Only one batch's graph is in memory at a time.
@@ -77,18 +83,20 @@ class CurvatureOperator:
             return apply(self.first_batch())
         total: Tensor | None = None
         for number, batch in self.evaluator.batches():
-            weight = self.batch_sizes[number] / self.samples
-            part = apply(self._curvature(number, batch)) * weight
+            if not self._factors[number]:
+                continue  # a mean over nothing
+            part = apply(self._curvature(number, batch)) * self._factors[number]
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
 
     @without_autocast()
     def first_batch(self) -> BatchCurvature:
-        """Return the curvature of the first batch; kept if there is no other."""
+        """Return the curvature of the first batch that counts; kept if there is no other."""
         if self._kept is not None:
             return self._kept
-        number, batch = next(self.evaluator.batches())
+        counting = ((n, batch) for n, batch in self.evaluator.batches() if self._factors[n])
+        number, batch = next(counting)
         curvature = self._curvature(number, batch)
         if len(self.batch_sizes) == 1:
             self._kept = curvature
@@ -147,6 +155,22 @@ class CurvatureOperator:
             f"{batches} batch{'es' if batches > 1 else ''} of {self.batch_size} samples)"
         )
 
+    def _weight(self, batch: Batch) -> float:
+        """Return the weight of a batch in a mean over all; the Fisher matrix has no loss."""
+        problem = self.evaluator.problem
+        known = problem.has_outputs and self.kind != "fisher"
+        weight = batch_weight(problem.loss, batch[1]) if known else None
+        return float(sample_count(batch)) if weight is None else weight
+
+    def _combine(self, weights: list[float]) -> list[float]:
+        """Return the factors by which the batches' matrices are added."""
+        if self.kind != "fisher" and is_sum(self.evaluator.problem.loss):
+            return [1.0] * len(weights)
+        total = sum(weights)
+        if total == 0:
+            raise no_label_error()
+        return [weight / total for weight in weights]
+
     def _curvature(self, number: int, batch: Batch) -> BatchCurvature:
         with torch.inference_mode(False):
             curvature = self._curvature_at(BatchPoint(self.evaluator, batch, number))
@@ -173,7 +197,9 @@ def operator(
         H = \nabla^2_\theta L
 
     with J the Jacobian of all outputs f of the batch's m samples in the parameters. For several
-    batches it is the mean weighted by samples, each batch with its own statistics.
+    batches it is the mean weighted by samples, each batch with its own statistics. A loss of torch
+    that sums over samples is summed over batches, too; class weights and ignored labels count as in
+    the loss over all data.
 
     Reference: wei2018, Eq. (10), for the Fisher matrix F.
 

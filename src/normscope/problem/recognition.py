@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import loss as torch_losses
 
+from normscope.errors import InputError
 from normscope.problem.hooks import is_unchanged
 from normscope.problem.loss import cross_entropy, squared_error
 
@@ -171,6 +172,14 @@ def batch_weight(loss: object, target: Tensor) -> float | None:
     counted = target[target != options["ignore_index"]].long()
     weight = options["weight"]
     return float(counted.numel() if weight is None else weight.double()[counted].sum())
+
+
+def no_label_error() -> InputError:
+    """Return the error for a mean loss if the `batch_weight` of all batches is 0."""
+    return InputError(
+        "the loss is a mean over labels, but ignores every label of the data or weights it with 0; "
+        "give at least one that counts."
+    )
 
 
 def _torch_options(loss: Any) -> dict[str, Any] | None:

@@ -8,11 +8,11 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import InputError, NormscopeWarning
+from normscope.errors import NormscopeWarning
 from normscope.problem.isolation import isolated
 from normscope.problem.loss import loss_modules
 from normscope.problem.problem import Problem
-from normscope.problem.recognition import batch_weight, is_sum
+from normscope.problem.recognition import batch_weight, is_sum, no_label_error
 
 
 class LossTotal:
@@ -65,10 +65,7 @@ class LossTotal:
                 stacklevel=4,
             )
         if self._weights == 0:
-            raise InputError(
-                "the loss is a mean over labels, but ignores every label of the data or weights "
-                "it with 0; give at least one that counts."
-            )
+            raise no_label_error()
         return self._weighted / self._weights
 
     def _add(self, loss: float, weight: float) -> None:

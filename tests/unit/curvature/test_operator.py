@@ -118,6 +118,36 @@ def test_several_batches_are_the_mean_weighted_by_samples(mode):
     assert (made.batch_size, made.batch_sizes, made.samples) == (7, sizes, 14)
 
 
+WEIGHTS = torch.tensor([1.0, 20.0, 0.1, 3.0]).double()
+REDUCED = {
+    "ignored": nn.CrossEntropyLoss(),
+    "class ignored": nn.CrossEntropyLoss(ignore_index=1),
+    "weighted": nn.CrossEntropyLoss(weight=WEIGHTS),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("loss", REDUCED.values(), ids=REDUCED)
+@pytest.mark.parametrize("kind", ["hessian", "ggn", "fisher"])
+def test_several_batches_count_as_in_the_loss_over_all_data(loss, kind):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (30,), generator=generator)
+    # of the first batch all, of the second some; the Fisher matrix takes no batch without a loss
+    y[6 if kind == "fisher" else 0 : 12] = loss.ignore_index
+    model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 4)).double()
+    parts = list(zip(x.split(8), y.split(8), strict=True))
+    whole = dense(model, loss, (x, y), kind=kind, mode="eval")
+    in_parts = dense(model, loss, parts, kind=kind, mode="eval")
+    torch.testing.assert_close(in_parts, whole, rtol=1e-10, atol=1e-12)
+
+
+def test_data_of_ignored_labels_alone_is_refused():
+    data = [(torch.randn(3, 2), torch.full((3,), -100))] * 2
+    with pytest.raises(InputError, match="ignores every label"):
+        operator(nn.Linear(2, 4), nn.CrossEntropyLoss(), data, kind="hessian")
+
+
 def test_batch_size_is_part_of_the_question():
     model, (inputs, labels) = network("torch_batch"), batch("torch_batch", 32)
     largest = []
