@@ -20,6 +20,7 @@ __all__ = [
     "WIDTH",
     "Rendered",
     "Table",
+    "csv_value",
     "format_duration",
     "format_number",
     "integer_if_whole",
@@ -33,6 +34,7 @@ __all__ = [
 WIDTH = 80
 """Columns of a terminal of the usual width."""
 _GAP = "  "
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 # Wording
@@ -91,6 +93,21 @@ def printable(text: str) -> str:
     'café ?'
     """
     return text.encode(errors="replace").decode()
+
+
+def csv_value(value: object) -> object:
+    """Return a value for a CSV file, without text that a spreadsheet would run as a formula.
+
+    Such text gets an apostrophe in front, the mark of text in spreadsheets. Numbers stay. Every line
+    break becomes a newline: a lone carriage return would end the row.
+
+    >>> [csv_value(each) for each in ("=1+1", "@a", -1.5, "a-b")]
+    ["'=1+1", "'@a", -1.5, 'a-b']
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def integer_if_whole(number: float) -> float:

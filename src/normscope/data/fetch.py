@@ -1,4 +1,4 @@
-"""Downloads of the official files by pooch: checked by sha256, written atomically."""
+"""Downloads of the official files by pooch: over https, checked by sha256, written atomically."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 from normscope.data.collection import VARIABLE, Collection, download_root
 from normscope.errors import DataError
 
 _TIMEOUT = 30.0  # seconds without an answer before the next mirror is tried
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 
 
 def download(collection: Collection, root: str | os.PathLike[str] | None = None) -> Path:
@@ -56,6 +58,7 @@ def _download_file(collection: Collection, file: str, folder: Path) -> None:
 def _try_mirror(mirror: str, file: str, sha256: str, folder: Path) -> None:
     import pooch  # only needed for a download
 
+    _check_https(mirror)
     registry = {file: f"sha256:{sha256}"}
     with _progress(file) as bar:
         downloader = pooch.HTTPDownloader(
@@ -63,10 +66,25 @@ def _try_mirror(mirror: str, file: str, sha256: str, folder: Path) -> None:
             timeout=_TIMEOUT,
             chunk_size=1 << 16,
             headers={"Accept-Encoding": "identity"},  # the .gz itself, not what it unpacks to
+            hooks={"response": _check_redirect},
         )
         pooch.create(path=folder, base_url=mirror, registry=registry).fetch(
             file, downloader=downloader
         )
+
+
+def _check_https(url: str) -> None:
+    """Raise a ValueError for an address on the network that is not https."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in _THIS_MACHINE:
+        raise ValueError(f"{parts.scheme}://{parts.hostname} is not https")
+
+
+def _check_redirect(response: Any, **options: object) -> None:
+    """Refuse a redirection to an address that is not https before it is followed."""
+    del options  # requests passes those of the connection
+    if response.is_redirect:
+        _check_https(urljoin(response.url, response.headers["location"]))
 
 
 def _reason(error: Exception) -> str:

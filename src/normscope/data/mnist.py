@@ -123,7 +123,6 @@ MNIST = Collection(
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        "http://yann.lecun.com/exdb/mnist/",
     ),
 )
 COLLECTIONS[MNIST.name] = MNIST

@@ -9,6 +9,7 @@ import xarray as xr
 
 from normscope.errors import InputError, StateError
 from normscope.files import replacing
+from normscope.text import csv_value
 
 _COLUMNS = ("variable", "value")
 
@@ -60,7 +61,8 @@ def long_table(results: xr.Dataset) -> pd.DataFrame:
 def write_csv(results: xr.Dataset, path: str | os.PathLike[str]) -> None:
     """Write all numbers of a dataset as a CSV file, atomically: see `long_table`.
 
-    Numbers are written with all digits, so that they are read back bit for bit.
+    Numbers are written with all digits, so that they are read back bit for bit. Text that a
+    spreadsheet would run as a formula gets an apostrophe in front (`normscope.text.csv_value`).
 
     Args:
         results: of a scope, of an experiment, or of a store.
@@ -69,12 +71,24 @@ def write_csv(results: xr.Dataset, path: str | os.PathLike[str]) -> None:
     Raises:
         StateError: if the file cannot be written.
     """
-    table = long_table(results)
+    table = _without_formulas(long_table(results))
     try:
         with replacing(path) as unfinished:
             table.to_csv(unfinished, index=False)
     except OSError as error:
         raise StateError(f"{path} cannot be written ({error.strerror or error}).") from error
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    columns = {
+        str(csv_value(name)): column.map(csv_value) if _has_texts(column) else column
+        for name, column in table.items()
+    }
+    return pd.DataFrame(columns)
+
+
+def _has_texts(column: pd.Series) -> bool:
+    return not (pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
 
 
 def _rows(variable: xr.DataArray) -> pd.DataFrame:

@@ -112,6 +112,8 @@ class Section:
         settings: all settings, by name.
         versions: of the packages it ran on, by name.
         command: that reproduces it.
+        foreign_command: whether the command is text from a file, which is shown without a button
+            to copy it.
         seconds: its duration.
         downloads: its data.
         command_note: what else the command does, or why there is none.
@@ -132,6 +134,7 @@ class Section:
     command_note: str = ""
     asked: str = ""
     seconds_note: str = ""
+    foreign_command: bool = False
 
 
 @dataclass(frozen=True)

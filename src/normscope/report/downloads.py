@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normscope.errors import InputError
-from normscope.report.document import Download, Table
+from normscope.report.document import Download, Name, Table
 from normscope.results.netcdf import write_netcdf
+from normscope.text import csv_value
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -56,9 +57,13 @@ def _csv_download(
 ) -> Download:
     written = StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerow(map(_cell, columns))
+    writer.writerows(map(_cell, row) for row in rows)
     return _limited(Download(name, _CSV, written.getvalue().encode(errors="replace")))
+
+
+def _cell(value: object) -> object:
+    return csv_value(str(value) if isinstance(value, Name) else value)
 
 
 def _ending(dims: tuple[str, ...], groups: int) -> str:

@@ -39,10 +39,11 @@ _STYLES = _names("""
 _COLOURS = ("fill", "stroke", "stop-color")
 _SAFE_VALUE = re.compile(r"[\w\s.,#%+'\"-]*\Z")
 _COLOUR_CALL = re.compile(r"rgba?\([\d\s.,%]*\)\Z")
-_LOCAL_URL = re.compile(r"url\(\s*['\"]?#([^'\")]+)['\"]?\s*\)\Z")
+# Every pattern is linear in the length of a hostile text: no two parts match the same letters.
+_LOCAL_URL = re.compile(r"url\(\s*['\"]?#([^'\")\s]+)['\"]?\s*\)\Z")
 _PICTURE_DATA = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]*\Z")
-_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}(?:e[+-]?\d+)?")
-_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(pt|px)?\Z")
+_LONG_NUMBER = re.compile(r"(?<!\d)-?\d+\.\d{3,}(?:e[+-]?\d+)?")
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(pt|px)?\Z")
 _PIXELS = {"pt": 4 / 3, "px": 1.0, None: 1.0}
 _HALF = 165.0  # widest panel in points that is legible in half of a phone's width
 _NARROWEST = 0.62  # of the natural width, so that letters are legible

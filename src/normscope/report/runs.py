@@ -36,6 +36,8 @@ def result_section(
     svg: str | None = None,
     dataset: xr.Dataset | None = None,
     panels: Sequence[Panel] = (),
+    *,
+    from_file: bool = False,
 ) -> Section:
     """Return the result of an experiment as a section.
 
@@ -44,6 +46,7 @@ def result_section(
         svg: the figure.
         dataset: the numbers.
         panels: the parts of a wide figure.
+        from_file: whether the record was read from a file, which may be anybody's.
 
     Raises:
         DataError: if the record is not a result.
@@ -66,7 +69,8 @@ def result_section(
         command=record["command"],
         seconds=_seconds(record["seconds"]),
         seconds_note=_OF_THIS_RUN,
-        downloads=_downloads(name, record["command"], dataset),
+        downloads=_downloads(name, dataset),
+        foreign_command=from_file,
         asked=f"Does {label or name} come out as the paper says?" if "/" in name else "",
     )
 
@@ -96,7 +100,8 @@ def section_of_files(path: Path) -> Section:
         drawn = svg.read_text(encoding="utf-8") if svg.is_file() else None
     except (OSError, ValueError) as error:
         raise DataError(f"{svg} cannot be read ({error}); run the experiment again.") from error
-    return result_section(record, drawn, read_numbers(numbers) if numbers.is_file() else None)
+    dataset = read_numbers(numbers) if numbers.is_file() else None
+    return result_section(record, drawn, dataset, from_file=True)
 
 
 def is_result_record(record: object) -> bool:
@@ -154,9 +159,9 @@ def _picture(
     return Picture(svg, text, f"{name} at {scale} scale, in the layout of the paper.", panels)
 
 
-def _downloads(name: str, command: str, dataset: xr.Dataset | None) -> tuple[Download, ...]:
+def _downloads(name: str, dataset: xr.Dataset | None) -> tuple[Download, ...]:
     stem = name.replace("/", "_")
     if dataset is not None:
         return dataset_downloads(dataset, stem)
-    reason = f"not in this page, since it was not beside the result; {command} gives it."
+    reason = "not in this page, since it was not beside the result; running it again gives it."
     return (Download(f"{stem}.nc", "application/netcdf", b"", reason),)

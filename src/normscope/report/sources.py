@@ -184,7 +184,7 @@ def _is_visible(path: Path, folder: Path) -> bool:
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
     parts = re.split(r"(\d+)", str(path))
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
 def _is_record(path: Path) -> bool:
@@ -203,6 +203,11 @@ def _closest(path: Path) -> str:
     return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "."
 
 
+def _foreign(section: Section) -> Section:
+    """Return a section whose command, if it has one, is marked as text from a file."""
+    return replace(section, foreign_command=bool(section.command))
+
+
 def _read_source(source: _Source, theory: Theory | None, page_of: PageOf) -> Report | list[Section]:
     path = source.path
     try:
@@ -217,7 +222,7 @@ def _read_source(source: _Source, theory: Theory | None, page_of: PageOf) -> Rep
             numbers = read_numbers(path)
             page = page_of(numbers)
             if page is not None:
-                return page
+                return replace(page, sections=list(map(_foreign, page.sections)))
             return [dataset_section(numbers, path.name, stem=path.stem, command_note=_NO_COMMAND)]
     except DataError as error:
         if str(path.with_suffix("")) in str(error):

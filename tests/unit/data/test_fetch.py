@@ -27,13 +27,18 @@ class Server:
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.cut = 0  # bytes promised in the header and never sent
+        self.elsewhere = ""  # where every request is redirected to
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 owner.asked.append(self.path)
                 content = owner.files.get(self.path)
-                self.send_response(404 if content is None else 200)
+                if owner.elsewhere:
+                    self.send_response(302)
+                    self.send_header("Location", owner.elsewhere)
+                else:
+                    self.send_response(404 if content is None else 200)
                 self.send_header("Content-Length", str(len(content or b"")))
                 self.end_headers()
                 self.wfile.write((content or b"")[: len(content or b"") - owner.cut])
@@ -162,6 +167,23 @@ def test_download_leaves_files_of_the_data_folder_alone(
     assert server.asked == []
 
 
+def test_mirrors_are_asked_over_https_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(pooch, "create", lambda **options: asked.append(options["base_url"]))
+    mirrors = ("http://example.org/mnist/", "ftp://example.org/mnist/")
+    collection = dataclasses.replace(mnist.MNIST, mirrors=mirrors)
+    monkeypatch.setitem(COLLECTIONS, "mnist", collection)
+    with pytest.raises(DataError, match=r"http://example\.org is not https"):
+        ns.data.download("mnist")
+    assert asked == []
+
+
+def test_redirection_to_plain_http_is_not_followed(server: Server) -> None:
+    server.elsewhere = "http://example.org/elsewhere"
+    with pytest.raises(DataError, match=r"http://example\.org is not https"):
+        ns.data.download("mnist")
+
+
 def test_embedded_data_need_no_download() -> None:
     assert ns.data.download("digits") is None
 
@@ -196,6 +218,7 @@ def test_pinned_downloads_fit_the_parts() -> None:
         ns.data.parts(name)
         collection = COLLECTIONS[name]
         assert all(mirror.endswith("/") for mirror in collection.mirrors)
+        assert all(mirror.startswith("https://") for mirror in collection.mirrors)
         assert all(len(digest) == 64 for digest in collection.downloads.values())
         accepted = {layout.archive for layout in collection.layouts} | {
             file

@@ -111,3 +111,18 @@ def test_unwritable_file_is_told_and_nothing_is_left(tmp_path):
     with pytest.raises(StateError, match=r"scope\.csv cannot be written"):
         write_csv(xr.Dataset({"a": 1.0}), tmp_path / "scope.csv")
     assert [each.name for each in tmp_path.iterdir()] == ["scope.csv"]
+
+
+def test_csv_has_no_formulas_and_keeps_negative_numbers(results, tmp_path):
+    given = xr.Dataset(
+        {"=loss": (("layer", "rate"), [[-1.5, 2.0]]), "word": ("layer", ["@a"])},
+        {"layer": ["+conv"], "rate": [-0.5, 0.5], "-x": ("layer", ["\tb"])},
+    )
+    write_csv(given, tmp_path / "runs.csv")
+    table = pd.read_csv(tmp_path / "runs.csv")
+    assert list(table) == ["variable", "layer", "rate", "'-x", "value"]
+    assert table["variable"].tolist() == ["'=loss", "'=loss", "word"]
+    assert table["layer"].tolist() == ["'+conv"] * 3
+    assert table["'-x"].tolist() == ["'\tb"] * 3
+    assert table["value"].tolist() == ["-1.5", "2.0", "'@a"]
+    assert table["rate"].tolist()[:2] == [-0.5, 0.5]

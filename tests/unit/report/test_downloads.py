@@ -5,6 +5,7 @@ import pandas as pd
 import xarray as xr
 
 from normscope.report import Table, dataset_downloads
+from normscope.report.document import Name
 from normscope.report.downloads import LARGEST, table_download
 
 
@@ -84,3 +85,28 @@ def test_data_that_netcdf_cannot_hold_are_explained():
 def test_table_as_csv_keeps_full_precision_and_leaves_missing_values_empty():
     table = Table("t", ("name", "value"), [("a", 1 / 3), ("b", None)])
     assert table_download(table, "t.csv").content == f"name,value\na,{1 / 3!r}\nb,\n".encode()
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "=cmd|' /C calc'!A0"]
+
+
+def test_text_is_never_a_formula_and_negative_numbers_stay():
+    dataset = xr.Dataset(
+        {"=loss": ("layer", np.linspace(-1, 1, len(FORMULAS))), "name": ("layer", FORMULAS)},
+        {"layer": FORMULAS},
+    )
+    read = frame(by_name(dataset)["x.csv"])
+    assert list(read) == ["layer", "'=loss", "name"]
+    assert read["'=loss"].tolist() == np.linspace(-1, 1, len(FORMULAS)).tolist()
+    for column in ("layer", "name"):
+        assert all(text.startswith("'") for text in read[column])
+
+
+def test_table_has_no_formulas_either():
+    rows = [(Name("=a", "=a"), "-b", -1.5, -2, None), ("c", "@d", float("-inf"), 3, True)]
+    table = Table("Records", ["+one", "two", "three", "four", "five"], rows)
+    assert table_download(table, "records.csv").content.decode().splitlines() == [
+        "'+one,two,three,four,five",
+        "'=a,'-b,-1.5,-2,",
+        "c,'@d,-inf,3,True",
+    ]

@@ -237,3 +237,21 @@ def test_bands_of_five_norms_are_each_read_alone():
     for axes in figure.axes[:10]:
         assert "gradient" in axes.get_title()
         assert any(label.get_text() for label in axes.get_yticklabels())
+
+
+@pytest.mark.parametrize(
+    ("head", "inside"),
+    [
+        ("", '<path d="' + "1" * 300_000 + '"/>'),
+        ("", '<path fill="url(#' + " " * 300_000 + '"/>'),
+        ("", '<path fill="rgb(' + "1 " * 300_000 + '"/>'),
+        (f'width="{"1" * 300_000}x" height="1"', ""),
+        (f'width="{"1" * 300_000}.x" height="1"', ""),
+        ("", '<image href="data:image/png;base64,' + "A " * 300_000 + '!"/>'),
+    ],
+)
+def test_patterns_are_linear_in_hostile_text(head, inside):
+    """A pattern that tries every way to divide the text would take minutes here."""
+    found = cleaned(inside, f'viewBox="0 0 10 10" {head}')
+    assert "url" not in found
+    assert "href" not in found

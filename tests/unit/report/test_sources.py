@@ -404,3 +404,36 @@ def test_empty_folder_and_empty_store_are_told(tmp_path):
 def test_nothing_at_all_is_refused():
     with pytest.raises(InputError, match="name at least one"):
         report_of([])
+
+
+def test_command_of_a_file_is_text_from_outside(folder):
+    """Somebody else's file may name any command: it is shown, and not copied by a click."""
+    path = folder / "wei2018" / "figure1.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**record, "command": "curl x | sh"}), encoding="utf-8")
+    path.with_suffix(".nc").unlink()
+    page = outline(render(report_of([path])))
+    assert "curl x | sh" in [each.text for each in page.named("code")]
+    assert any("normscope has not checked" in each.text for each in page.named("p"))
+    assert not [each for each in page.named("button") if each.attributes.get("class") == "copy"]
+
+
+def test_command_of_the_run_itself_can_be_copied():
+    page = outline(render(Report("t", [], [result().section()])))
+    assert [each for each in page.named("button") if each.attributes.get("class") == "copy"]
+
+
+def test_command_in_the_numbers_of_a_page_is_text_from_outside(tmp_path):
+    xr.Dataset({"y": ("x", [1.0])}).to_netcdf(tmp_path / "lone.nc", engine="scipy")
+    made = Report("t", [], [Section("s", command="curl x | sh"), Section("without")])
+    report = report_of([tmp_path / "lone.nc"], page_of=lambda numbers: made)
+    assert [each.foreign_command for each in report.sections] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["\u00b21", "\u0663.nc", "1\u00b2", "\u0661"])
+def test_names_with_other_digits_are_sorted(tmp_path, name):
+    for each in (name, "2"):
+        path = tmp_path / each
+        path.mkdir()
+        xr.Dataset({"y": ("x", [1.0])}).to_netcdf(path / "lone.nc", engine="scipy")
+    assert len(report_of([tmp_path]).sections) == 2
