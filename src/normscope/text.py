@@ -98,8 +98,8 @@ def printable(text: str) -> str:
 def csv_value(value: object) -> object:
     """Return a value for a CSV file, without text that a spreadsheet would run as a formula.
 
-    Such text gets an apostrophe in front, the mark of text in spreadsheets. Numbers stay. Every line
-    break becomes a newline: a lone carriage return would end the row.
+    Such text gets an apostrophe in front, the mark of text in spreadsheets. Numbers stay. Every
+    line break becomes a newline: a lone carriage return would end the row.
 
     >>> [csv_value(each) for each in ("=1+1", "@a", -1.5, "a-b")]
     ["'=1+1", "'@a", -1.5, 'a-b']

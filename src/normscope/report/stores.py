@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,13 @@ from normscope.report.pictures import curves_picture, draw_diagrams, scope_pictu
 from normscope.report.sweep_records import CodeVersions, sweep_command
 from normscope.results import Record, State, Store
 from normscope.results.codec import RawDataset
-from normscope.results.grid import latest_results, setting_labels, varying_settings
+from normscope.results.grid import (
+    grid_size,
+    is_scattered,
+    latest_results,
+    setting_labels,
+    varying_settings,
+)
 from normscope.results.record import canonical_json
 from normscope.text import plural
 
@@ -322,7 +326,7 @@ def _downloads(
     name = entries[0].record.experiment
     stem = name.replace("/", "_")
     records = table_download(table, f"{stem}_records.csv")
-    if _grid_bytes(entries) > LARGEST:  # checked first, since the grid may not fit in memory
+    if _result_bytes(entries) > LARGEST:  # checked first, since the grid may not fit in memory
         reason = f"not in this page, since it is larger than {LARGEST / 1e6:g} MB; "
         reason += f"Store({file!r}, read_only=True).to_netcdf(path, {name!r}) writes it."
         return records, Download(f"{stem}.nc", NETCDF, b"", reason)
@@ -332,13 +336,11 @@ def _downloads(
         return records, Download(f"{stem}.nc", NETCDF, b"", f"not in this page: {error}")
 
 
-def _grid_bytes(entries: Sequence[Entry]) -> int:
-    """Return the size of the results on their grid, every cell as large as the largest."""
-    done = [each for each in entries if each.record.state.has_result]
-    settings = [each.record.parameters for each in done]
-    labels = [
-        {json.dumps(each.get(name), sort_keys=True) for each in settings}
-        for name in varying_settings(settings)
-    ]
-    cells = prod(map(len, labels)) * len({each.record.seed for each in done})
-    return cells * max((each.bytes for each in done), default=0)
+def _result_bytes(entries: Sequence[Entry]) -> int:
+    """Return the size of all results in one dataset, every cell as large as the largest."""
+    settings = [{**each.record.parameters, "seed": each.record.seed} for each in entries]
+    done = [index for index, each in enumerate(entries) if each.record.state.has_result]
+    cells = len(done)
+    if not is_scattered(settings):
+        cells = grid_size([settings[index] for index in done])
+    return cells * max((entries[index].bytes for index in done), default=0)

@@ -12,6 +12,7 @@ from typing import Any
 
 from normscope.ranges import range_text
 from normscope.results import Record
+from normscope.results.grid import SCATTERED
 from normscope.results.record import CODE, custom_parts
 from normscope.text import join_words, plural
 
@@ -19,7 +20,6 @@ from normscope.text import join_words, plural
 TRAINED = frozenset(["model", "data", "loss", "norm", "batch_size", "momentum"])
 # A sweep leaves these unset unless they are given; for options of a model that is not known.
 _UNSET = frozenset(["samples", "test_samples", "every_epoch"])
-_SCATTERED = 4  # cells of the smallest enclosing grid per record, above which there is no command
 
 _Paths = tuple[str, ...]
 
@@ -113,7 +113,7 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
     values = {name: _distinct_values(records, name) for name in names}
     cells = len({(json.dumps(each.parameters, sort_keys=True), each.seed) for each in records})
     whole = prod(map(len, values.values())) * len(seeds)
-    if whole > _SCATTERED * cells:
+    if whole > SCATTERED * cells:
         return "", (
             f"There is no one command: the {cells} trainings lie scattered over a grid of {whole}, "
             "as those of sweep --boundary do; the table has the settings of each."

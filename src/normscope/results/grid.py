@@ -1,10 +1,16 @@
-"""Results of many records as one labelled dataset: a dimension for every setting that varies."""
+"""Results of many records as one labelled dataset: a dimension for every setting that varies.
+
+Records that are scattered over their grid, as those of a random search, become a list instead: one
+dimension "record", along which the settings are labels. Their grid would be almost empty, and for a
+few hundred records larger than any memory.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,6 +25,8 @@ from normscope.results.record import Record, canonical_json
 _NUMBERS = "biufc"  # kinds of dtypes
 _LARGEST = 2**63 - 1  # of numpy's int64
 _MOST_VALUES = 8  # listed in an error
+_RECORD = "record"  # the dimension of records that are scattered
+SCATTERED = 4  # cells of the smallest grid for each record, above which records are scattered
 
 Position = slice | np.ndarray
 
@@ -41,25 +49,60 @@ class _Placed:
     along: dict[str, Position]
 
 
-def combine(experiment: str, cells: Sequence[Cell]) -> xr.Dataset:
+def combine(
+    experiment: str, cells: Sequence[Cell], planned: Sequence[dict[str, Any]] = ()
+) -> xr.Dataset:
     """Combine cells into a dataset with a dimension for each varying parameter and the seed.
+
+    Cells that are scattered over that grid become a list, with one dimension "record".
 
     Args:
         experiment: its name, stored as an attribute.
         cells: at least one; of two with the same labels the later one counts.
+        planned: settings of all records, with or without a result, which decide about the form, so
+            that it is the same at the beginning and at the end of a sweep.
     """
     settings = [{**cell.parameters, "seed": cell.seed} for cell in cells]
     axes = [*(name for name in varying_settings(settings) if name != "seed"), "seed"]
     labelled = {name: setting_labels([each.get(name) for each in settings]) for name in axes}
-    indices = zip(*(positions for _, positions in labelled.values()), strict=True)
+    if is_scattered(planned or settings):
+        indices: list[tuple[int, ...]] = [(number,) for number in range(len(cells))]
+        grid = {_RECORD: np.arange(len(cells))}
+        variables = {
+            name: RawVariable((_RECORD,), labels[positions], {}, True)
+            for name, (labels, positions) in labelled.items()
+        }
+        axes = [*axes, _RECORD]
+    else:
+        indices = list(zip(*(positions for _, positions in labelled.values()), strict=True))
+        grid = {name: labels for name, (labels, _) in labelled.items()}
+        variables = {name: RawVariable((name,), labels, {}, True) for name, labels in grid.items()}
     chosen = dict(zip(indices, (cell.raw for cell in cells), strict=True))  # the later one counts
     parts = {index: _without_axes(raw.variables, axes) for index, raw in chosen.items()}
-    grid = {name: labels for name, (labels, _) in labelled.items()}
-    variables = {name: RawVariable((name,), labels, {}, True) for name, labels in grid.items()}
     constants = {name: value for name, value in settings[0].items() if name not in axes}
     attributes = _common([raw.attributes for raw in chosen.values()])
     attributes |= {"experiment": experiment, "parameters": canonical_json(constants)}
     return from_raw(RawDataset(variables | _gridded(parts, grid), attributes))
+
+
+def is_scattered(settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the smallest grid of the settings is far larger than their number.
+
+    >>> is_scattered([{"rate": rate, "gamma": rate} for rate in range(4)])
+    False
+    >>> is_scattered([{"rate": rate, "gamma": rate} for rate in range(5)])
+    True
+    """
+    cells = len({canonical_json(each) for each in settings})
+    return grid_size(settings) > SCATTERED * cells
+
+
+def grid_size(settings: Sequence[Mapping[str, Any]]) -> int:
+    """Number of cells of the smallest grid that holds all settings."""
+    values = [
+        {_identity(each.get(name)) for each in settings} for name in varying_settings(settings)
+    ]
+    return prod(map(len, values))
 
 
 def latest_results(records: Iterable[Record]) -> list[Record]:
@@ -106,7 +149,7 @@ def no_results_error(
     return InputError(f"no record of {experiment!r} has {dict(conditions)}; there are {values}.")
 
 
-def varying_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
+def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names whose values are not the same everywhere; a missing value counts as null."""
     names = dict.fromkeys(name for each in settings for name in each)
     return [name for name in names if len({_identity(each.get(name)) for each in settings}) > 1]

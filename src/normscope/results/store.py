@@ -334,6 +334,10 @@ class Store:
         steps or other labels than the rest. Of several revisions or versions of the same cell the
         highest revision counts, then the one added last.
 
+        Records that are scattered over this grid, as those of a random search (more than four cells
+        for each record), become a list instead: one dimension "record", with the parameters that
+        vary and the seed as its labels.
+
         Args:
             experiment: its name.
             **parameters: keep only the records with these values (``seed=`` and ``state=`` too).
@@ -343,7 +347,8 @@ class Store:
         if not chosen:
             raise no_results_error(self.select(), experiment, records, parameters)
         cells = [Cell(each.parameters, each.seed, self.read_raw(each.key)) for each in chosen]
-        return combine(experiment, cells)
+        planned = [{**each.parameters, "seed": each.seed} for each in records]
+        return combine(experiment, cells, planned)
 
     def to_netcdf(self, path: str | os.PathLike[str], experiment: str) -> None:
         """Write `to_xarray` of an experiment to a NetCDF file, atomically.

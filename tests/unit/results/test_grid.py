@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -240,3 +241,55 @@ def test_nothing_found_says_what_there_is(store: Store) -> None:
         store.to_xarray("demo", rate=0.3)
     with pytest.raises(InputError, match=r"there are seed: 0\."):
         store.to_xarray("demo", seed=4)
+
+
+def search(store: Store, records: int) -> list[dict[str, Any]]:
+    """A random search over four settings, one of which has few values."""
+    random = np.random.default_rng(0)
+    settings = [
+        {**dict(zip("abc", random.uniform(size=3), strict=True)), "norm": random.choice(["x", "y"])}
+        for _ in range(records)
+    ]
+    for seed, each in enumerate(settings):
+        put(store, curve([each["a"], each["b"]], [0, 10]), {**each, "depth": 3}, seed)
+    return settings
+
+
+def test_random_search_is_a_list_of_records(store: Store) -> None:
+    settings = search(store, 300)  # a grid of 300 ** 4 * 2 cells
+    found = store.to_xarray("demo")
+    assert dict(found.sizes) == {"record": 300, "step": 2}
+    assert found["loss"].dims == ("record", "step")
+    assert found["seed"].values.tolist() == list(range(300))
+    assert found["norm"].values.tolist() == [each["norm"] for each in settings]
+    for name in "abc":
+        assert found[name].dims == ("record",)
+        assert found[name].values.tolist() == [each[name] for each in settings]
+    np.testing.assert_array_equal(found["loss"].isel(step=1), found["b"])
+    assert found.attrs["parameters"] == '{"depth":3}'
+
+
+def test_list_of_records_goes_to_files_and_tables(store: Store, tmp_path: Path) -> None:
+    search(store, 20)
+    table = store.to_dataframe("demo").reset_index()
+    assert len(table) == 40
+    assert set(table) == {"record", "step", "loss", "a", "b", "c", "norm", "seed"}
+    store.to_netcdf(tmp_path / "search.nc", "demo")
+    with xr.open_dataset(tmp_path / "search.nc", engine="scipy") as read:
+        xr.testing.assert_equal(read.load(), store.to_xarray("demo"))
+
+
+def test_form_does_not_depend_on_how_far_a_sweep_has_come(store: Store) -> None:
+    """The diagonal of a grid is scattered, but not if the rest of the grid is planned."""
+    for rate, gamma in itertools.product(range(8), range(8)):
+        store.add("demo", {"rate": rate, "gamma": gamma}, 0)
+    for each in range(8):
+        put(store, curve([1.0]), {"rate": each, "gamma": each})
+    assert store.to_xarray("demo")["loss"].dims == ("gamma", "rate", "seed", "step")
+
+
+def test_records_of_different_lengths_are_padded_in_a_list(store: Store) -> None:
+    for each in range(9):
+        put(store, curve([1.0] * (each % 3 + 1)), {"rate": each, "gamma": each})
+    found = store.to_xarray("demo")["loss"]
+    assert found.notnull().sum("step").values.tolist() == [1, 2, 3] * 3
