@@ -1,7 +1,9 @@
 """Building the kernels: once, into the cache, and never an error where that cannot be."""
 
+import os
 import shutil
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -141,3 +143,76 @@ def test_threads_at_once_build_once_and_share_the_library(cache, monkeypatch):
         thread.join()
     assert len(built) == 1
     assert seen == built * 4
+
+
+def plant(path: Path) -> None:
+    """Put a library there that reports that it was loaded, with the right digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = path.parent / "planted.c"
+    marker = path.parent / "loaded"
+    source.write_text(
+        "#include <stdio.h>\n__attribute__((constructor)) static void run(void)"
+        f'{{ FILE *out = fopen("{marker}", "w"); fclose(out); }}\n'
+    )
+    subprocess.run([*build._compiler(), "-shared", "-fPIC", source, "-o", path], check=True)
+    path.with_suffix(".sha256").write_text(build._digest(path))
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o777, 0o722, 0o770])
+def test_library_that_others_can_write_is_never_loaded(cache, mode):
+    path = cache / f"{build._key(build._compiler())}.so"
+    plant(path)
+    path.chmod(mode)
+    loaded, _ = build.load_or_build()
+    assert not (cache / "loaded").exists()
+    assert loaded.normscope_forward  # built anew
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may chown")
+def test_library_of_another_user_is_never_loaded(cache):
+    path = cache / f"{build._key(build._compiler())}.so"
+    plant(path)
+    os.chown(path, 65534, 65534)
+    loaded, _ = build.load_or_build()
+    assert not (cache / "loaded").exists()
+    assert loaded.normscope_forward
+    assert path.stat().st_uid == os.geteuid()
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root may chown")
+def test_folder_of_another_user_is_not_used(cache):
+    plant(cache / f"{build._key(build._compiler())}.so")
+    os.chown(cache, 65534, 65534)
+    assert build.library() is None
+    assert "belongs to another user" in build.state_of_library()
+    assert not (cache / "loaded").exists()
+
+
+@needs_compiler
+def test_link_to_a_library_is_never_loaded(cache, tmp_path):
+    path = cache / f"{build._key(build._compiler())}.so"
+    plant(tmp_path / "elsewhere" / "planted.so")
+    cache.mkdir(parents=True)
+    path.symlink_to(tmp_path / "elsewhere" / "planted.so")
+    path.with_suffix(".sha256").write_text(build._digest(path))
+    loaded, _ = build.load_or_build()
+    assert loaded.normscope_forward
+    assert not (tmp_path / "elsewhere" / "loaded").exists()
+
+
+@needs_compiler
+def test_library_is_private_whatever_the_umask(cache, monkeypatch):
+    before = os.umask(0)
+    try:
+        build.load_or_build()
+    finally:
+        os.umask(before)
+    (path,) = cache.glob("*.so")
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert cache.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built a second time"))
+    assert build.load_or_build()[0] is not None

@@ -1,7 +1,8 @@
 """Build the compiled kernels once per machine, cache them, and load them once per process.
 
 Nothing here raises: without a compiler or a writable cache, or if switched off, there are no
-kernels, and the layers use PyTorch alone.
+kernels, and the layers use PyTorch alone. A library runs as soon as it is loaded: only one that
+belongs to this user, and that nobody else can write, is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import threading
 from pathlib import Path
@@ -70,7 +72,7 @@ def load_or_build() -> Outcome:
         if os.environ.get(SWITCH, "1").strip() == "0":
             raise _UnavailableError(f"Switched off by {SWITCH}=0.")
         compiler = _compiler()
-        path = _folder() / f"{_key(compiler)}.so"
+        path = _private_folder() / f"{_key(compiler)}.so"
         loaded = _loaded(path)
         if loaded is None:
             _build(compiler, path)
@@ -95,8 +97,26 @@ def _threading() -> tuple[str, ...]:
     return ("-fopenmp", "-Wl,--as-needed", str(found[0])) if found else ()
 
 
-def _folder() -> Path:
-    return Path(platformdirs.user_cache_dir("normscope", appauthor=False)) / "kernels"
+def _private_folder() -> Path:
+    """Return the folder of the libraries, into which nobody else can put one."""
+    folder = Path(platformdirs.user_cache_dir("normscope", appauthor=False)) / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_own(folder):
+        raise _UnavailableError(f"{folder} belongs to another user; remove it.")
+    folder.chmod(0o700)
+    return folder
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file or folder belongs to this user; True on systems without owners."""
+    return not hasattr(os, "geteuid") or path.lstat().st_uid == os.geteuid()
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether a path is a file of this user that nobody else can write."""
+    mode = path.lstat().st_mode
+    writable = mode & (stat.S_IWGRP | stat.S_IWOTH) and hasattr(os, "geteuid")
+    return stat.S_ISREG(mode) and _is_own(path) and not writable
 
 
 def _compiler() -> list[str]:
@@ -134,6 +154,8 @@ def _processor() -> str:
 
 def _build(compiler: list[str], path: Path) -> None:
     """Compile to the path, and write a digest: loading an incomplete library may crash."""
+    for old in (path, _seal(path)):  # whose permissions must not be kept
+        old.unlink(missing_ok=True)
     with replacing(path) as unfinished:
         files = [str(source) for source in SOURCES if source.suffix == ".c"]
         command = [*compiler, *FLAGS, *files, "-lm", "-o", str(unfinished)]
@@ -141,15 +163,16 @@ def _build(compiler: list[str], path: Path) -> None:
             _run([*command, *_threading()])
         except _UnavailableError:  # a compiler without OpenMP: one thread
             _run(command)
+        unfinished.chmod(0o700)
         digest = _digest(unfinished)
     with replacing(_seal(path)) as unfinished:
         unfinished.write_text(digest, encoding="utf-8")
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """Return the library, if it exists and is complete."""
+    """Return the library, if it exists, is this user's alone, and is complete."""
     try:
-        if _digest(path) != _seal(path).read_text(encoding="utf-8"):
+        if not _is_private(path) or _digest(path) != _seal(path).read_text(encoding="utf-8"):
             return None
         return ctypes.CDLL(str(path))
     except (OSError, ValueError):
