@@ -23,7 +23,7 @@ _RANDOM_SHARE = 0.05  # random part of a start vector that is a guess
 _SMALL_RANDOM_SHARE = 0.01  # ... of one with a model, which changes the value by 1e-4
 # A residual shows that an eigenvalue is near, not that it is the last one: among eigenvalues
 # closer together than the tolerance (the outputs of a wide net) the value can be short by a small
-# multiple of the residual. The search continues to this part of the tolerance if products remain.
+# multiple of the residual. The search continues to this part of the tolerance if matvecs remain.
 _MARGIN = 0.5
 _NEAR = 0.8  # of the first value: Ritz values above it may belong to the same cluster
 _REACHABLE = 4.0  # units of rounding: products leave no smaller residual
@@ -31,7 +31,7 @@ _REACHABLE = 4.0  # units of rounding: products leave no smaller residual
 
 @dataclass(frozen=True)
 class SearchProgress(Progress):
-    """Progress event of a search after a product.
+    """Progress event of a search after a matvec.
 
     Args:
         value: current estimate of the first eigenvalue.
@@ -50,11 +50,11 @@ class Request:
         count: how many eigenvalues (of either end for "both").
         which: "largest", "smallest", "both" or "magnitude".
         tolerance: on the relative residual or error.
-        max_products: after how many products to give up.
+        max_products: after how many matvecs to give up.
         seed: of the random part of the start.
         stop: "residual": when the residuals are within the tolerance; "value": when the estimated
             errors of the values are.
-        progress: called after each product.
+        progress: called after each matvec.
     """
 
     count: int
@@ -71,7 +71,7 @@ class Request:
         return self.count * (2 if self.which == "both" else 1)
 
     def with_fewer_products(self, spent: float, each: float = 1.0) -> Request:
-        """Return the request with the remaining products, at the given cost each; at least one."""
+        """Return the request with the remaining matvecs, at the given cost each; at least one."""
         left = max(1, math.floor((self.max_products - spent) / each))
         return replace(self, max_products=left)
 
@@ -86,7 +86,7 @@ class Found:
         residuals: relative.
         errors: estimated, relative.
         converged: whether all wanted values are within the tolerance.
-        products: with the operator.
+        products: number of matvecs.
         mixture: the sum of the Ritz vectors whose values are close to the first; for a search of
             one eigenvalue only, and None if there is no such vector.
     """

@@ -66,13 +66,13 @@ def spectrum(
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
         probes: random directions, at least two; the errors fall with the root of their number.
-        lanczos_steps: products for each; as many vectors are held in memory.
+        lanczos_steps: matvecs for each; as many vectors are held in memory.
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the directions.
         linear_threshold: the axis is linear from minus this to this; None for the power of ten
             about four decades below the largest eigenvalue. Give the same one to compare spectra.
         smoothing: standard deviation of the kernel, in decades.
-        progress: called with a `Progress` event after each product.
+        progress: called with a `Progress` event after each matvec.
 
     Returns:
         ``density`` and ``cumulative`` (the share of eigenvalues up to there, no kernel) over
@@ -118,7 +118,7 @@ def spectrum(
 
 
 def _counter(progress: ProgressCallback | None, planned: int) -> Callable[[], None]:
-    """Return a function that sends a progress event for each product."""
+    """Return a function that sends a progress event for each matvec."""
     done = 0
 
     def count() -> None:

@@ -63,7 +63,7 @@ class TopEigenvalue(Rendered):
             the other eigenvalues found, or twice the residual where the gap is unknown.
         tolerance: on the residuals (or on the errors, for ``stop="value"``).
         converged: whether they are within it.
-        matvecs: products with the whole operator; one with a part of the data counts as that part.
+        matvecs: with the whole operator; one with a part of the data counts as that part.
             Building the graphs is not counted.
         seconds: wall-clock time of the whole call.
         batch_size: samples over which batch statistics were taken.
@@ -188,15 +188,15 @@ def top_eigenvalue(
         k: how many eigenvalues; of either end for "both".
         which: "largest" (algebraically), "smallest", "both" or "magnitude".
         tol: on the relative residual.
-        max_products: after how many products to give up; None for 100 + 20 k.
+        max_products: after how many matvecs to give up; None for 100 + 20 k.
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the start.
         start: parameter vectors, (size,) or (size, any), or an earlier result: during training
-            the vectors move slowly. No part of the data is searched first then; how many products
+            the vectors move slowly. No part of the data is searched first then; how many matvecs
             follow depends on how far the vectors have moved.
         stop: "residual": when the residual is within ``tol``, so that the vectors are known too;
             "value": when the estimated error of the value is, the square of the residual over the
-            gap to the other eigenvalues. That takes about half the products, but the gaps are
+            gap to the other eigenvalues. That takes about half the matvecs, but the gaps are
             estimates, from a part of the data or from the eigenvalues found. Among close
             eigenvalues one that the start hardly touches may be missed, and the value be short by
             more than ``tol``; by far, if that is the vector of a few samples unlike all others.

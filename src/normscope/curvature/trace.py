@@ -33,7 +33,7 @@ class TraceEstimate(Rendered):
     Args:
         captured: the trace on the sketched subspace, exact.
         remainders: independent estimates of the rest; empty if there is no rest.
-        products: with the matrix.
+        products: number of matvecs.
     """
 
     captured: float
@@ -149,10 +149,10 @@ def trace(
 ) -> Trace:
     """Estimate the trace of a curvature matrix by Hutch++; the model is left as it is.
 
-    A third of the products finds the directions of large curvature, a third takes the trace on
+    A third of the matvecs finds the directions of large curvature, a third takes the trace on
     them exactly, and a third estimates the rest, whose spread gives the standard error. If the
-    matrix has no more rows (or the batch no more outputs) than products, the trace is taken column
-    by column.
+    matrix has no more rows (or the batch no more outputs) than there are matvecs, the trace is
+    taken column by column.
 
     Args:
         model: any module whose parameters are on one device.
@@ -160,7 +160,7 @@ def trace(
         data: as for `operator`.
         kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
-        products: with the matrix, at least 4; a third as many vectors are held in memory twice.
+        products: number of matvecs, at least 4; a third as many vectors are held in memory twice.
         params: names of parameters or modules, or parameters; None for all that are trainable.
         seed: of dropout, noise, the data's order and the random vectors.
 
@@ -168,7 +168,7 @@ def trace(
         The value with its standard error.
 
     Raises:
-        InputError: if there are too few products.
+        InputError: if there are too few matvecs.
 
     >>> batch = (torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 1))
     >>> found = trace(torch.nn.Linear(2, 1, bias=False), "squared_error", batch)
@@ -233,9 +233,9 @@ def hutch_plus_plus(
     .. math:: \operatorname{tr} A = \operatorname{tr}(Q^\top A Q)
         + \operatorname{E}\, z^\top A z, \qquad z = (I - Q Q^\top) g
 
-    with Q an orthonormal basis of A S, and S and g random signs. A third of the products is spent
+    with Q an orthonormal basis of A S, and S and g random signs. A third of the matvecs is spent
     on Q, another third on the first term. With few large eigenvalues, as networks have, these are
-    in the exact part, and the error falls like one over the products rather than their root.
+    in the exact part, and the error falls like one over the matvecs rather than their root.
     (Meyer, Musco, Musco and Woodruff, 2021.)
 
     Notation: A = the matrix, Q = basis.
@@ -243,7 +243,7 @@ def hutch_plus_plus(
     Args:
         multiply: the matrix times a block of columns.
         like: a vector of the right size, dtype and device.
-        products: how many to make, at least 4.
+        products: number of matvecs, at least 4.
         seed: of the random signs.
 
     Returns:

@@ -85,7 +85,7 @@ def max_learning_rate(
         data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
         momentum: of SGD, from 0 up to 1.
         verify: whether short runs on copies verify the limit, at most 600 steps in all; without,
-            the answer costs curvature products and gradients of a few samples.
+            the answer costs matvecs with the curvature and gradients of a few samples.
         optimizer: in place of SGD: an optimizer of the model, whose state is used, or a factory
             ``parameters -> Optimizer``; SGD, Adam, AdamW or RMSprop. Its own learning rate does
             not matter.

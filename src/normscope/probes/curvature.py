@@ -105,7 +105,7 @@ class Curvature(Probe):
 
     def cost(self, layers: int, points: int) -> Cost:
         """Return a few matvecs, each of two to three passes."""
-        return Cost(10, "about 2 to 3 products with the matrix after the first", exact=False)
+        return Cost(10, "about 2 to 3 matvecs after the first", exact=False)
 
 
 def _size(context: StepContext) -> int:
