@@ -13,28 +13,29 @@ from torch import nn
 
 from normscope.errors import InputError
 from normscope.models import build
-from normscope.models.initialization import INITIALIZATIONS
-from normscope.models.parts import convolution, linear
 
 RARE = 1e-4
 
 
-def layers():
-    """One of each kind, with fan in, fan out written out by hand."""
-    return [
-        (linear(50, 40), 50, 40),
-        (convolution(6, 20, 3, stride=2), 6 * 9, 20 * 9),
-        (convolution(12, 8, 1, bias=False), 12, 8),
-    ]
+# the first layer of each network, with fan in and fan out written out by hand
+SHAPES = [
+    ("fully_connected", {"input_shape": (50,), "width": 40}, 50, 40),
+    ("conv_net", {"input_shape": (6, 9, 9), "channels": (20,), "stride": 2}, 6 * 9, 20 * 9),
+    ("conv_net", {"input_shape": (12, 4, 4), "channels": (8,), "kernel": 1}, 12, 8),
+    ("fully_connected", {"input_shape": (12,), "width": 8, "bias": False}, 12, 8),
+]
+INDICES = range(len(SHAPES))
+
+
+def first_layer(index, seed=0, **options):
+    name, shape, *_ = SHAPES[index]
+    network = build(name, norm="none", seed=seed, **shape, **options)
+    return next(each for each in network.modules() if isinstance(each, nn.Linear | nn.Conv2d))
 
 
 def samples(initialization, index, seeds=40, **options):
     """All weights, and all biases, of one layer over many seeds."""
-    drawn = []
-    for seed in range(seeds):
-        layer = layers()[index][0]
-        INITIALIZATIONS[initialization](layer, torch.Generator().manual_seed(seed), **options)
-        drawn.append(layer)
+    drawn = [first_layer(index, s, initialization=initialization, **options) for s in range(seeds)]
     weights = torch.cat([layer.weight.detach().flatten() for layer in drawn]).double()
     biases = [layer.bias.detach() for layer in drawn if layer.bias is not None]
     return weights, torch.cat(biases).double() if biases else None
@@ -48,11 +49,11 @@ def assert_normal(values, variance):
     assert stats.kstest(values.numpy(), "norm", args=(0, math.sqrt(variance))).pvalue > RARE
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("index", INDICES)
 @pytest.mark.parametrize(("sigma_w2", "sigma_b2"), [(2.0, 0.5), (0.7, 3.0)])
 def test_meanfield_has_the_variances_of_the_theory(index, sigma_w2, sigma_b2):
     weights, biases = samples("meanfield", index, sigma_w2=sigma_w2, sigma_b2=sigma_b2)
-    assert_normal(weights, sigma_w2 / layers()[index][1])
+    assert_normal(weights, sigma_w2 / SHAPES[index][2])
     if biases is not None:
         assert_normal(biases, sigma_b2)
 
@@ -63,9 +64,9 @@ def test_meanfield_defaults_are_those_of_the_paper():
     assert_normal(biases, 0.5)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("index", INDICES)
 def test_glorot_is_uniform_up_to_its_bound(index):
-    _, fan_in, fan_out = layers()[index]
+    *_, fan_in, fan_out = SHAPES[index]
     bound = math.sqrt(6 / (fan_in + fan_out))
     weights, biases = samples("glorot", index)
     assert weights.abs().max() <= bound
@@ -103,13 +104,14 @@ def test_meanfield_refuses_what_is_no_variance(options):
 
 def test_layers_are_made_without_the_global_generator():
     before = torch.get_rng_state()
-    made = [layer for layer, _, _ in layers()]
+    made = [first_layer(index) for index in INDICES]
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.device.type == "cpu" and p.requires_grad for m in made for p in m.parameters())
+    assert [layer.bias is None for layer in made] == [False, False, False, True]
 
 
 def test_convolution_has_the_shape_asked_for():
-    layer = convolution(3, 5, 3, stride=2, padding=1, bias=False)
-    assert layer.bias is None
+    shape = {"input_shape": (3, 9, 8), "channels": (5,), "stride": 2, "padding": 1}
+    layer = build("conv_net", norm="none", **shape).features[0]
     assert layer.weight.shape == (5, 3, 3, 3)
     assert layer(torch.zeros(2, 3, 9, 8)).shape == (2, 5, 5, 4)
