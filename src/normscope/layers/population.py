@@ -179,7 +179,7 @@ def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dic
         for x in inputs_of(data):
             empty = False
             with FitCheck(model, x):
-                model(follow_model(x, model))
+                model(follow_model(x.clone(), model))  # which it may overwrite
     for handle in handles:  # after an error the isolation around removes them
         handle.remove()
     if empty:

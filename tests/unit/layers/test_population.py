@@ -400,3 +400,10 @@ def test_generators_of_samplers_and_of_python_stay(batched):
 def test_other_than_a_module_is_refused():
     with pytest.raises(ArgumentTypeError, match=r"population_statistics expects an nn\.Module"):
         population_statistics([1], torch.zeros(4, 3))
+
+
+def test_data_is_not_overwritten():
+    x = torch.randn(8, 3)
+    before = x.clone()
+    population_statistics(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(3)), [x])
+    assert torch.equal(x, before)

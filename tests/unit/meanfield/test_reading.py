@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from normscope.errors import ArgumentTypeError, InputError, ShapeError
+from normscope.errors import ArgumentTypeError, InputError, NoClosureError, ShapeError
 from normscope.layers import BatchNorm1d, NoisyBatchNorm1d
 from normscope.meanfield import (
     convolutional_specification,
@@ -265,3 +265,20 @@ def test_gelu_as_a_function_is_the_one_that_it_names():
         found[approximate] = predict(function, (30,)).lambda_max
         assert found[approximate] == pytest.approx(predict(module, (30,)).lambda_max, rel=1e-12)
     assert found["none"] != pytest.approx(found["tanh"], rel=1e-9)
+
+
+class ByType(nn.Module):
+    """Applies another activation while it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(30, 40), nn.Linear(40, 5)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(torch.tanh(x) if type(x) is torch.Tensor else torch.relu(x))
+
+
+def test_forward_pass_that_differs_from_its_trace_is_refused():
+    with pytest.raises(NoClosureError, match="may branch on the type of a tensor"):
+        predict(ByType(), (30,))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from normscope.layers.surgery.copies import copy_module
 from normscope.layers.surgery.trace import CallGraph
 from normscope.layers.surgery.trial_inputs import Shapes, as_input, candidate_shapes, first_layers
 from normscope.problem.batch import follow_model, map_tensors
-from normscope.problem.diagnose import FitCheck
+from normscope.problem.diagnose import FitCheck, is_finite
 from normscope.problem.isolation import RandomGenerators
 
 Change = Callable[[nn.Module], nn.Module]
@@ -46,17 +46,21 @@ class Trial:
     def difference(self, changed: Change) -> str | None:
         """Return what a change does to the outputs; None if they stay the same up to rounding."""
         try:
-            found = _outputs(changed(self.model), self.inputs)
+            change = self.change_of_outputs(changed)
         except Exception as error:  # the forward pass may need what the change removes
             reason = str(error).partition("\n")[0].rstrip(".")
             return f"without it the forward pass raises {type(error).__name__}: {reason}"
-        if [each.shape for each in found] != [each.shape for each in self.expected]:
-            return "folding it changes the shape of the outputs"
-        pairs = zip(found, self.expected, strict=True)
-        change = max(_relative_difference(*pair) for pair in pairs)
         if change <= self.tolerance:
             return None
         return f"folding it changes the outputs by {change:.2g} of the largest"
+
+    def change_of_outputs(self, changed: Change) -> float:
+        """Return the largest difference of an output, relative to the largest output."""
+        found = _outputs(changed(self.model), self.inputs)
+        if [each.shape for each in found] != [each.shape for each in self.expected]:
+            return math.inf
+        pairs = zip(found, self.expected, strict=True)
+        return max(_relative_difference(*pair) for pair in pairs)
 
 
 def make_trial(model: nn.Module, inputs: Any) -> Trial | None:
@@ -83,8 +87,7 @@ def make_trial(model: nn.Module, inputs: Any) -> Trial | None:
     if trial is None:
         with FitCheck(model, inputs):
             trial = _trial(copy_module(model), inputs, _rounding(model))
-    finite = [each.isfinite().all() for each in trial.expected]
-    return trial if finite and all(finite) else None
+    return trial if trial.expected and all(map(is_finite, trial.expected)) else None
 
 
 def _trial(model: nn.Module, inputs: Any, tolerance: float) -> Trial:
@@ -147,6 +150,27 @@ def find_trial(model: nn.Module, graphs: Sequence[CallGraph]) -> Trial | None:
                 if trial is not None:
                     return trial
     return None
+
+
+def trace_differs(root: nn.Module, graph: fx.Graph, inputs: Any) -> bool:
+    """Return whether traced calls give other outputs than the forward pass they were traced from.
+
+    They do if it branches on what tells a traced tensor from a real one, such as its type.
+
+    Args:
+        root: the module that was traced.
+        graph: its calls.
+        inputs: a tensor.
+
+    Returns:
+        False also if the forward pass does not take the inputs, or gives no finite outputs.
+    """
+    with suppress(Exception):  # a model may raise anything
+        placed = follow_model((inputs,), root)
+        trial = Trial(root, placed, _outputs(root, placed), _rounding(root))
+        change = trial.change_of_outputs(lambda model: fx.GraphModule(model, graph))
+        return change > trial.tolerance and all(map(is_finite, trial.expected))
+    return False
 
 
 def _fitting_shapes(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Shapes]:

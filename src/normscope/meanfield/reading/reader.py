@@ -7,12 +7,15 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.errors import InputError, NoClosureError
+from normscope.layers.surgery.copies import undisturbed
 from normscope.layers.surgery.trace import trace
+from normscope.layers.surgery.trial import trace_differs
 from normscope.meanfield.activations import Addition, Dropout, Nonlinearity
 from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
@@ -55,11 +58,20 @@ def read(
     """
     require_module(model, "predict")
     refuse_hooks(model)
-    root, calls = _trace_copy(model)
-    reader = _Reader(model, root, activations or {})
-    for node in calls.nodes:
-        reader.take(node)
-    return Graph(tuple(_pooled_first(reader.nodes)), shape or _first_shape(reader.nodes))
+    with undisturbed(model):
+        root, calls = _trace_copy(model)
+        reader = _Reader(model, root, activations or {})
+        for node in calls.nodes:
+            reader.take(node)
+        graph = Graph(tuple(_pooled_first(reader.nodes)), shape or _first_shape(reader.nodes))
+        inputs = torch.randn(2, *graph.shape, generator=torch.Generator().manual_seed(0))
+        if trace_differs(root, calls, inputs):
+            raise NoClosureError(
+                f"the forward pass of {type(model).__name__} gives other outputs than the calls "
+                "read from it (it may branch on the type of a tensor)",
+                MEASURE,
+            )
+    return graph
 
 
 def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
