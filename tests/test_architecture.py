@@ -21,12 +21,14 @@ BASE = {
     "errors",
     "files",
     "import_path",
+    "interrupts",
     "papers",
     "progress",
     "ranges",
     "registry",
     "text",
     "validation",
+    "warn",
 }
 TORCH_FREE = {"results": set(), "plots": {"results"}, "report": {"results", "plots"}}
 FIRST_FLOOR = {"problem", "layers"}
@@ -57,9 +59,10 @@ ALLOWED = (
     | {"__init__": EVERYTHING | {"integrations"}}
 )
 ALLOWED["papers"] = {"registry", "errors"}
-ALLOWED["registry"] = {"errors"}
+ALLOWED["registry"] = {"errors", "interrupts"}
 ALLOWED["ranges"] = {"errors"}
 ALLOWED["validation"] = {"errors"}
+ALLOWED["warn"] = {"errors", "interrupts"}
 ALLOWED["import_path"] = {"registry", "errors"}
 
 

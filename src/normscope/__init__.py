@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from normscope.interrupts import uninterrupted
+
 if TYPE_CHECKING:
     from normscope import (
         curvature,
@@ -77,10 +79,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in __all__:
-        return importlib.import_module(f"normscope.{name}")
+    home = _HOMES.get(name) or (f"normscope.{name}" if name in __all__ else None)
+    if home is not None:
+        # whole: what an interrupt left half imported could not be imported again
+        module = uninterrupted(lambda: importlib.import_module(home))
+        return getattr(module, name) if name in _HOMES else module
     raise AttributeError(f"module 'normscope' has no attribute {name!r}")
 
 

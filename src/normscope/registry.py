@@ -10,9 +10,11 @@ import importlib
 import pkgutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 from normscope.errors import DuplicateNameError, UnknownNameError
+from normscope.interrupts import uninterrupted
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -135,7 +137,7 @@ class Registry(Generic[T]):
             while self._pending:
                 module = self._pending.pop(0)
                 try:
-                    importlib.import_module(module)
+                    uninterrupted(partial(importlib.import_module, module))
                 except BaseException:
                     self._pending.insert(0, module)  # tried again at the next lookup
                     raise

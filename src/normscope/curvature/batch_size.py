@@ -10,6 +10,7 @@ from torch import nn
 
 from normscope.curvature.top_eigenvalue import TopEigenvalue, top_eigenvalue
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.problem.batch import join_batches, sample_count, split_batch
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss, WholeLoss
@@ -116,6 +117,7 @@ class BatchSizeEffect(Rendered):
         return Table(rows, title, numbers=("eigenvalue", "rel. residual"))
 
 
+@interrupt_safe
 def batch_size_effect(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

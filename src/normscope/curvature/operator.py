@@ -14,6 +14,7 @@ from normscope.curvature.precision import without_autocast
 from normscope.curvature.products import BatchCurvature
 from normscope.curvature.second_derivatives import check_symmetric
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import MODEL_LOCK
@@ -102,6 +103,7 @@ class CurvatureOperator:
             self._kept = curvature
         return curvature
 
+    @interrupt_safe
     def matvec(self, vector: Tensor) -> Tensor:
         """Return the matrix times one vector.
 
@@ -114,6 +116,7 @@ class CurvatureOperator:
         vector = self.evaluator.layout.checked(vector)
         return self.weighted_mean(lambda curvature: curvature.times(vector))
 
+    @interrupt_safe
     def matmat(self, matrix: Tensor) -> Tensor:
         """Return the matrix times several vectors; each batch's graph is built only once.
 
@@ -182,6 +185,7 @@ class CurvatureOperator:
         return curvature
 
 
+@interrupt_safe
 def operator(
     model: nn.Module,
     loss: Loss | WholeLoss | str,
@@ -245,6 +249,7 @@ def unchecked_operator(
         return CurvatureOperator(Evaluator(Problem(model, loss, data), layout, mode, seed), kind)
 
 
+@interrupt_safe
 def dense(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

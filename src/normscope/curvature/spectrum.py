@@ -23,6 +23,7 @@ from normscope.curvature.quadrature import (
 )
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
@@ -30,6 +31,7 @@ from normscope.progress import Progress, ProgressCallback
 from normscope.validation import check_callback, check_integer, check_number
 
 
+@interrupt_safe
 def spectrum(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,8 @@ from normscope.curvature.operator import CurvatureOperator, unchecked_operator
 from normscope.curvature.precision import without_autocast
 from normscope.curvature.spaces import ParameterSpace, SearchSpace, search_space
 from normscope.curvature.warm_start import warm_start
-from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning
+from normscope.errors import ArgumentTypeError, InputError
+from normscope.interrupts import interrupt_safe
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
@@ -33,6 +33,7 @@ from normscope.progress import ProgressCallback
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table, integer_if_whole
 from normscope.validation import check_bool, check_callback, check_integer, check_number
+from normscope.warn import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,6 +153,7 @@ class TopEigenvalue(Rendered):
         return Table(rows, title, [note], numbers=("eigenvalue", "rel. residual"))
 
 
+@interrupt_safe
 def top_eigenvalue(
     model: nn.Module,
     loss: Loss | WholeLoss | str,
@@ -309,7 +311,7 @@ def _result(
     )
     if not result.converged:
         reason = _why_not_converged(result, request, operator.shape[0])
-        warnings.warn(f"{reason}.", NormscopeWarning, stacklevel=4)
+        warn(f"{reason}.")
     return result
 
 

@@ -14,6 +14,7 @@ from normscope.curvature.operator import CurvatureOperator, operator
 from normscope.curvature.precision import without_autocast
 from normscope.curvature.spaces import ParameterSpace, search_space
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
@@ -137,6 +138,7 @@ class Trace(Rendered):
         )
 
 
+@interrupt_safe
 def trace(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import InputError, NormscopeWarning, ShapeError, StateError
+from normscope.errors import InputError, ShapeError, StateError
+from normscope.interrupts import Undo, interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.lp_function import scale
 from normscope.problem.batch import follow_model, inputs_of
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators, isolated
+from normscope.warn import warn
 
 
 class Population(NamedTuple):
@@ -29,6 +30,7 @@ class Population(NamedTuple):
     spread: Tensor
 
 
+@interrupt_safe
 def population_statistics(
     model: nn.Module, data: object, sequential: bool = False
 ) -> dict[str, Population]:
@@ -113,11 +115,7 @@ def _batch_layers(model: nn.Module) -> dict[str, nn.Module]:
 def _warn_of(reason: str, names: list[str]) -> None:
     if names:
         listed = ", ".join(repr(name) for name in names)
-        warnings.warn(
-            f"population_statistics wrote no statistics into {listed} ({reason}).",
-            NormscopeWarning,
-            stacklevel=3,
-        )
+        warn(f"population_statistics wrote no statistics into {listed} ({reason}).")
 
 
 def _all_at_once(
@@ -215,13 +213,18 @@ def _write(layers: dict[str, nn.Module], results: dict[str, Population]) -> None
         )
     ]
     before = [buffer.clone() for buffer, _ in pairs]
+
+    def write_back() -> None:
+        for (buffer, _), old in zip(pairs, before, strict=True):
+            buffer.copy_(old)
+
+    restore = Undo(write_back)
     try:
         for buffer, value in pairs:
             buffer.copy_(value)
-    except BaseException:
-        for (buffer, _), old in zip(pairs, before, strict=True):
-            buffer.copy_(old)
-        raise
+        restore.dismiss()
+    finally:
+        restore()
 
 
 class BatchStatistics(NamedTuple):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.errors import InputError, StateError
+from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import kind_of, norm_layers
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
@@ -51,6 +52,7 @@ _BATCHES = 4  # for the prediction
 _CURVATURE_BATCHES = 3  # of these for the curvature bound
 
 
+@interrupt_safe
 def max_learning_rate(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from normscope.curvature.eigensolver import Request
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.top_eigenvalue import extreme_eigenvalues
-from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.errors import NormscopeError
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem.batch import Batch
@@ -25,6 +24,7 @@ from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table, plural
+from normscope.warn import silenced
 
 _TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
 
@@ -221,8 +221,7 @@ class _CurvatureChecks:
             self.products += products
             return value, vector
         request = Request(1, "largest", _TOLERANCE, 80, self._seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NormscopeWarning)  # the advice reports convergence
+        with silenced():  # the advice reports convergence
             top = extreme_eigenvalues(operator, request, self._guess, time.perf_counter())
         self.products += top.matvecs
         self.converged &= top.converged

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.curvature import top_eigenvalue
-from normscope.errors import ArgumentTypeError, InputError, NormscopeError, NormscopeWarning
+from normscope.errors import ArgumentTypeError, InputError, NormscopeError
+from normscope.interrupts import interrupt_safe
 from normscope.layers.surgery.unfit import convert_in_mode, unfit_norms
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import advise
@@ -29,6 +29,7 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress, nest
 from normscope.text import Rendered, Table
 from normscope.training.loop import Loop, Outcome, has_diverged
 from normscope.validation import check_bool, check_integer
+from normscope.warn import silenced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -304,6 +305,7 @@ def _matrix_note(rows: Sequence[Compared]) -> str:
     )
 
 
+@interrupt_safe
 def compare(
     model: nn.Module,
     loss: Loss | WholeLoss | str,
@@ -411,8 +413,7 @@ def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -
 
 def _eigenvalue(problem: Problem, batch: Batch, mode: str, seed: int) -> float | None:
     kind = "ggn" if problem.has_outputs else "hessian"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NormscopeWarning)
+    with silenced():
         try:
             return top_eigenvalue(
                 problem.model, problem.loss, [batch], kind, mode, tol=0.01, seed=seed, vectors=False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
+from normscope.interrupts import interrupt_safe
 from normscope.meanfield.assumptions import check_finite
 from normscope.meanfield.field import Setting
 from normscope.meanfield.fisher import FisherEstimate, estimate
@@ -44,6 +45,7 @@ _FEW_SAMPLES = (
 T = TypeVar("T", FisherEstimate, LayerRow)
 
 
+@interrupt_safe
 def predict(
     model: nn.Module | Graph,
     input_shape: Sequence[int] | None = None,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from normscope.curvature.kinds import KINDS
 from normscope.curvature.top_eigenvalue import top_eigenvalue
-from normscope.errors import NormscopeWarning
 from normscope.probes.cost import Cost
 from normscope.probes.gradients import squared_norms
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 from normscope.problem.modes import check_mode
 from normscope.registry import unknown_name
+from normscope.warn import silenced
 
 if TYPE_CHECKING:
     from normscope.curvature.top_eigenvalue import TopEigenvalue
@@ -88,8 +87,8 @@ class Curvature(Probe):
         start = self._start
         if start is not None and start.vectors.shape[0] != _size(context):
             start = None  # other parameters are trained than before
-        with context.batch_loss.isolated_problem() as problem, warnings.catch_warnings():
-            warnings.simplefilter("ignore", NormscopeWarning)  # the residual is in the results
+        with context.batch_loss.isolated_problem() as problem, silenced():
+            # the residual is in the results
             return top_eigenvalue(
                 problem.model,
                 problem.loss,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
 from normscope.probes.cost import Cost
 from normscope.probes.schedule import check_every
 from normscope.registry import Registry, unknown_name
+from normscope.warn import warn
 
 if TYPE_CHECKING:
     from typing import Self
@@ -133,8 +133,7 @@ class Probe(ABC):
         """
         if not self._has_warned:
             self._has_warned = True
-            message = f"{self.name} cannot be measured here, its values are NaN: {reason}"
-            warnings.warn(message, NormscopeWarning, stacklevel=2)
+            warn(f"{self.name} cannot be measured here, its values are NaN: {reason}")
         return dict.fromkeys(names, np.nan)
 
     def coordinates(self, context: StepContext) -> dict[str, Any]:

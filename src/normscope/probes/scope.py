@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import xarray as xr
 
-from normscope.errors import NormscopeWarning, StateError
+from normscope.errors import StateError
+from normscope.interrupts import interrupt_safe
 from normscope.probes.context import ParameterBuffers, StepContext
 from normscope.probes.cost import ScopeCost, scope_cost
 from normscope.probes.execution import weight_layers
@@ -22,6 +22,7 @@ from normscope.probes.ray import DISTANCES, check_distances
 from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule
 from normscope.problem.flags import EVAL_MODE_MESSAGE, is_in_eval_mode
+from normscope.warn import warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,6 +79,7 @@ class Scope:
         [[0.125, 0.0, 0.125]]
     """
 
+    @interrupt_safe
     def __init__(
         self,
         model: nn.Module,
@@ -143,6 +145,7 @@ class Scope:
                     raise
         return due
 
+    @interrupt_safe  # here, not at `step`: most steps measure nothing
     def _measure_step(
         self, step: int, due: bool, x: Any, y: Any, loss: float | Tensor | None
     ) -> None:
@@ -195,11 +198,9 @@ class Scope:
     def _measure_probes(self, context: StepContext, active: Sequence[Probe]) -> None:
         if not (math.isfinite(context.loss) or self._has_warned):
             self._has_warned = True
-            warnings.warn(
+            warn(
                 f"the loss of step {context.step} is not finite ({context.loss}), nor is what "
-                "follows from it; look at the data, the weights and the learning rate.",
-                NormscopeWarning,
-                stacklevel=4,  # the caller of Scope.step
+                "follows from it; look at the data, the weights and the learning rate."
             )
         row = Row(context.step, {"loss": context.loss, "learning_rate": context.learning_rate})
         for probe in active:

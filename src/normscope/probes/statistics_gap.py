@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import InputError, NormscopeWarning
+from normscope.errors import InputError
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import batch_statistics, population_statistics, spread_name
 from normscope.probes.cost import Cost
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
+from normscope.warn import silenced
 
 if TYPE_CHECKING:
     from normscope.probes.context import StepContext
@@ -116,8 +116,7 @@ class StatisticsGap(Probe):
         if self.population_data is None:
             return {}
         # written to the context's copies of the buffers, which are discarded
-        with context.batch_loss.at({}), warnings.catch_warnings():
-            warnings.simplefilter("ignore", NormscopeWarning)  # such layers are NaN
+        with context.batch_loss.at({}), silenced():  # such layers are NaN
             found = population_statistics(context.observed.model, self.population_data)
         return {name: (each.mean, each.spread) for name, each in found.items()}
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import random
 import threading
-import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,10 +21,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import ArgumentTypeError, NormscopeWarning
+from normscope.errors import ArgumentTypeError
+from normscope.interrupts import CAPTURES, Undo
+from normscope.problem.global_state import capture_global_state
+from normscope.warn import warn
 
 MODEL_LOCK = threading.RLock()
 """Held while a model is set up for a measurement: no other thread may see it then."""
+
+
+def _capture_lock() -> Callable[[], None]:
+    lock: Any = MODEL_LOCK
+
+    def release() -> None:
+        while lock._is_owned():
+            lock.release()
+
+    return (lambda: None) if lock._is_owned() else release
+
+
+CAPTURES.extend([capture_global_state, _capture_lock])
 
 
 @contextmanager
@@ -127,6 +142,7 @@ class Isolation:
         with MODEL_LOCK, preserved:
             if seed is not None and not restore_random:
                 self.random.seed(seed)
+            restore = Undo(self._restore)
             try:
                 for parameter, _ in self._gradients:
                     parameter.grad = None  # a backward pass adds to it in place
@@ -135,7 +151,7 @@ class Isolation:
                     substitute(self._model, tensors)
                 yield
             finally:
-                _run_to_end(self._restore)
+                restore()
 
     def _work_on_copies(self, trainable: bool) -> None:
         copies = _Copies(self._modules if trainable else ())
@@ -178,11 +194,9 @@ class Isolation:
                 slot.update(content)
         failed = [restorer for restorer in self._restorers if not _succeeds(restorer)]
         if failed:
-            warnings.warn(
+            warn(
                 f"{len(failed)} NumPy arrays or bytearrays of the model's modules could not be "
-                "restored: a forward pass resized or locked them.",
-                NormscopeWarning,
-                stacklevel=2,
+                "restored: a forward pass resized or locked them."
             )
 
 
@@ -245,17 +259,18 @@ class RandomGenerators:
         states = self.torch_states()
         others = random.getstate(), np.random.get_state()  # noqa: NPY002 - see above
 
-        def restore() -> None:
+        def set_back() -> None:
             self.set_torch_states(states)
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002 - see above
 
+        restore = Undo(set_back)
         try:
             if seed is not None:
                 self.seed(seed)
             yield
         finally:
-            _run_to_end(restore)
+            restore()
 
 
 def _generators(owner: object) -> Iterable[torch.Generator]:
@@ -290,15 +305,6 @@ def _is_generator(value: object) -> bool:
 def _device(model: nn.Module) -> torch.device:
     tensors = chain(model.parameters(), model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-
-def _run_to_end(action: Callable[[], None]) -> None:
-    """Run an action that can be repeated; Ctrl-C in its middle does not leave it half done."""
-    try:
-        action()
-    except KeyboardInterrupt:
-        action()
-        raise
 
 
 _MODULE_SLOTS = frozenset(vars(nn.Module()))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from traceback import extract_tb, format_exception_only
 
 import joblib
@@ -22,6 +23,7 @@ import torch
 import xarray as xr
 
 from normscope.errors import InputError, NormscopeError
+from normscope.interrupts import Undo, interrupt_safe
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.results import Record, State, Store
 from normscope.sweeps.engines import MIN_JOBS, Call, Engine, open_engine
@@ -105,6 +107,7 @@ class Answer:
     seconds: float
 
 
+@interrupt_safe
 def compute_unit(
     function: Callable[[Sequence[Cell]], list[xr.Dataset]],
     number: int,
@@ -120,14 +123,14 @@ def compute_unit(
         threads: of torch meanwhile.
     """
     begun = time.perf_counter()
-    before = torch.get_num_threads()
+    restore_threads = Undo(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
     try:
         datasets, error = tuple(function(cells)), None
     except Exception as failure:
         datasets, error = (), _describe(failure)
     finally:
-        torch.set_num_threads(before)
+        restore_threads()
     return Answer(number, datasets, error, time.perf_counter() - begun)
 
 

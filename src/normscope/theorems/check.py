@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.registry import unknown_name
 from normscope.theorems.layer_case import LayerCase, as_vector
 from normscope.theorems.statement import THEOREMS, Statement, verdict
@@ -18,6 +19,7 @@ TENSORS = ("y", "g", "H", "gamma", "beta", "eps", "bound", "start", "optimum")
 LARGEST_BATCH = 128  # of random cases
 
 
+@interrupt_safe
 def check(
     name: str,
     form: str = "exact",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Data, Problem
@@ -24,6 +25,7 @@ UNITS = 8  # checked one by one by default
 DENSE_LIMIT = 128  # values per unit up to which Theorem C.1 forms a matrix of products
 
 
+@interrupt_safe
 def check_layer(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
 from normscope.problem.batch import copy_batch, sample_count, split_batch
@@ -42,6 +43,7 @@ class Evaluation(_Scores, Rendered):
         return Table(self._asdict(), "Evaluation")
 
 
+@interrupt_safe
 def evaluate(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from torch.optim import Optimizer
 
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe, replaced_handler
 from normscope.problem.problem import Problem
 from normscope.text import Rendered, Table
 from normscope.training import checkpoint as checkpoints
@@ -91,6 +90,7 @@ class Run(Rendered):
         return Table({**values, "seconds": self.seconds}, "Training", [self.advice])
 
 
+@interrupt_safe
 def fit(
     problem: Problem,
     optimizer: OptimizerFactory | Optimizer,
@@ -192,7 +192,8 @@ def _run_with_checkpoint(
     elif steps:
         checkpoints.check_writable(path)
     saved_at = loop.taken
-    with _deferred_interrupt() as interrupt:
+    interrupt = _Interrupt()
+    with replaced_handler(interrupt.handle):
 
         def save_if_due() -> None:
             nonlocal saved_at
@@ -220,22 +221,3 @@ class _Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[_Interrupt]:
-    """Record Ctrl-C instead of raising; the caller raises when its state is consistent.
-
-    Does nothing outside the main thread, where Python allows no handler, and where the program
-    has its own handler.
-    """
-    interrupt = _Interrupt()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield interrupt
-        return
-    previous = signal.signal(signal.SIGINT, interrupt.handle)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.errors import InputError, StateError
+from normscope.interrupts import Undo
 from normscope.problem.batch import Batch
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
@@ -242,11 +243,16 @@ def training_mode(model: nn.Module) -> Iterator[None]:
     """
     flags = [(module, module.training) for module in model.modules()]
     held = [module for module, flag in flags if model.training and not flag]
+
+    def set_back() -> None:
+        for module, flag in flags:
+            module.training = flag
+
+    restore = Undo(set_back)
     try:
         model.train()
         for module in held:
             module.training = False
         yield
     finally:
-        for module, flag in flags:
-            module.training = flag
+        restore()

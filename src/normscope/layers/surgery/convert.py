@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.kinds import (
     NORMS,
@@ -62,6 +63,7 @@ class Change(Rendered):
         return Table({"before": self.before, "after": self.after, **tensors}, self.name)
 
 
+@interrupt_safe
 def convert(model: nn.Module, to: str) -> nn.Module:
     """Return a copy of the model whose norm layers are all of one kind.
 

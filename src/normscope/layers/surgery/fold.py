@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from normscope.errors import NormscopeWarning, ShapeError, StateError
+from normscope.errors import ShapeError, StateError
+from normscope.interrupts import interrupt_safe
 from normscope.layers.surgery.copies import copy_module, undisturbed
 from normscope.layers.surgery.fold_plan import Fold, Plan, plan_folding
 from normscope.layers.surgery.fold_weights import Layer, fold_input, fold_output, in_channels
 from normscope.layers.surgery.inference import affine_map
 from normscope.layers.surgery.trial import Trial, find_trial, make_trial
 from normscope.problem.diagnose import require_module
+from normscope.warn import warn
 
 
+@interrupt_safe
 def fold(model: nn.Module, strict: bool = False, inputs: Any = None) -> nn.Module:
     """Return a copy in eval mode whose batch norm layers are folded into their neighbours.
 
@@ -81,7 +83,7 @@ def fold(model: nn.Module, strict: bool = False, inputs: Any = None) -> nn.Modul
     if strict and (plan.kept or not plan.compared):
         raise StateError(message)
     if message:
-        warnings.warn(message, NormscopeWarning, stacklevel=2)
+        warn(message)
     return _folded(model, plan.folds)
 
 

@@ -1,0 +1,287 @@
+import contextlib
+import gc
+import itertools
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+from normscope.interrupts import Undo, interrupt_safe, replaced_handler, uninterrupted
+from normscope.problem import isolated
+from normscope.problem.isolation import MODEL_LOCK
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def stop_before(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int = 0) -> None:
+    """Interrupt one call of a method before its first instruction, as a signal may.
+
+    The replacement has the name and the file of the method: the interrupt is raised in its frame.
+    """
+    numbers = itertools.count()
+    method = getattr(owner, name)
+    code = f"def {name}(self, *args):\n    stop()\n    return method(self, *args)"
+    scope = {"stop": lambda: next(numbers) == call and press_ctrl_c(), "method": method}
+    exec(compile(code, method.__code__.co_filename, "exec"), scope)
+    monkeypatch.setattr(owner, name, scope[name])
+
+
+def state_of(model: nn.Module) -> list:
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(id(t), t.detach().clone(), t.grad) for t in tensors]
+
+
+def assert_same(before: list, after: list) -> None:
+    for (one, values, gradient), (other, now, present) in zip(before, after, strict=True):
+        assert one == other
+        assert torch.equal(values, now)
+        assert gradient is present
+
+
+def test_an_interrupt_inside_the_exit_of_no_grad_leaves_grad_mode_on(monkeypatch):
+    @interrupt_safe
+    def call():
+        with torch.no_grad():
+            pass
+
+    stop_before(monkeypatch, torch.no_grad, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert torch.is_grad_enabled()
+
+
+def test_an_interrupt_inside_the_exit_of_a_mode_removes_the_mode(monkeypatch):
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    @interrupt_safe
+    def call():
+        with Mode():
+            pass
+
+    stop_before(monkeypatch, Mode, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+@pytest.mark.parametrize("number", range(0, 40, 3))
+def test_an_interrupt_inside_any_context_leaves_the_model_as_it_was(monkeypatch, name, number):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
+    model[0].weight.grad = torch.ones(4, 3)
+    batch = torch.randn(8, 3), torch.randn(8, 2)
+    top_eigenvalue = ns.curvature.top_eigenvalue
+    before, flags, random = state_of(model), model.training, torch.get_rng_state()
+    stop_before(monkeypatch, contextlib._GeneratorContextManager, name, number)
+    with contextlib.suppress(KeyboardInterrupt):  # some calls need fewer contexts
+        top_eigenvalue(model, "squared_error", batch, kind="hessian", mode="frozen")
+    assert_same(before, state_of(model))
+    assert model.training == flags
+    assert torch.equal(random, torch.get_rng_state())
+    assert torch.is_grad_enabled()
+    assert torch._C._len_torch_function_stack() == 0
+    assert lock_is_free()
+
+
+def lock_is_free() -> bool:
+    def try_it() -> None:
+        found.append(MODEL_LOCK.acquire(blocking=False))
+        if found[0]:
+            MODEL_LOCK.release()
+
+    found: list[bool] = []
+    thread = threading.Thread(target=try_it)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_context_kept_alive_by_the_traceback_does_not_restore_later(monkeypatch):
+    model = nn.Linear(2, 1)
+
+    @interrupt_safe
+    def call():
+        with isolated(model, tensors={"weight": torch.zeros(1, 2)}, seed=3):
+            pass
+
+    stop_before(monkeypatch, contextlib._GeneratorContextManager, "__exit__")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        call()
+    model.weight = nn.Parameter(torch.full((1, 2), 7.0))
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    del caught
+    gc.collect()
+    assert model.weight.tolist() == [[7.0, 7.0]]
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_inference_mode_kept_alive_by_the_traceback_does_not_set_grad_mode_later(monkeypatch):
+    @interrupt_safe
+    def call():
+        with torch.no_grad(), torch.inference_mode(False):
+            pass
+
+    stop_before(monkeypatch, torch.inference_mode, "__exit__")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        call()
+    assert torch.is_grad_enabled()
+    del caught
+    gc.collect()
+    assert torch.is_grad_enabled()
+
+
+def test_an_interrupt_waits_until_everything_is_restored():
+    done = []
+
+    @interrupt_safe
+    def call():
+        Undo(lambda: done.append("first"))
+        Undo(lambda: (press_ctrl_c(), done.append("second")))
+        return "result"
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert done == ["second", "first"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_undo_runs_once_and_a_dismissed_one_never():
+    done = []
+
+    @interrupt_safe
+    def call():
+        Undo(lambda: done.append("called"))()
+        Undo(lambda: done.append("dismissed")).dismiss()
+        Undo(lambda: done.append("left"))
+
+    call()
+    assert done == ["called", "left"]
+
+
+def test_all_undos_run_although_one_fails():
+    done = []
+
+    def fail():
+        raise ZeroDivisionError
+
+    @interrupt_safe
+    def call():
+        Undo(lambda: done.append("first"))
+        Undo(fail)
+
+    with pytest.raises(ZeroDivisionError):
+        call()
+    assert done == ["first"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_handler_of_the_program_is_called():
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("pressed"))
+    try:
+        interrupt_safe(press_ctrl_c)()
+        assert seen == ["pressed"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_program_that_ignores_interrupts_goes_on_ignoring_them():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupt_safe(press_ctrl_c)()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_replaced_handler_is_used_inside_only():
+    seen = []
+
+    @interrupt_safe
+    def call():
+        with replaced_handler(lambda *_: seen.append("replaced")) as used:
+            press_ctrl_c()
+        assert used
+        press_ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert seen == ["replaced"]
+
+
+def test_a_call_in_another_thread_restores():
+    found = []
+
+    @interrupt_safe
+    def call():
+        Undo(lambda: found.append("restored"))
+        raise ZeroDivisionError
+
+    def run():
+        with pytest.raises(ZeroDivisionError):
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == ["restored"]
+
+
+def test_the_outermost_call_restores():
+    done = []
+
+    @interrupt_safe
+    def inner():
+        Undo(lambda: done.append("restored"))
+
+    @interrupt_safe
+    def outer():
+        inner()
+        assert not done
+
+    outer()
+    assert done == ["restored"]
+
+
+def test_an_interrupt_waits_for_an_import():
+    done = []
+
+    def load():
+        press_ctrl_c()
+        done.append("loaded")
+
+    for call in (lambda: uninterrupted(load), interrupt_safe(lambda: uninterrupted(load))):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    assert done == ["loaded", "loaded"]
+
+
+def test_public_calls_are_protected():
+    for function in (
+        ns.curvature.operator,
+        ns.curvature.top_eigenvalue,
+        ns.curvature.spectrum,
+        ns.curvature.trace,
+        ns.curvature.dense,
+        ns.curvature.batch_size_effect,
+        ns.meanfield.predict,
+        ns.layers.convert,
+        ns.layers.fold,
+        ns.layers.population_statistics,
+        ns.training.evaluate,
+        ns.fit,
+        ns.max_learning_rate,
+        ns.compare,
+        ns.theorems.check,
+        ns.theorems.check_layer,
+        ns.Scope.__init__,
+    ):
+        assert function.__closure__[0].cell_contents is function.__wrapped__, function.__name__
