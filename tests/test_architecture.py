@@ -58,6 +58,7 @@ ALLOWED = (
     | {top: EVERYTHING | {"cli", "integrations"} for top in ("cli", "integrations", "__main__")}
     | {"__init__": EVERYTHING | {"integrations"}}
 )
+ALLOWED["files"] = {"interrupts"}
 ALLOWED["papers"] = {"registry", "errors"}
 ALLOWED["registry"] = {"errors", "interrupts"}
 ALLOWED["ranges"] = {"errors"}

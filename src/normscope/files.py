@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from normscope.interrupts import Undo, interrupts_wait
+
 __all__ = ["replacing", "try_write"]
 
 
@@ -31,6 +33,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = _target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _temporary_name(path)
+    remove = Undo(lambda: unfinished.unlink(missing_ok=True))
     try:
         if path.exists():
             unfinished.touch(0o600)  # the old file may be private
@@ -44,9 +47,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             error.filename = str(path)
         raise
     finally:
-        unfinished.unlink(missing_ok=True)
+        remove()
 
 
+@interrupts_wait
 def try_write(path: str | os.PathLike[str]) -> None:
     """Raise an `OSError` if `replacing` could not write to ``path``; nothing is left behind.
 

@@ -51,9 +51,19 @@ def uninterrupted(function: Callable[[], T]) -> T:
     """Call a function that must not stop halfway, such as an import; interrupts wait for it."""
     guard = _active_guard()
     if guard is None:
-        return _run_guarded(uninterrupted, (function,), {})
+        return _run_guarded(functools.partial(uninterrupted, function), (), {})
     with guard.closed():
         return function()
+
+
+def interrupts_wait(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a short function that must not stop halfway, such as a write to a file."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return uninterrupted(functools.partial(function, *args, **kwargs))
+
+    return call
 
 
 class Undo:
@@ -129,6 +139,7 @@ class _Guard:
         self._captured: list[Callable[[], None]] = []
         self._is_closed = True  # interrupts wait
         self._waiting: tuple[int, FrameType | None] | None = None
+        self._raised: BaseException | None = None  # by the handler
 
     def enter(self) -> None:
         """Start to receive interrupts; capture the global states."""
@@ -146,7 +157,11 @@ class _Guard:
         if self._is_closed or (frame is not None and frame.f_code in _OWN_CODE):
             self._waiting = number, frame
         elif self.handler is not None:
-            self.handler(number, frame)
+            try:
+                self.handler(number, frame)
+            except BaseException as raised:
+                self._raised = raised
+                raise
 
     def raise_waiting(self) -> None:
         """Handle the interrupt that waited."""
@@ -183,6 +198,9 @@ class _Guard:
                 self.handler = self._original
                 if signal.getsignal(signal.SIGINT) == self._receive:
                     signal.signal(signal.SIGINT, self._original)
+        raised, self._raised = self._raised, None  # it holds frames, and they the guard
+        if raised is not None and _is_consequence(error, raised):
+            raise raised
         if not isinstance(error, KeyboardInterrupt):
             self.raise_waiting()
 
@@ -212,6 +230,15 @@ _OWN_CODE = {_run_guarded.__code__, _Guard.leave.__code__}
 
 def _active_guard() -> _Guard | None:
     return getattr(_ACTIVE, "guard", None)
+
+
+def _is_consequence(error: BaseException | None, interrupt: BaseException) -> bool:
+    """Return whether an error came from contexts that could not exit after an interrupt."""
+    while error is not None and error is not interrupt and not error.__suppress_context__:
+        error = error.__context__
+        if error is interrupt:
+            return True
+    return False
 
 
 def _end_contexts(error: BaseException | None) -> None:

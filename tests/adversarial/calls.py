@@ -144,7 +144,9 @@ def population_statistics() -> Case:
     before = [norm.running_mean.clone() for norm in norms]
 
     def check() -> list[str]:
-        kept = {torch.equal(old, norm.running_mean) for old, norm in zip(before, norms, strict=True)}
+        kept = {
+            torch.equal(old, norm.running_mean) for old, norm in zip(before, norms, strict=True)
+        }
         return [] if len(kept) == 1 else ["statistics of some layers"]
 
     return Case(frozen, lambda: ns.layers.population_statistics(model, [batch(), batch(8)]), check)
@@ -152,7 +154,9 @@ def population_statistics() -> Case:
 
 def evaluate() -> Case:
     model = nn.Sequential(network(), Remembering()).train()
-    return Case(model, lambda: ns.training.evaluate(model, "cross_entropy", batch(64), batch_size=8))
+    return Case(
+        model, lambda: ns.training.evaluate(model, "cross_entropy", batch(64), batch_size=8)
+    )
 
 
 def fit() -> Case:
@@ -175,9 +179,7 @@ def fit_with_checkpoint() -> Case:
 
     def run(steps: int = 20) -> None:
         problem = ns.Problem(network(), "cross_entropy", batch(64))
-        ns.fit(
-            problem, ns.sgd(0.01), steps, batch_size=16, checkpoint=path, checkpoint_every=4
-        )
+        ns.fit(problem, ns.sgd(0.01), steps, batch_size=16, checkpoint=path, checkpoint_every=4)
 
     def check() -> list[str]:
         run()
@@ -227,8 +229,8 @@ def store() -> Case:
 
     def check() -> list[str]:
         run()
-        finished = kept.records(state="finished")
-        sizes = {len(kept.read(each.key).loss) for each in finished[-20:]}
+        finished = [record.key for record in kept.select("case", state="finished")]
+        sizes = {kept.read_raw(key).variables["loss"].values.size for key in finished[-20:]}
         return [] if sizes == {50} else [f"records of {sizes} steps"]
 
     return Case(nn.Identity(), run, check)

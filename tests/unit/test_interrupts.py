@@ -72,7 +72,7 @@ def test_an_interrupt_inside_the_exit_of_a_mode_removes_the_mode(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["__enter__", "__exit__"])
-@pytest.mark.parametrize("number", range(0, 40, 3))
+@pytest.mark.parametrize("number", range(0, 60, 4))
 def test_an_interrupt_inside_any_context_leaves_the_model_as_it_was(monkeypatch, name, number):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
     model[0].weight.grad = torch.ones(4, 3)

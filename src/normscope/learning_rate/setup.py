@@ -86,10 +86,10 @@ class TrainingSetup:
             yield
 
     def warn_of_flags(self) -> None:
-        """Warn the caller's caller if mode "as_is" may not be what training does."""
+        """Warn if mode "as_is" may not be what training does."""
         if self.mode == "as_is":
             with torch.inference_mode(False), self.isolated():
-                warn_of_flags(self.problem, lambda: self.batches(1)[0], self.seed, 3)
+                warn_of_flags(self.problem, lambda: self.batches(1)[0], self.seed)
 
     def batches(self, count: int) -> list[Batch]:
         """Return the first batches of a training run, at most ``count``, none of them twice."""

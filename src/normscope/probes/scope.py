@@ -176,7 +176,7 @@ class Scope:
             return
         self._has_checked_flags = True
         if is_in_eval_mode(self._observed.model) and context.batch_loss.differs_in("train"):
-            warnings.warn(EVAL_MODE_MESSAGE, NormscopeWarning, stacklevel=4)  # Scope.step's caller
+            warn(EVAL_MODE_MESSAGE)
 
     def _run_shared_pass(
         self,

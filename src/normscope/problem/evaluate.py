@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.errors import ShapeError, StateError
+from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, copy_batch, sample_count
 from normscope.problem.diagnose import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
@@ -69,6 +69,7 @@ class Evaluator:
         self._losses: dict[int, float] = {}
         #: names of the checks that the derivatives passed, shared with evaluators made by `on`
         self.verified: set[str] = set()
+        self._attention = MathAttention()
         #: whether the model takes images of a shape in channels_last order
         self._takes_channels_last: dict[torch.Size, bool] = {}
 
@@ -115,13 +116,16 @@ class Evaluator:
         with (
             isolated(model, *self._loss_modules, tensors=tensors, seed=self.seed + number),
             in_mode(model, self.mode, twice, self.flags),
-            # the fused attention kernels have no second derivative
-            sdpa_kernel(SDPBackend.MATH) if twice else nullcontext(),
+            self._attention if twice and self._may_attend(number) else nullcontext(),
             torch.inference_mode(False),
             torch.enable_grad(),
             explain_errors(),
         ):
             yield
+
+    def _may_attend(self, number: int) -> bool:
+        """Return whether the model may compute attention: not if a pass of the batch had none."""
+        return self._attention.used or number not in self._losses
 
     def reset(self, leaves: tuple[Tensor, ...]) -> None:
         """Inside `isolated`, continue with other leaves and with fresh copies of the buffers."""

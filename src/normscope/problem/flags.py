@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from normscope.errors import NormscopeError, NormscopeWarning
+from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import isolated
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
+from normscope.warn import warn
 
 EVAL_MODE_MESSAGE = (
     "the model is in eval mode and is measured as it is, with running statistics and without "
@@ -21,7 +21,7 @@ EVAL_MODE_MESSAGE = (
 )
 
 
-def warn_of_flags(problem: Problem, draw: Callable[[], Batch], seed: int, stacklevel: int) -> None:
+def warn_of_flags(problem: Problem, draw: Callable[[], Batch], seed: int) -> None:
     """Warn about a model in eval mode, and about one whose ``train()`` would set other flags.
 
     A model without any module in train mode is evaluated in both modes: there is no warning if the
@@ -31,7 +31,6 @@ def warn_of_flags(problem: Problem, draw: Callable[[], Batch], seed: int, stackl
         problem: model and loss; neither is changed.
         draw: returns a batch; called only if it is needed.
         seed: of dropout and noise.
-        stacklevel: as in `warnings.warn`.
     """
     message = None
     if is_in_eval_mode(problem.model):
@@ -45,7 +44,7 @@ def warn_of_flags(problem: Problem, draw: Callable[[], Batch], seed: int, stackl
                 "call model.train() first if training does."
             )
     if message is not None:
-        warnings.warn(message, NormscopeWarning, stacklevel=stacklevel + 1)
+        warn(message)
 
 
 def is_in_eval_mode(model: nn.Module) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from normscope.errors import DataError, NormscopeWarning, StateError
+from normscope.errors import DataError, StateError
 from normscope.results.lock import WriterLock, is_locked
 from normscope.results.log import LogIndex, lost_writes, read_index
 from normscope.results.schema import create_tables, damaged, is_store
 from normscope.results.sqlite_errors import not_a_store, primary_code, translate_errors
 from normscope.text import plural
+from normscope.warn import warn
 
 _SMALLEST_FILE = 512  # bytes of a database
 _TIMEOUT = 30.0  # seconds to wait for another process that recovers or checkpoints the file
@@ -247,12 +247,10 @@ class Database:
         lost = lost_writes(self._beside("wal"), page_size, before, after)
         if not lost or (self.read_only and is_locked(path)):  # a writer may be adding to it
             return
-        warnings.warn(
+        warn(
             f"{self.name} was not closed, and its log ({self._beside('wal').name}) is damaged: up "
             f"to {plural(lost, 'write')} that came last are lost, with their records; compare "
-            "the records with what was run, and run again what is missing.",
-            NormscopeWarning,
-            stacklevel=2,
+            "the records with what was run, and run again what is missing."
         )
 
     def _note_files(self, path: Path) -> None:

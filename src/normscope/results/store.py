@@ -62,6 +62,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
+from normscope.interrupts import interrupts_wait
 from normscope.results import tables
 from normscope.results.chunks import Form, add_chunk_forms, join
 from normscope.results.codec import RawDataset, decode, encode, from_raw, to_raw
@@ -99,6 +100,7 @@ class Store:
         [2.0, 1.0]
     """
 
+    @interrupts_wait
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         in_memory = path == ":memory:"
         if in_memory and read_only:
@@ -113,6 +115,7 @@ class Store:
         if not read_only:
             self._release_running()
 
+    @interrupts_wait
     def add(
         self, experiment: str, parameters: Mapping[str, Any], seed: int, revision: int = 1
     ) -> str:
@@ -128,6 +131,7 @@ class Store:
         with self._writing() as connection:
             return tables.insert_record(connection, identity)
 
+    @interrupts_wait
     def start(self, key: str) -> None:
         """Start an attempt at a pending or failed record; chunks of an earlier one are dropped."""
         with self._record(key, (State.PENDING, State.FAILED), "started") as (connection, row):
@@ -136,6 +140,7 @@ class Store:
             self._forget(key)
             self._started[key] = time.perf_counter()
 
+    @interrupts_wait
     def append(self, key: str, dataset: xr.Dataset) -> None:
         """Store a chunk of a running record, durable when the call returns.
 
@@ -151,6 +156,7 @@ class Store:
             self._forms[key] = add_chunk_forms(self._forms_of(connection, row), raw)
             tables.write_content(connection, row, content)
 
+    @interrupts_wait
     def finish(
         self,
         key: str,
@@ -183,6 +189,7 @@ class Store:
             tables.set_state(connection, row, State(state), seconds=taken)
             self._forget(key)
 
+    @interrupts_wait
     def fail(self, key: str, error: str) -> None:
         """Mark a running record as failed.
 
@@ -196,6 +203,7 @@ class Store:
             tables.set_state(connection, row, State.FAILED, error=text, seconds=seconds)
             self._forget(key)
 
+    @interrupts_wait
     def release(self, key: str) -> None:
         """Set a running record back to pending; its chunks are kept."""
         with self._record(key, (State.RUNNING,), "released") as (connection, row):
@@ -372,6 +380,7 @@ class Store:
         with self._writing():
             yield
 
+    @interrupts_wait
     def close(self) -> None:
         """Close the file; may be called more than once."""
         self._database.close()

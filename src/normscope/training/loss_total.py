@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import NormscopeWarning
 from normscope.problem.isolation import isolated
 from normscope.problem.loss import loss_modules
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import batch_weight, is_sum, no_label_error
+from normscope.warn import warn
 
 
 class LossTotal:
@@ -57,12 +56,10 @@ class LossTotal:
         if self._may_be_sum and not self._may_be_mean:
             return self._sum
         if not self._may_be_mean:
-            warnings.warn(
+            warn(
                 "the loss of two batches together is neither the mean nor the sum of theirs, so "
                 "the value is the mean over batches weighted by samples, which depends on the "
-                "batch size; for another give one batch and a batch_size that holds it.",
-                NormscopeWarning,
-                stacklevel=4,
+                "batch size; for another give one batch and a batch_size that holds it."
             )
         if self._weights == 0:
             raise no_label_error()

@@ -3,12 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import normscope as ns
 from normscope.curvature import operator
 from normscope.curvature.autograd.batch_norm import channels_last
 from normscope.errors import StateError
 from normscope.problem import Evaluator, Problem, parameter_layout
 from normscope.problem import evaluate as evaluation
+from normscope.problem.attention import MathAttention
 
 SEEN: list[tuple[torch.dtype, bool]] = []  # not the model's own: that is put back as it was
 
@@ -204,3 +208,58 @@ def test_loss_that_differs_between_calls_is_refused_beyond_rounding(change, is_r
             evaluator(batch)
     else:
         evaluator(batch)
+
+
+MASK = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"dropout_p": 0.5},
+        {"attn_mask": MASK},
+        {"attn_mask": torch.randn(3, 3, generator=torch.Generator().manual_seed(0))},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_attention_is_that_of_the_reference_kernel(options):
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, 3, 8, requires_grad=True) for _ in range(3)]
+    values = []
+    for context in (sdpa_kernel(SDPBackend.MATH), MathAttention()):
+        torch.manual_seed(1)
+        with context:
+            values.append(functional.scaled_dot_product_attention(*inputs, **options))
+    assert torch.equal(*values)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_curvature_of_attention_layers_leaves_the_kernels_alone(training):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Unflatten(1, (2, 6)), layer, nn.Flatten(), nn.Linear(12, 2))
+    model = model.double().train(training)
+    x, y = torch.randn(4, 12, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    enabled = []
+    layer.linear1.register_forward_hook(
+        lambda *_: enabled.append(torch.backends.cuda.flash_sdp_enabled())
+    )
+    mode = "train" if training else "eval"
+    names = ["1.self_attn.in_proj_weight"]
+    found = ns.curvature.dense(
+        model, "cross_entropy", (x, y), kind="hessian", params=names, mode=mode
+    )
+    assert enabled
+    assert all(enabled)
+
+    def loss(weight):
+        with sdpa_kernel(SDPBackend.MATH):
+            output = torch.func.functional_call(model, {names[0]: weight}, (x,))
+        return functional.cross_entropy(output, y)
+
+    weight = layer.self_attn.in_proj_weight.detach()
+    expected = torch.autograd.functional.hessian(loss, weight).reshape(found.shape)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

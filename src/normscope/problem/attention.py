@@ -1,0 +1,56 @@
+"""Attention in operations that can be differentiated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class MathAttention(TorchFunctionMode):
+    """Inside, attention is a product of matrices: the fused kernels have no second derivative.
+
+    Other threads are not affected. ``torch.nn.attention.sdpa_kernel`` selects kernels for the
+    whole process: another model would give other bits meanwhile.
+
+    Attributes:
+        used: whether any attention was computed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        options = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            self.used = True
+            return _attention(*args, **options)
+        if func is functional.multi_head_attention_forward:
+            self.used = True
+            # With weights it is made of products. Inside ``func`` this mode is off.
+            output, weights = func(*args, **options | {"need_weights": True})
+            return output, weights if options.get("need_weights", True) else None
+        return func(*args, **options)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
+) -> Tensor:
+    """Return scaled dot-product attention as torch's reference implementation computes it."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        blank = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
+        attn_mask = blank.masked_fill(~attn_mask, -torch.inf)
+    attention = torch.ops.aten._scaled_dot_product_attention_math
+    result: Tensor = attention(query, key, value, attn_mask, **options)[0]
+    return result
