@@ -51,7 +51,7 @@ def uninterrupted(function: Callable[[], T]) -> T:
     """Call a function that must not stop halfway, such as an import; interrupts wait for it."""
     guard = _active_guard()
     if guard is None:
-        return _run_guarded(functools.partial(uninterrupted, function), (), {})
+        return _run_guarded(lambda: uninterrupted(function), (), {})
     with guard.closed():
         return function()
 
