@@ -199,7 +199,7 @@ class _Guard:
                 if signal.getsignal(signal.SIGINT) == self._receive:
                     signal.signal(signal.SIGINT, self._original)
         raised, self._raised = self._raised, None  # it holds frames, and they the guard
-        if raised is not None and _is_consequence(error, raised):
+        if raised is not None and (_is_lost(raised) if error is None else _hides(error, raised)):
             raise raised
         if not isinstance(error, KeyboardInterrupt):
             self.raise_waiting()
@@ -232,13 +232,20 @@ def _active_guard() -> _Guard | None:
     return getattr(_ACTIVE, "guard", None)
 
 
-def _is_consequence(error: BaseException | None, interrupt: BaseException) -> bool:
+def _hides(error: BaseException, interrupt: BaseException) -> bool:
     """Return whether an error came from contexts that could not exit after an interrupt."""
-    while error is not None and error is not interrupt and not error.__suppress_context__:
-        error = error.__context__
-        if error is interrupt:
-            return True
-    return False
+    context = None if error.__suppress_context__ else error.__context__
+    return context is not None and (context is interrupt or _hides(context, interrupt))
+
+
+def _is_lost(interrupt: BaseException) -> bool:
+    """Return whether no code of the program caught an interrupt after which the call went on.
+
+    Python drops an error in ``__del__``, and a library may catch one that it led to.
+    """
+    traceback = interrupt.__traceback__
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    return module.partition(".")[0] in ("", "contextlib", "normscope", "torch")
 
 
 def _end_contexts(error: BaseException | None) -> None:

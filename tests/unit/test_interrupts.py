@@ -285,3 +285,26 @@ def test_public_calls_are_protected():
         ns.Scope.__init__,
     ):
         assert function.__closure__[0].cell_contents is function.__wrapped__, function.__name__
+
+
+def test_an_interrupt_that_was_dropped_is_raised_at_the_end():
+    @interrupt_safe
+    def call():
+        try:
+            press_ctrl_c()
+        except KeyboardInterrupt as interrupt:
+            interrupt.__traceback__ = None  # as of one that Python dropped in a finalizer
+        return "result"
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_an_interrupt_that_the_program_caught_is_not_raised_again():
+    @interrupt_safe
+    def call():
+        with contextlib.suppress(KeyboardInterrupt):
+            press_ctrl_c()
+        return "result"
+
+    assert call() == "result"

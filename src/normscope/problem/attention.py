@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from normscope.problem.global_state import FunctionMode
 
 
-class MathAttention(TorchFunctionMode):
+class MathAttention(FunctionMode):
     """Inside, attention is a product of matrices: the fused kernels have no second derivative.
 
     Other threads are not affected. ``torch.nn.attention.sdpa_kernel`` selects kernels for the

@@ -6,10 +6,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 
 _library: Any = torch._C  # annotated incompletely
@@ -125,15 +126,38 @@ def _set_warning_filters(value: tuple[Any, ...]) -> None:
     module._filters_mutated()
 
 
+_FUNCTION_MODES = _stack(
+    _library._len_torch_function_stack,
+    _library._get_function_stack_at,
+    _library._pop_torch_function_stack,
+    _library._push_on_torch_function_stack,
+)
+
+
+class FunctionMode(TorchFunctionMode):
+    """A function mode that restores the stack of modes on exit, whatever is on it then.
+
+    torch takes the topmost mode off for every call. An interrupt may leave it off; popping another
+    one would raise an error in place of the interrupt.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[list[Any]] = []
+
+    def __enter__(self) -> Self:
+        self._before.append(_FUNCTION_MODES.read())
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _FUNCTION_MODES.write(self._before.pop())
+
+
 _STATES = (
     _State(torch.is_inference_mode_enabled, _set_inference_mode),  # sets grad mode, too
     _State(torch.is_grad_enabled, torch._C._set_grad_enabled),
-    _stack(
-        _library._len_torch_function_stack,
-        _library._get_function_stack_at,
-        _library._pop_torch_function_stack,
-        _library._push_on_torch_function_stack,
-    ),
+    _FUNCTION_MODES,
     _stack(
         _library._len_torch_dispatch_stack,
         _library._get_dispatch_stack_at,

@@ -24,9 +24,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.overrides import TorchFunctionMode
 
 from normscope.errors import InputError, StateError
+from normscope.problem.global_state import FunctionMode
 from normscope.registry import unknown_name
 
 MODES = ("train", "frozen", "eval", "as_is")
@@ -202,7 +202,7 @@ def _checked_forward(
     return output
 
 
-class _ConstantStatistics(TorchFunctionMode):
+class _ConstantStatistics(FunctionMode):
     """Inside, batch normalization takes its batch's statistics as constants.
 
     Every call of torch's batch_norm that would use batch statistics is changed, whether a layer of

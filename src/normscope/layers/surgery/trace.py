@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+from torch.overrides import is_tensor_method_or_property
 from torch.utils import _pytree as pytree
 
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.surgery.copies import copy_module, undisturbed
+from normscope.problem.global_state import FunctionMode
 from normscope.problem.hooks import defining_module, has_forward_hooks
 from normscope.problem.isolation import RandomGenerators
 
@@ -225,7 +226,7 @@ def _is_known_layer(module: nn.Module) -> bool:
     return is_plain_layer(module) or is_batch_norm(module) or is_lp_norm(module)
 
 
-class _Reads(TorchFunctionMode):
+class _Reads(FunctionMode):
     """Collects ids of the tensors whose values are used while the mode is active.
 
     Leaf modules are not executed while tracing, so this sees what happens outside of their calls,
