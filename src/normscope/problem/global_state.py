@@ -147,7 +147,7 @@ class FunctionMode(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self._before.append(_FUNCTION_MODES.read())
-        super().__enter__()
+        _library._push_on_torch_function_stack(self)
         return self
 
     def __exit__(self, *error: object) -> None:
