@@ -5,18 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.cli.values import value_list
-from normscope.ranges import range_text
+from normscope.ranges import number_range, range_text
 
 ENDS = st.floats(1e-6, 1e6).map(lambda value: float(f"{value:.3g}"))
 
 
 @given(ENDS, ENDS, st.integers(3, 40), st.booleans())
 def test_range_of_the_command_line_is_found_again(first, last, count, by_ratio):
-    values = value_list(f"{first!r}:{last!r}:{count}{':log' if by_ratio else ''}")
+    values = number_range(f"{first!r}:{last!r}:{count}{':log' if by_ratio else ''}")
     text = range_text(values)
     assert text is not None
-    assert value_list(text) == values
+    assert number_range(text) == values
 
 
 @pytest.mark.parametrize(
