@@ -195,7 +195,7 @@ def _space(part: CurvatureOperator, request: Request) -> SearchSpace:
     are as good a guess. They are found among the outputs, at less than half the cost and without a
     basis of parameter vectors.
     """
-    if part.kind == "hessian" and request.which == "largest" and part.evaluator.problem.has_outputs:
+    if part.kind == "hessian" and request.which == "largest" and part.evaluator.loss_is_of_output:
         space = search_space(CurvatureOperator(part.evaluator, "ggn"), "largest", request.count)
         if isinstance(space, OutputSpace):
             return space

@@ -23,7 +23,12 @@ from normscope.learning_rate.network_properties import (
     scale_invariant_weights,
 )
 from normscope.learning_rate.prediction import predict_limit
-from normscope.learning_rate.setup import TrainingSetup, bind_all_parameters, optimizer_or_sgd
+from normscope.learning_rate.setup import (
+    TrainingSetup,
+    bind_all_parameters,
+    optimizer_or_sgd,
+    refuse_step_hooks,
+)
 from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.theory import mean_field_bound
 from normscope.learning_rate.trial_run import TrialStart, gradient_on
@@ -136,6 +141,7 @@ def advise(setup: TrainingSetup, verify: bool, progress: ProgressCallback) -> Ad
     """
     begin = time.perf_counter()
     optimizer = bind_all_parameters(setup.optimizer, setup.problem.model)
+    refuse_step_hooks(setup.optimizer, setup.problem.model)
     with torch.inference_mode(False), setup.isolated():
         advice = _measure(setup, optimizer, verify, progress)
     return replace(advice, seconds=time.perf_counter() - begin)

@@ -41,7 +41,8 @@ class MeasuredCurvature(Rendered):
             steps from there.
         shares: squared length of the top eigenvector by module, in decreasing order; they sum to
             one. Of the batch with the largest value.
-        kind: "ggn", or "hessian" where the loss does not show the model's output.
+        kind: "ggn", or "hessian" where the loss does not show the model's output or uses parameters
+            beside it.
         converged: whether every search did.
         products: matvecs of all searches.
         seconds: of all searches.
@@ -113,7 +114,8 @@ def measure_curvature(
     """
     begin = time.perf_counter()
     start = TrialStart(problem, batches, preconditioner, seed, mode=mode)
-    checks = _CurvatureChecks("ggn" if problem.has_outputs else "hessian", rule, start, seed)
+    kind = "ggn" if start.evaluator(0).loss_is_of_output else "hessian"
+    checks = _CurvatureChecks(kind, rule, start, seed)
     for number in range(len(batches)):
         progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))
         checks.measure_batch(start.evaluator(number))

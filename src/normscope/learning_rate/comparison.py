@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normscope.curvature import top_eigenvalue
-from normscope.errors import ArgumentTypeError, InputError, NormscopeError
+from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.surgery.unfit import convert_in_mode, unfit_norms
 from normscope.learning_rate.advice import Advice
@@ -25,6 +25,7 @@ from normscope.problem.batch import Batch
 from normscope.problem.loss import WholeLoss
 from normscope.problem.modes import check_mode
 from normscope.problem.problem import Data, Problem
+from normscope.problem.references import first_reached
 from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
 from normscope.text import Rendered, Table
 from normscope.training.loop import Loop, Outcome, has_diverged
@@ -351,6 +352,7 @@ def compare(
     Raises:
         InputError: if there is nothing to compare, or a norm does not fit the model; one forward
             pass of each checks this before anything is measured.
+        StateError: if the loss uses parameters of the given model other than by its output.
         ArgumentTypeError: if the optimizer is an instance, which belongs to one model.
     """
     if isinstance(optimizer, Optimizer):
@@ -372,6 +374,7 @@ def compare(
         asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
         asked.warn_of_flags()
         _check_norms(asked, norms)
+        _check_independent(asked, norms[0])
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")
             converted = Problem(convert_in_mode(model, norm, mode), loss, data)
@@ -391,6 +394,22 @@ def _check_norms(setup: TrainingSetup, norms: Sequence[str]) -> None:
         raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
 
 
+def _check_independent(setup: TrainingSetup, norm: str) -> None:
+    """Reject a loss that uses the parameters of the given model: the networks have others."""
+    problem = setup.problem
+    with setup.isolated(), torch.enable_grad():
+        (batch,) = setup.batches(1)
+        model = convert_in_mode(problem.model, norm, setup.mode)
+        converted = Problem(model, problem.loss, problem.data)
+        loss = converted.loss_on(converted.prepare(batch))
+    name = first_reached([loss], dict(problem.model.named_parameters()))
+    if name is not None:
+        raise StateError(
+            f"the loss uses the parameter {name!r} of the given model, but compare trains one "
+            "network for each norm; give a whole_loss, whose function receives the network."
+        )
+
+
 def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -> Compared:
     # as many batches as the final loss is a mean of
     problem, seed, batches = setup.problem, setup.seed, setup.batches(AVERAGED)
@@ -405,14 +424,14 @@ def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -
         )
         losses = np.array([step.loss for step in loop.run(steps)])
     diverged = loop.outcome is Outcome.DIVERGED
-    values = {mode: _eigenvalue(problem, batches[0], mode, seed) for mode in MODES}
+    kind = advice.curvature.kind
+    values = {mode: _eigenvalue(problem, batches[0], kind, mode, seed) for mode in MODES}
     growth = gradient_growth(problem, batches[0], seed, setup.mode)
     guess = constant_output_loss(problem, batches) if problem.has_outputs else None
     return Compared(norm, advice, values, growth, losses, diverged, guess)
 
 
-def _eigenvalue(problem: Problem, batch: Batch, mode: str, seed: int) -> float | None:
-    kind = "ggn" if problem.has_outputs else "hessian"
+def _eigenvalue(problem: Problem, batch: Batch, kind: str, mode: str, seed: int) -> float | None:
     with silenced():
         try:
             return top_eigenvalue(

@@ -14,6 +14,7 @@ from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluator
+from normscope.problem.hooks import has_gradient_hooks
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
@@ -54,8 +55,9 @@ def predict_limit(
     which shrinks the next one. The last layer, which nothing normalizes, is not stabilized in this
     way, and training it alone gives the limit of the whole network. Trial runs of the whole network
     on a few samples decide where there are no norm layers or the last one is in eval mode, where
-    one step makes the last layer unstable, and where the model has no linear last layer or its
-    outputs hardly differ. See docs/learning_rate.md for the accuracy of both.
+    one step makes the last layer unstable, where the model has no linear last layer or its outputs
+    hardly differ, where the loss uses parameters beside the output, and where parameters have
+    gradient hooks. See docs/learning_rate.md for the accuracy of both.
 
     Args:
         problem: model, loss and data; not changed.
@@ -91,6 +93,9 @@ def _from_last_layer(
     """
     one, few = (Problem(problem.model, problem.loss, list(each)) for each in (batches[:1], batches))
     evaluator = Evaluator(few, parameter_layout(problem.model), mode, seed)
+    hooked = has_gradient_hooks(evaluator.parameters.values())
+    if hooked or not evaluator.loss_is_of_output:
+        return None  # training the last layer alone knows neither hooks nor other parameters
     layer = last_layer(evaluator.on(one))
     if layer is None or not _may_decide(layer, evaluator):
         return None

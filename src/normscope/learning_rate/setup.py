@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normscope.errors import InputError
+from normscope.errors import InputError, StateError
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.flags import warn_of_flags
 from normscope.problem.isolation import RandomGenerators, isolated
@@ -139,6 +139,31 @@ def bind_all_parameters(optimizer: OptimizerFactory | Optimizer, model: nn.Modul
             "parameters; set requires_grad=False on those that are not trained."
         )
     return made
+
+
+def refuse_step_hooks(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> None:
+    """Refuse hooks that a short run could neither repeat nor undo.
+
+    Args:
+        optimizer: of the user. The one that a factory makes for a run may have hooks.
+        model: the user's model.
+
+    Raises:
+        StateError: if the optimizer has hooks on its step, or a parameter has hooks that run after
+            its gradient is accumulated, which often step another optimizer.
+    """
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    if isinstance(optimizer, Optimizer) and any(vars(optimizer).get(each) for each in hooks):
+        raise StateError(
+            f"the {type(optimizer).__name__} has hooks on its step, which cannot run on a copy of "
+            "it; pass a factory that makes the optimizer and registers them."
+        )
+    for name, parameter in model.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise StateError(
+                f"the parameter {name!r} has a post-accumulate-grad hook, which may change more "
+                "than the model, such as step an optimizer; remove it, and pass the optimizer."
+            )
 
 
 def optimizer_or_sgd(

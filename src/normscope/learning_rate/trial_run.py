@@ -17,6 +17,7 @@ from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, UpdateRule
 from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
+from normscope.problem.hooks import apply_gradient_hooks
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
@@ -115,7 +116,8 @@ class TrialStart:
         """Return loss and gradients on the batch of a step; call it inside `context`."""
         self.gradients += 1
         self._reseed()
-        return _loss_and_gradients(self.problem, self.placed[number % len(self.placed)], leaves)
+        batch = self.placed[number % len(self.placed)]
+        return _loss_and_gradients(self._evaluator, batch, leaves)
 
     def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
         """Return an evaluator on the batch of a step, at ``point`` (None: the start)."""
@@ -255,13 +257,17 @@ def gradient_on(evaluator: Evaluator, batch: Batch) -> Tensor:
     placed = evaluator.problem.prepare(batch)
     leaves = evaluator.leaves()
     with evaluator.isolated(leaves, twice=False):
-        _, gradients = _loss_and_gradients(evaluator.problem, placed, leaves)
+        _, gradients = _loss_and_gradients(evaluator, placed, leaves)
     return evaluator.layout.join(gradients)
 
 
-def _loss_and_gradients(problem: Problem, batch: Batch, leaves: Leaves) -> tuple[float, Gradients]:
-    loss = problem.loss_on(copy_batch(batch))  # a model may overwrite its input
-    return loss.item(), torch.autograd.grad(loss, leaves, allow_unused=True)
+def _loss_and_gradients(
+    evaluator: Evaluator, batch: Batch, leaves: Leaves
+) -> tuple[float, Gradients]:
+    loss = evaluator.problem.loss_on(copy_batch(batch))  # a model may overwrite its input
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+    own = list(evaluator.parameters.values())
+    return loss.item(), apply_gradient_hooks(own, gradients)
 
 
 def leave_plateau(

@@ -20,6 +20,12 @@ from normscope.problem.loss import loss_modules
 from normscope.problem.modes import in_mode, training_flags
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
+from normscope.problem.recognition import is_cross_entropy, is_squared_error
+from normscope.problem.references import (
+    first_reached,
+    refuse_foreign_parameters,
+    refuse_held_parameters,
+)
 
 _ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
 _ORDER_TOLERANCE = 1e-4  # of the largest output; some layers amplify rounding
@@ -58,6 +64,7 @@ class Evaluator:
     Attributes:
         point: all parameters and buffers by name.
         flags: the ``training`` flag of every module by name, as the mode sets it.
+        parameters: those of the layout, by name, as the model holds them.
     """
 
     def __init__(self, problem: Problem, layout: ParameterLayout, mode: str, seed: int) -> None:
@@ -66,6 +73,10 @@ class Evaluator:
         self.point = copy_tensors(problem.model)
         self._buffers = [name for name, _ in problem.model.named_buffers()]
         self._loss_modules = loss_modules(problem.loss, problem.model)
+        own: dict[str, Tensor] = dict(problem.model.named_parameters())
+        self.parameters = {name: own[name] for name in layout.names}
+        #: the answer of `direct_parameter`, once known, shared with evaluators made by `on`
+        self._direct: list[str | None] = []
         self._losses: dict[int, float] = {}
         #: names of the checks that the derivatives passed, shared with evaluators made by `on`
         self.verified: set[str] = set()
@@ -145,24 +156,34 @@ class Evaluator:
         with torch.inference_mode(False):
             return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
 
-    def __call__(self, batch: Batch, number: int = 0) -> Evaluation:
+    def __call__(
+        self, batch: Batch, number: int = 0, differentiates_loss: bool = True
+    ) -> Evaluation:
         """Return output and loss on one batch.
 
         Args:
             batch: as `batches` gives it.
             number: its number.
+            differentiates_loss: False if only the output will be differentiated.
 
         Returns:
             The values, with their graph.
 
         Raises:
-            StateError: if a value is not finite, or the same batch gave another loss before.
+            StateError: if a value is not finite, if the same batch gave another loss before, or if
+                what is differentiated uses a parameter other than through the model.
         """
         if self._uses_channels_last(batch):
             batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
         leaves = self.leaves()
         with self.isolated(leaves, number):
             output, loss = self._forward(batch)
+        differentiated = loss if output is None or differentiates_loss else output
+        check = f"references of the {'loss' if differentiated is loss else 'output'}"
+        if check not in self.verified:
+            refuse_held_parameters(output, differentiated, self.parameters)
+            refuse_foreign_parameters(output, self.parameters, leaves)
+            self.verified.add(check)
         self._check_loss(loss, batch, number)
         return Evaluation(leaves, output, loss, sample_count(batch))
 
@@ -177,6 +198,37 @@ class Evaluator:
         with self.isolated(self.leaves(), number), torch.no_grad():
             loss = self._loss(output.clone(), batch)  # which a loss may overwrite
         self._check_loss(loss, batch, number)
+
+    @property
+    def loss_is_of_output(self) -> bool:
+        """Whether the loss is a function of the model's output and the targets alone."""
+        return self.problem.has_outputs and self.direct_parameter() is None
+
+    def direct_parameter(self) -> str | None:
+        """Return a parameter that the loss uses beside the output, such as one it penalizes.
+
+        Returns:
+            The name of the first; None if there is none, or if a `whole_loss` hides the output.
+
+        Raises:
+            StateError: if the loss uses a parameter of the model through a reference of its own.
+        """
+        loss = self.problem.loss
+        if not self.problem.has_outputs or is_cross_entropy(loss) or is_squared_error(loss):
+            return None
+        if not self._direct:
+            self._direct.append(self._find_direct_parameter())
+        return self._direct[0]
+
+    def _find_direct_parameter(self) -> str | None:
+        number, batch = next(self.batches())
+        leaves = self.leaves()
+        with self.isolated(leaves, number):
+            with torch.no_grad():
+                output = self.problem.output_on(copy_batch(batch))
+            loss = self._loss(output, batch)
+        refuse_held_parameters(output, loss, self.parameters)
+        return first_reached([loss], dict(zip(self.layout.names, leaves, strict=True)))
 
     def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
         """Return output and loss; a model or loss may overwrite its inputs, which are copies."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -65,3 +68,38 @@ def defining_module(function: object) -> str:
 
 
 _CALL = nn.Module.__call__  # as torch defined it; torch.fx replaces it while it traces
+
+
+def has_gradient_hooks(parameters: Iterable[Tensor]) -> bool:
+    """Return whether a parameter has hooks of ``register_hook``, which training steps see.
+
+    >>> has_gradient_hooks(nn.Linear(1, 1).parameters())
+    False
+    """
+    return any(parameter._backward_hooks for parameter in parameters)
+
+
+def apply_gradient_hooks(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return gradients as training steps see them: after the hooks on the parameters.
+
+    Args:
+        parameters: with or without hooks.
+        gradients: of each, computed at other tensors; None where there is none.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> handle = weight.register_hook(lambda gradient: 2 * gradient)
+    >>> apply_gradient_hooks([weight], [torch.ones(1)])
+    (tensor([2.]),)
+    """
+    pairs = zip(parameters, gradients, strict=True)
+    return tuple(None if g is None else _apply_hooks(p, g) for p, g in pairs)
+
+
+def _apply_hooks(parameter: Tensor, gradient: Tensor) -> Tensor:
+    with torch.no_grad():
+        for hook in (parameter._backward_hooks or {}).values():
+            changed = hook(gradient)
+            gradient = gradient if changed is None else changed
+    return gradient

@@ -252,7 +252,7 @@ def test_mode_that_does_not_apply_has_no_eigenvalue():
     model = small_network()
     model[1] = OwnBatchNorm(8)
     problem = Problem(model, "cross_entropy", labelled())
-    found = {mode: _eigenvalue(problem, labelled(), mode, 0) for mode in MODES}
+    found = {mode: _eigenvalue(problem, labelled(), "ggn", mode, 0) for mode in MODES}
     assert found["frozen"] is None
     assert found["train"] > 0
 
@@ -261,7 +261,8 @@ def test_whole_loss_is_measured_by_its_hessian():
     loss = ns.whole_loss(lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
     model = small_network()
     exact = torch.linalg.eigvalsh(dense(model, loss, labelled(), kind="hessian", mode="train"))
-    found = _eigenvalue(Problem(model, loss, labelled()), labelled(), "train", 0)
+    row = ns.compare(model, loss, labelled(), norms=["batch"], verify=False, steps=1)["batch"]
+    found = row.lambda_max["train"]
     assert found == pytest.approx(float(exact.amax()), rel=0.03)
 
 

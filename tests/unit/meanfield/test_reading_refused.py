@@ -179,6 +179,14 @@ def test_model_beyond_the_theory_is_refused_and_nothing_else(name, closure):
         predict(REFUSED[name], (20,), closure)
 
 
+def test_kept_result_with_a_graph_does_not_change_the_prediction():
+    kept = held(torch.ones(3, requires_grad=True) * 2)
+    plain = held(None)
+    plain.load_state_dict(kept.state_dict())
+    assert predict(kept, (20,)).lambda_max == predict(plain, (20,)).lambda_max
+    assert kept.held.requires_grad
+
+
 @pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning")
 def test_compiled_model_is_refused():
     with pytest.raises(InputError, match="cannot be traced"):

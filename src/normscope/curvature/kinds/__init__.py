@@ -78,7 +78,7 @@ class BatchPoint:
         chain = self.chain()
         if chain is not None:
             return chain
-        evaluation = self.evaluate()
+        evaluation = self.evaluator(self.batch, self.number, differentiates_loss=False)
         if evaluation.output is None or not evaluation.output.requires_grad:
             raise no_dependence_error()
         return GraphJacobian(self.evaluator, evaluation, self.batch, self.number)

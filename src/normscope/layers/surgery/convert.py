@@ -104,7 +104,8 @@ def convert(model: nn.Module, to: str) -> nn.Module:
         InputError: if the model has no norm layers and is not made of ``nn.Sequential`` or its last
             layer is also a hidden one, if a norm layer does more than normalize, or if its number
             of dimensions is unknown.
-        StateError: if a lazy norm layer does not know its channels yet.
+        StateError: if a lazy norm layer does not know its channels yet, or an attribute is a
+            function that refers to the model by a global name.
         ArgumentTypeError: if the model is not a module.
 
     Examples:

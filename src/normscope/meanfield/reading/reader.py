@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -12,8 +11,8 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from normscope.errors import InputError, NoClosureError
-from normscope.layers.surgery.copies import undisturbed
+from normscope.errors import InputError, NoClosureError, StateError
+from normscope.layers.surgery.copies import copy_module, undisturbed
 from normscope.layers.surgery.trace import trace
 from normscope.layers.surgery.trial import trace_differs
 from normscope.meanfield.activations import Addition, Dropout, Nonlinearity
@@ -78,11 +77,10 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
     """Return a copy of the model, and the calls of its forward pass."""
     kind = type(model).__name__
     try:
-        root = copy.deepcopy(model).eval()
-    except Exception as error:  # a user's attribute may fail in any way
-        raise NoClosureError(
-            f"the theory reads a copy of {kind}, which copy.deepcopy cannot make ({error})", MEASURE
-        ) from error
+        root = copy_module(model).eval()
+    except StateError as error:
+        reason = str(error).partition(";")[0]
+        raise NoClosureError(f"the theory cannot read {kind}: {reason}", MEASURE) from error
     calls = trace(root)
     if calls is None:
         raise NoClosureError(

@@ -1,0 +1,142 @@
+"""Functions over a model among its attributes, which ``copy.deepcopy`` does not bind to a copy."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from normscope.errors import StateError
+
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
+_CONTAINERS = (list, tuple, dict)
+_RELEVANT = (nn.Module, Tensor, FunctionType, MethodType, partial, *_CONTAINERS)
+
+
+def rebind_functions(copied: nn.Module, original: nn.Module, copies: Mapping[int, Any]) -> None:
+    """Let the functions among a copy's attributes refer to the copy.
+
+    ``copy.deepcopy`` binds methods to the copy, but leaves functions and lambdas as they are.
+
+    Args:
+        copied: a deep copy; it is changed.
+        original: what it is a copy of.
+        copies: the memo of ``copy.deepcopy``: copies by the id of what they are copies of.
+
+    Raises:
+        StateError: if an attribute still refers to the original, by a global name.
+    """
+    own = {id(each) for each in (*original.modules(), *original.parameters())}
+    rebinding = _Rebinding(copies)
+    for path, module in copied.named_modules():
+        attributes = {n: v for n, v in vars(module).items() if n not in _MODULE_ATTRIBUTES}
+        for name, value in attributes.items():
+            if not any(id(each) in own for each in _held_by_functions(value)):
+                continue
+            module.__dict__[name] = rebound = rebinding.of(value)
+            if any(id(each) in own for each in _held_by_functions(rebound)):
+                owner = repr(path) if path else "the model"
+                raise StateError(
+                    f"the attribute {name!r} of {owner} is a function that refers to the model by "
+                    "a global name, so that a copy would still run the original; make it a method."
+                )
+
+
+class _Rebinding:
+    """Functions, and what holds them, with copies in place of what they refer to.
+
+    Args:
+        copies: by the id of what they replace.
+    """
+
+    def __init__(self, copies: Mapping[int, Any]) -> None:
+        self._copies = dict(copies)  # and the new functions: one may refer to itself
+
+    def of(self, value: Any) -> Any:
+        """Return the value over the copies; the value itself if it does not refer to others."""
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return MethodType(self.of(value.__func__), self.of(value.__self__))
+        if type(value) is partial:
+            named = {name: self.of(part) for name, part in value.keywords.items()}
+            return partial(self.of(value.func), *map(self.of, value.args), **named)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.of, value))
+        if type(value) is dict:
+            return {key: self.of(part) for key, part in value.items()}
+        return value
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        if not any(id(each) in self._copies for each in _held_by_functions(function)):
+            return function
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        new = FunctionType(
+            function.__code__, function.__globals__, function.__name__, None, cells or None
+        )
+        self._copies[id(function)] = new
+        new.__dict__.update(function.__dict__)
+        new.__defaults__ = self.of(function.__defaults__)
+        new.__kwdefaults__ = self.of(function.__kwdefaults__)
+        for cell, old in zip(cells, function.__closure__ or (), strict=True):
+            for content in _content(old):
+                cell.cell_contents = self.of(content)
+        return new
+
+
+def _held_by_functions(value: Any) -> Iterator[Any]:
+    """Yield what functions among a value refer to, by closure, default or global name."""
+    waiting, seen = [(value, False)], set[tuple[int, bool]]()  # and whether a function holds it
+    while waiting:
+        each, held = waiting.pop()
+        if (id(each), held) in seen:
+            continue
+        seen.add((id(each), held))
+        if held:
+            yield each
+        is_held = held or isinstance(each, FunctionType)
+        waiting += [(part, is_held) for part in _parts(each) if isinstance(part, _RELEVANT)]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return what a function, method, partial or container refers to."""
+    if isinstance(value, FunctionType):
+        return _references(value)
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, _CONTAINERS):
+        return value.values() if isinstance(value, dict) else value
+    return ()
+
+
+def _references(function: FunctionType) -> list[Any]:
+    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        found += _content(cell)
+    for name in _global_names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, nn.Module | Tensor):
+            found.append(value)
+    return found
+
+
+def _content(cell: CellType) -> list[Any]:
+    """Return what a closure's cell holds, in a list; an empty list if it is not assigned yet."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def _global_names(code: CodeType) -> set[str]:
+    loads = (each for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    inner = (_global_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return {each.argval for each in loads}.union(*inner)
