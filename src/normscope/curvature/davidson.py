@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normscope.curvature.lanczos import Basis, RitzPairs, wanted_positions
 from normscope.curvature.mean_model import ErrorEstimate, MeanModel
+from normscope.curvature.precision import length
 
 
 class Davidson(Basis):
@@ -72,7 +73,7 @@ class Davidson(Basis):
             The pairs; fewer if fewer vectors were multiplied.
         """
         values, coefficients, norm = self._best(which, count)
-        residuals = self._residuals(values, coefficients).norm(dim=0).double().cpu()
+        residuals = self._lengths(self._residuals(values, coefficients))
         estimates = self._estimates(values, coefficients, residuals)
         errors = values.new_tensor([estimate.error for estimate in estimates])
         return RitzPairs(values, coefficients, residuals, errors, norm)
@@ -103,11 +104,15 @@ class Davidson(Basis):
         """Return the direction towards the wanted eigenvector with the largest residual."""
         values, coefficients, _ = self._best(self._which, self.block)
         residuals = self._residuals(values, coefficients)
-        lengths = residuals.norm(dim=0).double().cpu()
+        lengths = self._lengths(residuals)
         worst = int(lengths.argmax())
         weights = self._estimates(values, coefficients, lengths)[worst].weights
         residual = residuals[:, worst].contiguous()
         return residual.add_(self._mean_model.frame.vector(weights, residual))
+
+    @staticmethod
+    def _lengths(columns: Tensor) -> Tensor:
+        return torch.tensor([length(column) for column in columns.T], dtype=torch.float64)
 
     def _residuals(self, values: Tensor, coefficients: Tensor) -> Tensor:
         """Return A x - theta x for each Ritz pair, one column each."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from normscope.curvature.davidson import Davidson
 from normscope.curvature.lanczos import Basis, Lanczos, RitzPairs
 from normscope.curvature.mean_model import MeanModel
+from normscope.curvature.precision import length
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import InputError
 from normscope.progress import Progress, ProgressCallback
@@ -128,8 +129,8 @@ def start_block(
     for column in range(guessed):
         assert guesses is not None
         guess = guesses[:, column]
-        if guess.norm() > 0:
-            block[column].mul_(random_share).add_(guess / guess.norm())
+        if length(guess) > 0:
+            block[column].mul_(random_share).add_(guess / length(guess))
     return block.T
 
 
@@ -188,7 +189,7 @@ def _basis(
     def product(vector: Tensor) -> Tensor:
         image = space.times(vector.to(space.dtype)).to(wide)
         _check_range(float(image.abs().max()), wide)
-        return image
+        return image if wide == space.dtype else _rescaled(space, vector, image)
 
     generator = torch.Generator().manual_seed(request.seed + 1)
     held = space.size * start.element_size() * (1 if mean_model is None else 2)
@@ -196,6 +197,14 @@ def _basis(
     if mean_model is None:
         return Lanczos(product, start, limit, generator)
     return Davidson(product, start, limit, generator, mean_model, request.which)
+
+
+def _rescaled(space: SearchSpace, vector: Tensor, image: Tensor) -> Tensor:
+    """Return the image of a vector in half precision; of a multiple if its entries underflow."""
+    if float(image.abs().max()) >= torch.finfo(space.dtype).tiny:
+        return image
+    scale = 2.0 ** -math.floor(math.log2(float(vector.abs().max())))
+    return space.times((vector * scale).to(space.dtype)).to(image.dtype) / scale
 
 
 def _check_range(largest: float, dtype: torch.dtype) -> None:

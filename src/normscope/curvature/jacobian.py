@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from normscope.curvature.autograd import record_cotangent_only
 from normscope.curvature.custom_functions import custom_functions, missing_derivative_error
-from normscope.curvature.precision import evaluate_in_double
+from normscope.curvature.precision import evaluate_in_double, inner_products, length
 from normscope.problem.batch import Batch
 from normscope.problem.diagnose import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
@@ -74,8 +73,7 @@ class Jacobian(ABC):
         Returns:
             J^T u_i times J^T u_j, for every i and j.
         """
-        pulled = torch.stack([self.pull_back(cotangent) for cotangent in cotangents])
-        return (pulled @ pulled.T).double().cpu()
+        return inner_products([self.pull_back(cotangent) for cotangent in cotangents])
 
 
 class GraphJacobian(Jacobian):
@@ -189,8 +187,8 @@ class GraphJacobian(Jacobian):
         lengths, least = self._lengths()
         if least == 0:
             return 0.0
-        scales = [1 / max(length, least) ** 2 for length in lengths]
-        expected = sum(scale * length**2 for scale, length in zip(scales, lengths, strict=True))
+        scales = [1 / max(size, least) ** 2 for size in lengths]
+        expected = sum(scale * size**2 for scale, size in zip(scales, lengths, strict=True))
         pairs = zip(self._pulled_back, scales, strict=True)
         unit = max(lengths)  # so that no entry overflows
         pushed = self._push_forward([pulled.detach() * (scale * unit) for pulled, scale in pairs])
@@ -203,14 +201,14 @@ class GraphJacobian(Jacobian):
         again = self._pull_back(self._cotangent.detach() * _OTHER_SCALE)
         lengths, least = self._lengths()
         errors = [
-            float(vector_norm(one.detach() - other / _OTHER_SCALE, dtype=torch.float64))
+            length(one.detach() - other / _OTHER_SCALE)
             for one, other in zip(self._pulled_back, again, strict=True)
         ]
         pairs = zip(errors, lengths, strict=True)
-        return sum(error / max(length, least) for error, length in pairs) / len(errors)
+        return sum(error / max(size, least) for error, size in pairs) / len(errors)
 
     def _lengths(self) -> tuple[list[float], float]:
         """Return the length of J^T u in every parameter tensor, and the least that counts."""
         pulled = [each.detach() for each in self._pulled_back]
-        lengths = [float(vector_norm(each, dtype=torch.float64)) for each in pulled]
+        lengths = [length(each) for each in pulled]
         return lengths, _LEAST_GRADIENT * max(lengths)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normscope.curvature.precision import length
 from normscope.registry import unknown_name
 
 WHICH = ("largest", "smallest", "both", "magnitude")
@@ -150,22 +151,22 @@ class Basis(ABC):
         basis = self._basis[: self.held]
         total = torch.zeros(self.held, dtype=torch.float64)
         for _ in range(3):
-            before = vector.norm()
+            before = length(vector)
             parts = basis @ vector
             vector.addmv_(basis.T, parts, alpha=-1)
             total += parts.double().cpu()
-            if vector.norm() > 0.5 * before:  # little was removed, so no digits were cancelled
+            if length(vector) > 0.5 * before:  # little was removed, so no digits were cancelled
                 break
         return total
 
     def _append(self, vector: Tensor) -> None:
         """Add a direction; a random one if it lies in the span already."""
-        before = vector.norm()
+        before = length(vector)
         self._orthogonalize(vector)
-        if not vector.norm() > 1e-6 * before:
+        if not length(vector) > 1e-6 * before:
             self._append_random()
             return
-        self._basis[self.held] = vector / vector.norm()
+        self._basis[self.held] = vector / length(vector)
         self.held += 1
 
     def _append_random(self) -> None:
@@ -189,9 +190,9 @@ class Lanczos(Basis):
             self._append_random()
         image = self._product(self._basis[self.done])
         self.products += 1
-        before = float(image.norm())
+        before = length(image)
         coefficients = self._orthogonalize(image)
-        row, after = self.done, float(image.norm())
+        row, after = self.done, length(image)
         self._projected[: self.held, row] = coefficients
         self._projected[row, : self.done] = self._projected[: self.done, row]
         self.done += 1

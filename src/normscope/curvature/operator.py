@@ -10,7 +10,12 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
 from normscope.curvature.kinds import KINDS, BatchPoint
-from normscope.curvature.precision import without_autocast
+from normscope.curvature.precision import (
+    evaluate_in_double,
+    least_product,
+    length,
+    without_autocast,
+)
 from normscope.curvature.products import BatchCurvature
 from normscope.curvature.second_derivatives import check_symmetric
 from normscope.errors import InputError
@@ -23,6 +28,11 @@ from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import batch_weight, is_sum, no_label_error
 
+_WIDER = {
+    torch.float16: ", or measure model.float()",
+    torch.bfloat16: ", or measure model.double()",
+    torch.float32: ", or measure model.double()",
+}
 _LARGEST_DENSE = 20_000  # rows; 1.6 GB in float32
 
 
@@ -114,7 +124,9 @@ class CurvatureOperator:
             (size,).
         """
         vector = self.evaluator.layout.checked(vector)
-        return self.weighted_mean(lambda curvature: curvature.times(vector))
+        product = self.weighted_mean(lambda curvature: curvature.times(vector))
+        self.check_underflow(product, vector)
+        return product
 
     @interrupt_safe
     def matmat(self, matrix: Tensor) -> Tensor:
@@ -130,7 +142,46 @@ class CurvatureOperator:
             (size, columns).
         """
         matrix = self.evaluator.layout.checked(matrix, columns=True)
-        return self.weighted_mean(lambda curvature: curvature.times_block(matrix))
+        product = self.weighted_mean(lambda curvature: curvature.times_block(matrix))
+        self.check_underflow(product, matrix)
+        return product
+
+    def check_underflow(self, product: Tensor, vector: Tensor) -> None:
+        """Raise if a product is small because numbers of its dtype underflow.
+
+        A product that is small for its vector is compared with one of random signs. If that is too
+        small as well, the matrix must be zero in float64 too.
+
+        Args:
+            product: the matrix, or the equal one over the outputs, times the vector.
+            vector: or several.
+
+        Raises:
+            InputError: if digits are lost.
+        """
+        least = least_product(product.dtype)
+        if length(product) >= least * length(vector) or "range" in self.evaluator.verified:
+            return
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(2, self.shape[:1], generator=generator, dtype=torch.int8) * 2 - 1
+        probe = signs.to(self.device, self.dtype)
+        image = self.weighted_mean(lambda curvature: curvature.times(probe))
+        if float(image.abs().max()) < least and (size := self._size_in_double(probe, image)):
+            raise InputError(
+                f"products of the curvature are of the order of {size:.0e}, which underflows "
+                f"{product.dtype}; scale the loss or the data{_WIDER.get(product.dtype, '')}."
+            )
+        self.evaluator.verified.add("range")
+
+    def _size_in_double(self, vector: Tensor, image: Tensor) -> float:
+        """Return the largest entry of a product in float64, on a few samples if they serve."""
+        number, batch = next(self.evaluator.batches())
+        double = evaluate_in_double(self.evaluator, batch, number)
+        if double is not None:
+            evaluator, samples, _ = double
+            curvature = self._curvature_at(BatchPoint(evaluator, samples, number))
+            image = curvature.times(vector.double())
+        return float(image.abs().max())
 
     def __matmul__(self, other: Tensor) -> Tensor:
         is_matrix = isinstance(other, Tensor) and other.dim() == 2

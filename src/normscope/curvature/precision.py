@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from normscope.problem.batch import Batch, map_tensors, rows, sample_count
 from normscope.problem.evaluate import Evaluation, Evaluator
@@ -60,6 +61,41 @@ def evaluate_in_double(
     except Exception as reason:  # user code may raise anything
         _LOGGER.debug("no evaluation in float64: %s", reason)
         return None
+
+
+def length(vector: Tensor) -> float:
+    """Return the norm of a vector whose squares may overflow or underflow.
+
+    >>> torch.full((4,), 1e-30).norm().item(), f"{length(torch.full((4,), 1e-30)):.1e}"
+    (0.0, '2.0e-30')
+    """
+    found = float(vector.norm())
+    limits = torch.finfo(vector.dtype)
+    if limits.tiny**0.5 / limits.eps < found < limits.max**0.5 * limits.eps:
+        return found
+    return float(vector_norm(vector, dtype=torch.float64))  # exact, and much slower
+
+
+def inner_products(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the inner products of vectors, float64, (count, count); no square underflows.
+
+    >>> inner_products([torch.tensor([1e-25]), torch.tensor([2e-25])])
+    tensor([[1.0000e-50, 2.0000e-50],
+            [2.0000e-50, 4.0000e-50]], dtype=torch.float64)
+    """
+    stacked = torch.stack(list(vectors))
+    unit = float(stacked.abs().max()) or 1.0
+    stacked /= unit
+    return (stacked @ stacked.T).double().cpu() * unit**2
+
+
+def least_product(dtype: torch.dtype) -> float:
+    """Return the size below which products of a dtype have lost digits to underflow.
+
+    The search is in float32 at least, and needs all digits of its vectors.
+    """
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32))
+    return max(torch.finfo(dtype).tiny, wide.tiny / wide.eps)
 
 
 def perturbed(tensor: Tensor, change: float, seed: int = 0) -> Tensor:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.output_hessian import FactoredHessian
+from normscope.curvature.precision import length
 from normscope.curvature.products import GaussNewtonProduct
 
 _MOST_IMAGES = 16  # vectors in a cache
@@ -88,11 +88,16 @@ class ParameterSpace(SearchSpace):
 
     def lift(self, vector: Tensor) -> Tensor:
         """Return the vector itself, of length one."""
-        return functional.normalize(vector, dim=0)
+        return _unit(vector)
 
     def residual_factor(self, values: Tensor, norm: float) -> Tensor:
         """Return one: nothing changes."""
         return torch.ones_like(values)
+
+
+def _unit(vector: Tensor) -> Tensor:
+    """Return a vector divided by its length; zero as it is."""
+    return vector / (length(vector) or 1.0)
 
 
 class ImageCache:
@@ -129,8 +134,8 @@ class ImageCache:
             return None
         basis = torch.stack(self._vectors)
         parts = basis @ vector
-        outside = (vector - basis.T @ parts).norm()
-        if not outside <= _ROUNDING * torch.finfo(vector.dtype).eps * vector.norm():
+        outside = length(vector - basis.T @ parts)
+        if not outside <= _ROUNDING * torch.finfo(vector.dtype).eps * length(vector):
             return None
         return torch.stack(self._images, dim=1) @ parts.to(self._images[0])
 
@@ -146,24 +151,28 @@ class OutputSpace(SearchSpace):
     Args:
         product: the Fisher or Gauss-Newton matrix of the only batch.
         metric: its Hessian in the outputs.
-        device: the model's.
+        operator: the same matrix over the parameters.
     """
 
     embedding_cost = 0.5
 
     def __init__(
-        self, product: GaussNewtonProduct, metric: FactoredHessian, device: torch.device
+        self, product: GaussNewtonProduct, metric: FactoredHessian, operator: CurvatureOperator
     ) -> None:
         self._jacobian = product.jacobian
-        super().__init__(self._jacobian.output_shape.numel(), self._jacobian.dtype, device)
+        size, dtype = self._jacobian.output_shape.numel(), self._jacobian.dtype
+        super().__init__(size, dtype, operator.device)
         self._metric = metric
+        self._check_underflow = operator.check_underflow
         self._lifted = ImageCache()
 
     def times(self, vector: Tensor) -> Tensor:
         """Return R^T J J^T R times a vector."""
         image, pulled = self._jacobian.gram(self._metric.root(self._shaped(vector)))
         self._lifted.add(vector, pulled)
-        return self._metric.root_transposed(image).reshape(-1)
+        product = self._metric.root_transposed(image).reshape(-1)
+        self._check_underflow(product, vector)
+        return product
 
     def embed(self, vector: Tensor) -> Tensor:
         """Return R^T J v."""
@@ -172,7 +181,7 @@ class OutputSpace(SearchSpace):
     def lift(self, vector: Tensor) -> Tensor:
         """Return J^T R u, of length one."""
         lifted = self._lifted.image(vector)  # known from products with an orthonormal basis
-        return functional.normalize(self.pull_back(vector) if lifted is None else lifted, dim=0)
+        return _unit(self.pull_back(vector) if lifted is None else lifted)
 
     def pull_back(self, vector: Tensor) -> Tensor:
         """Return J^T R u."""
@@ -229,5 +238,5 @@ def search_space(operator: CurvatureOperator, which: str, count: int) -> SearchS
         if isinstance(product, GaussNewtonProduct):
             outputs, metric = product.jacobian.output_shape.numel(), product.metric
             if isinstance(metric, FactoredHessian) and count <= outputs <= operator.shape[0]:
-                return OutputSpace(product, metric, operator.device)
+                return OutputSpace(product, metric, operator)
     return ParameterSpace(operator)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.autograd.batch_norm import channels_last
+from normscope.curvature.precision import inner_products
 
 #: tensors of a layer's weight and bias; None for one that is not differentiated by
 WeightBias: TypeAlias = tuple[Tensor | None, Tensor | None]
@@ -116,8 +117,7 @@ class Link(ABC):
         for gradients in zip(*(self.gradients(each) for each in cotangents), strict=True):
             rows = [gradient.reshape(-1) for gradient in gradients if gradient is not None]
             if rows:
-                stacked = torch.stack(rows)
-                total += (stacked @ stacked.T).double().cpu()
+                total += inner_products(rows)
         return total
 
 
