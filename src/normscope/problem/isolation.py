@@ -10,10 +10,9 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError
 from normscope.interrupts import CAPTURES, Undo
+from normscope.problem.attributes import CONTAINERS, state_restorer
 from normscope.problem.global_state import capture_global_state
 from normscope.warn import warn
 
@@ -101,9 +101,12 @@ class Isolation:
         self._model = model
         own = {id(module): module for module in model.modules()}
         more = {id(module): module for other in others for module in other.modules()}
-        self._added = [module for key, module in more.items() if key not in own]
-        self._modules = [*own.values(), *self._added]
-        if any(isinstance(module, torch.jit.ScriptModule) for module in self._modules):
+        self._kept = [*own.values(), *(module for key, module in more.items() if key not in own)]
+        plain = [_plain_attributes(module) for module in self._kept]
+        hidden = _unregistered(_contained(plain), self._kept)
+        self._modules = [*self._kept, *hidden]
+        self._added = self._modules[len(own) :]
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self._kept):
             raise ArgumentTypeError(
                 "the parameters of a model compiled by torch.jit cannot be replaced for a "
                 "measurement; pass the module that was scripted or traced."
@@ -113,9 +116,9 @@ class Isolation:
         owned = (p for module in self._modules for p in module._parameters.values())
         self._gradients = [(p, p.grad) for p in owned if isinstance(p, nn.Parameter)]
         self._values: list[_ParameterValue] = []
-        self._plain = [_plain_attributes(module) for module in self._modules]
+        self._plain = [*plain, *map(_plain_attributes, hidden)]
         attributes = list(_contained(self._plain))
-        self._restorers = list(filter(None, map(_state_restorer, attributes)))
+        self._restorers = list(filter(None, map(state_restorer, attributes)))
         self.random = RandomGenerators(_device(model), *filter(_is_generator, attributes))
 
     @contextmanager
@@ -154,7 +157,7 @@ class Isolation:
                 restore()
 
     def _work_on_copies(self, trainable: bool) -> None:
-        copies = _Copies(self._modules if trainable else ())
+        copies = _Copies(self._kept if trainable else ())
         with torch.inference_mode(False), torch.no_grad():
             if trainable:
                 self._train_on_copies(copies)
@@ -318,12 +321,10 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _IMMUTABLE = frozenset({bool, int, float, str, type(None)})
-_LARGEST_ARRAY = 2**24  # bytes; a larger one is data, and not written to
 _RESTORED_IN_PLACE = (
     *(torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
     *(bytearray, np.ndarray),
 )
-_CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 
 
 def _slots(module: nn.Module) -> list[dict[Any, Any]]:
@@ -395,7 +396,7 @@ class _Copies:
             return self._made[id(value)]
         if isinstance(value, Tensor):
             self._made[id(value)] = self._of_tensor(value)
-        elif type(value) in _CONTAINERS:
+        elif type(value) in CONTAINERS:
             self._of_container(value)
         elif type(value) is tuple:
             parts = tuple(map(self.of, value))
@@ -437,6 +438,20 @@ class _Copies:
         return twin.requires_grad_(tensor.requires_grad)
 
 
+def _unregistered(values: Iterable[Any], known: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return modules among attributes, such as in a list, where torch does not find them."""
+    held = [
+        module for value in values if isinstance(value, nn.Module) for module in value.modules()
+    ]
+    ids = {id(module) for module in known}
+    fresh = {id(module): module for module in held if id(module) not in ids}
+    found = [each for each in fresh.values() if not isinstance(each, torch.jit.ScriptModule)]
+    if not found:
+        return []
+    below = _contained(map(_plain_attributes, found))
+    return found + _unregistered(below, [*known, *fresh.values()])
+
+
 def _contained(attributes: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     """Yield the values and what containers among them hold, to any depth, each once."""
     waiting = [value for values in attributes for value in values.values()]
@@ -447,33 +462,8 @@ def _contained(attributes: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
             continue
         seen.add(id(value))
         yield value
-        if type(value) in _CONTAINERS or type(value) is tuple:
+        if type(value) in CONTAINERS or type(value) is tuple:
             waiting += value.values() if isinstance(value, dict) else value
-
-
-def _state_restorer(value: Any) -> Callable[[], Any] | None:
-    """Return what sets an object back to its present state; None if that is not needed.
-
-    Generators of torch are left to `RandomGenerators`.
-    """
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state(legacy=False))
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return partial(value.setstate, value.getstate())
-    if type(value) is bytearray:
-        return partial(value.__setitem__, slice(None), bytes(value))
-    if type(value) is np.ndarray and value.flags.writeable and value.nbytes <= _LARGEST_ARRAY:
-        # in place, not on a copy: other arrays may be views of the same memory
-        return partial(_write_back, value, value.copy())
-    return None
-
-
-def _write_back(array: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
-    if array.shape != content.shape:
-        raise ValueError("resized")  # copyto would broadcast the content
-    np.copyto(array, content)
 
 
 def _succeeds(restorer: Callable[[], Any]) -> bool:

@@ -3,6 +3,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter, deque
 from contextlib import nullcontext
 
 import numpy as np
@@ -459,3 +460,56 @@ def test_a_model_compiled_by_torch_jit_is_refused():
     model = torch.jit.trace(nn.Linear(2, 3), torch.ones(4, 2))
     with pytest.raises(ArgumentTypeError, match=r"compiled by torch\.jit cannot be replaced"):
         Isolation(nn.Sequential(model))
+
+
+class Meter:
+    """Counts, in an attribute of its own."""
+
+    count = 0
+
+
+class Hiding(nn.Module):
+    """Holds modules where torch does not find them, and objects that count the passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.hidden = [nn.Sequential(nn.BatchNorm1d(3))]
+        self.hidden[0].deeper = {"norm": nn.BatchNorm1d(3)}
+        self.meter, self.counts, self.recent = Meter(), Counter(), Recent([1], maxlen=2)
+
+    def forward(self, x):
+        self.meter.count += 1
+        self.meter.new = x
+        self.counts["passes"] += 1
+        self.recent.append(2)
+        x = self.hidden[0](self.layer(x))
+        return self.hidden[0].deeper["norm"](x)
+
+
+class Recent(deque):
+    """A subclass of a container."""
+
+
+def hidden_state(model):
+    norms = model.hidden[0][0], model.hidden[0].deeper["norm"]
+    buffers = [buffer.clone() for norm in norms for buffer in norm.buffers()]
+    return buffers, dict(vars(model.meter)), Counter(model.counts), list(model.recent)
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_isolated_restores_objects_and_modules_that_torch_does_not_find(trainable):
+    model, x = Hiding(), torch.randn(4, 3)
+    model(x)
+    held = [*vars(model).values()], model.hidden[0], model.meter.new
+    before = hidden_state(model)
+    with isolated(model, trainable=trainable):
+        model(x + 1)
+        model(x + 2)
+    after = hidden_state(model)
+    assert all(map(torch.equal, before[0], after[0]))
+    assert before[1:] == after[1:]
+    assert all(one is other for one, other in zip(held[0], vars(model).values(), strict=True))
+    assert model.hidden[0] is held[1]
+    assert model.meter.new is held[2]
+    assert model.recent.maxlen == 2
