@@ -112,7 +112,9 @@ def max_learning_rate(
 
     Raises:
         InputError: if an argument does not fit, or the first loss is not positive.
-        StateError: if the loss has no positive curvature, so that no learning rate is too large.
+        StateError: if the loss has no positive curvature, so that no learning rate is too large; if
+            the loss or the model holds parameters in a list of its own; or if there are hooks on
+            the optimizer's step or post-accumulate-grad hooks.
 
     >>> import torch
     >>> line = nn.Linear(1, 1, bias=False)

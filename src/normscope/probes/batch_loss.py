@@ -17,6 +17,7 @@ from normscope.problem.isolation import Isolation, isolated
 from normscope.problem.loss import loss_modules, stateless_loss
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
+from normscope.problem.references import refuse_held_parameters
 
 
 class BatchLoss:
@@ -39,6 +40,8 @@ class BatchLoss:
         self.loss_modules = loss_modules(problem.loss, problem.model)
         self._isolation = Isolation(problem.model, *self.loss_modules)
         self._keeps_randomness = False
+        self._own = dict(problem.model.named_parameters())
+        self._has_checked_references = False
         with torch.inference_mode(False):
             self._buffers = {n: b.detach().clone() for n, b in problem.model.named_buffers()}
 
@@ -89,8 +92,18 @@ class BatchLoss:
             yield Problem(model, steady, copy_batch(self.batch))  # may be of inference mode
 
     def forward(self) -> Tensor:
-        """Return the loss with its graph, inside `at`; on a copy of the batch."""
-        return self.problem.loss_on(copy_batch(self.batch))
+        """Return the loss with its graph, inside `at`; on a copy of the batch.
+
+        Raises:
+            StateError: if the loss uses a parameter that `at` has replaced.
+        """
+        loss = self.problem.loss_on(copy_batch(self.batch))
+        if loss.requires_grad and not self._has_checked_references:
+            present = dict(self.problem.model.named_parameters())
+            replaced = {n: own for n, own in self._own.items() if present[n] is not own}
+            refuse_held_parameters(None, loss, replaced)
+            self._has_checked_references = bool(replaced)
+        return loss
 
     def value(self, parameters: Mapping[str, Tensor]) -> float:
         """Return the loss at other parameters: one forward pass."""

@@ -533,3 +533,30 @@ def test_unknown_mode_is_refused():
     model = net()
     with pytest.raises(UnknownNameError, match="as_is"):
         Scope(model, "cross_entropy", sgd(model), mode="asis")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_loss_with_a_penalty_is_measured_or_refused(held):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    data = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2
+    parameters = list(model.parameters())
+
+    def loss(output, target):
+        own = parameters if held else model.parameters()
+        return cross_entropy(output, target) + sum(each.square().sum() for each in own)
+
+    with ns.Scope(model, loss, learning_rate=0.1, probes=["loss_variation"]) as scope:
+        if held:
+            with pytest.raises(StateError, match=r"'0.weight' through a reference of its own"):
+                scope.step(*data)
+            assert all(parameter.grad is None for parameter in parameters)
+            return
+        scope.step(*data)
+    gradients = torch.autograd.grad(loss(model(data[0]), data[1]), parameters)
+    distance = float(scope.results["distance"][0])
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(0.1 * distance * gradient)
+        expected = loss(model(data[0]), data[1]).item()
+    assert float(scope.results["ray_loss"][0, 0]) == pytest.approx(expected, rel=1e-12)
