@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from normscope.problem.global_state import FunctionMode
@@ -43,6 +44,24 @@ class MathAttention(FunctionMode):
             output, weights = func(*args, **options | {"need_weights": True})
             return output, weights if options.get("need_weights", True) else None
         return func(*args, **options)
+
+    def enter_in_modules(self, model: nn.Module) -> None:
+        """Enter the mode in the forward pass of every module, until the model is restored.
+
+        A checkpointed part is recomputed during ``torch.autograd.grad``, inside which the mode is
+        off, and must compute the same.
+        """
+        for module in model.modules():
+            module.__dict__["forward"] = _entered(self, module.forward)
+
+
+def _entered(mode: MathAttention, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)  # a model may read the signature
+    def call(*inputs: Any, **options: Any) -> Any:
+        with mode:
+            return forward(*inputs, **options)
+
+    return call
 
 
 def _attention(

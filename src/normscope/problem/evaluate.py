@@ -132,6 +132,8 @@ class Evaluator:
             torch.enable_grad(),
             explain_errors(),
         ):
+            if twice and self._attention.used:
+                self._attention.enter_in_modules(model)
             yield
 
     def _may_attend(self, number: int) -> bool:

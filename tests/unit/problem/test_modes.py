@@ -66,6 +66,25 @@ def test_checkpointed_model_has_the_curvature_of_the_model(mode: str, kind: str)
     torch.testing.assert_close(product(Checkpointed(model), mode, kind), expected)
 
 
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.inner(x[:, None, :, None]).chunk(3, 3)  # one head
+        return nn.functional.scaled_dot_product_attention(query, key, value).mean(3).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_checkpointed_attention_has_the_curvature_of_the_model(kind: str) -> None:
+    torch.manual_seed(0)
+    parts = nn.Linear(3, 4).double(), Attending().double(), nn.Linear(4, 2).double()
+    expected = product(nn.Sequential(*parts), kind=kind)
+    checkpointed = nn.Sequential(parts[0], Checkpointed(parts[1]), parts[2])
+    torch.testing.assert_close(product(checkpointed, kind=kind), expected)
+
+
 def test_frozen_mode_takes_half_precision() -> None:
     model = net(nn.BatchNorm1d(4)).to(torch.bfloat16)
     x, y = data()
