@@ -70,7 +70,7 @@ class Undo:
     """An action that restores state; it runs once, when called or at the end of the public call.
 
     Create it before the state changes. The action must be repeatable: an interrupt in its middle
-    makes it run again.
+    makes it run again. Later ones that an interrupt skipped run first: their state is an inner one.
 
     Args:
         action: restores the state.
@@ -84,6 +84,13 @@ class Undo:
 
     def __call__(self) -> None:
         """Restore the state, unless this was done before."""
+        registered = self._guard.undos if self._guard is not None else []
+        inner = registered[registered.index(self) + 1 :] if self in registered else []
+        with contextlib.ExitStack() as last_first:
+            for undo in [self, *inner]:
+                last_first.callback(undo._run)
+
+    def _run(self) -> None:
         action = self._action
         if action is None:
             return
@@ -92,6 +99,10 @@ class Undo:
         except KeyboardInterrupt:
             if self._guard is None:  # otherwise the guard repeats it
                 action()
+                self.dismiss()
+            raise
+        except BaseException:
+            self.dismiss()
             raise
         self.dismiss()
 
@@ -190,7 +201,7 @@ class _Guard:
         try:
             _end_contexts(error)
             with contextlib.ExitStack() as last_first:
-                for restore in self._captured + [undo.__call__ for undo in self.undos]:
+                for restore in self._captured + [undo._run for undo in self.undos]:
                     last_first.callback(restore)
         finally:
             _ACTIVE.guard = None

@@ -97,7 +97,7 @@ def trace() -> Case:
 
 
 def spectrum() -> Case:
-    return _curvature("spectrum", kind="ggn")
+    return _curvature("spectrum", kind="ggn", probes=2, lanczos_steps=6)
 
 
 def attention() -> Case:

@@ -3,10 +3,12 @@ import gc
 import itertools
 import signal
 import threading
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
 import normscope as ns
 from normscope.interrupts import Undo, interrupt_safe, replaced_handler, uninterrupted
@@ -69,6 +71,75 @@ def test_an_interrupt_inside_the_exit_of_a_mode_removes_the_mode(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         call()
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_an_interrupt_inside_the_exit_of_a_dispatch_mode_removes_the_mode(monkeypatch):
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    @interrupt_safe
+    def call():
+        with Mode():
+            pass
+
+    stop_before(monkeypatch, TorchDispatchMode, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not is_in_torch_dispatch_mode()
+
+
+def test_autocast_that_could_not_exit_is_restored(monkeypatch):
+    @interrupt_safe
+    def call():
+        with torch.autocast("cpu", torch.bfloat16):
+            pass
+
+    stop_before(monkeypatch, torch.autocast, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    torch.autocast_decrement_nesting()
+
+
+def test_inference_mode_that_could_not_exit_is_restored(monkeypatch):
+    @interrupt_safe
+    def call():
+        with torch.inference_mode():
+            pass
+
+    stop_before(monkeypatch, torch.inference_mode, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_saved_tensor_hooks_that_could_not_exit_are_removed(monkeypatch):
+    @interrupt_safe
+    def call():
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            pass
+
+    stop_before(monkeypatch, torch.autograd.graph.saved_tensors_hooks, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_filters_of_warnings_that_could_not_exit_are_restored(monkeypatch):
+    @interrupt_safe
+    def call():
+        with warnings.catch_warnings():
+            pass
+
+    filters = warnings.filters
+    stop_before(monkeypatch, warnings.catch_warnings, "__exit__")
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert warnings.filters is filters
 
 
 @pytest.mark.parametrize("name", ["__enter__", "__exit__"])
@@ -164,6 +235,20 @@ def test_an_undo_runs_once_and_a_dismissed_one_never():
 
     call()
     assert done == ["called", "left"]
+
+
+def test_an_outer_undo_runs_the_inner_ones_first():
+    done = []
+
+    @interrupt_safe
+    def call():
+        outer = Undo(lambda: done.append("outer"))
+        inner = Undo(lambda: done.append("inner"))
+        outer()
+        inner()  # late, as by a generator that the traceback of an interrupt kept alive
+
+    call()
+    assert done == ["inner", "outer"]
 
 
 def test_all_undos_run_although_one_fails():

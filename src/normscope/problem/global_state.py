@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -161,7 +162,7 @@ _STATES = (
     _stack(
         _library._len_torch_dispatch_stack,
         _library._get_dispatch_stack_at,
-        _library._pop_torch_dispatch_stack,
+        partial(_library._pop_torch_dispatch_stack, None),
         _library._push_on_torch_dispatch_stack,
     ),
     _State(_dispatch_flags, _set_dispatch_flags),
