@@ -1,7 +1,7 @@
 """Options, case numbers and the summary of the adversarial tests.
 
-``make test`` runs a fixed sample. ``pytest tests/adversarial --adversarial-cases N`` runs N new cases
-of each test that takes ``case_seeds``; the seed is in the first lines and in the summary, and
+``make test`` runs a fixed sample. ``pytest tests/adversarial --adversarial-cases N`` runs N new
+cases of each test that takes ``case_seeds``; the seed is in the first lines and in the summary, and
 ``--adversarial-seed S`` runs the same cases again.
 """
 
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     kind, outcome, number = value
                     totals.setdefault(kind, Counter())[outcome] += number
     for kind, outcomes in sorted(totals.items()):
-        parts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common(12))
+        parts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common(25))
         terminalreporter.write_line(f"adversarial {kind}: {outcomes.total()} ({parts})")
     if totals:
         terminalreporter.write_line(f"--adversarial-seed {_seed(terminalreporter.config)}")
