@@ -15,7 +15,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from normscope.decoupled.design import SecondMoment, SignedDesign
+from normscope.decoupled.design import SignedDesign
 from normscope.decoupled.gdnp import Minimum, Options, minimum
 from normscope.decoupled.halfspace import (
     GaussianObjective,
@@ -23,6 +23,7 @@ from normscope.decoupled.halfspace import (
     SampleObjective,
     margin_loss,
 )
+from normscope.decoupled.precondition import WhitenedMoment
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 
@@ -140,14 +141,15 @@ class GDNPClassifier(OneVersusRest):
               \tilde w = \gamma w / |w|_S, \quad z = -y x, \quad S = E[x x^T]
 
     Each iteration takes a gradient step of the direction, with the article's step size corrected,
-    and then finds the length by bisection. There is no penalty on the weights: on separable classes
-    the logistic loss has no minimum and the length ends at ``max_length``. More than two classes
-    are learned one against the rest.
+    and then finds the length by bisection. The inputs are whitened first, or their columns scaled
+    to unit size if S is not formed, so that neither result nor steps depend on units. There is no
+    penalty on the weights: on separable classes the logistic loss has no minimum and the length
+    ends at ``max_length``. More than two classes are learned one against the rest.
 
     Degenerate input: a single class is an error. If u = E[z] = 0 (all classes have the same mean),
     the weights are zero, which is the minimum for a convex loss. Constant columns get no weight if
     there is an intercept. With fewer samples than features the weights stay in the span of the
-    samples.
+    samples, with columns of unit size.
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
@@ -156,14 +158,18 @@ class GDNPClassifier(OneVersusRest):
             derivative, which increases with m: m is negative for correctly classified samples (see
             :func:`~normscope.decoupled.margin_loss`).
         max_iter: largest number of direction steps.
-        tol: of the gradient's norm over sqrt(L), at which to stop.
+        tol: of the gradient's norm in S^{-1}, at which to stop. It does not depend on the scale
+            of columns. If S is not formed (more than 512 columns, or more than samples), a lower
+            bound of that norm.
         fit_intercept: centre the inputs and add a constant column, whose weight is the intercept.
         expectation: "sample", averages over the samples; "gaussian", over the Gaussian with the
             samples' moments, by Gauss-Hermite quadrature.
         quadrature_points: nodes of that quadrature, from 2 to 256.
         bisections: T_s, largest number of halvings per length.
         max_length: bound of the length, which is the root mean square of the decision values;
-            None for 1000, or 10 for the sigmoid, whose best length is infinite for Gaussian z.
+            None for 1000, or 10 for the sigmoid, whose best length is infinite for Gaussian z. A
+            length that ends at the default bound while the objective still falls with it counts as
+            not converged.
         safeguard: halve steps that would increase the objective; not needed for Gaussian z.
 
     Attributes:
@@ -171,8 +177,9 @@ class GDNPClassifier(OneVersusRest):
         coef_: weights (1, features), or (classes, features) for more than two classes.
         intercept_: (1,) or (classes,).
         n_iter_: direction steps taken, at least 1; the largest over the classes.
-        converged_: every problem ended within ``tol``.
-        at_bound_: some length is at its bound: the classes are separable, or nearly so.
+        converged_: every problem ended within ``tol``; otherwise ``fit`` warns.
+        at_bound_: some length is at its bound: the classes are separable or nearly so, or the loss
+            is bounded.
         objective_: value of the objective for each problem.
 
     Examples:
@@ -219,7 +226,7 @@ class GDNPClassifier(OneVersusRest):
             length_tolerance=self.tol / 10,
             length_accuracy=LENGTH_ACCURACY,
         )
-        shared = SecondMoment(inputs, self.fit_intercept)  # the same for every class
+        shared = WhitenedMoment(inputs, self.fit_intercept)  # the same for every class
         designs = [SignedDesign(shared, signs, self.fit_intercept) for signs in problems]
         found = [
             minimum(self._objective(each), options, self.max_iter, self.tol) for each in designs
@@ -240,12 +247,19 @@ class GDNPClassifier(OneVersusRest):
         if worst.steps >= self.max_iter:
             return (
                 f"GDNP did not reach tol={self.tol:g} in {worst.steps} steps, its residual "
-                f"is {worst.residual:.1e}; standardize the inputs or raise max_iter."
+                f"is {worst.residual:.1e}; raise max_iter or tol."
+            )
+        if worst.at_bound and self.max_length is None:
+            return (
+                f"the length of the weights ended at its default bound of {worst.length:g} after "
+                f"{worst.steps} steps, where the objective still falls with it (a residual of "
+                f"{worst.residual:.1e}): it may have no minimum; pass max_length to choose the "
+                "bound."
             )
         return (
             f"GDNP stopped after {worst.steps} steps at a residual of {worst.residual:.1e}, above "
-            f"tol={self.tol:g}: no direction step lowers the objective; standardize the inputs or "
-            "raise tol (and check the derivatives of a custom loss)."
+            f"tol={self.tol:g}: no direction step lowers the objective; raise tol (and check the "
+            "derivatives of a custom loss)."
         )
 
     def _objective(self, design: SignedDesign) -> Objective:

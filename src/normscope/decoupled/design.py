@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 LARGEST_FORMED = 512  # columns up to which S is formed as a matrix
 _EIGENVALUE_ACCURACY = 1e-6
-_NO_SPREAD = 1e-14  # standard deviation over mean below which a column is constant
+NO_SPREAD = 1e-14  # standard deviation over mean below which a column is constant
 
 
 class SecondMoment:
@@ -45,7 +45,8 @@ class SecondMoment:
         self.size = self.features + self.constant
         self.weights = np.full(self.samples, 1 / self.samples) if weights is None else weights
         self.centre = np.zeros(self.features)
-        self._rows, self._shift = self.inputs, None
+        self._rows: Any = self.inputs
+        self._shift: Array | None = None
         if constant:
             self.centre = column_centres(self.inputs, self.weights)
             self._rows, self._shift = self._centred(thin)
@@ -146,7 +147,7 @@ class SecondMoment:
     def _scales(self) -> Array:
         """One over the root mean square of each column; one for columns of zeros."""
         spread = np.sqrt(self.variances)
-        spread = np.where(spread > _NO_SPREAD * np.abs(self.centre), spread, 1.0)
+        spread = np.where(spread > NO_SPREAD * np.abs(self.centre), spread, 1.0)
         return 1 / (np.append(spread, self.scale) if self.constant else spread)
 
     @cached_property
@@ -155,6 +156,16 @@ class SecondMoment:
         even = self._scales[:, None] * self.matrix * self._scales
         rounding = self.size * np.finfo(np.float64).eps
         return np.asarray(np.linalg.pinv(even, rcond=rounding, hermitian=True))
+
+    def dual_norm(self, gradient: Array) -> float:
+        """Return the norm in S^{-1}, which no linear map of the inputs changes.
+
+        If S is not formed, return the largest entry over the root mean square of its column, which
+        is a lower bound of it.
+        """
+        if self.formed:
+            return float(np.sqrt(max(float(gradient @ self.solve(gradient)), 0.0)))
+        return float(np.abs(self._scales * gradient).max())
 
     def unscaled(self, w: Array) -> tuple[Array, float]:
         """Return coefficients and intercept for inputs as they were given."""
@@ -241,12 +252,16 @@ class SignedDesign:
         """Return a solution of S x = v for v in the range of S; warn if it is not exact."""
         return self.moments.solve(vector)
 
+    def dual_norm(self, gradient: Array) -> float:
+        """Return the norm in S^{-1}, or a lower bound if S is not formed."""
+        return self.moments.dual_norm(gradient)
+
     def unscaled(self, w: Array) -> tuple[Array, float]:
         """Return coefficients and intercept for inputs as they were given."""
         return self.moments.unscaled(w)
 
 
-def _column_ends(inputs: Any) -> tuple[Array, Array]:
+def column_ends(inputs: Any) -> tuple[Array, Array]:
     """Return the least and the largest entry of each column."""
     if sparse.issparse(inputs):
         least, largest = inputs.min(axis=0), inputs.max(axis=0)
@@ -260,7 +275,7 @@ def varying_columns(inputs: Any) -> NDArray[np.bool_]:
     >>> varying_columns(np.array([[1.0, 2.0], [1.0, 3.0]]))
     array([False,  True])
     """
-    least, largest = _column_ends(inputs)
+    least, largest = column_ends(inputs)
     return np.asarray(least != largest)
 
 
@@ -277,7 +292,7 @@ def column_centres(inputs: Any, weights: Array) -> Array:
     >>> column_centres(np.full((3, 1), 0.1), np.full(3, 1 / 3)).item()
     0.1
     """
-    least, largest = _column_ends(inputs)
+    least, largest = column_ends(inputs)
     means = np.clip(np.asarray(inputs.T @ weights), least, largest)
     if not sparse.issparse(inputs):  # a second pass removes the rounding error of the first
         means = means + (inputs - means).T @ weights

@@ -265,7 +265,9 @@ class Minimum:
         at_bound: the length is at its bound.
         steps: of the direction.
         value: of the objective.
-        residual: norm of the gradient over sqrt(L).
+        residual: norm of the gradient in S^{-1}; of its directional part, if the length is at a
+            bound that was asked for.
+        length: |w_tilde|_S.
     """
 
     weights: Array
@@ -274,6 +276,7 @@ class Minimum:
     steps: int
     value: float
     residual: float
+    length: float = 0.0
 
 
 def minimum(
@@ -288,7 +291,7 @@ def minimum(
         objective: to minimize.
         options: of GDNP.
         max_iter: largest number of direction steps.
-        tol: of the gradient's norm over sqrt(L).
+        tol: of the gradient's norm in S^{-1}.
         start: first direction; None for -u, the first step of gradient descent from zero.
 
     Returns:
@@ -300,12 +303,33 @@ def minimum(
         return Minimum(nowhere.w, True, False, 0, objective.value(nowhere, 0.0), 0.0)
     last: Iterate | None = None
     for last in gdnp(objective, -objective.mean if start is None else start, options):
-        if last.residual <= tol or last.step >= max_iter:
+        # the first norm is a lower bound of the second, and takes less time
+        if last.step >= max_iter or (
+            last.residual <= tol and dual_residual(objective, last) <= tol
+        ):
             break
     assert last is not None  # the path has at least its start
-    done = last.residual <= tol
     at_bound = last.bisected.at_bound
-    return Minimum(last.weights, done, at_bound, last.step, last.value, last.residual)
+    # at a bound that nobody asked for, the slope along the length counts too
+    residual = dual_residual(objective, last, whole=options.max_length is None)
+    end = (last.step, last.value, residual, last.length)
+    return Minimum(last.weights, residual <= tol, at_bound, *end)
+
+
+def dual_residual(objective: Objective, here: Iterate, whole: bool = False) -> float:
+    """Return the norm of the gradient in S^{-1}, which does not depend on the scale of columns.
+
+    Args:
+        objective: what is minimized.
+        here: a point of the path.
+        whole: whether to count the slope along the length also if the length is at its bound.
+
+    Returns:
+        The norm, or a lower bound if S is not formed.
+    """
+    turning = here.bisected.at_bound and not whole
+    gradient = _across(here.direction, here.gradient) if turning else here.gradient
+    return objective.design.dual_norm(gradient)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,8 @@ class Objective(ABC):
         self.smallest = smallest
         self.weights = weights
 
+    design: SignedDesign
+
     @abstractmethod
     def direction(self, w: Array) -> Direction:
         """Return the direction of a vector; all zeros if |w|_S = 0."""

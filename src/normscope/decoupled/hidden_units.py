@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.decoupled.design import SignedDesign
-from normscope.decoupled.gdnp import Iterate, Options, gdnp, minimum
+from normscope.decoupled.gdnp import Iterate, Options, dual_residual, gdnp, minimum
 from normscope.decoupled.halfspace import Direction, MarginLoss, SampleObjective
 from normscope.text import Rendered, Table
 
@@ -164,6 +164,9 @@ class UnitPath:
         bound: the right side at every step, assuming Gaussian z; NaN if S is not formed.
         residual: norm of the last gradient over sqrt(L).
         steps: number of direction steps.
+        decrease: of the objective, which one more step along S^{-1} times the gradient is sure to
+            reach: |g|^2 / (2 c) in S^{-1}, with the bound c of the unit's curvature (1 if unknown).
+            If S is not formed, the largest of a step along one column.
     """
 
     unit: int
@@ -171,6 +174,7 @@ class UnitPath:
     bound: Array
     residual: float
     steps: int
+    decrease: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -182,7 +186,8 @@ class Trained(Rendered):
         first: the run of each unit in the first sweep.
         last: the run of each unit in the last sweep.
         sweeps: number of sweeps.
-        converged: the last sweep lowered the objective by no more than the tolerance.
+        converged: the last sweep lowered the objective by no more than the tolerance, and no unit
+            has a step left that lowers it by more.
     """
 
     units: HiddenUnits
@@ -217,7 +222,8 @@ def train_units(
         options: of GDNP; the bisection ends at a thousandth of ``tol``.
         unit_steps: largest number of direction steps of a unit in one sweep.
         max_sweeps: largest number of sweeps over all units.
-        tol: a sweep that lowers the objective by no more than this is the last.
+        tol: a sweep that lowers the objective by no more than this is the last, unless a unit has a
+            step left that lowers it by more.
         refit: optimize the outgoing weights after each sweep.
 
     Returns:
@@ -234,7 +240,8 @@ def train_units(
         if refit:
             refit_outputs(units, unit_steps, tolerance)
         value = units.value()
-        converged, before, count = before - value <= tol, value, count + 1
+        converged = before - value <= tol and all(path.decrease <= tol for path in paths)
+        before, count = value, count + 1
     return Trained(units, first, paths, count, converged)
 
 
@@ -275,7 +282,8 @@ def _unit_path(
 ) -> UnitPath:
     last = points[-1]
     nothing = np.full(len(points), np.nan)
-    path = UnitPath(index, nothing, nothing, last.residual, last.step)
+    left = dual_residual(objective, last) ** 2 / (2 * (objective.loss.curvature_bound or 1.0))
+    path = UnitPath(index, nothing, nothing, last.residual, last.step, left)
     if not objective.design.formed or not objective.smallest:
         return path
     gradient = [float(p.gradient @ objective.design.solve(p.gradient)) for p in points]

@@ -22,6 +22,8 @@ from normscope.registry import unknown_name
 Array = NDArray[np.float64]
 States = Iterator[tuple[Array, float]]
 
+_EVEN = 10.0  # ratio of column sizes up to which eigenvalues of S are accurate as they are
+
 
 def ordinary_least_squares(
     X: Any = None,  # noqa: N803  # the name that scikit-learn users expect
@@ -72,7 +74,8 @@ def ordinary_least_squares(
 
     Raises:
         InputError: if there is nothing to optimize (u = 0, or a start with u'w = 0 for a
-            normalized method), for u outside the range of S, or arguments out of range.
+            normalized method), for u outside the range of S, for columns too different in size,
+            or arguments out of range.
         ArgumentTypeError: for a sparse matrix.
         UnknownNameError: for an unknown method.
 
@@ -174,16 +177,21 @@ def _vector(values: Any, size: int, name: str) -> Array:
 
 def _spectrum(matrix: Array, mean: Array, samples: bool) -> tuple[Array, Array, Array]:
     """Return the nonzero eigenvalues of S, their basis, and u in that basis."""
-    if samples:  # singular values have twice the digits of the eigenvalues of S
-        _, roots, rows = np.linalg.svd(matrix, full_matrices=False)
-        eigenvalues, basis = roots[::-1] ** 2, rows[::-1].T
-        kept = roots[::-1] > roots[0] * max(matrix.shape) * np.finfo(float).eps
+    if samples:
+        sizes = np.linalg.norm(matrix, axis=0)
+        eigenvalues, basis, kept = _singular(matrix)
     else:
-        eigenvalues, basis = np.linalg.eigh(matrix)
-        rounding = eigenvalues[-1] * len(matrix) * np.finfo(float).eps
-        if eigenvalues[0] < -rounding:
-            raise InputError(f"S must not have negative eigenvalues, got {eigenvalues[0]:g}.")
-        kept = eigenvalues > rounding
+        sizes = np.sqrt(np.maximum(np.diagonal(matrix), 0.0))
+        eigenvalues, basis, kept = _eigen(matrix)
+        if sizes.max() > _EVEN * min(sizes[sizes > 0], default=np.inf):
+            eigenvalues, basis, kept = _singular(_root(matrix, sizes))
+    columns = matrix / np.where(sizes > 0, sizes, 1.0)
+    even = columns if samples else columns / np.where(sizes > 0, sizes, 1.0)[:, None]
+    if kept.sum() < (_singular(even) if samples else _eigen(even))[2].sum():
+        raise InputError(
+            f"the columns differ too much in size, from {sizes[sizes > 0].min():.1g} to "
+            f"{sizes.max():.1g}, to be told from rounding errors; scale them to about one size."
+        )
     turned = mean @ basis
     if not np.any(mean) or not kept.any() or not np.any(turned[kept]):
         raise InputError(
@@ -193,6 +201,32 @@ def _spectrum(matrix: Array, mean: Array, samples: bool) -> tuple[Array, Array, 
     if np.linalg.norm(mean - basis[:, kept] @ turned[kept]) > 1e-8 * np.linalg.norm(mean):
         raise InputError("u lies outside the range of S: the objective has no minimum.")
     return eigenvalues[kept], basis[:, kept], turned[kept]
+
+
+Spectrum = tuple[Array, Array, NDArray[np.bool_]]  # ascending; basis; whether not zero
+
+
+def _singular(root: Array) -> Spectrum:
+    """Return the spectrum of R'R; singular values have twice the digits of its eigenvalues."""
+    _, roots, rows = np.linalg.svd(root, full_matrices=False)
+    kept = roots[::-1] > roots[0] * max(root.shape) * np.finfo(float).eps
+    return roots[::-1] ** 2, rows[::-1].T, kept
+
+
+def _eigen(matrix: Array) -> Spectrum:
+    """Return the spectrum of a symmetric matrix that must not have negative eigenvalues."""
+    eigenvalues, basis = np.linalg.eigh(matrix)
+    rounding = eigenvalues[-1] * len(matrix) * np.finfo(float).eps
+    if eigenvalues[0] < -rounding:
+        raise InputError(f"S must not have negative eigenvalues, got {eigenvalues[0]:g}.")
+    return eigenvalues, basis, eigenvalues > rounding
+
+
+def _root(matrix: Array, sizes: Array) -> Array:
+    """Return R with R'R = S, without losing small columns beside large ones."""
+    safe = np.where(sizes > 0, sizes, 1.0)
+    eigenvalues, basis, _ = _eigen(matrix / safe / safe[:, None])
+    return np.asarray(np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * basis.T * safe)
 
 
 @dataclass(frozen=True, eq=False)

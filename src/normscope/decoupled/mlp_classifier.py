@@ -46,7 +46,8 @@ class GDNPMLPClassifier(OneVersusRest):
         loss: l, as for :class:`~normscope.decoupled.GDNPClassifier`.
         max_iter: largest number of sweeps over all units.
         unit_steps: largest number of direction steps of a unit in one sweep.
-        tol: decrease of the objective in a sweep at which to stop.
+        tol: decrease of the objective in a sweep at which to stop, if no unit has a step left that
+            decreases it by more.
         fit_intercept: centre the inputs and add a constant column to them.
         output_weights: "refit" after each sweep, or "fixed" at one.
         start: "random" weights, or "zero", with the first direction -u.
@@ -59,7 +60,7 @@ class GDNPMLPClassifier(OneVersusRest):
         hidden_intercept_: their biases (problems, units).
         output_coef_: theta (problems, units).
         n_iter_: sweeps, at least 1; the largest over the problems.
-        converged_: every problem ended by ``tol``.
+        converged_: every problem ended by ``tol``; otherwise ``fit`` warns.
         objective_: value of the objective for each problem.
         unit_paths_: for each problem, the :class:`~normscope.decoupled.UnitPath` of each unit in
             the first sweep: gradients, and their bound if z is Gaussian and the other units lie on
@@ -122,8 +123,8 @@ class GDNPMLPClassifier(OneVersusRest):
         self.converged_ = all(each.converged for each in trained)
         if not self.converged_:
             warnings.warn(
-                f"the objective still fell by more than tol={self.tol:g} in sweep "
-                f"{self.n_iter_}; raise max_iter or unit_steps.",
+                f"the objective still fell, or can fall, by more than tol={self.tol:g} in sweep "
+                f"{self.n_iter_}; raise max_iter or unit_steps, or standardize the inputs.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

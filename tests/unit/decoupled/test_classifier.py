@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import StandardScaler
@@ -50,6 +51,126 @@ def test_minimum_is_that_of_lbfgs_at_any_scale(scale, intercept):
     value = logistic_sum(inputs, signs, model.coef_[0], model.intercept_[0])
     assert value == pytest.approx(model.objective_[0], abs=1e-13)
     assert abs(value - best_value(inputs, signs, intercept)) < 1e-8
+
+
+def correlated(samples=300):
+    """Overlapping classes, with columns of unit size."""
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((samples, 3)) @ random.standard_normal((3, 3))
+    inputs /= inputs.std(axis=0)
+    return inputs, np.where(inputs @ [1.0, -1.0, 0.5] + random.standard_normal(samples) > 0, 1, -1)
+
+
+@pytest.mark.parametrize("expectation", ["sample", "gaussian"])
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("sizes", [(1e-4, 1.0, 1e4), (1e4, 1e-4, 1e-4), (1e-8, 1e8, 1.0)])
+def test_scale_of_columns_does_not_matter(sizes, intercept, kind, expectation):
+    """Once converged_ at 0.57 where the minimum is 0.38."""
+    inputs, signs = correlated()
+    options = {"fit_intercept": intercept, "expectation": expectation}
+    model = GDNPClassifier(**options).fit(kind(inputs * sizes), signs)
+    even = GDNPClassifier(**options).fit(inputs, signs)
+    assert model.converged_
+    np.testing.assert_allclose(model.coef_ * sizes, even.coef_, rtol=1e-6)
+    np.testing.assert_allclose(model.intercept_, even.intercept_, atol=1e-7)
+    if expectation == "sample":
+        assert abs(model.objective_[0] - best_value(inputs, signs, intercept)) < 1e-12
+
+
+def nearly_alike(noise):
+    """Two columns that differ by this much, with the span of the correlated ones."""
+    inputs, signs = correlated()
+    near = inputs[:, 0] + noise * inputs[:, 1]
+    return np.column_stack([inputs[:, 0], near, inputs[:, 2]]), signs, inputs
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
+def test_columns_that_nearly_agree_are_told_apart(noise):
+    near, signs, inputs = nearly_alike(noise)
+    model = GDNPClassifier().fit(near, signs)
+    assert model.converged_
+    assert abs(model.objective_[0] - best_value(inputs, signs, True)) < 1e-10
+
+
+def test_columns_that_agree_up_to_rounding_are_not_called_converged():
+    near, signs, inputs = nearly_alike(1e-10)
+    with pytest.warns(ConvergenceWarning, match=r"stopped after \d+ steps at a residual of"):
+        model = GDNPClassifier().fit(near, signs)
+    assert not model.converged_
+    assert abs(model.objective_[0] - best_value(inputs, signs, True)) < 1e-6
+
+
+def test_columns_without_a_matrix_are_converged_only_near_the_minimum(monkeypatch):
+    monkeypatch.setattr("normscope.decoupled.design.LARGEST_FORMED", 1)
+    inputs, signs = correlated()
+    model = GDNPClassifier().fit(inputs * (1e-4, 1.0, 1e4), signs)
+    assert model.converged_
+    assert abs(model.objective_[0] - best_value(inputs, signs, True)) < 1e-12
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_column_without_a_square_is_refused(size):
+    inputs, signs = correlated()
+    with pytest.raises(InputError, match="column 1 is too small or too large for its square"):
+        GDNPClassifier().fit(inputs * (1.0, size, 1.0), signs)
+
+
+def test_minimum_at_a_length_that_was_asked_for_is_that_of_slsqp():
+    """Real, ill-conditioned columns; once converged_ at 0.099 with this tolerance."""
+    inputs, labels = load_breast_cancer(return_X_y=True)
+    inputs, signs = StandardScaler().fit_transform(inputs), 2 * labels - 1
+    model = GDNPClassifier(max_length=4.0, tol=1e-3).fit(inputs, signs)
+    columns = np.column_stack([inputs, np.ones(len(inputs))])
+
+    def evaluate(w):
+        margins = -signs * (columns @ w)
+        return np.logaddexp(0, margins).mean(), columns.T @ (-signs * expit(margins)) / len(columns)
+
+    within = {
+        "type": "ineq",
+        "fun": lambda w: 16 - np.mean((columns @ w) ** 2),
+        "jac": lambda w: -2 * columns.T @ (columns @ w) / len(columns),
+    }
+    start = np.linalg.lstsq(columns, signs, rcond=None)[0]
+    options = {"maxiter": 2000, "ftol": 1e-14}
+    best = minimize(evaluate, start, jac=True, method="SLSQP", constraints=within, options=options)
+    assert best.success
+    assert model.converged_
+    assert model.objective_[0] == pytest.approx(best.fun, rel=1e-3)
+
+
+def test_bounded_loss_that_ends_at_its_default_length_has_not_converged():
+    inputs, signs = correlated()
+    with pytest.warns(ConvergenceWarning, match="ended at its default bound of 10 .* max_length"):
+        model = GDNPClassifier("sigmoid").fit(inputs, signs)
+    assert model.at_bound_
+    assert not model.converged_
+    asked = GDNPClassifier("sigmoid", max_length=10.0).fit(inputs, signs)  # the bound is asked for
+    assert asked.at_bound_
+    assert asked.converged_
+    np.testing.assert_array_equal(asked.coef_, model.coef_)
+
+
+def test_bounded_loss_with_a_minimum_inside_reaches_it():
+    """A few samples just on the wrong side keep the length finite."""
+    random = np.random.default_rng(1)
+    right, wrong = 0.3 * random.standard_normal((60, 2)) + 3, -0.1 * random.random((10, 2))
+    inputs = np.concatenate([right, wrong, -right, -wrong])
+    signs = np.repeat([1, -1], 70)
+    model = GDNPClassifier("sigmoid", fit_intercept=False).fit(inputs, signs)
+    assert model.converged_
+    assert not model.at_bound_
+
+    def evaluate(w):
+        margins = -signs * (inputs @ w)
+        slopes = expit(margins) * expit(-margins)
+        return expit(margins).mean(), inputs.T @ (-signs * slopes) / len(inputs)
+
+    options = {"ftol": 0.0, "gtol": 1e-12, "maxiter": 10_000}
+    found = minimize(evaluate, model.coef_[0] + 0.1, jac=True, method="L-BFGS-B", options=options)
+    assert abs(model.objective_[0] - found.fun) < 1e-12
+    assert np.linalg.norm(evaluate(model.coef_[0])[1]) < 1e-7
 
 
 def test_gaussian_expectation_gives_the_line_of_least_squares():
@@ -160,8 +281,10 @@ def test_fewer_samples_than_features_stay_in_the_span():
     model = GDNPClassifier(fit_intercept=False).fit(inputs, labels)
     assert model.score(inputs, labels) == 1
     assert model.at_bound_
-    beside = model.coef_[0] - np.linalg.pinv(inputs) @ (inputs @ model.coef_[0])
-    assert np.linalg.norm(beside) < 1e-8 * np.linalg.norm(model.coef_)
+    sizes = np.sqrt((inputs**2).mean(axis=0))
+    even, weights = inputs / sizes, model.coef_[0] * sizes
+    beside = weights - np.linalg.pinv(even) @ (even @ weights)
+    assert np.linalg.norm(beside) < 1e-8 * np.linalg.norm(weights)
 
 
 def test_no_mean_gives_zero_weights():

@@ -173,3 +173,37 @@ def test_path_prints_as_a_table_and_becomes_a_frame(tmp_path):
 def test_bad_input_is_refused_in_words(arguments, error, text):
     with pytest.raises(error, match=text):
         ordinary_least_squares(**arguments)
+
+
+@pytest.mark.parametrize("sizes", [(1e-2, 1e2), (1e-4, 1e4), (1e4, 1e-3)])
+@pytest.mark.parametrize("moments", [False, True])
+def test_small_columns_are_not_lost_beside_large_ones(sizes, moments):
+    """The weight of a column of 1e-4 beside one of 1e4 was once zero, if S was given."""
+    random = np.random.default_rng(0)
+    even = random.standard_normal((300, 2))
+    targets, inputs = even @ [1.0, 2.0], even * sizes
+    given = {"X": inputs, "y": targets}
+    if moments:
+        given = {"S": inputs.T @ inputs / 300, "u": -inputs.T @ targets / 300}
+    path = ordinary_least_squares(**given, method="cg", steps=50)
+    np.testing.assert_allclose(path.coef * sizes, [1.0, 2.0], rtol=1e-6)
+    assert path.best == pytest.approx(-targets @ targets / 300, rel=1e-9)
+
+
+@pytest.mark.parametrize("moments", [False, True])
+def test_columns_of_sizes_beyond_double_precision_are_refused(moments):
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((300, 2)) * (1e-8, 1e8)
+    targets = inputs @ [1e8, 1e-8]
+    given = {"X": inputs, "y": targets}
+    if moments:
+        given = {"S": inputs.T @ inputs / 300, "u": -inputs.T @ targets / 300}
+    with pytest.raises(InputError, match=r"columns differ too much in size, from 1e-08 to 1e\+08"):
+        ordinary_least_squares(**given)
+
+
+def test_columns_that_depend_on_others_are_still_left_out():
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((50, 2)) @ [[1.0, 0.0, 1e3], [0.0, 1.0, 1e3]]
+    path = ordinary_least_squares(inputs, inputs @ [1.0, 2.0, 0.0], method="cg", steps=50)
+    np.testing.assert_allclose(inputs @ path.coef, inputs @ [1.0, 2.0, 0.0], rtol=1e-8)
