@@ -46,11 +46,12 @@ class BatchLoss:
             self._buffers = {n: b.detach().clone() for n, b in problem.model.named_buffers()}
 
     @contextmanager
-    def at(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    def at(self, parameters: Mapping[str, Tensor], twice: bool = False) -> Iterator[None]:
         """Run the model with other parameters; open during one forward and backward pass.
 
         Args:
             parameters: by qualified name, in place of the model's own.
+            twice: whether gradients are differentiated again.
         """
         with (
             torch.inference_mode(False),
@@ -62,7 +63,7 @@ class BatchLoss:
             restore_random = not self._keeps_randomness
             with self._isolation.entered(tensors, self.seed, restore_random):
                 _run_eagerly(self.problem.model)
-                with in_mode(self.problem.model, self.mode, twice=False):
+                with in_mode(self.problem.model, self.mode, twice):
                     yield
 
     @contextmanager

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
+from normscope.curvature.precision import perturbed
 from normscope.probes.cost import Cost
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 
@@ -66,6 +70,16 @@ class EffectiveSmoothness(Probe):
         return Cost(4, "a product with the Hessian", exact=False) if self.local else Cost(0)
 
 
+def _loss(context: StepContext, change: float) -> Tensor:
+    """Return the loss with its graph, at parameters that differ by a relative change."""
+    tensors = context.copy_parameters()
+    for number, name in enumerate(context.gradient):
+        moved = perturbed(tensors[name], change, number) if change else tensors[name]
+        tensors[name] = moved.requires_grad_()
+    with context.batch_loss.at(tensors, twice=True):
+        return context.batch_loss.forward()
+
+
 def _local_smoothness(context: StepContext) -> float:
     r"""Return the slope of the gradient at the parameters, along the ray.
 
@@ -79,8 +93,10 @@ def _local_smoothness(context: StepContext) -> float:
     tensors = context.copy_parameters()
     leaves = [tensors[name].requires_grad_() for name in context.gradient]
     # the fused attention kernels have no second derivative
-    with context.batch_loss.at(tensors), sdpa_kernel(SDPBackend.MATH):
+    with context.batch_loss.at(tensors, twice=True), sdpa_kernel(SDPBackend.MATH):
         loss = context.batch_loss.forward()
+        if custom_functions(loss) and (error := find_missing_derivative(partial(_loss, context))):
+            raise error
         first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
         pairs = zip(context.gradient.items(), first, strict=True)
         along = [(g * (rates[n] / length) * f).sum() for (n, g), f in pairs if f is not None]

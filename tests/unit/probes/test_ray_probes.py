@@ -1,6 +1,7 @@
 """The three probes along the gradient's ray, against copies of the model run one by one."""
 
 import copy
+import math
 import types
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from tests.references.probes import gradient_at, own_values, ray
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import normscope as ns
 from normscope.errors import InputError
@@ -345,6 +347,41 @@ def test_local_smoothness_is_the_hessians_along_the_gradient():
     size = sum(f.square().sum() for f in fixed).sqrt()
     expected = sum(p.square().sum() for p in product).sqrt() / size
     assert results["local_smoothness"].item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_local_smoothness_of_weight_normalization_is_that_of_short_steps():
+    model = nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 10)), nn.Tanh())
+    model = model.double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    results = measured(model, optimizer, [EffectiveSmoothness(local=True)], distances=[1e-5])
+    local = results["local_smoothness"].item()
+    assert results["effective_smoothness"].item() == pytest.approx(local, rel=1e-3)
+
+
+class FirstOrder(torch.autograd.Function):
+    """A square whose backward pass has no derivative in the input."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2 * context.saved_tensors[0].detach() * gradient
+
+
+class Squared(nn.Module):
+    def forward(self, x):
+        return FirstOrder.apply(x)
+
+
+def test_local_smoothness_without_a_second_derivative_is_missing():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Squared()).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(match="backward pass of FirstOrder is not differentiable"):
+        results = measured(model, optimizer, [EffectiveSmoothness(local=True)])
+    assert math.isnan(results["local_smoothness"].item())
 
 
 def test_smoothness_tends_to_the_local_value_for_short_steps():
