@@ -8,7 +8,9 @@ Whatever reads such a file must return the right data or raise a `NormscopeError
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,12 +18,26 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+import xarray as xr
+
 from normscope.results.codec import Content
 from normscope.results.record import Identity
 
 Damage = Callable[[bytes, Random], bytes]
 
 PAGE = 4096
+SEEDS = range(12)
+
+
+def stored(seed: int) -> xr.Dataset:
+    """The result that the record of a seed has in the stores that are damaged."""
+    random = np.random.default_rng(seed)
+    return xr.Dataset(
+        {"loss": ("step", random.normal(size=40)), "final": ((), random.normal())},
+        {"step": np.arange(40) * 50, "layer": ("part", ["conv", "größer"])},
+        {"note": f"seed {seed}", "list": [1, None, (2.5, float("inf"))], "array": np.arange(3)},
+    )
 
 
 def flip_bit(content: bytes, random: Random) -> bytes:
@@ -160,6 +176,58 @@ ENDLESS_VIEW = (
     "SELECT id, key, experiment, parameters, seed, revision, version, state, attempts, error, "
     "seconds FROM hidden, n WHERE n.i < 0",
 )
+
+SCHEMAS: tuple[tuple[str, ...], ...] = (
+    ENDLESS_VIEW,
+    ("CREATE TRIGGER t AFTER UPDATE ON records BEGIN DELETE FROM records; END",),
+    ("DROP TABLE arrays",),
+    ("DROP TABLE started_at",),
+    ("DELETE FROM chunks WHERE record = 2",),
+    ("PRAGMA user_version = 7",),
+)
+
+NUMBERS = (0, 1, -1, 1e308, -1e308, 5e-324, math.inf, -math.inf, math.nan, 2**62, -(2**62))
+
+
+def forge_bytes(path: Path, number: int, random: Random) -> str:
+    """Damage the npy of an array, with the right digests."""
+    with editing(path) as connection:
+        query = "SELECT blob FROM arrays WHERE id = ?"
+        (blob,) = connection.execute(query, (number,)).fetchone()
+    name, content = damaged(zlib.decompress(blob), random)
+    forge_array(path, content, number)
+    return f"bytes {name} of array {number}"
+
+
+def forge_numbers(path: Path, number: int, random: Random) -> str:
+    """Set some values of an array of numbers to extreme ones."""
+    with editing(path) as connection:
+        query = "SELECT blob FROM arrays WHERE id = ?"
+        (blob,) = connection.execute(query, (number,)).fetchone()
+    array = np.lib.format.read_array(io.BytesIO(zlib.decompress(blob)))
+    if array.dtype.kind not in "biuf" or not array.size:
+        return "nothing"
+    flat = array.astype(float if random.random() < 0.5 else array.dtype).ravel()
+    with np.errstate(all="ignore"):
+        for _ in range(random.choice((1, 3, flat.size))):
+            value = np.array(random.choice(NUMBERS), float)
+            flat[random.randrange(flat.size)] = value.astype(flat.dtype)
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, flat.reshape(array.shape))
+    forge_array(path, stream.getvalue(), number)
+    return f"numbers {flat[:3]} of array {number}"
+
+
+def forge_json(path: Path, table: str, column: str, random: Random) -> str:
+    """Change a value in the JSON of a row, with the right digests."""
+    with editing(path) as connection:
+        rows = connection.execute(f"SELECT id, {column} FROM {table}").fetchall()
+        number, text = random.choice(rows)
+        changed = mutate_json(text, random)
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (changed, number))
+    seal(path)
+    return f"{column} {number}: {changed[:60]}"
+
 
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 7, 2**63, 10**4200, 0.5, "", "x", "NaN", [], {}, [[]], ["a", "a"]),

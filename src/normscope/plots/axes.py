@@ -193,10 +193,10 @@ class _StepTicks(MaxNLocator):
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
         low, high = sorted((vmin, vmax))
-        integers = range(math.ceil(low), math.floor(high) + 1)
-        if not integers:
+        first, last = math.ceil(low), math.floor(high)
+        if first > last:
             return MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(low, high)
-        return [float(integers[0])] if len(integers) == 1 else super().tick_values(vmin, vmax)
+        return [float(first)] if first == last else super().tick_values(vmin, vmax)
 
 
 class _StepLabels(Formatter):

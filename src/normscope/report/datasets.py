@@ -18,7 +18,7 @@ from normscope.report.document import Name, Picture, Report, Section, Table
 from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import describe_scope, not_finite
 from normscope.report.page import write_report
-from normscope.report.pictures import draw_diagrams, scope_picture
+from normscope.report.pictures import draw_diagrams, scope_picture, try_drawing
 from normscope.results.tables import present_versions
 from normscope.text import Table as TextTable
 from normscope.text import join_words, plural
@@ -69,19 +69,23 @@ def dataset_section(
 def _content(dataset: xr.Dataset) -> tuple[list[str], list[Picture], list[Table], str]:
     """Return sentences, pictures, tables and question of a dataset."""
     if _is_scope(dataset):
-        picture = scope_picture(dataset)
+        words, pictures = try_drawing(lambda: _draw_scope(dataset))
         model = dataset.attrs.get("model", "model")
         question = f"How smooth is the training of this {model}, and how do its layers fare?"
-        pictures = [] if picture is None else [picture]
-        return describe_scope(dataset), pictures, [scope_table(dataset)], question
+        return words, pictures, [scope_table(dataset)], question
     table = variables_table(dataset)
     found = dataset_diagrams(dataset)
     if found:
-        words, pictures = draw_diagrams(found)
+        words, pictures = try_drawing(lambda: draw_diagrams(found))
         return words, pictures, [table], ""
     sizes = ", ".join(f"{name}: {size}" for name, size in dataset.sizes.items())
     words = [f"{plural(len(dataset.data_vars), 'variable')} over {sizes or 'no dimension'}."]
     return words, [], [table], ""
+
+
+def _draw_scope(dataset: xr.Dataset) -> tuple[list[str], list[Picture]]:
+    picture = scope_picture(dataset)
+    return describe_scope(dataset), [] if picture is None else [picture]
 
 
 def _is_scope(dataset: xr.Dataset) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.errors import StateError
+from normscope.errors import NormscopeError, StateError
 from normscope.plots.names import BANDS
 from normscope.report.diagrams import has_result
 from normscope.report.document import Panel, Picture
@@ -31,6 +31,8 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # letters as shapes, independent of installed fonts
     "svg.hashsalt": "normscope",  # bit-identical output
 }
+
+Drawn = tuple[list[str], list[Picture]]  # sentences and pictures
 
 _POINTS = 72  # per inch; the unit of the drawings
 _WIDEST = 5.4  # inches that a phone shows with legible letters
@@ -112,6 +114,23 @@ def _panels(figure: Figure, parts: Sequence[Sequence[Artist]]) -> list[Panel]:
         found.append(Panel(names, (left, top, right - left, bottom - top)))
         widths.append(0.0 if part[0] in figure.texts else right - left)  # text may shrink
     return found if max(widths, default=0.0) <= widest else []
+
+
+def try_drawing(draw: Callable[[], Drawn]) -> Drawn:
+    """Return sentences and pictures; if values cannot be drawn, a sentence that says so.
+
+    matplotlib fails on some finite values, such as a range from -1e308 to 1e308.
+
+    Args:
+        draw: returns sentences and pictures.
+    """
+    try:
+        return draw()
+    except NormscopeError:
+        raise
+    except (ArithmeticError, ValueError) as error:
+        reason = " ".join(str(error).split())[:100]
+        return [f"No figure is drawn: matplotlib cannot draw these values ({reason})."], []
 
 
 def draw_diagrams(

@@ -14,7 +14,7 @@ from normscope.report.diagrams import SWEPT, Theory, diagrams
 from normscope.report.document import Download, Picture, Section, Table, Value
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
 from normscope.report.narrative import describe_scope, package_versions, states_sentence
-from normscope.report.pictures import curves_picture, draw_diagrams, scope_picture
+from normscope.report.pictures import curves_picture, draw_diagrams, scope_picture, try_drawing
 from normscope.report.sweep_records import CodeVersions, sweep_command
 from normscope.results import Record, State, Store
 from normscope.results.codec import RawDataset
@@ -119,7 +119,7 @@ def _section(
     records = versions.newest_first(records)
     entries = [read_entry(store, record) for record in records]
     varying = varying_settings([record.parameters for record in records])
-    words, pictures = _draw(name, entries, varying, theory, versions)
+    words, pictures = try_drawing(lambda: _draw(name, entries, varying, theory, versions))
     if name == SWEPT:
         entries = _sort_by_settings(entries, varying)
         records = [each.record for each in entries]

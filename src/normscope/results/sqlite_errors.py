@@ -21,6 +21,8 @@ def translate_errors(name: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _translated(name, error) from error
+    except UnicodeDecodeError as error:  # a message of SQLite's that quotes damaged bytes
+        raise damaged(name, "SQLite reports an error in its schema") from error
 
 
 def _translated(name: str, error: sqlite3.Error) -> NormscopeError:
@@ -28,7 +30,7 @@ def _translated(name: str, error: sqlite3.Error) -> NormscopeError:
     if code == sqlite3.SQLITE_NOTADB:
         return not_a_store(name)
     if code == sqlite3.SQLITE_CORRUPT:
-        return damaged(name, f"SQLite reports {error}")
+        return damaged(name, f"SQLite reports {' '.join(str(error).split())[:160]}")
     if code == sqlite3.SQLITE_INTERRUPT:
         return damaged(name, "a query takes far more steps than a file of its size explains")
     messages = {

@@ -1,4 +1,5 @@
 import sqlite3
+import warnings
 from itertools import product
 
 import numpy as np
@@ -545,3 +546,24 @@ def test_files_of_two_models_are_no_versions_of_each_other(fill_version):
     (section,) = report_of([fill_version(NEW)]).sections
     assert section.paragraphs[1].startswith(f"code {OLD}, model other.py:build: ")
     assert section.paragraphs[2].startswith(f"code {NEW}, model net.py:build: ")
+
+
+def test_values_that_cannot_be_drawn_leave_the_figure_out(path):
+    """A forged or broken run may have any finite values, such as those from -1e308 to 1e308."""
+    steps = np.array([-(2**62), 0, 2**62])
+    values = xr.Dataset({"loss": ("step", [-1.7e308, 0.0, 1.7e308])}, {"step": steps})
+    with Store(path) as store:
+        store.compute("demo", {}, 0, lambda: values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numpy, about the overflow
+        (section,) = report_of([path]).sections
+    assert section.pictures == []
+    assert any(text.startswith("No figure is drawn:") for text in section.paragraphs)
+
+
+def test_steps_beyond_every_index_are_drawn(path):
+    values = xr.Dataset({"loss": ("step", [2.0, 1.0])}, {"step": [-(2**62), 2**62]})
+    with Store(path) as store:
+        store.compute("demo", {}, 0, lambda: values)
+    (section,) = report_of([path]).sections
+    assert len(section.pictures) == 1

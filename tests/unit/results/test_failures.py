@@ -363,3 +363,12 @@ def test_reader_without_permission_follows_a_writer_that_comes_and_goes(sealed: 
             assert seen() == expected
         reader.stdin.close()
         assert reader.wait() == 0
+
+
+@pytest.mark.parametrize("damage", [b"`igest BLOB", b"`igest BL\xffB"])
+def test_damaged_schema_is_told_in_one_line(path: Path, damage: bytes) -> None:
+    """SQLite quotes the rest of the definition, line breaks and bytes that are not UTF-8 too."""
+    path.write_bytes(path.read_bytes().replace(b"digest BLOB", damage))
+    with pytest.raises(DataError, match="is damaged: SQLite reports") as raised:
+        Store(path, read_only=True)
+    assert "\n" not in str(raised.value)
