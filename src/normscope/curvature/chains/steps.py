@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules import module as every_module
 
-from normscope.layers.surgery.trace import trace
+from normscope.problem.trace import trace
 
 #: qualified name of a module (empty for a function replaced by a module), and the module
 Step: TypeAlias = tuple[str, nn.Module]
@@ -113,7 +113,7 @@ def _flattened(
 
 def _traced(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> list[Step]:
     """Return the steps of a forward without branches."""
-    calls = trace(model, is_leaf=is_known)
+    calls = trace(model, is_known)
     if calls is None:
         raise NotAChainError("its forward cannot be traced")
     modules = dict(model.named_modules())

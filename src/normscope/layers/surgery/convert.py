@@ -21,9 +21,9 @@ from normscope.layers.kinds import (
     kind_of,
     normalization,
 )
-from normscope.layers.surgery.copies import copy_module
 from normscope.layers.surgery.inference import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
+from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import require_module
 from normscope.problem.isolation import RandomGenerators
 from normscope.text import Rendered, Table

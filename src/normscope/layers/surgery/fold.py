@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from normscope.errors import ShapeError, StateError
 from normscope.interrupts import interrupt_safe
-from normscope.layers.surgery.copies import copy_module, undisturbed
 from normscope.layers.surgery.fold_plan import Fold, Plan, plan_folding
 from normscope.layers.surgery.fold_weights import Layer, fold_input, fold_output, in_channels
 from normscope.layers.surgery.inference import affine_map
 from normscope.layers.surgery.trial import Trial, find_trial, make_trial
+from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
 from normscope.warn import warn
 

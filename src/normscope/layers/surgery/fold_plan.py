@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from normscope.layers.kinds import is_batch_norm, is_lp_norm, refuse_lazy
+from normscope.layers.surgery.call_graph import CallGraph, call_graphs, is_plain_layer
 from normscope.layers.surgery.fold_weights import (
     Layer,
     misfit_after,
@@ -17,7 +18,6 @@ from normscope.layers.surgery.fold_weights import (
     spatial_dimensions,
 )
 from normscope.layers.surgery.inference import affine_map, modules_after
-from normscope.layers.surgery.trace import CallGraph, call_graphs, is_plain_layer
 from normscope.problem.hooks import has_forward_hooks, has_global_hooks
 
 

@@ -11,8 +11,10 @@ from torch import Tensor, distributed, nn
 
 from normscope.errors import InputError
 from normscope.layers.kinds import NoNorm, is_lp_norm, is_norm
+from normscope.layers.surgery.call_graph import PLAIN_LAYERS
 from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
-from normscope.layers.surgery.trace import PLAIN_LAYERS, chain_of_calls
+from normscope.problem.copies import copy_module, undisturbed
+from normscope.problem.trace import trace
 
 _OPTIONS = (
     "eps", "affine", "bias", "momentum", "track_running_stats", "centred", "process_group",
@@ -184,7 +186,7 @@ def insertion_sites(model: nn.Module) -> list[Site]:
 
 def _layers_in(prefix: str, module: nn.Module) -> Iterator[Site]:
     sequential = type(module).forward is nn.Sequential.forward
-    names = list(module._modules) if sequential else chain_of_calls(module)
+    names = list(module._modules) if sequential else _chain_of_calls(module)
     if names is None:
         raise _no_site(prefix, module)
     for name in names:
@@ -198,6 +200,28 @@ def _layers_in(prefix: str, module: nn.Module) -> Iterator[Site]:
             yield Site(qualified, child, *size, {}, _like(child), prefix)
         elif child is not None and any(isinstance(m, PLAIN_LAYERS) for m in child.modules()):
             yield from _layers_in(qualified, child)
+
+
+def _chain_of_calls(module: nn.Module) -> list[str] | None:
+    """Return the modules that a forward pass calls, if each takes the output of the one before.
+
+    Args:
+        module: a module with one input; it is copied, not changed.
+
+    Returns:
+        The names in order; None if the forward pass branches or cannot be traced.
+
+    >>> _chain_of_calls(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    ['0', '1']
+    """
+    with undisturbed(module):
+        result = trace(copy_module(module).eval(), lambda child: True)
+    if result is None:
+        return None
+    _, *rest = result[0].nodes
+    if any(node.all_input_nodes != [node.prev] for node in rest):
+        return None
+    return [str(node.target) for node in rest if node.op == "call_module"]
 
 
 def _no_site(prefix: str, module: nn.Module) -> InputError:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from normscope.layers.surgery.copies import copy_module
-from normscope.layers.surgery.trace import CallGraph
+from normscope.layers.surgery.call_graph import CallGraph
 from normscope.layers.surgery.trial_inputs import Shapes, as_input, candidate_shapes, first_layers
 from normscope.problem.batch import follow_model, map_tensors
+from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import FitCheck, is_finite
 from normscope.problem.isolation import RandomGenerators
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.surgery.call_graph import PLAIN_LAYERS, CallGraph
 from normscope.layers.surgery.fold_weights import in_channels, spatial_dimensions
-from normscope.layers.surgery.trace import PLAIN_LAYERS, CallGraph
 
 Shapes = list[tuple[int, ...]]
 """One shape for each input."""

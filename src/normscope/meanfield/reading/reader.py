@@ -12,8 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.errors import InputError, NoClosureError, StateError
-from normscope.layers.surgery.copies import copy_module, undisturbed
-from normscope.layers.surgery.trace import trace
+from normscope.layers.surgery.call_graph import is_known_layer
 from normscope.layers.surgery.trial import trace_differs
 from normscope.meanfield.activations import Addition, Dropout, Nonlinearity
 from normscope.meanfield.field import Operation, Weighted
@@ -27,7 +26,9 @@ from normscope.meanfield.reading.rules import (
     operation_of_module,
 )
 from normscope.meanfield.weighted import Linear
+from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
+from normscope.problem.trace import trace
 
 # What a value of the forward pass is, if it is not the output of an operation.
 _OTHER_INPUT = "input"  # an input after the first
@@ -81,7 +82,7 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
     except StateError as error:
         reason = str(error).partition(";")[0]
         raise NoClosureError(f"the theory cannot read {kind}: {reason}", MEASURE) from error
-    calls = trace(root)
+    calls = trace(root, is_known_layer)
     if calls is None:
         raise NoClosureError(
             f"the forward pass of {kind} cannot be traced (it may branch on values, or take "

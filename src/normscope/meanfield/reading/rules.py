@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from normscope.layers.kinds import is_batch_norm, kind_of
+from normscope.layers.surgery.call_graph import is_plain_layer
 from normscope.layers.surgery.fold_weights import spatial_dimensions
-from normscope.layers.surgery.trace import is_plain_layer
 from normscope.meanfield.activations import (
     ACTIVATIONS,
     Addition,

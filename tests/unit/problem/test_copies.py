@@ -8,8 +8,8 @@ from torch import nn
 
 from normscope.errors import NoClosureError, StateError
 from normscope.layers import convert, fold
-from normscope.layers.surgery.copies import copy_module
 from normscope.meanfield import predict
+from normscope.problem.copies import copy_module
 
 
 def wrapped(function):
