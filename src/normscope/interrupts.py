@@ -69,48 +69,39 @@ def interrupts_wait(function: Callable[P, T]) -> Callable[P, T]:
 class Undo:
     """An action that restores state; it runs once, when called or at the end of the public call.
 
-    Create it before the state changes. The action must be repeatable: an interrupt in its middle
-    makes it run again. Later ones that an interrupt skipped run first: their state is an inner one.
+    Create it before the state changes. The action must be repeatable: an interrupt in its middle,
+    or one that skipped the undo of a later, inner change, makes it run again.
 
     Args:
         action: restores the state.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
-        self._action: Callable[[], None] | None = action
+        self.action: Callable[[], None] | None = action
+        self.is_done = False
         self._guard = _active_guard()
         if self._guard is not None:
             self._guard.undos.append(self)
 
     def __call__(self) -> None:
         """Restore the state, unless this was done before."""
-        registered = self._guard.undos if self._guard is not None else []
-        inner = registered[registered.index(self) + 1 :] if self in registered else []
-        with contextlib.ExitStack() as last_first:
-            for undo in [self, *inner]:
-                last_first.callback(undo._run)
-
-    def _run(self) -> None:
-        action = self._action
-        if action is None:
+        if self.is_done or self.action is None:
             return
         try:
-            action()
+            self.action()
         except KeyboardInterrupt:
             if self._guard is None:  # otherwise the guard repeats it
-                action()
-                self.dismiss()
+                self.action()
             raise
-        except BaseException:
-            self.dismiss()
-            raise
-        self.dismiss()
+        self.is_done = True
+        if self._guard is not None:
+            self._guard.forget_done()
 
     def dismiss(self) -> None:
         """Do not restore the state: the change is complete and stays."""
-        self._action = None
-        if self._guard is not None and self in self._guard.undos:
-            self._guard.undos.remove(self)
+        self.is_done, self.action = True, None
+        if self._guard is not None:
+            self._guard.forget_done()
 
 
 @contextlib.contextmanager
@@ -180,6 +171,11 @@ class _Guard:
         if waiting is not None and self.handler is not None:
             self.handler(*waiting)
 
+    def forget_done(self) -> None:
+        """Forget the undos that ran, up to one that did not: after an error they run again."""
+        while self.undos and self.undos[-1].is_done:
+            self.undos.pop()
+
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
         """Let interrupts wait inside."""
@@ -198,11 +194,16 @@ class _Guard:
             error: what the call raised.
         """
         self._is_closed = True
+        undos, self.undos = self.undos, []
         try:
             _end_contexts(error)
             with contextlib.ExitStack() as last_first:
-                for restore in self._captured + [undo._run for undo in self.undos]:
+                for restore in self._captured:
                     last_first.callback(restore)
+                for undo in undos:
+                    if undo.action is not None and (error is not None or not undo.is_done):
+                        last_first.callback(undo.action)
+                    undo.dismiss()
         finally:
             _ACTIVE.guard = None
             if self.handler is not None:

@@ -237,18 +237,35 @@ def test_an_undo_runs_once_and_a_dismissed_one_never():
     assert done == ["called", "left"]
 
 
-def test_an_outer_undo_runs_the_inner_ones_first():
+def test_the_outer_state_wins_if_an_inner_undo_was_skipped():
     done = []
 
     @interrupt_safe
     def call():
         outer = Undo(lambda: done.append("outer"))
-        inner = Undo(lambda: done.append("inner"))
+        Undo(lambda: done.append("inner"))
         outer()
-        inner()  # late, as by a generator that the traceback of an interrupt kept alive
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        call()
+    assert done == ["outer", "inner", "outer"]
+
+
+def test_a_late_undo_does_not_run_the_inner_ones():
+    """A generator that is freed late must not restore a model that is in use."""
+    done = []
+
+    @interrupt_safe
+    def call():
+        late = Undo(lambda: done.append("late"))
+        inner = Undo(lambda: done.append("inner"))
+        late()
+        assert done == ["late"]
+        inner()
 
     call()
-    assert done == ["inner", "outer"]
+    assert done == ["late", "inner"]
 
 
 def test_all_undos_run_although_one_fails():
