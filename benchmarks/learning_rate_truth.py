@@ -65,8 +65,8 @@ def true_onset(case: Case, model: nn.Module) -> list[float]:
     return onsets_of(run, LIMITS[case.loss])
 
 
-def onsets_of(run: Run, limit: float) -> list[float]:
-    """The smallest unstable learning rate to 5 %, for each of three orders of the data.
+def onsets_of(run: Run, limit: float, orders: int = ORDERS) -> list[float]:
+    """The smallest unstable learning rate to 5 %, for each of some orders of the data.
 
     The rate rises by half from a fiftieth of where a growing one breaks, so that no unstable rate
     below is passed over by more; then in three smaller steps; then by bisection. A tenth is not
@@ -75,7 +75,7 @@ def onsets_of(run: Run, limit: float) -> list[float]:
     """
     start = _scout(run, limit) / _CAUTION
     found: list[float] = []
-    for order in range(ORDERS):
+    for order in range(orders):
         found.append(_onset(run, limit, order, start))
         start = min(found) / 2
     return found
