@@ -40,6 +40,7 @@ class Advice(Rendered):
             norm layer, else None.
         mode: how batch statistics and dropout were treated: "train", "frozen", "eval" or "as_is".
         held: names of the norm layers that used their running statistics.
+        calibrated: whether the loss is one on which prediction and threshold were calibrated.
     """
 
     rule: UpdateRule
@@ -55,6 +56,7 @@ class Advice(Rendered):
     scaled_layer: str | None = None
     mode: str = "train"
     held: tuple[str, ...] = ()
+    calibrated: bool = True
 
     @property
     def bound(self) -> float:

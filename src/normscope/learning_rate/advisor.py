@@ -46,6 +46,7 @@ from normscope.problem.modes import check_mode, training_flags
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.precheck import check_data
 from normscope.problem.problem import Data, Problem
+from normscope.problem.recognition import is_cross_entropy, is_squared_error
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.validation import check_bool, check_callback, check_integer
 
@@ -182,6 +183,7 @@ def _measure(
         scaled_layer=layer_scaled_by_gamma(problem, batches[0], seed, mode),
         mode=mode,
         held=held,
+        calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
     )
 
 
@@ -189,8 +191,9 @@ def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:
     """Reject a loss without positive curvature, for which the bound is infinite."""
     if not math.isfinite(curvature.bound(rule)):
         raise StateError(
-            "the loss has no positive curvature at these weights, so that no learning rate is too "
-            "large; start from weights at which the loss depends on the parameters."
+            "the loss has no positive curvature at these weights, which a bound on the learning "
+            "rate needs; start from weights at which the loss depends on the parameters, and use "
+            "a loss that is not linear in them."
         )
 
 

@@ -42,7 +42,7 @@ class MeasuredCurvature(Rendered):
         shares: squared length of the top eigenvector by module, in decreasing order; they sum to
             one. Of the batch with the largest value.
         kind: "ggn", or "hessian" where the loss does not show the model's output or uses parameters
-            beside it.
+            beside it, or is linear in it.
         converged: whether every search did.
         products: matvecs of all searches.
         seconds: of all searches.
@@ -98,7 +98,8 @@ def measure_curvature(
     initial outputs the curvature rises at once, and a bound from the start alone would not hold:
     it is measured again after 1 step at that bound, after 4 at the new one, and after 16. If these
     did not decrease the loss, the network is on a plateau: `leave_plateau` leaves it, and the
-    checks are repeated from there.
+    checks are repeated from there. The Hessian takes its place where it is zero, as for a loss that
+    is linear in the outputs (the negative log-likelihood, L1, hinge).
 
     Args:
         problem: model, loss and data; not changed.
@@ -114,11 +115,13 @@ def measure_curvature(
     """
     begin = time.perf_counter()
     start = TrialStart(problem, batches, preconditioner, seed, mode=mode)
-    kind = "ggn" if start.evaluator(0).loss_is_of_output else "hessian"
-    checks = _CurvatureChecks(kind, rule, start, seed)
-    for number in range(len(batches)):
-        progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))
-        checks.measure_batch(start.evaluator(number))
+    for kind in ("ggn", "hessian") if start.evaluator(0).loss_is_of_output else ("hessian",):
+        checks = _CurvatureChecks(kind, rule, start, seed)
+        for number in range(len(batches)):
+            progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))
+            checks.measure_batch(start.evaluator(number))
+        if max(checks.values) > 0:
+            break
     later, decreased = checks.after_steps(start, max(*checks.values, 0.0), progress)
     beyond = [] if decreased else checks.beyond_plateau(start, max(checks.values))
     return MeasuredCurvature(

@@ -193,9 +193,15 @@ def _explain_limit(advice: Advice) -> str:
 def _explain_criterion(advice: Advice) -> str:
     if advice.growth_limit is None:
         return ""
-    return (
+    text = (
         f"Unstable: within {STEPS} steps the loss is not finite, or beyond {advice.growth_limit:g} "
         "times its first value."
+    )
+    if advice.calibrated:
+        return text
+    return (
+        f"{text} This multiple and the prediction are calibrated on the cross-entropy and the "
+        "squared error, not on this loss."
     )
 
 

@@ -73,7 +73,8 @@ def run_sample_trials(
     the gradient, until one is stable; bisection follows until 36 gradients are used. A network
     whose outputs hardly differ is first trained until it leaves its plateau, on which every rate is
     stable for a while. At least 18 gradients are left for the rates. Whole batches are used if the
-    network is already trained, or if its loss differs much between batches of 32.
+    network is already trained, if its loss differs much between batches of 32, or if the loss
+    depends on the number of samples, as a sum over them does.
 
     Args:
         problem: model and loss; not changed.
@@ -88,10 +89,13 @@ def run_sample_trials(
         The rates that enclose the limit.
     """
     pieces = _small_batches(problem, batches, seed)
+    (first_loss,) = TrialStart(problem, batches[:1], seed=seed, mode=mode).first_losses
     small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
     with small.prepared():
         outputs = TrialRun(small, rule, 0.0).outputs()
-        if not (_is_noisy(small.first_losses) or _is_trained(small, outputs)):
+        losses = small.first_losses
+        is_alike = _is_mean(losses, first_loss) and not _is_noisy(losses)
+        if is_alike and not _is_trained(small, outputs):
             return _run_trials(small, rule, outputs)
     whole = TrialStart(problem, batches, preconditioner, seed, mode=mode)
     with whole.prepared():
@@ -119,6 +123,11 @@ def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> lis
     generator = torch.Generator().manual_seed(seed)
     mixed = [random_rows(batch, sample_count(batch), generator) for batch in batches]
     return [small for batch in mixed for small in split_batch(batch, _SAMPLES)][:_BATCHES]
+
+
+def _is_mean(losses: Sequence[float], whole: float) -> bool:
+    """Return whether small batches have the loss of a whole one on average, to a third."""
+    return 0.75 * whole <= statistics.mean(losses) <= whole / 0.75
 
 
 def _is_noisy(losses: Sequence[float]) -> bool:
