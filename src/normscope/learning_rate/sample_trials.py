@@ -89,12 +89,11 @@ def run_sample_trials(
         The rates that enclose the limit.
     """
     pieces = _small_batches(problem, batches, seed)
-    (first_loss,) = TrialStart(problem, batches[:1], seed=seed, mode=mode).first_losses
     small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
     with small.prepared():
         outputs = TrialRun(small, rule, 0.0).outputs()
-        losses = small.first_losses
-        is_alike = _is_mean(losses, first_loss) and not _is_noisy(losses)
+        losses, (whole_loss,) = small.first_losses, small.losses_on([problem.prepare(batches[0])])
+        is_alike = _is_mean(losses, whole_loss) and not _is_noisy(losses)
         if is_alike and not _is_trained(small, outputs):
             return _run_trials(small, rule, outputs)
     whole = TrialStart(problem, batches, preconditioner, seed, mode=mode)

@@ -14,7 +14,8 @@ from normscope.learning_rate.network_properties import held_norm_layers
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.meanfield.softmax import output_curvature
 from normscope.problem.batch import Batch
-from normscope.problem.modes import training_flags
+from normscope.problem.isolation import isolated
+from normscope.problem.modes import set_flags, training_flags
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import KnownLoss, is_cross_entropy, known_loss
 from normscope.text import Rendered
@@ -70,7 +71,8 @@ def mean_field_bound(
         return MeanFieldBound(None, f"the theory is about SGD, not {rule.name}")
     if not problem.has_outputs:
         return MeanFieldBound(None, "the theory needs a loss(output, target)")
-    held = held_norm_layers(problem.model, training_flags(problem.model, mode))
+    flags = training_flags(problem.model, mode)
+    held = held_norm_layers(problem.model, flags)
     if held:
         reason = f"the theory has batch statistics, not the running ones of {held[0]!r}"
         return MeanFieldBound(None, f"{reason}, which is in eval mode")
@@ -83,9 +85,11 @@ def mean_field_bound(
             "or ignored labels",
         )
     try:
-        found = meanfield.predict(
-            problem.model, tuple(batch[0].shape[1:]), closure=closure, data=batch[0]
-        )
+        with isolated(problem.model):
+            set_flags(problem.model, flags)  # which the theory reads
+            found = meanfield.predict(
+                problem.model, tuple(batch[0].shape[1:]), closure=closure, data=batch[0]
+            )
         if found.lambda_max is None or not 0 < found.lambda_max < math.inf:
             return MeanFieldBound(None, f"the theory gives no eigenvalue ({found.regime})")
         name = "squared_error" if known.kind == "squares" else known.kind

@@ -101,9 +101,17 @@ class TrialStart:
     @cached_property
     def first_losses(self) -> list[float]:
         """The loss of every batch at the start, by one forward pass each."""
+        return self.losses_on(self.placed)
+
+    def losses_on(self, batches: Sequence[Batch]) -> list[float]:
+        """Return the loss of other batches at the start, by one forward pass each.
+
+        Args:
+            batches: as `Problem.prepare` returns them.
+        """
         losses = []
         with self.context(self._evaluator.leaves()), torch.no_grad():
-            for batch in self.placed:
+            for batch in batches:
                 self._reseed()
                 losses.append(self.problem.loss_on(copy_batch(batch)).item())
         return losses
