@@ -120,6 +120,38 @@ def test_compare_takes_the_optimizer_and_says_what_it_is_of(capsys):
     assert row["advice"]["optimizer"] == "Adam"
 
 
+FROZEN = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    hidden = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(8, 10)).eval()
+"""
+
+
+@pytest.mark.parametrize("command", ["lr", "compare"])
+def test_model_is_measured_as_it_is_unless_a_mode_is_asked_for(command, tmp_path, capsys):
+    (tmp_path / "frozen.py").write_text(FROZEN)
+    arguments = [command, f"{tmp_path / 'frozen.py'}:build", "--data", "digits", "--no-verify"]
+    arguments += ["--norms", "batch", "--steps", "1"] if command == "compare" else []
+    found = {}
+    for mode in ("as_is", "train", "eval"):
+        asked = [] if mode == "as_is" else ["--mode", mode]
+        assert main([*arguments, "--json", *asked]) == 0
+        out, err = capsys.readouterr()
+        advice = json.loads(out)
+        advice = advice["norms"][0]["advice"] if command == "compare" else advice
+        found[mode] = advice["limit"]
+        assert advice["mode"] == mode
+        notes = [line for line in err.splitlines() if "in eval mode" in line]
+        assert len(notes) == (mode == "as_is")
+        assert all(line.startswith("normscope: note: the model") for line in notes)
+        assert all("--mode train" in line for line in notes)
+    assert found["as_is"] == found["eval"] < found["train"] / 2
+
+
 def test_adam_is_said_to_be_an_estimate(capsys):
     assert main(["lr", *SMALL, "--optimizer", "adam", "--no-verify"]) == 0
     assert capsys.readouterr().out.startswith(
@@ -193,6 +225,8 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
         (["lr", *SMALL, "--loss", "mse"], "did you mean 'squared_error'?"),
         (["lr", *SMALL, "--out", "figure.xyz"], "Choices: .pdf, .png, .svg."),
         (["lr", *SMALL, "--out", "figure.svgg"], "did you mean '.svg'?"),
+        (["lr", *SMALL, "--mode", "as-is"], "did you mean 'as_is'?"),
+        (["compare", *SMALL, "--mode", "tain"], "did you mean 'train'?"),
         (["lr", "fully_connected"], "Missing option"),
         (["compare", *SMALL, "--norms", "bach"], "did you mean 'batch'?"),
         (["compare", *SMALL, "--norms", ","], "must be a list"),

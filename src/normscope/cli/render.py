@@ -8,11 +8,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from normscope.errors import NormscopeWarning
 from normscope.text import text_table, wrap
 
 if TYPE_CHECKING:
@@ -148,3 +151,20 @@ def describe_parameters(model: nn.Module, whose: str = "") -> str:
     if trained == every:
         return "all parameters"
     return f"the {trained:,} of {every:,} parameters{whose} that are trained"
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print normscope's warnings as notes on stderr, with options in place of arguments."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_note(message: Any, category: type[Warning], *more: Any, **options: Any) -> None:
+            if issubclass(category, NormscopeWarning):
+                print_to_stderr(str(message).replace("mode='train'", "--mode train"))
+            else:
+                show(message, category, *more, **options)
+
+        warnings.simplefilter("default", NormscopeWarning)
+        warnings.showwarning = show_note
+        yield
