@@ -52,6 +52,10 @@ def _check(path: Path, what: str) -> None:
     try:
         try_write(path)
     except OSError as error:
+        if path.exists() and not path.is_file():
+            raise InputError(
+                f"the {what} cannot go to {path}, which is a device or a pipe; name a file."
+            ) from error
         folder = path.parent
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         reason = f"is not writable ({error.strerror or error})"

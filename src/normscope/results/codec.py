@@ -20,7 +20,7 @@ from xarray.indexes import PandasMultiIndex
 
 from normscope.errors import ArgumentTypeError
 from normscope.results.arrays import compress, decompress, is_plain
-from normscope.results.record import check_string
+from normscope.results.record import DEEPEST, check_string, dump_json, nesting_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +116,7 @@ def encode(raw: RawDataset) -> Content:
         )
     attributes = _encode_attributes(raw.attributes, arrays, "of the dataset")
     layout = {"variables": variables, "attributes": attributes}
-    text = json.dumps(layout, separators=(",", ":"), allow_nan=False)
-    return Content(text, tuple(map(compress, arrays)))
+    return Content(dump_json(layout, "an attribute"), tuple(map(compress, arrays)))
 
 
 def decode(content: Content) -> RawDataset:
@@ -179,7 +178,7 @@ def _decode_attributes(encoded: Iterable[Any], arrays: list[np.ndarray]) -> dict
     return {_known_name(name): _decode_value(value, arrays) for name, value in encoded}
 
 
-def _encode_value(value: Any, arrays: list[np.ndarray], label: str) -> Any:
+def _encode_value(value: Any, arrays: list[np.ndarray], label: str, levels: int = DEEPEST) -> Any:
     """Encode an attribute's value as strict JSON.
 
     JSON types stand for themselves. Tuples, mappings, floats that are not finite and numpy values
@@ -195,12 +194,17 @@ def _encode_value(value: Any, arrays: list[np.ndarray], label: str) -> Any:
         return value if math.isfinite(value) else {"type": "float", "value": repr(value)}
     if isinstance(value, str):
         return check_string(value, label)
+    if type(value) in (list, tuple, dict) and not levels:
+        raise nesting_error(label)
     if type(value) in (list, tuple):
-        items = [_encode_value(item, arrays, label) for item in value]
+        items = [_encode_value(item, arrays, label, levels - 1) for item in value]
         return items if type(value) is list else {"type": "tuple", "value": items}
     if type(value) is dict:
         items = [
-            [check_string(name, f"a name in {label}"), _encode_value(item, arrays, label)]
+            [
+                check_string(name, f"a name in {label}"),
+                _encode_value(item, arrays, label, levels - 1),
+            ]
             for name, item in value.items()
         ]
         return {"type": "mapping", "value": items}

@@ -29,6 +29,7 @@ CODE = "code"  # parameter with the digest of the user's files; set by the sweep
 _CUSTOM_PARTS = ("model", "data", "loss")  # parameters that may be import paths
 _RESERVED = ("experiment", "state", "seed")  # arguments of Store.select
 _LARGEST = 2**63 - 1  # of an integer in SQLite
+DEEPEST = 100  # levels of lists and dicts in parameters and attributes
 
 
 class State(StrEnum):
@@ -231,9 +232,26 @@ def canonical_json(value: Any, label: str = "value") -> str:
     >>> canonical_json({"b": (1, 2.5), "a": None})
     '{"a":null,"b":[1,2.5]}'
     """
-    return json.dumps(
-        json_value(value, label), sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
+    return dump_json(json_value(value, label), label, sort_keys=True)
+
+
+def dump_json(value: Any, label: str, *, sort_keys: bool = False) -> str:
+    """Return the strict JSON of a value of JSON types, without spaces.
+
+    Args:
+        value: to write.
+        label: its name in errors.
+        sort_keys: whether the names of dicts are sorted.
+
+    Raises:
+        InputError: if it holds an integer of thousands of digits.
+    """
+    try:
+        return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:  # Python limits the digits of integers
+        raise InputError(
+            f"{label} cannot be written as JSON ({error}); use numbers of fewer digits."
+        ) from error
 
 
 def json_value(value: Any, label: str = "value") -> Any:
@@ -245,8 +263,19 @@ def json_value(value: Any, label: str = "value") -> Any:
 
     Raises:
         ArgumentTypeError: if it holds a type without exact JSON.
-        InputError: if it holds NaN or infinity.
+        InputError: if it holds NaN or infinity, or is nested too deeply.
     """
+    return _json_value(value, label)
+
+
+def nesting_error(label: str) -> InputError:
+    """Error for lists and dicts that are nested so deeply that a reader could not follow them."""
+    return InputError(
+        f"{label:.40} has lists or dicts nested more than {DEEPEST} deep; use fewer levels."
+    )
+
+
+def _json_value(value: Any, label: str, levels: int = DEEPEST) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = _python_value(value, label)
     if value is None or isinstance(value, bool):
@@ -261,11 +290,17 @@ def json_value(value: Any, label: str = "value") -> Any:
                 f"{label} is {value}, which JSON cannot hold; use a finite number or None."
             )
         return float(value)
+    if isinstance(value, list | tuple | Mapping) and not levels:
+        raise nesting_error(label)
     if isinstance(value, list | tuple):
-        return [json_value(item, f"{label}[{index}]") for index, item in enumerate(value)]
+        return [
+            _json_value(item, f"{label}[{index}]", levels - 1) for index, item in enumerate(value)
+        ]
     if isinstance(value, Mapping):
         return {
-            check_string(name, f"a name in {label}"): json_value(item, f"{label}[{name!r}]")
+            check_string(name, f"a name in {label}"): _json_value(
+                item, f"{label}[{name!r}]", levels - 1
+            )
             for name, item in value.items()
         }
     raise ArgumentTypeError(

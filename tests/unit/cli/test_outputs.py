@@ -219,3 +219,9 @@ def test_interrupt_says_what_was_kept_and_how_to_go_on(tmp_path):
     assert told() == kept
     path.write_bytes(b"no store")
     assert told() == kept  # who cannot look promises no loss
+
+
+def test_device_or_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.svg")
+    with pytest.raises(InputError, match=r"pipe\.svg, which is a device or a pipe; name a file"):
+        check_file(tmp_path / "pipe.svg", "figure")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import xarray as xr
 import normscope
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.report.narrative import factor_of
-from normscope.results import record_key
+from normscope.results import Store, record_key
 from normscope.results.record import canonical_json, training_settings
 
 
@@ -139,3 +140,52 @@ def test_settings_are_those_of_the_trainings():
     found = xr.Dataset(attrs={"settings": '{"divergence_factor": 50, "norm": "batch"}'})
     assert training_settings(found)["norm"] == "batch"
     assert factor_of([found, found]) == 50.0
+
+
+def nested(depth: int, wrap: Callable[[Any], Any]) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+WRAPS: list[Callable[[Any], Any]] = [
+    lambda value: [value],
+    lambda value: (value, 2),
+    lambda value: {"a": value},
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_what_is_stored_can_be_read_however_deep(wrap: Callable[[Any], Any]) -> None:
+    value = nested(98, wrap)
+    with Store(":memory:") as store:
+        found = store.compute("demo", {"a": value}, 0, lambda: xr.Dataset(attrs={"a": value}))
+        assert found.attrs["a"] == value
+        assert len(store.select("demo", a=value)) == 1
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("depth", [101, 5000])
+def test_deeper_nesting_is_refused_in_one_sentence(wrap: Callable[[Any], Any], depth: int) -> None:
+    value = nested(depth, wrap)
+    with Store(":memory:") as store:
+        with pytest.raises(InputError, match="nested more than 100 deep; use fewer levels"):
+            store.add("demo", {"a": value}, 0)
+        with pytest.raises(InputError, match="nested more than 100 deep; use fewer levels"):
+            store.compute("demo", {}, 0, lambda: xr.Dataset(attrs={"a": value}))
+
+
+def test_list_that_contains_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InputError, match="nested more than 100 deep"):
+        record_key("demo", {"a": endless}, 0)
+
+
+def test_integer_of_too_many_digits_is_refused() -> None:
+    with Store(":memory:") as store:
+        with pytest.raises(InputError, match="use numbers of fewer digits"):
+            store.add("demo", {"a": 10**5000}, 0)
+        with pytest.raises(InputError, match="use numbers of fewer digits"):
+            store.compute("demo", {}, 0, lambda: xr.Dataset(attrs={"a": 10**5000}))
