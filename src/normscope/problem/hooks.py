@@ -12,15 +12,19 @@ _FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Return whether hooks of the module may change its input or output.
+def has_hooks(module: nn.Module, backward: bool = True) -> bool:
+    """Return whether hooks of the module may change its input, output or gradients.
 
     Hooks of all modules are not counted: see `has_global_hooks`.
 
-    >>> has_forward_hooks(nn.ReLU())
+    Args:
+        module: any module.
+        backward: whether hooks of the backward pass count too.
+
+    >>> has_hooks(nn.ReLU())
     False
     """
-    return any(vars(module).get(hooks) for hooks in _FORWARD_HOOKS)
+    return any(vars(module).get(hooks) for hooks in _names(backward))
 
 
 def has_global_hooks(backward: bool = True) -> bool:
@@ -29,8 +33,22 @@ def has_global_hooks(backward: bool = True) -> bool:
     Args:
         backward: whether hooks of the backward pass count too.
     """
-    names = (*_FORWARD_HOOKS, *(_BACKWARD_HOOKS if backward else ()))
-    return any(getattr(torch_module, f"_global{hooks}") for hooks in names)
+    return any(getattr(torch_module, f"_global{hooks}") for hooks in _names(backward))
+
+
+def _names(backward: bool) -> tuple[str, ...]:
+    return (*_FORWARD_HOOKS, *_BACKWARD_HOOKS) if backward else _FORWARD_HOOKS
+
+
+def has_own_call(module: nn.Module) -> bool:
+    """Return whether a call runs other code than the ``forward`` of the module's class.
+
+    So it is if ``forward`` was replaced or compiled, or if the class overrides ``__call__``.
+    """
+    own = vars(module)
+    if "forward" in own or own.get("_compiled_call_impl") is not None:
+        return True
+    return type(module).__call__ is not _CALL
 
 
 def is_unchanged(module: nn.Module) -> bool:
@@ -46,14 +64,10 @@ def is_unchanged(module: nn.Module) -> bool:
     >>> is_unchanged(loss)
     False
     """
-    own = vars(module)
-    if has_global_hooks() or any(own.get(hooks) for hooks in (*_FORWARD_HOOKS, *_BACKWARD_HOOKS)):
-        return False
-    if "forward" in own or own.get("_compiled_call_impl") is not None:
+    if has_global_hooks() or has_hooks(module) or has_own_call(module):
         return False
     owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
-    is_own = defining_module(vars(owner)["forward"]) == owner.__module__
-    return is_own and type(module).__call__ is _CALL
+    return defining_module(vars(owner)["forward"]) == owner.__module__
 
 
 def defining_module(function: object) -> str:

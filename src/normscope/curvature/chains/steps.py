@@ -10,14 +10,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.nn.modules import module as every_module
 
+from normscope.problem.hooks import has_global_hooks, has_hooks, has_own_call
 from normscope.problem.trace import trace
 
 #: qualified name of a module (empty for a function replaced by a module), and the module
 Step: TypeAlias = tuple[str, nn.Module]
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class NotAChainError(Exception):
@@ -81,15 +79,11 @@ def steps_of(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> tuple[l
 
 def refuse_hooks(model: nn.Module) -> None:
     """Raise `NotAChainError` if hooks or replaced methods may change what a module computes."""
-    if any(getattr(every_module, f"_global{hooks}") for hooks in _HOOKS):
+    if has_global_hooks():
         raise NotAChainError("there are global module hooks")
     for name, module in model.named_modules():
-        if any(module.__dict__.get(hooks) for hooks in _HOOKS):
-            raise NotAChainError(f"{name!r} has hooks")
-        if "forward" in module.__dict__ or module._compiled_call_impl is not None:
-            raise NotAChainError(f"the forward of {name!r} is replaced or compiled")
-        if type(module).__call__ is not nn.Module.__call__:
-            raise NotAChainError(f"{name!r} overrides __call__")
+        if has_hooks(module) or has_own_call(module):
+            raise NotAChainError(f"{name!r} has hooks, or its forward is replaced or compiled")
 
 
 def _flattened(

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.problem.copies import copy_module
-from normscope.problem.hooks import defining_module, has_forward_hooks
+from normscope.problem.hooks import defining_module, has_hooks
 from normscope.problem.trace import trace
 
 PLAIN_LAYERS = (
@@ -99,7 +99,7 @@ class CallGraph:
     def is_identity(self, node: fx.Node) -> bool:
         """Return whether the node returns its input unchanged in eval mode."""
         module = self.module(node)
-        if not isinstance(module, _IDENTITY_IN_EVAL) or has_forward_hooks(module):
+        if not isinstance(module, _IDENTITY_IN_EVAL) or has_hooks(module, backward=False):
             return node in self.dissolved
         return defining_module(type(module).forward).startswith("torch.nn.")
 

@@ -18,7 +18,7 @@ from normscope.layers.surgery.fold_weights import (
     spatial_dimensions,
 )
 from normscope.layers.surgery.inference import affine_map, modules_after
-from normscope.problem.hooks import has_forward_hooks, has_global_hooks
+from normscope.problem.hooks import has_global_hooks, has_hooks
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class _Planner:
             return f"it is called {self._calls[id(module)]} times in one forward pass"
         if not self._exact and self._places[id(module)] > 1:
             return "it is in several places of the model"
-        if has_forward_hooks(module):
+        if has_hooks(module, backward=False):
             return "it has forward hooks"
         if parametrize.is_parametrized(module):
             return "it is parametrized"

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from normscope.errors import NoClosureError
 from normscope.layers.kinds import is_batch_norm
 from normscope.meanfield.graph import MEASURE
-from normscope.problem.hooks import has_forward_hooks, has_global_hooks
+from normscope.problem.hooks import has_global_hooks, has_hooks
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -33,7 +33,7 @@ def refuse_hooks(model: nn.Module) -> None:
             f"Remove it. {MEASURE}",
         )
     for name, module in model.named_modules():
-        if has_forward_hooks(module):
+        if has_hooks(module, backward=False):
             raise NoClosureError(
                 f"{name or 'the model'}: a forward hook may change what {type(module).__name__} "
                 "returns, which the theory cannot read",
