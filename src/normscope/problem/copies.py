@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normscope.errors import StateError
+from normscope.problem.attributes import plain_attributes
 from normscope.problem.isolation import isolated
 
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 _CONTAINERS = (list, tuple, dict)
 _RELEVANT = (nn.Module, Tensor, FunctionType, MethodType, partial, *_CONTAINERS)
 
@@ -100,8 +100,7 @@ def _rebind_functions(copied: nn.Module, original: nn.Module, copies: Mapping[in
     own = {id(each) for each in (*original.modules(), *original.parameters())}
     rebinding = _Rebinding(copies)
     for path, module in copied.named_modules():
-        attributes = {n: v for n, v in vars(module).items() if n not in _MODULE_ATTRIBUTES}
-        for name, value in attributes.items():
+        for name, value in plain_attributes(module).items():
             if not any(id(each) in own for each in _held_by_functions(value)):
                 continue
             module.__dict__[name] = rebound = rebinding.of(value)

@@ -7,7 +7,6 @@ attributes, flags and hooks back, and every random number generator its state.
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 from collections import OrderedDict
@@ -22,7 +21,13 @@ from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError
 from normscope.interrupts import CAPTURES, Undo
-from normscope.problem.attributes import CONTAINERS, state_restorer
+from normscope.problem.attributes import (
+    Copies,
+    contained,
+    plain_attributes,
+    state_restorer,
+    unregistered_modules,
+)
 from normscope.problem.global_state import capture_global_state
 from normscope.warn import warn
 
@@ -102,8 +107,8 @@ class Isolation:
         own = {id(module): module for module in model.modules()}
         more = {id(module): module for other in others for module in other.modules()}
         self._kept = [*own.values(), *(module for key, module in more.items() if key not in own)]
-        plain = [_plain_attributes(module) for module in self._kept]
-        hidden = _unregistered(_contained(plain), self._kept)
+        plain = [plain_attributes(module) for module in self._kept]
+        hidden = unregistered_modules(contained(plain), self._kept)
         self._modules = [*self._kept, *hidden]
         self._added = self._modules[len(own) :]
         if any(isinstance(module, torch.jit.ScriptModule) for module in self._kept):
@@ -116,8 +121,8 @@ class Isolation:
         owned = (p for module in self._modules for p in module._parameters.values())
         self._gradients = [(p, p.grad) for p in owned if isinstance(p, nn.Parameter)]
         self._values: list[_ParameterValue] = []
-        self._plain = [*plain, *map(_plain_attributes, hidden)]
-        attributes = list(_contained(self._plain))
+        self._plain = [*plain, *map(plain_attributes, hidden)]
+        attributes = list(contained(self._plain))
         self._restorers = list(filter(None, map(state_restorer, attributes)))
         self.random = RandomGenerators(_device(model), *filter(_is_generator, attributes))
 
@@ -157,7 +162,7 @@ class Isolation:
                 restore()
 
     def _work_on_copies(self, trainable: bool) -> None:
-        copies = _Copies(self._kept if trainable else ())
+        copies = Copies(self._kept if trainable else ())
         with torch.inference_mode(False), torch.no_grad():
             if trainable:
                 self._train_on_copies(copies)
@@ -173,7 +178,7 @@ class Isolation:
         own = self._model.parameters()
         return (_ParameterValue(each) for each in own if not each.is_inference())
 
-    def _train_on_copies(self, copies: _Copies) -> None:
+    def _train_on_copies(self, copies: Copies) -> None:
         """Give the parameters copies of their values; replace those that cannot be trained."""
         for value in self._values:
             value.parameter.data = copies.of(value.data)
@@ -278,7 +283,7 @@ class RandomGenerators:
 
 def _generators(owner: object) -> Iterable[torch.Generator]:
     if isinstance(owner, nn.Module):
-        attributes = _contained(map(_plain_attributes, owner.modules()))
+        attributes = contained(map(plain_attributes, owner.modules()))
         return [*_generators(_device(owner)), *filter(_is_generator, attributes)]
     if isinstance(owner, torch.Generator):
         return [owner]
@@ -310,7 +315,6 @@ def _device(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-_MODULE_SLOTS = frozenset(vars(nn.Module()))
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -319,11 +323,6 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
     "_backward_pre_hooks",
-)
-_IMMUTABLE = frozenset({bool, int, float, str, type(None)})
-_RESTORED_IN_PLACE = (
-    *(torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
-    *(bytearray, np.ndarray),
 )
 
 
@@ -358,112 +357,6 @@ def substitute(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 new.setdefault(id(tensor), tensors[prefix + name])
     for _, slot in slots:
         slot.update({name: new[id(t)] for name, t in slot.items() if id(t) in new})
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return a module's own attributes that can be changed in place."""
-    return {
-        name: value
-        for name, value in module.__dict__.items()
-        if name not in _MODULE_SLOTS and not _is_immutable(value)
-    }
-
-
-def _is_immutable(value: object) -> bool:
-    if type(value) is tuple:
-        return _IMMUTABLE.issuperset(map(type, value))
-    return type(value) in _IMMUTABLE
-
-
-class _Copies:
-    """Copies of tensors and containers; what is shared stays shared, parameters stay.
-
-    Args:
-        kept: modules that stay, with their parameters, where other objects are copied too; empty
-            if other objects stay.
-    """
-
-    def __init__(self, kept: Sequence[nn.Module] = ()) -> None:
-        self._made: dict[int, Any] = {id(module): module for module in kept}
-        for module in kept:
-            self._made |= {id(each): each for each in module._parameters.values()}
-        self._copies_objects = bool(kept)
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def of(self, value: Any) -> Any:
-        """Return a copy of a mutable value, the value itself otherwise."""
-        if id(value) in self._made:
-            return self._made[id(value)]
-        if isinstance(value, Tensor):
-            self._made[id(value)] = self._of_tensor(value)
-        elif type(value) in CONTAINERS:
-            self._of_container(value)
-        elif type(value) is tuple:
-            parts = tuple(map(self.of, value))
-            same = all(one is other for one, other in zip(parts, value, strict=True))
-            self._made[id(value)] = value if same else parts
-        elif self._copies_objects and not isinstance(value, _RESTORED_IN_PLACE):
-            self._of_object(value)
-        return self._made.get(id(value), value)
-
-    def _of_container(self, value: Any) -> None:
-        twin = self._made[id(value)] = copy.copy(value)  # before its parts, which may hold it
-        if isinstance(twin, set):
-            twin.clear()
-            twin.update(map(self.of, value))
-            return
-        for key in list(twin) if isinstance(twin, dict) else range(len(twin)):
-            twin[key] = self.of(twin[key])
-
-    def _of_object(self, value: Any) -> None:
-        memo = dict(self._made)  # of its own: a copy that fails leaves parts of objects in it
-        try:
-            memo[id(value)] = copy.deepcopy(value, memo)
-        except Exception:  # an object may raise anything; one that cannot be copied stays
-            memo = {id(value): value}
-        self._made |= memo
-
-    def _of_tensor(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter):
-            return tensor
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
-            return tensor.detach().clone()
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._storages:  # views of one memory stay views of one
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._storages[storage.data_ptr()] = whole.clone().untyped_storage()
-        own, offset = self._storages[storage.data_ptr()], tensor.storage_offset()
-        twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        twin.set_(own, offset, tensor.size(), tensor.stride())
-        return twin.requires_grad_(tensor.requires_grad)
-
-
-def _unregistered(values: Iterable[Any], known: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return modules among attributes, such as in a list, where torch does not find them."""
-    held = [
-        module for value in values if isinstance(value, nn.Module) for module in value.modules()
-    ]
-    ids = {id(module) for module in known}
-    fresh = {id(module): module for module in held if id(module) not in ids}
-    found = [each for each in fresh.values() if not isinstance(each, torch.jit.ScriptModule)]
-    if not found:
-        return []
-    below = _contained(map(_plain_attributes, found))
-    return found + _unregistered(below, [*known, *fresh.values()])
-
-
-def _contained(attributes: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    """Yield the values and what containers among them hold, to any depth, each once."""
-    waiting = [value for values in attributes for value in values.values()]
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or _is_immutable(value):
-            continue
-        seen.add(id(value))
-        yield value
-        if type(value) in CONTAINERS or type(value) is tuple:
-            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _succeeds(restorer: Callable[[], Any]) -> bool:

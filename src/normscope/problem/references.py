@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from normscope.errors import StateError
+
+
+def graph_nodes(value: Tensor) -> Iterator[Node]:
+    """Yield the nodes of a value's autograd graph, each once, in a fixed order."""
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)  # which keeps it alive: nodes are compared by identity
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def graph_leaves(value: Tensor) -> list[Tensor]:
@@ -25,16 +37,8 @@ def graph_leaves(value: Tensor) -> list[Tensor]:
     """
     if value.grad_fn is None:
         return [value] if value.requires_grad else []
-    found, seen, waiting = [], {value.grad_fn}, [value.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        leaf = getattr(node, "variable", None)  # of an AccumulateGrad node
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        new = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= new
-        waiting += new
-    return found
+    variables = (getattr(node, "variable", None) for node in graph_nodes(value))
+    return [leaf for leaf in variables if isinstance(leaf, Tensor)]  # of AccumulateGrad nodes
 
 
 def first_reached(values: Iterable[Tensor | None], parameters: Mapping[str, Tensor]) -> str | None:
