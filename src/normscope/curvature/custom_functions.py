@@ -9,7 +9,7 @@ Stopped gradients elsewhere in the model (``detach``, straight-through estimator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -18,8 +18,10 @@ from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from normscope.curvature.precision import widened
+from normscope.curvature.precision import random_like
 from normscope.errors import StateError
+from normscope.problem.batch import to_double
+from normscope.problem.references import graph_nodes
 
 #: returns a scalar with its graph, at parameters multiplied by about one plus the argument
 Evaluate: TypeAlias = Callable[[float], Tensor]
@@ -37,17 +39,7 @@ def custom_functions(value: Tensor) -> list[Any]:
 
     Those of normscope and PyTorch are left out: they are tested.
     """
-    return [node for node in _nodes(value) if _is_custom(node)]
-
-
-def _nodes(value: Tensor) -> Iterator[Node]:
-    waiting, seen = [value.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)  # which keeps it alive: nodes are compared by identity
-            yield node
-            waiting += [following for following, _ in node.next_functions]
+    return [node for node in graph_nodes(value) if _is_custom(node)]
 
 
 def _is_custom(node: Node) -> bool:
@@ -113,7 +105,7 @@ class _Backward:
         values, self.structure = pytree.tree_flatten(stored)
         tensors = [k for k, value in enumerate(values) if isinstance(value, Tensor)]
         self.connected = [k for k in tensors if values[k].requires_grad]
-        self.values = [widened(v.detach()) if isinstance(v, Tensor) else v for v in values]
+        self.values = [to_double(v.detach()) if isinstance(v, Tensor) else v for v in values]
         self.gradients = [_random_gradient(each) for each in node._input_metadata]
 
     def __call__(self, values: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -137,14 +129,8 @@ class _Backward:
 
 
 def _random_gradient(metadata: Any) -> Tensor:
-    drawn = _random(torch.empty(list(metadata.shape), dtype=torch.float64), 0)
-    drawn = drawn.to(metadata.device)
+    drawn = random_like(torch.empty(list(metadata.shape), device=metadata.device), 0)
     return drawn if metadata.dtype.is_floating_point else torch.zeros_like(drawn)
-
-
-def _random(like: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device)
 
 
 def _try(function: Callable[..., bool], *arguments: object) -> bool:
@@ -165,13 +151,13 @@ def _loses_derivative(node: Any) -> bool:
     backward = _Backward(node)
     leaves = [leaf.detach().requires_grad_() for leaf in backward.leaves]
     results = backward.at(leaves)
-    weights = [_random(each, 1) / each.detach().norm().clamp(min=_TINY) for each in results]
+    weights = [random_like(each, 1) / each.detach().norm().clamp(min=_TINY) for each in results]
 
     def value(at: Sequence[Tensor]) -> Tensor:
         pairs = zip(weights, backward.at(at), strict=True)
         return torch.stack([(weight * each).sum() for weight, each in pairs]).sum()
 
-    steps = [_random(leaf, 2) * leaf.detach().square().mean().sqrt() for leaf in leaves]
+    steps = [random_like(leaf, 2) * leaf.detach().square().mean().sqrt() for leaf in leaves]
     whole = value(leaves)
     slopes: Sequence[Tensor | None] = [None] * len(leaves)
     if whole.requires_grad:

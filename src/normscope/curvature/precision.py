@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from normscope.problem.batch import Batch, map_tensors, rows, sample_count
+from normscope.problem.batch import Batch, rows, sample_count, to_double
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
@@ -56,7 +56,7 @@ def evaluate_in_double(
     """
     few = torch.arange(min(_FEW_SAMPLES, sample_count(batch)), device=evaluator.layout.device)
     try:
-        wide, samples = _in_double(evaluator), map_tensors(rows(batch, few), widened)
+        wide, samples = _in_double(evaluator), to_double(rows(batch, few))
         return wide, samples, wide(samples, number)
     except Exception as reason:  # user code may raise anything
         _LOGGER.debug("no evaluation in float64: %s", reason)
@@ -104,19 +104,21 @@ def perturbed(tensor: Tensor, change: float, seed: int = 0) -> Tensor:
     >>> perturbed(torch.ones(2), 1e-3).sub(1).abs().max() < 1e-2
     tensor(True)
     """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     size = math.copysign(max(abs(change), 4 * torch.finfo(tensor.dtype).eps), change)
-    return (tensor * (1 + size * drawn.to(tensor.device))).to(tensor.dtype)
+    return (tensor * (1 + size * random_like(tensor, seed))).to(tensor.dtype)
 
 
-def widened(tensor: Tensor) -> Tensor:
-    """Return a floating-point tensor in float64, any other as it is."""
-    return tensor.double() if tensor.is_floating_point() else tensor
+def random_like(tensor: Tensor, seed: int) -> Tensor:
+    """Return a normal random tensor in float64 with the shape and device of another.
+
+    >>> random_like(torch.ones(3, dtype=torch.half), seed=0).dtype
+    torch.float64
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
 
 
 def _in_double(evaluator: Evaluator) -> Evaluator:
-    point = {name: widened(tensor) for name, tensor in evaluator.point.items()}
-    wide = evaluator.on(evaluator.problem, point)
+    wide = evaluator.on(evaluator.problem, to_double(evaluator.point))
     wide.layout = replace(evaluator.layout, dtype=torch.float64)
     return wide

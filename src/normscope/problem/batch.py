@@ -96,6 +96,15 @@ def follow_model(batch: Batch, model: nn.Module) -> Batch:
     return batch if reference is None else move_batch(batch, reference.device, reference.dtype)
 
 
+def to_double(batch: Batch) -> Batch:
+    """Return the batch with its floating-point tensors in float64.
+
+    >>> to_double((torch.ones(1), torch.ones(1, dtype=torch.long)))
+    (tensor([1.], dtype=torch.float64), tensor([1]))
+    """
+    return map_tensors(batch, lambda each: each.double() if each.is_floating_point() else each)
+
+
 def copy_batch(batch: Batch) -> Batch:
     """Return a copy of the batch, which a model may overwrite."""
     return map_tensors(batch, Tensor.clone)

@@ -35,6 +35,7 @@ from normscope.curvature.chains.steps import (
 )
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
+from normscope.problem.batch import to_double
 from normscope.problem.evaluate import prefers_channels_last
 from normscope.problem.isolation import isolated
 from normscope.problem.modes import set_flags, training_flags
@@ -180,10 +181,7 @@ def _check_gradients(
     A user-defined forward may stop gradients (``torch.no_grad``), which its values do not show.
     """
     few = inputs[:_CHECKED_SAMPLES].double()
-    tensors = {
-        name: tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in at.tensors.items()
-    }
+    tensors: dict[str, Tensor] = to_double(at.tensors)
     leaves = {name: tensors[name].detach().requires_grad_() for name in sorted(at.wanted)}
     # the backward pass may run the model again (activation checkpointing)
     with torch.enable_grad(), _isolated(model, tensors | leaves):

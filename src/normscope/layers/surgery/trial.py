@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from normscope.layers.surgery.call_graph import CallGraph
 from normscope.layers.surgery.trial_inputs import Shapes, as_input, candidate_shapes, first_layers
-from normscope.problem.batch import follow_model, map_tensors
+from normscope.problem.batch import follow_model, map_tensors, to_double
 from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import FitCheck, is_finite
 from normscope.problem.isolation import RandomGenerators
@@ -81,7 +81,7 @@ def make_trial(model: nn.Module, inputs: Any) -> Trial | None:
     trial = None
     if sum(parameter.numel() for parameter in model.parameters()) <= _LARGEST_DOUBLE:
         try:
-            trial = _trial(copy_module(model).double(), map_tensors(inputs, _double), _TOLERANCE)
+            trial = _trial(copy_module(model).double(), to_double(inputs), _TOLERANCE)
         except Exception:  # a model may insist on its precision
             trial = None
     if trial is None:
@@ -100,10 +100,6 @@ def _rounding(model: nn.Module) -> float:
     """Return a relative difference of outputs that rounding may cause."""
     dtypes = [each.dtype for each in model.parameters() if each.is_floating_point()]
     return 3 * math.sqrt(max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7))
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
