@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normscope.probes.gradients import GradientComparison
+from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, copy_batch, map_tensors
 from normscope.problem.isolation import Isolation, isolated
 from normscope.problem.loss import loss_modules, stateless_loss
@@ -63,7 +64,10 @@ class BatchLoss:
             restore_random = not self._keeps_randomness
             with self._isolation.entered(tensors, self.seed, restore_random):
                 _run_eagerly(self.problem.model)
-                with in_mode(self.problem.model, self.mode, twice):
+                with (
+                    in_mode(self.problem.model, self.mode, twice),
+                    _twice_differentiable(self.problem.model) if twice else nullcontext(),
+                ):
                     yield
 
     @contextmanager
@@ -186,6 +190,13 @@ def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
         return nullcontext()
     dtype = torch.get_autocast_dtype(device.type)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
+
+
+def _twice_differentiable(model: nn.Module) -> MathAttention:
+    """Return a context in which attention has second derivatives; the isolation restores it."""
+    attention = MathAttention()
+    attention.enter_in_modules(model)
+    return attention
 
 
 def _run_eagerly(model: nn.Module) -> None:

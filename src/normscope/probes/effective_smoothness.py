@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
 from normscope.curvature.precision import perturbed
@@ -92,8 +91,7 @@ def _local_smoothness(context: StepContext) -> float:
         return math.nan
     tensors = context.copy_parameters()
     leaves = [tensors[name].requires_grad_() for name in context.gradient]
-    # the fused attention kernels have no second derivative
-    with context.batch_loss.at(tensors, twice=True), sdpa_kernel(SDPBackend.MATH):
+    with context.batch_loss.at(tensors, twice=True):
         loss = context.batch_loss.forward()
         if custom_functions(loss) and (error := find_missing_derivative(partial(_loss, context))):
             raise error

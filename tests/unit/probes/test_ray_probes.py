@@ -10,6 +10,7 @@ import torch
 from tests.references.probes import gradient_at, own_values, ray
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import normscope as ns
 from normscope.errors import InputError
@@ -374,6 +375,37 @@ class FirstOrder(torch.autograd.Function):
 class Squared(nn.Module):
     def forward(self, x):
         return FirstOrder.apply(x)
+
+
+class CheckpointedAttention(nn.Module):
+    """Notes in KERNELS whether torch may choose fused attention kernels whenever it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(checkpoint(self._attend, x[:, 0], use_reentrant=False).flatten(1))
+
+    def _attend(self, x):
+        KERNELS.append(torch.backends.cuda.flash_sdp_enabled())
+        return nn.functional.scaled_dot_product_attention(x, self.mix(x), x)
+
+
+KERNELS = []
+
+
+def test_local_smoothness_of_attention_selects_no_kernels_for_the_process():
+    torch.manual_seed(0)
+    model = CheckpointedAttention().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    KERNELS.clear()
+    results = measured(model, optimizer, [EffectiveSmoothness(local=True)], distances=[1e-5])
+    local = results["local_smoothness"].item()
+    assert results["effective_smoothness"].item() == pytest.approx(local, rel=1e-3)
+    assert KERNELS
+    assert all(KERNELS)
 
 
 def test_local_smoothness_without_a_second_derivative_is_missing():
