@@ -18,6 +18,7 @@ import numpy as np
 _LEVEL = 1  # of zlib; measured values hardly shrink further
 _LARGEST_HEADER = 1_000_000  # bytes of an npy header; a structured dtype has a long one
 _KINDS = "biufcmMSUV"  # numbers, times, strings, raw bytes, and structures of these
+_MOST_EMPTY = 1_000_000  # values of a dtype without bytes, which take time and no memory
 _START = 10  # bytes before an npy header of version 1: magic string, version, length
 _VERSION_1 = b"\x01\x00"
 
@@ -81,12 +82,22 @@ def _read_header(text: bytes) -> _Header:
         shape, in_columns, dtype = np.lib.format.read_array_header_1_0(stream, _LARGEST_HEADER)
     except Exception as error:  # the parser may raise anything on malformed text
         raise ValueError(f"the header of an array cannot be read ({error})") from error
+    _check_declared(shape, dtype)
+    size = len(text) + math.prod(shape) * dtype.itemsize
+    return _Header(shape, in_columns, dtype, len(text), size)
+
+
+def _check_declared(shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raise a ValueError for what numpy must not be asked for; on some of it, it would crash."""
     if not is_plain(dtype):
         raise ValueError(f"an array has the dtype {dtype}, which is not of plain values")
-    values = math.prod(shape)
-    if values * max(dtype.itemsize, 1) > _memory() / 2:  # unpacked, and copied
+    if any(length < 0 for length in shape):
+        raise ValueError(f"an array has the shape {shape}")
+    size = math.prod(shape)
+    if size * dtype.itemsize > _memory() / 2:  # unpacked, and copied
         raise ValueError(f"an array of shape {shape} and dtype {dtype} does not fit in memory")
-    return _Header(shape, in_columns, dtype, len(text), len(text) + values * dtype.itemsize)
+    if dtype.itemsize == 0 and size > _MOST_EMPTY:
+        raise ValueError(f"an array has {size} values of no length")
 
 
 class _Unpacked:
@@ -113,8 +124,9 @@ def _read_other_version(blob: bytes) -> np.ndarray:
         )
     except Exception as error:  # the parser may raise anything on malformed text
         raise ValueError(f"an array cannot be read ({error})") from error
-    if not is_plain(array.dtype) or not _has_ended(stream.unpacker):
-        raise ValueError("an array has another dtype or length than those stored")
+    _check_declared(array.shape, array.dtype)
+    if not _has_ended(stream.unpacker):
+        raise ValueError("an array has another length than its shape")
     return array
 
 
