@@ -21,7 +21,7 @@ from normscope.probes.probe import Probe, ProbeChoice, choose_probes
 from normscope.probes.ray import DISTANCES, check_distances
 from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule
-from normscope.problem.flags import EVAL_MODE_MESSAGE, is_in_eval_mode
+from normscope.problem.modes import EVAL_MODE_MESSAGE, is_in_eval_mode
 from normscope.warn import warn
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,23 +27,17 @@ class MathAttention(FunctionMode):
         super().__init__()
         self.used = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        options = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
+    def call(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Compute attention in products; call any other function as it is."""
+        if function is functional.scaled_dot_product_attention:
             self.used = True
             return _attention(*args, **options)
-        if func is functional.multi_head_attention_forward:
+        if function is functional.multi_head_attention_forward:
             self.used = True
-            # With weights it is made of products. Inside ``func`` this mode is off.
-            output, weights = func(*args, **options | {"need_weights": True})
+            # With weights it is made of products. Inside ``function`` this mode is off.
+            output, weights = function(*args, **options | {"need_weights": True})
             return output, weights if options.get("need_weights", True) else None
-        return func(*args, **options)
+        return function(*args, **options)
 
     def enter_in_modules(self, model: nn.Module) -> None:
         """Enter the mode in the forward pass of every module, until the model is restored.

@@ -11,14 +11,10 @@ from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import isolated
+from normscope.problem.modes import EVAL_MODE_MESSAGE, is_in_eval_mode
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.warn import warn
-
-EVAL_MODE_MESSAGE = (
-    "the model is in eval mode and is measured as it is, with running statistics and without "
-    "dropout; call model.train() first, or use mode='train'."
-)
 
 
 def warn_of_flags(problem: Problem, draw: Callable[[], Batch], seed: int) -> None:
@@ -45,15 +41,6 @@ def warn_of_flags(problem: Problem, draw: Callable[[], Batch], seed: int) -> Non
             )
     if message is not None:
         warn(message)
-
-
-def is_in_eval_mode(model: nn.Module) -> bool:
-    """Return whether no module is in train mode.
-
-    >>> is_in_eval_mode(nn.Sequential(nn.BatchNorm1d(2).eval()))
-    False
-    """
-    return not any(module.training for module in model.modules())
 
 
 def _mode_matters(problem: Problem, batch: Batch, seed: int) -> bool:

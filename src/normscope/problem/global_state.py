@@ -146,6 +146,15 @@ class FunctionMode(TorchFunctionMode):
         super().__init__()
         self._before: list[list[Any]] = []
 
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Return the result of a torch function called inside; subclasses may change it."""
+        return function(*args, **options)
+
     def __enter__(self) -> Self:
         self._before.append(_FUNCTION_MODES.read())
         _library._push_on_torch_function_stack(self)

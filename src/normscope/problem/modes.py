@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,12 @@ from normscope.registry import unknown_name
 
 MODES = ("train", "frozen", "eval", "as_is")
 """The modes a model can be measured in."""
+
+EVAL_MODE_MESSAGE = (
+    "the model is in eval mode and is measured as it is, with running statistics and without "
+    "dropout; call model.train() first, or use mode='train'."
+)
+"""For a warning about mode "as_is"."""
 
 _BATCH_NORM_ATTRIBUTES = ("num_features", "eps", "momentum", "running_mean", "running_var")
 
@@ -117,6 +123,15 @@ def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
     check_mode(mode)
     named = model.named_modules()
     return {name: module.training if mode == "as_is" else mode != "eval" for name, module in named}
+
+
+def is_in_eval_mode(model: nn.Module) -> bool:
+    """Return whether no module is in train mode.
+
+    >>> is_in_eval_mode(nn.Sequential(nn.BatchNorm1d(2).eval()))
+    False
+    """
+    return not any(module.training for module in model.modules())
 
 
 def set_flags(model: nn.Module, flags: Mapping[str, bool]) -> None:
@@ -213,19 +228,16 @@ class _ConstantStatistics(FunctionMode):
         super().__init__()
         self.calls = 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        names = _ARGUMENTS.get(func)
+    def call(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Normalize by constants; call any other function as it is."""
+        names = _ARGUMENTS.get(function)
         if names is None:
-            return func(*args, **(kwargs or {}))
+            return function(*args, **options)
         self.calls += 1
-        given = dict(zip(names, args, strict=False)) | (kwargs or {})
-        return _normalize_by_constants(func, given) if given.get("training") else func(**given)
+        given = dict(zip(names, args, strict=False)) | options
+        if not given.get("training"):
+            return function(**given)
+        return _normalize_by_constants(function, given)
 
 
 def _normalize_by_constants(func: Callable[..., Any], given: dict[str, Any]) -> Any:

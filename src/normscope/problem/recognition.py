@@ -17,7 +17,7 @@ from torch.nn.modules import loss as torch_losses
 
 from normscope.errors import InputError
 from normscope.problem.hooks import is_unchanged
-from normscope.problem.loss import cross_entropy, squared_error
+from normscope.problem.loss import Loss, cross_entropy, squared_error
 
 _BY_LABEL = {"reduction": "mean", "weight": None, "ignore_index": -100}  # torch's defaults
 
@@ -80,11 +80,7 @@ def is_cross_entropy(loss: object) -> bool:
     >>> is_cross_entropy(functional.cross_entropy), is_cross_entropy(nn.NLLLoss())
     (True, False)
     """
-    if not _is_torchs(functional.cross_entropy):
-        return False
-    if loss is cross_entropy or loss is functional.cross_entropy:
-        return True
-    return type(loss) is nn.CrossEntropyLoss and is_unchanged(loss)
+    return _is_one_of(loss, cross_entropy, functional.cross_entropy, nn.CrossEntropyLoss)
 
 
 def is_squared_error(loss: object) -> bool:
@@ -96,11 +92,14 @@ def is_squared_error(loss: object) -> bool:
     >>> is_squared_error(nn.MSELoss()), is_squared_error(nn.L1Loss())
     (True, False)
     """
-    if not _is_torchs(functional.mse_loss):
+    return _is_one_of(loss, squared_error, functional.mse_loss, nn.MSELoss)
+
+
+def _is_one_of(loss: object, own: Loss, function: Loss, module: type[nn.Module]) -> bool:
+    """Return whether a loss is normscope's or torch's function or torch's module, unchanged."""
+    if not _is_torchs(function):
         return False
-    if loss is squared_error or loss is functional.mse_loss:
-        return True
-    return type(loss) is nn.MSELoss and is_unchanged(loss)
+    return loss is own or loss is function or (type(loss) is module and is_unchanged(loss))
 
 
 def _is_torchs(function: Callable[..., Any]) -> bool:

@@ -185,10 +185,9 @@ class _Reads(FunctionMode):
         super().__init__()
         self.found: set[int] = set()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def call(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call a function; note its arguments unless the result does not depend on values."""
+        result = function(*args, **options)
         if not isinstance(result, _NO_VALUES):
-            self.found |= {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
+            self.found |= {id(leaf) for leaf in pytree.tree_leaves((args, options))}
         return result
