@@ -157,7 +157,7 @@ def _loses_derivative(node: Any) -> bool:
         pairs = zip(weights, backward.at(at), strict=True)
         return torch.stack([(weight * each).sum() for weight, each in pairs]).sum()
 
-    steps = [random_like(leaf, 2) * leaf.detach().square().mean().sqrt() for leaf in leaves]
+    steps = [_random_step(leaf.detach()) for leaf in leaves]
     whole = value(leaves)
     slopes: Sequence[Tensor | None] = [None] * len(leaves)
     if whole.requires_grad:
@@ -171,6 +171,17 @@ def _loses_derivative(node: Any) -> bool:
         if abs(difference - expected) <= _TOLERANCE * max(1.0, abs(expected)):
             return False
     return True
+
+
+def _random_step(values: Tensor) -> Tensor:
+    """Return a random direction in which values that occur several times do not change.
+
+    They are where the forward pass clamps, as the zeros of a ReLU: any step would cross the kink.
+    """
+    step = random_like(values, 2) * values.square().mean().sqrt()
+    _, index, counts = values.unique(return_inverse=True, return_counts=True)
+    repeated: Tensor = counts[index] > 1
+    return step if bool(repeated.all()) else step.masked_fill(repeated, 0)
 
 
 def _with_hidden_values(nodes: list[Any], evaluate: Evaluate) -> list[Any]:

@@ -214,6 +214,18 @@ def relu_with_mask(context, x):
     return x * context.mask
 
 
+def clipped(context, x, low=0.0, high=0.5):
+    output = x.clamp(low, high)
+    context.save_for_backward(output)
+    return output
+
+
+def rectified_growth(context, x):
+    output = x.expm1().relu()
+    context.save_for_backward(output)
+    return output
+
+
 def exponential(context, x):
     output = torch.exp(x / 4)
     context.save_for_backward(output)
@@ -263,6 +275,14 @@ RIGHT = {
         lambda z: torch.exp(z / 4),
     ),
     "mask": (function(relu_with_mask, lambda c, g: g * c.mask).apply, torch.relu),
+    "saved output at kinks": (
+        function(clipped, lambda c, g: g * ((saved(c) > 0) & (saved(c) < 0.5))).apply,
+        lambda z: z.clamp(0.0, 0.5),
+    ),
+    "smooth and at kinks": (
+        function(rectified_growth, lambda c, g: g * (saved(c) > 0) * (1 + saved(c))).apply,
+        lambda z: z.expm1().relu(),
+    ),
     "reversed": (function(clone, lambda c, g: -g).apply, lambda z: 2 * z.detach() - z),
     "straight through": (
         function(lambda c, x: x.round(), lambda c, g: g).apply,
@@ -285,6 +305,12 @@ def test_right_functions_give_the_curvature_of_their_equals(name, dtype, mode):
         found = dense(own, "cross_entropy", data(dtype), kind, mode)
         expected = dense(plain, "cross_entropy", data(dtype), kind, mode)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_missing_derivative_is_found_beside_values_at_kinks():
+    rectified = function(rectified_growth, lambda c, g: g * (saved(c) > 0) * (1 + saved(c).data))
+    with pytest.raises(StateError, match="backward pass of Custom is not differentiable"):
+        dense(Net(rectified.apply).double(), "cross_entropy", data(), "hessian")
 
 
 @pytest.mark.parametrize("samples", [40, 1000])
