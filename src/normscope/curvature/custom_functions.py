@@ -179,9 +179,9 @@ def _random_step(values: Tensor) -> Tensor:
     They are where the forward pass clamps, as the zeros of a ReLU: any step would cross the kink.
     """
     step = random_like(values, 2) * values.square().mean().sqrt()
-    _, index, counts = values.unique(return_inverse=True, return_counts=True)
-    repeated: Tensor = counts[index] > 1
-    return step if bool(repeated.all()) else step.masked_fill(repeated, 0)
+    _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    repeated = counts[index] > 1
+    return step if repeated.all() else step.masked_fill(repeated, 0)
 
 
 def _with_hidden_values(nodes: list[Any], evaluate: Evaluate) -> list[Any]:

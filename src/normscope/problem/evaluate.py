@@ -207,7 +207,7 @@ class Evaluator:
         return self.problem.has_outputs and self.direct_parameter() is None
 
     def direct_parameter(self) -> str | None:
-        """Return a parameter that the loss uses beside the output, such as one it penalizes.
+        """Return a parameter that the loss uses beside the output, as by a penalty on activations.
 
         Returns:
             The name of the first; None if there is none, or if a `whole_loss` hides the output.
@@ -226,8 +226,8 @@ class Evaluator:
         number, batch = next(self.batches())
         leaves = self.leaves()
         with self.isolated(leaves, number):
-            with torch.no_grad():
-                output = self.problem.output_on(copy_batch(batch))
+            # with its graph: the loss may use activations that hooks or attributes keep
+            output = self.problem.output_on(copy_batch(batch)).detach()
             loss = self._loss(output, batch)
         refuse_held_parameters(output, loss, self.parameters)
         return first_reached([loss], dict(zip(self.layout.names, leaves, strict=True)))

@@ -189,6 +189,29 @@ def test_weights_of_a_second_network_are_constants():
     assert all(each.grad is None for each in model.body[0].parameters())
 
 
+class Balanced(Branched):
+    """Keeps a value of its forward pass for the loss, as a mixture of experts does."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        self.spread = hidden.square().mean()
+        return self.last(x + hidden.tanh())
+
+
+def test_loss_over_activations_has_no_gauss_newton_matrix():
+    model, seen = Balanced(), []
+    model.last.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    attribute = lambda o, t: functional.cross_entropy(o, t) + 9 * model.spread  # noqa: E731
+    hook = lambda o, t: functional.cross_entropy(o, t) + seen[-1].norm()  # noqa: E731
+    for loss in (attribute, hook):
+        with pytest.raises(StateError, match=r"'first.weight' beside the model's output"):
+            operator(model, loss, DATA, kind="ggn")
+    detached = lambda o, t: functional.cross_entropy(o, t) + seen[-1].detach().norm()  # noqa: E731
+    torch.testing.assert_close(
+        dense(model, detached, DATA, "ggn"), dense(model, "cross_entropy", DATA, "ggn")
+    )
+
+
 def test_graph_leaves_are_each_found_once():
     one, two = (torch.ones(2, requires_grad=True) for _ in range(2))
     value = (one * two + one.exp()).sum() + two.detach().sum()
