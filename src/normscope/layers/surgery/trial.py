@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from normscope.layers.surgery.call_graph import CallGraph
-from normscope.layers.surgery.trial_inputs import Shapes, as_input, candidate_shapes, first_layers
-from normscope.problem.batch import follow_model, map_tensors, to_double
+from normscope.layers.kinds import is_batch_norm, is_lp_norm
+from normscope.layers.surgery.call_graph import PLAIN_LAYERS, CallGraph
+from normscope.layers.surgery.fold_weights import in_channels, spatial_dimensions
+from normscope.problem.batch import copy_batch, follow_model, to_double
 from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import FitCheck, is_finite
 from normscope.problem.isolation import RandomGenerators
@@ -25,6 +27,11 @@ Change = Callable[[nn.Module], nn.Module]
 _TRIED_FULLY = 4  # shapes of inputs
 _LARGEST_DOUBLE = 2**25  # parameter entries of a model that is compared in double precision
 _TOLERANCE = 1e-8  # in double precision, of the largest output
+_Shapes = list[tuple[int, ...]]  # one for each input
+_SAMPLES = 3
+_COMMON_SIZES = (8, 16, 28, 32, 64, 224)  # of images and sequences
+_OTHER_SIZES = tuple(size for size in range(1, 41) if size not in _COMMON_SIZES)
+_LARGEST_INPUT = 2**20  # entries
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def _rounding(model: nn.Module) -> float:
 
 def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
     """Return the tensors in a model's output, the random draws being always the same."""
-    copied = map_tensors(inputs, Tensor.clone)
+    copied = copy_batch(inputs)
     with torch.no_grad(), RandomGenerators(model).preserved(seed=0):
         output = model(**copied) if isinstance(copied, Mapping) else model(*copied)
     leaves = [leaf for each in pytree.tree_leaves(output) for leaf in _parts(each)]
@@ -136,16 +143,116 @@ def find_trial(model: nn.Module, graphs: Sequence[CallGraph]) -> Trial | None:
     Returns:
         The trial; None if no inputs were found that it takes.
     """
-    layers = first_layers(model, graphs)
+    layers = _first_layers(model, graphs)
     for shapes in _fitting_shapes(model, layers) if layers else ():
         for draw in (torch.randn, torch.rand):  # negative inputs may give NaN
             generator = torch.Generator().manual_seed(0)
             drawn = [draw(shape, generator=generator) for shape in shapes]
             with suppress(Exception):  # a model may raise anything
-                trial = make_trial(model, tuple(map(as_input, drawn, layers)))
+                trial = make_trial(model, tuple(map(_as_input, drawn, layers)))
                 if trial is not None:
                     return trial
     return None
+
+
+def _fitting_shapes(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[_Shapes]:
+    """Yield shapes that the model takes; all but the first few are tried on the meta device."""
+    candidates = list(_candidate_shapes(layers))
+    probe = copy_module(model).eval()
+    for number, shapes in enumerate(candidates):
+        with suppress(Exception):  # a model may raise anything
+            if number == _TRIED_FULLY:
+                probe = probe.to("meta")  # which computes nothing, but takes seconds to load
+            inputs = tuple(map(_as_input, (torch.zeros(shape) for shape in shapes), layers))
+            _outputs(probe, follow_model(inputs, probe))
+            yield shapes
+
+
+def _first_layers(model: nn.Module, graphs: Sequence[CallGraph]) -> list[nn.Module]:
+    """Return the first layer that each required input reaches; empty if there is none.
+
+    Args:
+        model: any model.
+        graphs: of its forward pass.
+
+    Returns:
+        One layer for each input. Without a graph of the whole model, its first layer for all.
+    """
+    if graphs and graphs[0].whole:
+        starts = [node for node in graphs[0].graph.nodes if node.op == "placeholder"]
+        found = [_first_layer(graphs[0], node) for node in starts]
+    else:
+        parameters = inspect.signature(model.forward).parameters.values()
+        required = [p for p in parameters if p.default is p.empty and p.kind in _POSITIONAL]
+        found = [None for _ in required]
+    default = next(filter(_has_shape, model.modules()), None)
+    return [layer or default for layer in found] if default is not None else []
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _first_layer(graph: CallGraph, start: fx.Node) -> nn.Module | None:
+    waiting, seen = [start], {start}
+    for node in waiting:  # grows: breadth first
+        module = graph.module(node)
+        if module is not None and _has_shape(module):
+            return module
+        waiting += [user for user in node.users if user not in seen]
+        seen.update(node.users)
+    return None
+
+
+def _has_shape(module: nn.Module) -> bool:
+    others = (nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.RNNBase)
+    is_norm = is_batch_norm(module) or is_lp_norm(module)
+    return is_norm or isinstance(module, (*PLAIN_LAYERS, *others))
+
+
+def _candidate_shapes(layers: Sequence[nn.Module]) -> Iterator[_Shapes]:
+    """Yield shapes of inputs for these first layers, the most usual first.
+
+    >>> next(_candidate_shapes([nn.Conv1d(2, 3, 1), nn.Linear(5, 1)]))
+    [(3, 2, 8), (3, 5)]
+    """
+    seen = set()
+    sizes = (*_COMMON_SIZES, *_OTHER_SIZES)
+    others = [(size, layout) for layout in (1, 2) for size in _COMMON_SIZES]
+    for size, layout in [*((size, 0) for size in sizes), *others]:
+        layouts = [_layouts(layer, size) for layer in layers]
+        shapes = [(_SAMPLES, *each[min(layout, len(each) - 1)]) for each in layouts]
+        small = all(torch.Size(shape).numel() <= _LARGEST_INPUT for shape in shapes)
+        if small and tuple(shapes) not in seen:
+            seen.add(tuple(shapes))
+            yield shapes
+
+
+def _layouts(layer: Any, size: int) -> _Shapes:
+    """Return shapes of one sample that a layer may take, behind a permutation if need be."""
+    if isinstance(layer, nn.Embedding):
+        return [(size,)]
+    if isinstance(layer, nn.RNNBase):
+        return [(size, layer.input_size)]
+    if isinstance(layer, nn.Linear):
+        return [(layer.in_features,), (size, layer.in_features)]
+    if isinstance(layer, nn.LayerNorm):
+        return [layer.normalized_shape, (size, *layer.normalized_shape)]
+    dimensions = spatial_dimensions(layer)
+    if isinstance(layer, PLAIN_LAYERS):
+        channels = in_channels(layer)
+    else:
+        channels = getattr(layer, "num_features", None) or layer.num_channels
+        if dimensions in (None, 1):
+            return [(channels,), (channels, size), (channels, size, size)]
+    positions = (size,) * (dimensions or 0)
+    return [(channels, *positions), (*positions, channels), positions]
+
+
+def _as_input(values: Tensor, layer: nn.Module) -> Tensor:
+    """Return values that a first layer takes: indices for an embedding, else as they are."""
+    if not isinstance(layer, nn.Embedding):
+        return values
+    return (values.abs() * layer.num_embeddings).long() % layer.num_embeddings
 
 
 def trace_differs(root: nn.Module, graph: fx.Graph, inputs: Any) -> bool:
@@ -167,16 +274,3 @@ def trace_differs(root: nn.Module, graph: fx.Graph, inputs: Any) -> bool:
         change = trial.change_of_outputs(lambda model: fx.GraphModule(model, graph))
         return change > trial.tolerance and all(map(is_finite, trial.expected))
     return False
-
-
-def _fitting_shapes(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Shapes]:
-    """Yield shapes that the model takes; all but the first few are tried on the meta device."""
-    candidates = list(candidate_shapes(layers))
-    probe = copy_module(model).eval()
-    for number, shapes in enumerate(candidates):
-        with suppress(Exception):  # a model may raise anything
-            if number == _TRIED_FULLY:
-                probe = probe.to("meta")  # which computes nothing, but takes seconds to load
-            inputs = tuple(map(as_input, (torch.zeros(shape) for shape in shapes), layers))
-            _outputs(probe, follow_model(inputs, probe))
-            yield shapes
