@@ -174,7 +174,7 @@ class CurvatureOperator:
         self.evaluator.verified.add("range")
 
     def _size_in_double(self, vector: Tensor, image: Tensor) -> float:
-        """Return the largest entry of a product in float64, on a few samples if they serve."""
+        """Return the largest entry of a product in float64, on a few samples if possible."""
         number, batch = next(self.evaluator.batches())
         double = evaluate_in_double(self.evaluator, batch, number)
         if double is not None:

@@ -43,7 +43,7 @@ def without_autocast() -> Iterator[None]:
 def evaluate_in_double(
     evaluator: Evaluator, batch: Batch, number: int
 ) -> tuple[Evaluator, Batch, Evaluation] | None:
-    """Return the model's values on a few samples in float64, where rounding hides nothing.
+    """Return the model's values on a few samples in float64.
 
     Args:
         evaluator: of the model.

@@ -116,7 +116,7 @@ class BatchLoss:
             return self.forward().item()
 
     def differs_in(self, mode: str) -> bool:
-        """Return whether the loss at the model's own parameters is another in a mode, or none."""
+        """Return whether a mode changes the loss at the model's own parameters, or has none."""
         other = BatchLoss(self.problem, self.seed, mode)
         try:
             return other.value({}) != self.value({})

@@ -1,4 +1,4 @@
-"""Warn if the modules' flags, by which mode "as_is" measures, may not be those of training."""
+"""Warn if the ``training`` flags, which mode "as_is" follows, may differ in training."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _names(backward: bool) -> tuple[str, ...]:
 def has_own_call(module: nn.Module) -> bool:
     """Return whether a call runs other code than the ``forward`` of the module's class.
 
-    So it is if ``forward`` was replaced or compiled, or if the class overrides ``__call__``.
+    True if ``forward`` was replaced or compiled, or if the class overrides ``__call__``.
     """
     own = vars(module)
     if "forward" in own or own.get("_compiled_call_impl") is not None:

@@ -55,10 +55,10 @@ def first_reached(values: Iterable[Tensor | None], parameters: Mapping[str, Tens
 def refuse_held_parameters(
     output: Tensor | None, loss: Tensor, parameters: Mapping[str, Tensor]
 ) -> None:
-    """Raise if a model evaluated at other values has used its own parameters all the same.
+    """Raise if a model that was evaluated at other values still used its own parameters.
 
-    A list of parameters that was made before, a cached tensor or a function over another module
-    still refers to them: the derivatives would leave them out.
+    A list of parameters, a cached tensor or a function over another module may refer to them. The
+    derivatives would not include these uses.
 
     Args:
         output: of the model; None if it is not known.
@@ -85,9 +85,9 @@ def refuse_foreign_parameters(
 ) -> None:
     """Raise if an output uses the weight of another module in place of the model's own.
 
-    So it is after ``copy.deepcopy`` of a model with a function over itself among its attributes:
-    the copy's function still calls the layers of the first model. Other weights that are not the
-    model's own, such as those of a second network, are constants of the training.
+    This happens after ``copy.deepcopy`` of a model with a function over itself among its
+    attributes: the copy's function still calls the layers of the first model. Weights of other
+    shapes, such as those of a second network, count as constants.
 
     Args:
         output: of the model; None if it is not known.

@@ -239,7 +239,7 @@ def training_mode(model: nn.Module) -> Iterator[None]:
     """Put the model in train mode, and restore every module's flag on exit.
 
     If it is in train mode already, its modules in eval mode stay so: they were put there on
-    purpose. The model's own ``train()`` is called all the same, as it may keep more of them there.
+    purpose. The model's own ``train()`` is still called: it may keep more of them in eval mode.
     """
     flags = [(module, module.training) for module in model.modules()]
     held = [module for module, flag in flags if model.training and not flag]

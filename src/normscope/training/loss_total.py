@@ -18,8 +18,8 @@ class LossTotal:
     """Combines the losses of batches into the loss over all their samples.
 
     Losses of torch are combined by their reduction, class weights and ignored labels. A custom
-    loss is a mean or a sum over samples, which is found by calling it on two batches together; a
-    `whole_loss` is a mean. Of any other loss the mean weighted by samples is taken.
+    loss is called on two batches together to find out whether it is a mean or a sum over samples.
+    A `whole_loss` is taken as a mean. For any other loss the mean is weighted by samples.
 
     Args:
         problem: whose loss it is.

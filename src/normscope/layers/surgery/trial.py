@@ -258,7 +258,7 @@ def _as_input(values: Tensor, layer: nn.Module) -> Tensor:
 def trace_differs(root: nn.Module, graph: fx.Graph, inputs: Any) -> bool:
     """Return whether traced calls give other outputs than the forward pass they were traced from.
 
-    They do if it branches on what tells a traced tensor from a real one, such as its type.
+    They do if it branches on how a traced tensor differs from a real one, such as its type.
 
     Args:
         root: the module that was traced.
