@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real test-slow test-properties test-extras lint format docs bench figures clean
+.PHONY: help demo test test-real test-slow test-properties test-adversarial test-extras lint format docs bench figures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ test-slow: $(VENV)/.test ## Tests that take minutes
 
 test-properties: $(VENV)/.test ## Property tests on new random cases, other ones at every call
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=new tests/properties
+
+CASES ?= 3000
+test-adversarial: $(VENV)/.test ## New random networks, interrupts and damaged files, CASES of each; prints its seed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/adversarial --adversarial-cases $(CASES)
 
 test-extras: $(VENV)/.test ## Install Ray, Dask, transformers, wandb and MLflow, and test with them
 	$(PIP) -e '.[test,ray,dask,transformers,wandb,mlflow]'

@@ -177,9 +177,11 @@ def fit_with_checkpoint() -> Case:
     folder = Path(tempfile.mkdtemp())
     path = folder / "run.ckpt"
 
-    def run(steps: int = 20) -> None:
-        problem = ns.Problem(network(), "cross_entropy", batch(64))
-        ns.fit(problem, ns.sgd(0.01), steps, batch_size=16, checkpoint=path, checkpoint_every=4)
+    problem = ns.Problem(network(), "cross_entropy", batch(64))
+    options = {"batch_size": 16, "checkpoint": path, "checkpoint_every": 4}
+
+    def run() -> None:
+        ns.fit(problem, ns.sgd(0.01), steps=20, **options)
 
     def check() -> list[str]:
         run()

@@ -38,6 +38,11 @@ _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
         StateError,
         "the model or loss uses an operation without the second derivatives that curvature needs",
     ),
+    "torch.utils.checkpoint": (
+        StateError,
+        "a checkpointed part of the model does not compute the same again in the backward pass; "
+        "call it without torch.utils.checkpoint for the measurement",
+    ),
     "to access the saved tensors after they have already been freed": (
         StateError,
         "the model keeps part of its computation from one call to the next, such as a hidden "

@@ -104,10 +104,12 @@ class Evaluator:
         Yields:
             Pairs (number, batch).
         """
-        generators = RandomGenerators(self.problem.device, self.problem.data)
-        fixed = generators.preserved(self.seed) if not self.problem.is_in_memory else nullcontext()
-        with fixed:
-            yield from enumerate(self.problem.batches())
+        batches = self.problem.batches()
+        if not self.problem.is_in_memory:
+            # seeded only while a batch is drawn: an iterator that is dropped restores nothing late
+            generators = RandomGenerators(self.problem.device, self.problem.data)
+            batches = generators.drawn(batches, self.seed)
+        yield from enumerate(batches)
 
     @contextmanager
     def isolated(

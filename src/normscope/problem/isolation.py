@@ -12,8 +12,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from normscope.problem.attributes import (
 )
 from normscope.problem.global_state import capture_global_state
 from normscope.warn import warn
+
+T = TypeVar("T")
 
 MODEL_LOCK = threading.RLock()
 """Held while a model is set up for a measurement: no other thread may see it then."""
@@ -264,6 +267,39 @@ class RandomGenerators:
         Yields:
             Nothing.
         """
+        restore = Undo(self._restorer())
+        try:
+            if seed is not None:
+                self.seed(seed)
+            yield
+        finally:
+            restore()
+
+    def drawn(self, values: Iterable[T], seed: int) -> Iterator[T]:
+        """Yield values whose draws follow from a seed; between them all states are as before.
+
+        Args:
+            values: such as the batches of a shuffling DataLoader.
+            seed: to begin with.
+
+        Yields:
+            The values.
+        """
+        resume: Callable[[], None] = partial(self.seed, seed)
+        iterator: Iterator[T] | None = None
+        while True:
+            with self.preserved():
+                resume()
+                iterator = iter(values) if iterator is None else iterator
+                try:
+                    value = next(iterator)
+                except StopIteration:
+                    return
+                resume = self._restorer()
+            yield value
+
+    def _restorer(self) -> Callable[[], None]:
+        """Return what sets all generators to their present states."""
         states = self.torch_states()
         others = random.getstate(), np.random.get_state()  # noqa: NPY002 - see above
 
@@ -272,13 +308,7 @@ class RandomGenerators:
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002 - see above
 
-        restore = Undo(set_back)
-        try:
-            if seed is not None:
-                self.seed(seed)
-            yield
-        finally:
-            restore()
+        return set_back
 
 
 def _generators(owner: object) -> Iterable[torch.Generator]:

@@ -176,7 +176,7 @@ def observe(
     """
     users = "forward" in layer.__dict__  # set by the user on this layer
     evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
-    batch = next(problem.batches())
+    _, batch = next(evaluator.batches())
     if dtype is not None:
         batch = move_batch(batch, problem.device, dtype)
         for key, tensor in evaluator.point.items():

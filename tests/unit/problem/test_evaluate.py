@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.curvature import operator
@@ -263,3 +264,20 @@ def test_curvature_of_attention_layers_leaves_the_kernels_alone(training):
     weight = layer.self_attn.in_proj_weight.detach()
     expected = torch.autograd.functional.hessian(loss, weight).reshape(found.shape)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_dropped_iterator_of_batches_leaves_random_numbers_alone():
+    data = DataLoader(TensorDataset(torch.randn(6, 2), torch.randn(6, 1)), 2, shuffle=True)
+    model = nn.Linear(2, 1)
+    problem = Problem(model, "squared_error", data)
+    evaluator = Evaluator(problem, parameter_layout(model), "train", 0)
+    before = torch.get_rng_state()
+    iterator = evaluator.batches()
+    first = next(iterator)[1][0]
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    rest = [batch[0] for _, batch in iterator]
+    assert torch.equal(state, torch.get_rng_state())
+    again = [batch[0] for _, batch in evaluator.batches()]
+    assert all(map(torch.equal, [first, *rest], again))

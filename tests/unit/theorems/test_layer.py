@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.errors import InputError, NormscopeError, StateError, UnknownNameError
@@ -431,3 +433,26 @@ def test_no_product_takes_gradients_of_weights_or_is_taken_twice(form, monkeypat
     for index, (kind, vectors) in enumerate(asked):
         others = [each for own, each in asked[:index] if own is kind]
         assert not any(torch.equal(vectors, each) for each in others)
+
+
+def test_reading_a_shuffled_loader_leaves_random_numbers_alone():
+    data = TensorDataset(torch.randn(12, 3), torch.randint(2, (12,)))
+    loader = DataLoader(data, 6, shuffle=True)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = torch.get_rng_state()
+    found = check_layer(model, "cross_entropy", loader, layer="1")
+    assert torch.equal(before, torch.get_rng_state())
+    assert found.to_dict() == check_layer(model, "cross_entropy", loader, layer="1").to_dict()
+
+
+def test_layer_in_a_checkpointed_part_is_refused_in_one_sentence():
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    inner = Checkpointed(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Linear(3, 4), inner, nn.Linear(4, 2))
+    batch = torch.randn(8, 3), torch.randint(2, (8,))
+    with pytest.raises(StateError, match="call it without") as caught:
+        check_layer(model, "cross_entropy", batch, layer="1.1")
+    assert "\n" not in str(caught.value)

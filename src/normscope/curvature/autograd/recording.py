@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from normscope.interrupts import Undo
+
 _RECORDING: ContextVar[bool] = ContextVar("record_cotangent_only", default=False)
 
 
@@ -23,11 +25,17 @@ def record_cotangent_only() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    token = _RECORDING.set(True)
+    before = _RECORDING.get()
+    restore = Undo(lambda: _set(before))
+    _set(True)
     try:
         yield
     finally:
-        _RECORDING.reset(token)
+        restore()
+
+
+def _set(value: bool) -> None:
+    _RECORDING.set(value)
 
 
 def detach_if_recording(saved: tuple[Any, ...]) -> tuple[Any, ...]:
