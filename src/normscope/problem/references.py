@@ -86,8 +86,8 @@ def refuse_foreign_parameters(
     """Raise if an output uses the weight of another module in place of the model's own.
 
     This happens after ``copy.deepcopy`` of a model with a function over itself among its
-    attributes: the copy's function still calls the layers of the first model. Weights of other
-    shapes, such as those of a second network, count as constants.
+    attributes: the copy's function still calls the layers of the first model. Other weights, such
+    as those of a second network, count as constants.
 
     Args:
         output: of the model; None if it is not known.
