@@ -77,7 +77,7 @@ def onsets_of(run: Run, limit: float, orders: int = ORDERS) -> list[float]:
     found: list[float] = []
     for order in range(orders):
         found.append(_onset(run, limit, order, start))
-        start = min(found) / 2
+        start = min(start, min(found) / 2) if math.isinf(min(found)) else min(found) / 2
     return found
 
 

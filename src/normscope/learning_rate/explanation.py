@@ -168,7 +168,10 @@ def _explain_limit(advice: Advice) -> str:
             f"{advice.prediction.reason}; no run has verified it. Half of that is recommended."
         )
     if math.isinf(found.high) and not found.collapsed_first:
-        return f"No learning rate up to {found.low:.3g} was unstable in short runs."
+        text = f"No learning rate up to {found.low:.3g} was unstable in short runs."
+        if advice.calibrated:
+            return text
+        return f"{text} If the loss is bounded, none is: prefer a rate near the curvature bound."
     runs = f"In runs of {STEPS} steps on copies"
     if found.collapsed_first:
         usable, lowest = found.ends

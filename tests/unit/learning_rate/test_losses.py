@@ -132,3 +132,12 @@ def test_log_likelihood_has_the_curvature_of_its_hessian():
 def test_loss_that_is_linear_in_the_parameters_has_no_bound():
     with pytest.raises(StateError, match="not linear in them"):
         ns.max_learning_rate(nn.Linear(64, 10), nn.L1Loss(), digits())
+
+
+def test_bounded_loss_is_said_to_have_no_limit():
+    def cosine(output, target):
+        return 1 - functional.cosine_similarity(output, target).mean()
+
+    advice = ns.max_learning_rate(network(), cosine, digits())
+    assert math.isinf(advice.verified[1])
+    assert "prefer a rate near the curvature bound" in advice.explanation
