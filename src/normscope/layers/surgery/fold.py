@@ -69,9 +69,9 @@ def fold(model: nn.Module, strict: bool = False, inputs: Any = None) -> nn.Modul
             could not be compared.
 
     >>> import torch
-    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
-    >>> folded, x = fold(model), torch.ones(2, 3)
-    >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-6)
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).double().eval()
+    >>> folded, x = fold(model), torch.ones(2, 3, dtype=torch.double)
+    >>> folded[1], torch.allclose(folded(x), model(x))
     (Identity(), True)
     """
     require_module(model, "fold")
