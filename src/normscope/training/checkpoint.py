@@ -64,7 +64,8 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
         settings: what a run that resumes here must share.
 
     Raises:
-        StateError: if the model or the optimizer holds what could not be read back.
+        StateError: if the model or the optimizer holds what could not be read back, or the disk is
+            full.
     """
     model = loop.problem.model
     content = {
@@ -79,12 +80,23 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
         "taken": loop.taken,
     }
     with replacing(path) as unfinished:
-        torch.save(content, unfinished)
+        _write(content, unfinished, path)
         if foreign := get_unsafe_globals_in_checkpoint(unfinished):
             raise StateError(
                 f"the model or the optimizer holds {', '.join(foreign)}, but a checkpoint takes "
                 "only tensors and plain types; use these, or leave checkpoint out."
             )
+
+
+def _write(content: Mapping[str, Any], unfinished: Path, path: Path) -> None:
+    try:
+        torch.save(content, unfinished)
+    except (OSError, RuntimeError) as error:  # torch raises a RuntimeError for a full disk
+        reason = " ".join(str(error).split())[:100]
+        raise StateError(
+            f"the checkpoint {path} cannot be written: a full disk, or a limit on file sizes "
+            f"({reason}); free some space, and fit again to resume from the last checkpoint."
+        ) from error
 
 
 def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> None:

@@ -1,5 +1,7 @@
 import pickle
 import random
+import subprocess
+import sys
 import zipfile
 from functools import partial
 
@@ -413,3 +415,29 @@ def test_run_to_be_extended_must_be_writable_and_one_only_read_back_need_not(tmp
         fit(again, sgd(0.2), steps=3, checkpoint=path, callback=never)
     for a, b in zip(before, state_of(again), strict=True):
         assert torch.equal(a, b)
+
+
+FULL = """
+import resource, sys
+import torch
+import normscope as ns
+from normscope.errors import StateError
+
+model = torch.nn.Linear(100, 100)
+x = torch.ones(8, 100)
+problem = ns.Problem(model, "squared_error", (x, x))
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    ns.fit(problem, ns.sgd(0.01), steps=2, batch_size=4, checkpoint=sys.argv[1])
+except StateError as error:
+    print(error)
+"""
+
+
+def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
+    path = tmp_path / "training.pt"
+    command = [sys.executable, "-c", FULL, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"the checkpoint {path} cannot be written: a full disk")
+    assert done.stdout.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
