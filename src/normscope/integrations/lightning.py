@@ -115,7 +115,7 @@ class LearningRateCallback(Callback):
         loss: the training loss, as `ScopeCallback` takes it.
         set_rate: whether to set the optimizer to the recommended rate.
         data: batches to use; None: the trainer's own.
-        verify: whether to verify the limit by short runs on copies.
+        verify: whether to verify the limit by short runs.
         **options: other arguments of `max_learning_rate`, such as ``seed``.
 
     Examples:

@@ -41,6 +41,7 @@ from normscope.learning_rate.update_rule import (
 from normscope.learning_rate.verification import verify_limit
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
+from normscope.problem.hooks import has_gradient_hooks
 from normscope.problem.loss import WholeLoss
 from normscope.problem.modes import check_mode, training_flags
 from normscope.problem.parameters import parameter_layout
@@ -92,8 +93,8 @@ def max_learning_rate(
         loss: ``loss(output, target)``, the mean over samples; a registered name; or a `whole_loss`.
         data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
         momentum: of SGD, from 0 up to 1.
-        verify: whether short runs on copies verify the limit, at most 600 steps in all; without,
-            the answer costs matvecs with the curvature and gradients of a few samples.
+        verify: whether short runs verify the limit, at most 600 steps in all, after which the model
+            is restored; without, the answer costs matvecs and gradients of a few samples.
         optimizer: in place of SGD: an optimizer of the model, whose state is used, or a factory
             ``parameters -> Optimizer``; SGD, Adam, AdamW or RMSprop. Its own learning rate does
             not matter.
@@ -139,7 +140,7 @@ def advise(setup: TrainingSetup, verify: bool, progress: ProgressCallback) -> Ad
 
     Args:
         setup: model, loss, data, optimizer, batch size and seed.
-        verify: whether short runs on copies verify the limit.
+        verify: whether short runs verify the limit.
         progress: receives an event as each part begins.
     """
     begin = time.perf_counter()
@@ -184,6 +185,7 @@ def _measure(
         mode=mode,
         held=held,
         calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
+        hooked=has_gradient_hooks(problem.model.parameters()),
     )
 
 

@@ -19,9 +19,10 @@ from normscope.layers.surgery.unfit import convert_in_mode, unfit_norms
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import advise
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
-from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd
+from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd, refuse_step_hooks
 from normscope.learning_rate.stability import STEPS
 from normscope.problem.batch import Batch
+from normscope.problem.hooks import copy_gradient_hooks
 from normscope.problem.loss import WholeLoss
 from normscope.problem.modes import check_mode
 from normscope.problem.problem import Data, Problem
@@ -326,7 +327,8 @@ def compare(
 ) -> Comparison:
     """Compare learning rates, curvature and training of a network under several normalizations.
 
-    The networks have the weights of the model where they fit. The model is left unchanged.
+    The networks have the weights of the model where they fit, and the gradient hooks of these
+    weights. The model is left unchanged.
 
     Args:
         model: with norm layers, or where they can be inserted; see `normscope.layers.convert`.
@@ -352,7 +354,8 @@ def compare(
     Raises:
         InputError: if there is nothing to compare, or a norm does not fit the model; one forward
             pass of each checks this before anything is measured.
-        StateError: if the loss uses parameters of the given model other than by its output.
+        StateError: if the loss uses parameters of the given model other than by its output, or if a
+            parameter has a post-accumulate-grad hook.
         ArgumentTypeError: if the optimizer is an instance, which belongs to one model.
     """
     if isinstance(optimizer, Optimizer):
@@ -372,13 +375,15 @@ def compare(
     rows = []
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
         asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
+        refuse_step_hooks(given, model)
         asked.warn_of_flags()
         _check_norms(asked, norms)
         _check_independent(asked, norms[0])
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")
-            converted = Problem(convert_in_mode(model, norm, mode), loss, data)
-            setup = replace(asked, problem=converted)
+            network = convert_in_mode(model, norm, mode)
+            copy_gradient_hooks(model, network)
+            setup = replace(asked, problem=Problem(network, loss, data))
             advice = advise(setup, verify, report)
             report(Progress("training at half the limit"))
             rows.append(_compare_norm(norm, setup, advice, steps))

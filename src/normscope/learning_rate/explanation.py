@@ -151,8 +151,7 @@ def explain(advice: Advice) -> str:
         _explain_criterion(advice),
         _explain_held(advice),
         _explain_bound(advice),
-        _explain_gap(advice),
-        _explain_recommendation(advice),
+        *_explain_difference(advice),
         _explain_later_curvature(advice.curvature),
         _explain_estimate(advice.rule),
         _explain_changes(advice),
@@ -172,7 +171,7 @@ def _explain_limit(advice: Advice) -> str:
         if advice.calibrated:
             return text
         return f"{text} If the loss is bounded, none is: prefer a rate near the curvature bound."
-    runs = f"In runs of {STEPS} steps on copies"
+    runs = f"In runs of {STEPS} steps"
     if found.collapsed_first:
         usable, lowest = found.ends
         where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
@@ -257,6 +256,16 @@ def _explain_curvature(advice: Advice) -> str:
     return text
 
 
+def _explain_difference(advice: Advice) -> list[str]:
+    """Return why limit and recommended rate differ from the curvature bound, if they do."""
+    if advice.hooked:
+        return [
+            "The parameters have gradient hooks: they run in every training step, but do not count "
+            "in the curvature bound and the theory."
+        ]
+    return [_explain_gap(advice), _explain_recommendation(advice)]
+
+
 def _explain_gap(advice: Advice) -> str:
     """Return why the limit is at least 1.5 times the curvature bound, if it is."""
     factor = advice.limit / advice.curvature_bound
@@ -266,9 +275,10 @@ def _explain_gap(advice: Advice) -> str:
     share = sum(part for name, part in advice.shares.items() if name in modules)
     reason = _beyond_bound(advice)
     if share > 0.2:
+        which = "that feed a norm layer, whose" if advice.norms else "whose"
         reason = (
-            f"{share:.0%} of the top direction at the start is in weights that feed a norm layer, "
-            "whose length does not matter; a step too large lengthens them, which shrinks the next."
+            f"{share:.0%} of the top direction at the start is in weights {which} length does not "
+            "matter; a step too large lengthens them, which shrinks the next."
         )
     return f"The limit is {factor:.1f} times that: {reason}"
 
@@ -334,10 +344,14 @@ def _explain_changes(advice: Advice) -> str:
     """Return what would change the numbers, as docs/learning_rate.md measures."""
     batches = "Small batches lower the limit, large ones hardly raise it."
     if not advice.norms:
+        layers = (
+            "the norm layers in train mode"
+            if advice.held
+            else "normalization layers, whose gamma then sets the scale (compare shows by how much)"
+        )
         return (
-            "What would change it: normalization layers, whose gamma then sets the scale (compare "
-            "shows by how much); smaller weights; fewer layers, since depth usually increases the "
-            f"curvature. {batches}"
+            f"What would change it: {layers}; smaller weights; fewer layers, since depth usually "
+            f"increases the curvature. {batches}"
         )
     depth = "Depth usually increases the curvature and lowers the curvature bound"
     if {"batch", "noisy", "l1", "l2", "linf"} & set(advice.norms):

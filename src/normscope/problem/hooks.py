@@ -93,6 +93,24 @@ def has_gradient_hooks(parameters: Iterable[Tensor]) -> bool:
     return any(parameter._backward_hooks for parameter in parameters)
 
 
+def copy_gradient_hooks(model: nn.Module, network: nn.Module) -> None:
+    """Register the gradient hooks of a model's parameters on the same parameters of another.
+
+    ``copy.deepcopy`` leaves them out.
+
+    Args:
+        model: with or without hooks on its parameters.
+        network: its parameters of the same name and shape get the hooks.
+    """
+    own = dict(model.named_parameters())
+    for name, parameter in network.named_parameters():
+        given = own.get(name)
+        if given is None or given.shape != parameter.shape or not parameter.requires_grad:
+            continue
+        for hook in (given._backward_hooks or {}).values():
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
 def apply_gradient_hooks(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:

@@ -167,6 +167,48 @@ def test_gradient_hooks_on_parameters_act_in_the_prediction(factor):
     assert limit / 2 < found.limit * factor < limit * 2
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_compare_applies_gradient_hooks_like_the_advice_of_the_model(verify):
+    model = small_network()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: 0.01 * gradient)
+    found = compare(model, "cross_entropy", labelled(), ["batch", "none"], verify=verify, steps=2)
+    alone = max_learning_rate(model, "cross_entropy", labelled(), verify=verify)
+    assert found["batch"].advice.limit == pytest.approx(alone.limit, rel=1e-6)
+    plain = compare(small_network(), "cross_entropy", labelled(), ["none"], verify=verify, steps=2)
+    ratio = 0.01 * found["none"].advice.limit / plain["none"].advice.limit
+    assert 0.5 < ratio < 2
+
+
+def test_compare_applies_no_hooks_to_other_shapes_or_frozen_parameters():
+    model, calls = small_network(), []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: calls.append(gradient.shape))
+    model[0].weight.requires_grad_(False)
+    compare(model, "cross_entropy", labelled(), ["group"], verify=False, steps=2)
+    assert calls
+    assert model[0].weight.shape not in calls
+
+
+def test_compare_refuses_post_accumulate_hooks():
+    model = small_network()
+    model[3].weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.1))
+    with pytest.raises(StateError, match=r"'3.weight' has a post-accumulate-grad hook"):
+        compare(model, "cross_entropy", labelled(), verify=False, steps=2)
+
+
+def test_explanation_names_gradient_hooks_as_the_reason_of_the_gap():
+    model = small_network()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: 0.01 * gradient)
+    found = max_learning_rate(model, "cross_entropy", labelled())
+    assert found.limit > 10 * found.curvature_bound
+    assert "The parameters have gradient hooks" in found.explanation
+    assert "times that" not in found.explanation
+    plain = max_learning_rate(small_network(), "cross_entropy", labelled())
+    assert "hooks" not in plain.explanation
+
+
 def test_hook_that_masks_a_gradient_keeps_the_weight_in_short_runs():
     model = small_network(norm=False)
     model[3].weight.register_hook(torch.zeros_like)
