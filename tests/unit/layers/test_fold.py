@@ -748,7 +748,7 @@ def test_outputs_that_cannot_be_compared_are_said_to_be():
 
 def test_inputs_that_do_not_fit_are_refused_in_a_sentence():
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
-    with pytest.raises(MisfitError, match="does not fit the model"):
+    with pytest.raises(MisfitError, match=r"the data does not fit the model: layer '0' \(Linear\)"):
         fold(model, inputs=torch.ones(2, 3))
 
 

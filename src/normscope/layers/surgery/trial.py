@@ -92,15 +92,16 @@ def make_trial(model: nn.Module, inputs: Any) -> Trial | None:
         except Exception:  # a model may insist on its precision
             trial = None
     if trial is None:
-        with FitCheck(model, inputs):
-            trial = _trial(copy_module(model), inputs, _rounding(model))
+        trial = _trial(copy_module(model), inputs, _rounding(model))
     return trial if trial.expected and all(map(is_finite, trial.expected)) else None
 
 
 def _trial(model: nn.Module, inputs: Any, tolerance: float) -> Trial:
     model = model.eval()
-    # of another copy: the first call of a model may change it
-    return Trial(model, inputs, _outputs(copy_module(model), inputs), tolerance)
+    called = copy_module(model)  # the first call of a model may change it
+    with FitCheck(called, inputs):
+        expected = _outputs(called, inputs)
+    return Trial(model, inputs, expected, tolerance)
 
 
 def _rounding(model: nn.Module) -> float:
