@@ -38,7 +38,7 @@ def lr(
 ) -> None:
     """How large a learning rate a model can take, by its curvature, by theory, by short runs.
 
-    The runs train copies. Recommended is half the rate at which training becomes unstable: within
+    Recommended is half the rate at which training becomes unstable: within
     100 steps its loss is not finite, or beyond 1.5 times its first value (3 times for the squared
     error). normscope sweep calls a training diverged at 1000 times only. The default loss is
     cross_entropy, which classifiers are trained with; normscope sweep has squared_error, as the

@@ -56,7 +56,7 @@ def unreadable(module: nn.Module, model: nn.Module) -> str | None:
     if is_parametrized(module) and not _is_fresh_weight_norm(module):
         return "whose weights are parametrized"
     if is_batch_norm(module) and not module.training and _others_train(module, model):
-        return "in eval mode inside a model in training mode"
+        return "in eval mode inside a model in training mode (call its train() if it is trained so)"
     return None
 
 
