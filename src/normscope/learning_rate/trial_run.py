@@ -232,6 +232,7 @@ class TrialRun:
             for steps, leaf, gradient in moves:
                 if gradient is not None:
                     steps.apply(leaf, gradient, self.rate)
+        torch.clear_autocast_cache()  # an autocast around this keeps casts of the leaves
         self.taken += 1
         loss, self.gradients = self._start.loss_and_gradients(self._next, self.leaves)
         self._ratio = self._relative(loss)

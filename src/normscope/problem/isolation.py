@@ -197,6 +197,7 @@ class Isolation:
     def _restore(self) -> None:
         for value in self._values:
             value.restore()
+        torch.clear_autocast_cache()  # an autocast around this keeps casts of other values
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         for slot, content in zip(self._slots, self._contents, strict=True):

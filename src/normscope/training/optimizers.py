@@ -126,7 +126,7 @@ def take_step(optimizer: Optimizer) -> None:
     """Step an optimizer, unfused at steps that torch's fused SGD cannot take.
 
     Fused SGD takes neither sparse gradients nor, with momentum, a parameter whose first gradient
-    comes after those of others.
+    comes after those of others. An autocast around the training forgets the weights it has cast.
 
     Args:
         optimizer: any optimizer whose parameters hold their gradients.
@@ -135,7 +135,12 @@ def take_step(optimizer: Optimizer) -> None:
     fused = [group for group in groups if type(optimizer) is SGD and group["fused"]]
     if not any(_fused_step_fails(optimizer, group) for group in fused):
         optimizer.step()
-        return
+    else:
+        _step_unfused(optimizer, fused)
+    torch.clear_autocast_cache()
+
+
+def _step_unfused(optimizer: Optimizer, fused: list[dict[str, Any]]) -> None:
     for group in fused:
         group["fused"] = False
     try:
