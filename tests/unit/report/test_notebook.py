@@ -181,7 +181,7 @@ def returned_classes():
         for function in public
         if inspect.isfunction(function)
         for word in re.findall(r"\w+", str(function.__annotations__.get("return")))
-        if inspect.isclass(kind := function.__globals__.get(word))
+        if inspect.isclass(kind := inspect.unwrap(function).__globals__.get(word))
         and kind.__module__.startswith("normscope.")
     }
 
