@@ -137,7 +137,7 @@ def test_own_model_and_data_from_a_file(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "half the squared error and not of cross_entropy (--kind ggn: of that"),
+        ([], "and not of cross_entropy (--kind ggn or hessian is of that loss)"),
         (["--loss", "squared_error"], "curvature of half the squared error; fully_connected on"),
         (["--kind", "hessian", "--mode", "eval"], "Of: the Hessian of cross_entropy; fully_conn"),
         (["--batches", "2"], "on digits, batches of 32, mode train (the batch's statistics, diff"),

@@ -212,7 +212,7 @@ def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str
     else:
         matrix += ", which is the curvature of half the squared error"
         if loss != "squared_error":
-            matrix += f" and not of {loss} (--kind ggn: of that, as in normscope lr)"
+            matrix += f" and not of {loss} (--kind ggn or hessian is of that loss)"
     batches = f"batches of {top.batch_size}"
     if top.samples == top.batch_size:
         batches = f"one batch of {top.batch_size}"
