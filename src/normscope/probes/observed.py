@@ -38,7 +38,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     require_module(model)
     while True:
-        compiled = model._modules.get("_orig_mod")
+        compiled = getattr(model, "_orig_mod", None)
         parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
         inner = model.module if parallel else compiled
         if not isinstance(inner, nn.Module):

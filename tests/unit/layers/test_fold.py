@@ -793,3 +793,12 @@ class Single(nn.Sequential):
 def test_model_that_insists_on_single_precision_is_compared_in_it():
     model = randomized(Single(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)))
     assert norms_in(fold(model, strict=True)) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_layers_compiled_by_torch_jit_are_kept():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    compiled = torch.jit.script(model)
+    with pytest.warns(NormscopeWarning, match="fold leaves '1'"):
+        folded = fold(compiled)
+    assert torch.equal(folded(torch.ones(2, 3)), model(torch.ones(2, 3)))

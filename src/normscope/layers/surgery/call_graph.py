@@ -141,16 +141,21 @@ def call_graphs(model: nn.Module) -> list[CallGraph]:
     return _graphs_of_parts("", root, assumed=False)
 
 
+def is_sequential(module: nn.Module) -> bool:
+    """Return whether a module calls its children in turn; not if torch.jit compiled it."""
+    return getattr(type(module), "forward", None) is nn.Sequential.forward
+
+
 def _graphs_of_parts(prefix: str, module: nn.Module, assumed: bool) -> list[CallGraph]:
     """Return the graphs inside a module that cannot be traced."""
     found = []
-    sequential = type(module).forward is nn.Sequential.forward
+    sequential = is_sequential(module)
     if sequential and (calls := trace(module, lambda child: True)) is not None:
         found.append(CallGraph(prefix, module, calls[0], set(), assumed=assumed))
     for name, child in module.named_children():
         name = f"{prefix}.{name}" if prefix else name
         unseen = assumed or not sequential
-        callable_whole = sequential or type(child).forward is nn.Sequential.forward
+        callable_whole = sequential or is_sequential(child)
         inside = trace(child, is_known_layer) if callable_whole else None
         if inside is not None:
             found.append(CallGraph(name, child, *inside, assumed=unseen))

@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 
 from normscope.errors import InputError
 from normscope.layers.kinds import NoNorm, is_lp_norm, is_norm
-from normscope.layers.surgery.call_graph import PLAIN_LAYERS
+from normscope.layers.surgery.call_graph import PLAIN_LAYERS, is_sequential
 from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.trace import trace
@@ -185,7 +185,7 @@ def insertion_sites(model: nn.Module) -> list[Site]:
 
 
 def _layers_in(prefix: str, module: nn.Module) -> Iterator[Site]:
-    sequential = type(module).forward is nn.Sequential.forward
+    sequential = is_sequential(module)
     names = list(module._modules) if sequential else _chain_of_calls(module)
     if names is None:
         raise _no_site(prefix, module)
