@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -177,6 +178,8 @@ _DIMENSIONS: dict[type[nn.Module], int] = {
 class FitCheck:
     """Context around a call of a model that raises `misfit_error` for errors about its data.
 
+    Modules nested too deeply for Python are refused, too.
+
     A class, not a generator: every training step enters it.
 
     Args:
@@ -203,6 +206,11 @@ class FitCheck:
             return
         if isinstance(error, NormscopeError):
             return
+        if isinstance(error, RecursionError):
+            raise StateError(
+                "the forward pass calls more nested modules or functions than Python's recursion "
+                f"limit of {sys.getrecursionlimit()} allows; raise it by sys.setrecursionlimit."
+            ) from error
         if explained := misfit_error(error, self._model, self._batch):
             raise explained from error
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.errors import InputError, MisfitError, ShapeError
+from normscope.errors import InputError, MisfitError, ShapeError, StateError
 from normscope.problem import FitCheck, misfit_error
 
 
@@ -156,3 +156,17 @@ def test_checkpoint_of_another_model_names_the_tensor(tmp_path):
         run(nn.Linear(12, 4))
     with pytest.raises(RuntimeError, match=r"bias of shape \(3,\) there and missing here"):
         run(nn.Linear(12, 3, bias=False))
+
+
+def test_modules_nested_too_deeply_are_refused_in_one_sentence():
+    model, batch = nn.Linear(2, 2), (torch.ones(4, 2), torch.arange(4) % 2)
+    for _ in range(400):
+        model = nn.Sequential(model)
+    problem = ns.Problem(model, "cross_entropy", batch)
+    for call in (
+        lambda: ns.curvature.top_eigenvalue(model, "cross_entropy", batch),
+        lambda: ns.training.evaluate(model, "cross_entropy", batch),
+        lambda: ns.fit(problem, ns.sgd(0.1), 1),
+    ):
+        with pytest.raises(StateError, match=r"raise it by sys\.setrecursionlimit"):
+            call()
