@@ -19,6 +19,10 @@ from normscope.errors import InputError
 from normscope.problem.hooks import is_unchanged
 from normscope.problem.loss import Loss, cross_entropy, squared_error
 
+_MEANS = (  # of all entries, unless their reduction is another
+    *(functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
+    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+)
 _BY_LABEL = {"reduction": "mean", "weight": None, "ignore_index": -100}  # torch's defaults
 
 
@@ -189,9 +193,11 @@ def _torch_options(loss: Any) -> dict[str, Any] | None:
     function, keywords = loss, {}
     if type(loss) is functools.partial and not loss.args:
         function, keywords = loss.func, loss.keywords
-    if function is functional.cross_entropy or function is functional.nll_loss:
+    by_label = function is functional.cross_entropy or function is functional.nll_loss
+    if by_label or function in _MEANS:
         deprecated = {"reduce", "size_average"} & keywords.keys()
-        return _BY_LABEL | keywords if _is_torchs(function) and not deprecated else None
+        options = _BY_LABEL if by_label else {"reduction": "mean"}
+        return options | keywords if _is_torchs(function) and not deprecated else None
     if type(loss).__module__ != torch_losses.__name__ or not is_unchanged(loss):
         return None
     if type(loss) is nn.CrossEntropyLoss and not is_cross_entropy(loss):

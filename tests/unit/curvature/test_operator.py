@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -140,6 +142,16 @@ def test_several_batches_count_as_in_the_loss_over_all_data(loss, kind):
     whole = dense(model, loss, (x, y), kind=kind, mode="eval")
     in_parts = dense(model, loss, parts, kind=kind, mode="eval")
     torch.testing.assert_close(in_parts, whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [functional.mse_loss, functional.huber_loss])
+@pytest.mark.parametrize("kind", ["hessian", "ggn"])
+def test_functions_that_sum_are_summed_over_batches(function, kind):
+    x, model = torch.randn(30, 5).double(), nn.Linear(5, 2).double()
+    parts = [(each, torch.zeros(len(each), 2).double()) for each in x.split(8)]
+    loss = partial(function, reduction="sum")
+    whole = dense(model, loss, (x, torch.zeros(30, 2).double()), kind=kind)
+    torch.testing.assert_close(dense(model, loss, parts, kind=kind), whole)
 
 
 def test_data_of_ignored_labels_alone_is_refused():
