@@ -41,7 +41,7 @@ class Advice(Rendered):
         mode: how batch statistics and dropout were treated: "train", "frozen", "eval" or "as_is".
         held: names of the norm layers that used their running statistics.
         calibrated: whether the loss is one on which prediction and threshold were calibrated.
-        hooked: whether hooks on the parameters change or observe their gradients.
+        hooked: whether hooks on parameters or modules change or observe gradients.
     """
 
     rule: UpdateRule

@@ -41,7 +41,7 @@ from normscope.learning_rate.update_rule import (
 from normscope.learning_rate.verification import verify_limit
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.evaluate import Evaluator
-from normscope.problem.hooks import has_gradient_hooks
+from normscope.problem.hooks import has_backward_hooks, has_gradient_hooks
 from normscope.problem.loss import WholeLoss
 from normscope.problem.modes import check_mode, training_flags
 from normscope.problem.parameters import parameter_layout
@@ -185,7 +185,7 @@ def _measure(
         mode=mode,
         held=held,
         calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
-        hooked=has_gradient_hooks(problem.model.parameters()),
+        hooked=has_gradient_hooks(problem.model.parameters()) or has_backward_hooks(problem.model),
     )
 
 

@@ -260,8 +260,9 @@ def _explain_difference(advice: Advice) -> list[str]:
     """Return why limit and recommended rate differ from the curvature bound, if they do."""
     if advice.hooked:
         return [
-            "The parameters have gradient hooks: they run in every training step, but do not count "
-            "in the curvature bound and the theory."
+            "The parameters or modules have gradient hooks: they run in every training step, but "
+            "do not count in the curvature bound and the theory; those of modules do not count in "
+            "the prediction either, only in short runs."
         ]
     return [_explain_gap(advice), _explain_recommendation(advice)]
 

@@ -111,6 +111,15 @@ def copy_gradient_hooks(model: nn.Module, network: nn.Module) -> None:
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
+def has_backward_hooks(model: nn.Module) -> bool:
+    """Return whether a module of the model has hooks of its backward pass.
+
+    >>> has_backward_hooks(nn.Linear(1, 1))
+    False
+    """
+    return any(vars(each).get(hooks) for each in model.modules() for hooks in _BACKWARD_HOOKS)
+
+
 def apply_gradient_hooks(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:

@@ -203,7 +203,7 @@ def test_explanation_names_gradient_hooks_as_the_reason_of_the_gap():
         parameter.register_hook(lambda gradient: 0.01 * gradient)
     found = max_learning_rate(model, "cross_entropy", labelled())
     assert found.limit > 10 * found.curvature_bound
-    assert "The parameters have gradient hooks" in found.explanation
+    assert "have gradient hooks" in found.explanation
     assert "times that" not in found.explanation
     plain = max_learning_rate(small_network(), "cross_entropy", labelled())
     assert "hooks" not in plain.explanation
@@ -254,3 +254,14 @@ def test_hooks_that_a_factory_registers_act_in_short_runs():
     found = max_learning_rate(small_network(), "cross_entropy", labelled(), optimizer=halved)
     plain = max_learning_rate(small_network(), "cross_entropy", labelled())
     assert found.limit / 2 == pytest.approx(plain.limit, rel=0.06)
+
+
+def test_backward_hooks_of_modules_are_named_where_they_do_not_count():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(16, 3, generator=generator), torch.arange(16) % 2
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    plain = max_learning_rate(model, "cross_entropy", data, verify=False)
+    assert "gradient hooks" not in plain.explanation
+    model[1].register_full_backward_hook(lambda module, before, after: (50 * before[0],))
+    hooked = max_learning_rate(model, "cross_entropy", data, verify=False)
+    assert "those of modules do not count in the prediction either" in hooked.explanation
