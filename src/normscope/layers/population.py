@@ -15,6 +15,7 @@ from normscope.layers.lp_function import scale
 from normscope.problem.batch import follow_model, inputs_of
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators, isolated
+from normscope.problem.wrappers import refuse_scripted
 from normscope.warn import warn
 
 
@@ -87,6 +88,7 @@ def population_statistics(
     (1.0, 1.0)
     """
     require_module(model, "population_statistics")
+    refuse_scripted(model)
     found = _batch_layers(model)
     layers = {name: layer for name, layer in found.items() if layer.running_mean is not None}
     _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +13,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normscope.probes.gradients import GradientComparison
 from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, copy_batch, map_tensors
+from normscope.problem.global_state import uncached_autocast
 from normscope.problem.isolation import Isolation, isolated
 from normscope.problem.loss import loss_modules, stateless_loss
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.problem.references import refuse_held_parameters
+from normscope.problem.wrappers import run_uncompiled
 
 
 class BatchLoss:
@@ -57,7 +58,7 @@ class BatchLoss:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            _uncached_autocast(self.problem.device),
+            uncached_autocast(self.problem.device),
         ):
             buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
             tensors = {**buffers, **parameters}
@@ -181,17 +182,6 @@ def dense(gradient: Tensor) -> Tensor:
     return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
 
 
-def _uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return the present autocast without its cache of cast weights.
-
-    The cache identifies a weight by its tensor, and here one tensor takes several values.
-    """
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    dtype = torch.get_autocast_dtype(device.type)
-    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
-
-
 def _twice_differentiable(model: nn.Module) -> MathAttention:
     """Return a context in which attention has second derivatives; the isolation restores it."""
     attention = MathAttention()
@@ -204,12 +194,9 @@ def _run_eagerly(model: nn.Module) -> None:
 
     The isolation context around restores the modules.
     """
+    run_uncompiled(model)
     for module in model.modules():
         own = module.__dict__
-        if own.get("_compiled_call_impl") is not None:
-            own["_compiled_call_impl"] = None  # model.compile(): the compiled code is training's
-        if isinstance(own.get("_modules", {}).get("_orig_mod"), nn.Module):
-            own["forward"] = module._orig_mod  # torch.compile of a part of the model
         if isinstance(module, nn.RNNBase):  # it keeps a second list of its weights
             own["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
         if isinstance(module, nn.SyncBatchNorm):

@@ -18,6 +18,7 @@ from normscope.problem.diagnose import require_module
 from normscope.problem.loss import LOSSES, Loss, WholeLoss
 from normscope.problem.modes import check_mode
 from normscope.problem.problem import Problem
+from normscope.problem.wrappers import refuse_scripted, refuse_sharded
 from normscope.training.optimizers import bind_optimizer, step_on_copies
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     True
     """
     require_module(model)
+    refuse_scripted(model)
+    refuse_sharded(model)
     while True:
         compiled = getattr(model, "_orig_mod", None)
         parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)

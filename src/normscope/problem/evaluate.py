@@ -26,6 +26,7 @@ from normscope.problem.references import (
     refuse_foreign_parameters,
     refuse_held_parameters,
 )
+from normscope.problem.wrappers import refuse_sharded, run_uncompiled
 
 _ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
 _ORDER_TOLERANCE = 1e-4  # of the largest output; some layers amplify rounding
@@ -69,6 +70,7 @@ class Evaluator:
 
     def __init__(self, problem: Problem, layout: ParameterLayout, mode: str, seed: int) -> None:
         self.problem, self.layout, self.mode, self.seed = problem, layout, mode, seed
+        refuse_sharded(problem.model)
         self.flags = training_flags(problem.model, mode)
         self.point = copy_tensors(problem.model)
         self._buffers = [name for name, _ in problem.model.named_buffers()]
@@ -134,6 +136,7 @@ class Evaluator:
             torch.enable_grad(),
             explain_errors(),
         ):
+            run_uncompiled(model)
             if twice and self._attention.used:
                 self._attention.enter_in_modules(model)
             yield

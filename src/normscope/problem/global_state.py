@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -182,3 +183,15 @@ _STATES = (
     _State(np.geterr, lambda value: np.seterr(**value)),
     _State(_warning_filters, _set_warning_filters),
 )
+
+
+def uncached_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the present autocast without its cache of cast weights.
+
+    The cache identifies a weight by its tensor, and lives as long as the autocast around the call:
+    a weight that is trained inside would keep its first value.
+    """
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    dtype = torch.get_autocast_dtype(device.type)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)

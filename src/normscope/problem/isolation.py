@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import ArgumentTypeError
 from normscope.interrupts import CAPTURES, Undo
 from normscope.problem.attributes import (
     Copies,
@@ -30,6 +29,7 @@ from normscope.problem.attributes import (
     unregistered_modules,
 )
 from normscope.problem.global_state import capture_global_state
+from normscope.problem.wrappers import refuse_scripted
 from normscope.warn import warn
 
 T = TypeVar("T")
@@ -114,11 +114,8 @@ class Isolation:
         hidden = unregistered_modules(contained(plain), self._kept)
         self._modules = [*self._kept, *hidden]
         self._added = self._modules[len(own) :]
-        if any(isinstance(module, torch.jit.ScriptModule) for module in self._kept):
-            raise ArgumentTypeError(
-                "the parameters of a model compiled by torch.jit cannot be replaced for a "
-                "measurement; pass the module that was scripted or traced."
-            )
+        for module in (model, *others):
+            refuse_scripted(module)
         self._slots = [slot for module in self._modules for slot in _slots(module)]
         self._contents = [dict(slot) if slot else {} for slot in self._slots]
         owned = (p for module in self._modules for p in module._parameters.values())

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from normscope.errors import InputError, StateError
 from normscope.interrupts import Undo
 from normscope.problem.batch import Batch
+from normscope.problem.global_state import uncached_autocast
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, take_step
@@ -173,7 +174,7 @@ class Loop:
     def _gradient_step(self) -> Step:
         """Draw a batch and leave the gradient of its loss in the parameters."""
         batch = self.batches.draw()
-        with torch.enable_grad():
+        with torch.enable_grad(), uncached_autocast(self.problem.device):
             loss = self.problem.loss_on(batch)
         if not loss.requires_grad:
             raise StateError(

@@ -81,7 +81,8 @@ def _fused_sgd(parameters: Iterable[nn.Parameter], **options: Any) -> SGD:
 
 def _can_be_fused(parameter: Tensor) -> bool:
     # torch 2.13's CPU kernel leaves most entries of half-precision parameters unchanged.
-    return parameter.dtype in _FUSED.get(parameter.device.type, ())
+    plain = type(parameter) in (Tensor, nn.Parameter)  # a DTensor has no fused kernel
+    return plain and parameter.dtype in _FUSED.get(parameter.device.type, ())
 
 
 def bind_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:

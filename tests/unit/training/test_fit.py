@@ -175,3 +175,26 @@ def test_fit_refuses_numbers_it_cannot_count_with(arguments, error, words):
 def test_fit_takes_whole_numbers_of_numpy_and_the_largest_seed():
     run = fit(problem_of(), sgd(0.1), np.int64(2), batch_size=np.int32(8), seed=2**64 - 1)
     assert run.steps == 2
+
+
+def test_weights_under_an_autocast_around_the_call_are_trained():
+    """torch's autocast keeps the cast weights of the first step as long as it is entered."""
+    data = torch.randn(16, 6), torch.randint(3, (16,))
+
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    trained, expected = network(), network()
+    with torch.autocast("cpu", torch.bfloat16):
+        fit(Problem(trained, "cross_entropy", data), sgd(0.5), steps=5)
+    for _ in range(5):
+        expected.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(expected(data[0]), data[1])
+        loss.backward()
+        with torch.no_grad():
+            for parameter in expected.parameters():
+                parameter -= 0.5 * parameter.grad
+    for one, other in zip(trained.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -26,6 +26,7 @@ from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_s
 from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import require_module
 from normscope.problem.isolation import RandomGenerators
+from normscope.problem.wrappers import refuse_sharded
 from normscope.text import Rendered, Table
 
 _logger = logging.getLogger("normscope.layers")
@@ -154,6 +155,7 @@ _Step = tuple[Change, nn.Module, Site]  # with the new layer, and where it goes
 def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
     """Return the steps; ``new_for`` gets the replacement of each layer and tensor by its id."""
     require_module(model, "convert")
+    refuse_sharded(model)
     _ = NORMS[to]  # an unknown kind is an error even if there is nothing to do
     with RandomGenerators().preserved():  # a norm layer may draw its first parameters
         sites = norm_sites(model)

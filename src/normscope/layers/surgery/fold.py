@@ -17,6 +17,7 @@ from normscope.layers.surgery.inference import affine_map
 from normscope.layers.surgery.trial import Trial, find_trial, make_trial
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
+from normscope.problem.wrappers import refuse_sharded
 from normscope.warn import warn
 
 
@@ -75,6 +76,7 @@ def fold(model: nn.Module, strict: bool = False, inputs: Any = None) -> nn.Modul
     (Identity(), True)
     """
     require_module(model, "fold")
+    refuse_sharded(model)
     with undisturbed(model):
         plan = plan_folding(model)
         if plan.folds:

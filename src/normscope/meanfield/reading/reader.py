@@ -29,6 +29,7 @@ from normscope.meanfield.weighted import Linear
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
 from normscope.problem.trace import trace
+from normscope.problem.wrappers import refuse_sharded
 
 # What a value of the forward pass is, if it is not the output of an operation.
 _OTHER_INPUT = "input"  # an input after the first
@@ -57,6 +58,7 @@ def read(
             theory has no closure for; the message names it.
     """
     require_module(model, "predict")
+    refuse_sharded(model)
     refuse_hooks(model)
     with undisturbed(model):
         root, calls = _trace_copy(model)
