@@ -3,6 +3,7 @@
 import functools
 import http.server
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from normscope.experiments.tour import summary
 from normscope.experiments.tour.tour import NORMS
@@ -266,12 +267,12 @@ def test_what_scrolls_sideways_says_so_until_its_end_is_seen(opened):
         sideways = box.evaluate("e => e.scrollWidth > e.clientWidth")
         assert ("scroll sideways" in words, "gradient" in fade) == (sideways, sideways)
     wide[0].evaluate("e => { e.scrollLeft = e.scrollWidth; }")
-    page.wait_for_function("e => !('more' in e.dataset)", arg=wide[0].element_handle())
+    expect(wide[0]).not_to_have_attribute("data-more", re.compile(""))
     words, fade = wide[0].evaluate(hints)
     assert "scroll sideways" in words
     assert fade == "none"
     page.set_viewport_size({"width": 2400, "height": 900})
-    page.wait_for_function("!document.querySelector('figure .scroll[data-wide]')")
+    expect(page.locator("figure .scroll[data-wide]")).to_have_count(0)
 
 
 def test_phone_shows_wide_figures_panel_by_panel(browser, tmp_path):
@@ -312,7 +313,7 @@ def test_long_table_says_that_there_is_more_until_its_end_is_seen(browser, tmp_p
     fade = "e => getComputedStyle(e).maskImage"
     assert "gradient" in box.evaluate(fade)
     box.evaluate("e => { e.scrollTop = e.scrollHeight; }")
-    page.wait_for_function("!document.querySelector('[data-below]')")
+    expect(page.locator("[data-below]")).to_have_count(0)
     assert box.evaluate(fade) == "none"
     page.close()
 
