@@ -233,3 +233,26 @@ def test_report_needs_no_torch_for_results(folder):
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("command", [["report"], ["sweep", "status"]])
+def test_damaged_log_of_a_killed_process_is_a_note(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    killed = (
+        "import os\nimport xarray as xr\nfrom normscope.results import Store\n"
+        "store = Store('runs.sqlite')\n"
+        "for seed in range(3):\n"
+        "    store.compute('demo', {}, seed, lambda: xr.Dataset({'loss': 1.0}))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    with Store(tmp_path / "runs.sqlite"):
+        pass  # so that the tables are in the file
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    log = tmp_path / "runs.sqlite-wal"
+    log.write_bytes(log.read_bytes()[:-1] + b"x")
+    assert main([*command, "runs.sqlite"]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "normscope: note: runs.sqlite was not closed by its last writer, and 1 record that"
+    )
+    assert error.count("\n") == 1

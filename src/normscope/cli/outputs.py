@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from normscope.cli.render import warnings_as_notes
 from normscope.errors import InputError, NormscopeError
 from normscope.files import replacing, try_write
 from normscope.registry import unknown_name
@@ -148,13 +149,14 @@ def write_then_print(write: Callable[[], T]) -> Iterator[T | None]:
 
 @contextmanager
 def resumable(store: Path) -> Iterator[None]:
-    """Let Ctrl-C inside the block report what is kept.
+    """Let Ctrl-C inside the block report what is kept; warnings, as of a damaged store, are notes.
 
     Args:
         store: the file that keeps finished work; it may be missing.
     """
     try:
-        yield
+        with warnings_as_notes():
+            yield
     except KeyboardInterrupt:
         kept = f"finished work is kept in {store}; run the same command to resume"
         if not _has_results(store):

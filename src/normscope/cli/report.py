@@ -42,13 +42,13 @@ def report(
     Example: normscope report normscope-out phase.sqlite -o report.html
     """
     from normscope.cli.progress_bar import show_progress
-    from normscope.cli.render import print_json, print_note
+    from normscope.cli.render import print_json, print_note, warnings_as_notes
     from normscope.report import report_of, write_report
 
     check_file(out, "report", "report.html")
     if out.suffix.lower() not in _PAGES:  # a typing error must not replace a store or a figure
         raise InputError(f"a report is an HTML file, got --out {out}; let its name end in .html.")
-    with show_progress("report") as show:
+    with show_progress("report") as show, warnings_as_notes():
         show(Progress("reading"))
         found = report_of(inputs, title, _theory, _page)
         show(Progress("writing"))

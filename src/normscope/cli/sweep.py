@@ -13,6 +13,7 @@ from normscope.cli import options as opt
 from normscope.cli.app import Command, command, print_help
 from normscope.cli.names import check_name
 from normscope.cli.outputs import check_file, resumable
+from normscope.cli.render import warnings_as_notes
 from normscope.errors import InputError, UnknownNameError
 
 DIAGRAM, STATUS = "phase_diagram", "status"
@@ -98,7 +99,8 @@ def sweep(
     if name == STATUS:
         if file is None:
             raise InputError("status needs the file of a sweep: normscope sweep status FILE.")
-        status(file, follow, figure, as_json)
+        with warnings_as_notes():
+            status(file, follow, figure, as_json)
         return
     _reject_status_options(file, follow, figure)
     check_name("experiments", name, DIAGRAM, STATUS, noun="sweep")

@@ -128,7 +128,7 @@ def try_drawing(draw: Callable[[], Drawn]) -> Drawn:
         return draw()
     except NormscopeError:
         raise
-    except (ArithmeticError, ValueError) as error:
+    except Exception as error:  # matplotlib may raise anything then
         reason = " ".join(str(error).split())[:100]
         return [f"No figure is drawn: matplotlib cannot draw these values ({reason})."], []
 

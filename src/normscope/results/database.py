@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from normscope.errors import DataError, StateError
-from normscope.results.lock import WriterLock, is_locked
-from normscope.results.log import LogIndex, lost_writes, read_index
+from normscope.results.lock import WriterLock, Written, left_by_writer
 from normscope.results.schema import create_tables, damaged, is_store
 from normscope.results.sqlite_errors import not_a_store, primary_code, translate_errors
+from normscope.results.tables import written
 from normscope.text import plural
 from normscope.warn import warn
 
@@ -46,6 +46,7 @@ class Database:
         self._checks = 0  # of the steps of a call
         self._made_log = False  # whether opening to read created SQLite's empty log and its index
         self._lock: WriterLock | None = None
+        self._written = self._counted = Written(0, 0)  # committed; in the transaction under way
         self._connection: sqlite3.Connection | None = None
         try:
             with translate_errors(self.name):
@@ -91,15 +92,34 @@ class Database:
             connection.execute(begin)
             self._depth += 1
             self._owner = threading.get_ident()
+            self._counted = self._written
             try:
                 yield connection
                 connection.execute("COMMIT")
+                self._note_written()
             except BaseException:
                 if connection.in_transaction:  # some failures have rolled back already
                     connection.execute("ROLLBACK")
                 raise
             finally:
                 self._depth -= 1
+
+    def count(self, records: int = 0, results: int = 0) -> None:
+        """Count what the transaction under way adds.
+
+        Args:
+            records: new ones.
+            results: records that are finished.
+        """
+        counted = self._counted
+        self._counted = Written(counted.records + records, counted.results + results)
+
+    def _note_written(self) -> None:
+        """Keep how much is on the disk now, to notice after a crash if some of it is missing."""
+        if self._counted != self._written and self._lock is not None:
+            with suppress(OSError):  # such as a full disk: what is stored is stored
+                self._lock.note(self._counted)
+        self._written = self._counted
 
     def close(self) -> None:
         """Close the file; may be called more than once."""
@@ -182,7 +202,6 @@ class Database:
             self._lock = WriterLock(self.path)
             if self.path.exists() and 0 < self.path.stat().st_size < _SMALLEST_FILE:
                 raise not_a_store(self.name)  # SQLite would take it for an empty one
-            index = read_index(self._beside("shm"))
             self._connection = self._connect("?mode=rwc")
         connection = self._connection
         has_tables = is_store(connection, self.name)
@@ -190,17 +209,18 @@ class Database:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")  # else a commit may wait for the disk
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        if self.path is not None:
-            if mode != "wal":
-                raise StateError(
-                    f"the file system of {self.name} does not allow reading while writing "
-                    "(SQLite's WAL); choose a folder on a local disk."
-                )
-            self._check_log(connection, index, self.path)
+        if self.path is not None and mode != "wal":
+            raise StateError(
+                f"the file system of {self.name} does not allow reading while writing (SQLite's "
+                "WAL); choose a folder on a local disk."
+            )
         if not has_tables:
             with self._transaction("BEGIN IMMEDIATE"):
                 create_tables(connection)
-        if self.path is not None:
+        if self.path is not None and self._lock is not None:
+            self._check_whole(connection, self._lock.left)
+            self._written = written(connection)
+            self._lock.note(self._written)
             self._note_files(self.path)
         return connection
 
@@ -208,7 +228,7 @@ class Database:
         path = self._check_exists()
         self._snapshot = None
         self._made_log = not any(self._beside(end).exists() for end in ("wal", "shm"))
-        index = read_index(self._beside("shm"))
+        left = left_by_writer(path)  # before the file is read, to which a writer may be adding
         connection = self._connect("?mode=ro")
         try:
             has_tables = is_store(connection, self.name)
@@ -227,7 +247,7 @@ class Database:
         if not has_tables:
             raise not_a_store(self.name)
         if self._snapshot is None:
-            self._check_log(connection, index, path)
+            self._check_whole(connection, left)
         self._note_files(path)
         return connection
 
@@ -240,18 +260,18 @@ class Database:
         if self._stamp()[1] < pages * page_size:
             raise damaged(self.name, "it ends early")
 
-    def _check_log(self, connection: sqlite3.Connection, before: LogIndex, path: Path) -> None:
-        """Warn if a log that a killed process left is damaged, after SQLite has recovered it."""
-        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-        after = read_index(self._beside("shm"))
-        lost = lost_writes(self._beside("wal"), page_size, before, after)
-        if not lost or (self.read_only and is_locked(path)):  # a writer may be adding to it
+    def _check_whole(self, connection: sqlite3.Connection, left: Written | None) -> None:
+        """Warn if a killed writer has written more than is there, as after damage to the log."""
+        if left is None:
             return
-        warn(
-            f"{self.name} was not closed, and its log ({self._beside('wal').name}) is damaged: up "
-            f"to {plural(lost, 'write')} that came last are lost, with their records; compare "
-            "the records with what was run, and run again what is missing."
-        )
+        found = written(connection)
+        lost = max(left.records - found.records, left.results - found.results)
+        if lost > 0:
+            warn(
+                f"{self.name} was not closed by its last writer, and {plural(lost, 'record')} that "
+                f"it had written are missing or unfinished: {self._beside('wal').name} is damaged "
+                "or was removed; run again what is missing."
+            )
 
     def _note_files(self, path: Path) -> None:
         """Remember which files are open; the log stays in place for a writer only."""

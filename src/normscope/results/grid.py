@@ -269,6 +269,7 @@ def _union(dim: str, labels: Sequence[np.ndarray]) -> np.ndarray:
     """
     if _equal_bits(labels):
         return labels[0]
+    _common_dtype(dim, labels)
     distinct = list({(each.dtype.str, each.tobytes()): each for each in labels}.values())
     if any(len(np.unique(each)) < len(each) for each in distinct):
         raise InputError(

@@ -1,8 +1,12 @@
 """One writer for each file: an operating-system lock that ends with the process.
 
 The lock is on a separate file beside the store, since closing any handle of a file drops all POSIX
-locks that the process holds on it. These locks, unlike flock's, are not inherited by forked
-children: a worker that outlives its killed parent does not keep the store locked.
+locks that the process holds on it. (For the same reason no file of SQLite's is opened here.) These
+locks, unlike flock's, are not inherited by forked children: a worker that outlives its killed
+parent does not keep the store locked.
+
+The file holds the writer's process and what it has written so far. A writer that ends removes it; a
+killed one leaves it, and who opens the store next can tell whether something of that is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from normscope.errors import StateError
 
@@ -25,6 +30,18 @@ FileId = tuple[int, int, int]  # process, device and inode
 
 _held: set[FileId] = set()  # the locks of this process
 _guard = threading.Lock()
+
+
+class Written(NamedTuple):
+    """How much a store holds.
+
+    Args:
+        records: in any state.
+        results: records that are finished or diverged.
+    """
+
+    records: int
+    results: int
 
 
 class LockedError(StateError):
@@ -43,13 +60,14 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         self.path = _lock_file(path)
+        self.left: Written | None = None  # by a writer that was killed
         with _guard:
             self._handle, self._file = self._acquire(path)
         self._finalizer = weakref.finalize(self, _release, self.path, self._handle, self._file)
 
     def _acquire(self, path: Path) -> tuple[int, FileId]:
         while True:
-            if self.path.exists() and _file_id(self.path.stat()) in _held:
+            if _is_held(self.path):
                 raise _locked_error(path, os.getpid())
             try:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -59,17 +77,22 @@ class WriterLock:
                     "or open the store with read_only=True."
                 ) from error
             if not _lock(handle):
-                owner = _owner(handle)
+                owner, _ = _read(handle)
                 os.close(handle)
                 raise _locked_error(path, owner)
             file = _file_id(os.fstat(handle))
             # the previous writer may have removed the file between our opening and locking it
             if self.path.exists() and _file_id(self.path.stat()) == file:
+                self.left = _read(handle)[1]
                 os.ftruncate(handle, 0)
-                os.write(handle, str(os.getpid()).encode())
+                _write(handle, str(os.getpid()))
                 _held.add(file)
                 return handle, file
             os.close(handle)
+
+    def note(self, written: Written) -> None:
+        """Keep how much was written, for whoever opens the store after a crash."""
+        _write(self._handle, f"{os.getpid()} {written.records:19} {written.results:19}")
 
     def release(self) -> None:
         """Release the lock; may be called more than once."""
@@ -82,16 +105,46 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
     Args:
         path: of the store.
     """
-    resolved = Path(path).resolve()
-    if not _lock_file(resolved).exists():
-        return False  # checked first, so that a read-only folder stays as it is
-    try:
-        WriterLock(resolved).release()
-    except LockedError:
-        return True
-    except StateError:
-        return False
-    return False
+    file = _lock_file(Path(path).resolve())
+    with _guard:
+        if _is_held(file):
+            return True
+        try:
+            handle = os.open(file, os.O_RDWR)
+        except OSError:  # there is none, or it cannot be locked from here
+            return False
+        try:
+            return not _lock(handle)
+        finally:
+            os.close(handle)
+
+
+def left_by_writer(path: Path) -> Written | None:
+    """Return how much the last writer of a store, which may be at work or killed, has written.
+
+    Args:
+        path: of the store.
+
+    Returns:
+        What the store holds at least; None if that is not known.
+    """
+    file = _lock_file(path)
+    with _guard:
+        if _is_held(file):
+            return None
+        try:
+            handle = os.open(file, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            return _read(handle)[1]
+        finally:
+            os.close(handle)
+
+
+def _is_held(file: Path) -> bool:
+    """Return whether this process holds the lock: to open and close the file would drop it."""
+    return file.exists() and _file_id(file.stat()) in _held
 
 
 def _lock_file(path: Path) -> Path:
@@ -124,9 +177,16 @@ def _lock(handle: int) -> bool:
     return True
 
 
-def _owner(handle: int) -> int | None:
-    text = os.read(handle, 20)
-    return int(text) if text.isdigit() else None
+def _read(handle: int) -> tuple[int | None, Written | None]:
+    """Return the process in a lock file, and what it has written; None for what is not there."""
+    os.lseek(handle, 0, os.SEEK_SET)
+    words = [int(word) for word in os.read(handle, 100).split() if word.isdigit()]
+    return (words[0] if words else None), (Written(*words[1:]) if len(words) == 3 else None)
+
+
+def _write(handle: int, text: str) -> None:
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, text.encode())
 
 
 def _locked_error(path: Path, owner: int | None) -> LockedError:

@@ -42,9 +42,9 @@ of a store is read; only arrays of plain values, unpacked to no more than their 
 query that takes far more steps than the file has bytes is stopped. All else raises `DataError`.
 
 **Lost files.** Before each call the open file is compared with its path: if it was deleted, moved
-or replaced, a `StateError` is raised before more work is lost. If a killed process left a damaged
-log, opening the file warns how many of the last writes may be missing (`NormscopeWarning`); a log
-that lost its end is noticed as long as its index (``-shm``) is there.
+or replaced, a `StateError` is raised before more work is lost. The file ``<path>-lock`` keeps how
+many records were written. If a killed writer left more of them than can be read, since its log
+(``<path>-wal``) is damaged or gone, opening the file warns how many (`NormscopeWarning`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,7 +130,9 @@ class Store:
         """
         identity = Identity.of(experiment, parameters, seed, revision)
         with self._writing() as connection:
-            return tables.insert_record(connection, identity)
+            if tables.insert_record(connection, identity):
+                self._database.count(records=1)
+        return identity.key
 
     @interrupts_wait
     def start(self, key: str) -> None:
@@ -187,6 +190,7 @@ class Store:
             tables.write_content(connection, row, content)
             taken = self._seconds(key) if seconds is None else seconds
             tables.set_state(connection, row, State(state), seconds=taken)
+            self._database.count(results=1)
             self._forget(key)
 
     @interrupts_wait
@@ -293,21 +297,24 @@ class Store:
             seed: of the random numbers.
             **parameters: values of parameters; numbers are compared by value, so 1 finds 1.0.
         """
-        conditions = {
-            "experiment": experiment,
-            "state": None if state is None else State.named(state).value,
-            "seed": None if seed is None else json_value(seed, "seed"),
-        }
         wanted = {name: json_value(value, name) for name, value in parameters.items()}
         with self._database.reading() as connection:
-            found = list(tables.rows(connection, self._database.name, **conditions))
+            found = tables.select(
+                connection,
+                self._database.name,
+                experiment,
+                None if state is None else State.named(state),
+                None if seed is None else json_value(seed, "seed"),
+            )
         return [self._as_record(row) for row in found if matches(row.parameters, wanted)]
 
     def counts(self, experiment: str | None = None) -> dict[State, int]:
         """Number of records in each state."""
         with self._database.reading() as connection:
-            found = tables.counts(connection, experiment)
-        return {state: found.get(state, 0) for state in State}
+            found = Counter(
+                row.state for row in tables.select(connection, self._database.name, experiment)
+            )
+        return {state: found[state] for state in State}
 
     def versions(self, experiment: str) -> list[dict[str, str]]:
         """Package versions that an experiment's records ran on; empty where none were stored."""
@@ -436,7 +443,7 @@ class Store:
     def _release_running(self) -> None:
         """Set records that a killed writer left running back to pending."""
         with self._writing() as connection:
-            for row in list(tables.rows(connection, self._database.name, state=State.RUNNING)):
+            for row in tables.running(connection, self._database.name):
                 tables.set_state(connection, row, State.PENDING)
 
     def _forms_of(self, connection: Connection, row: Row) -> dict[str, Form]:

@@ -6,15 +6,15 @@ import json
 import platform
 import sqlite3
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from normscope import __version__
-from normscope.errors import StateError, UnknownNameError
+from normscope.errors import DataError, StateError, UnknownNameError
 from normscope.results.codec import Content
+from normscope.results.lock import Written
 from normscope.results.record import Identity, State
 from normscope.results.schema import START_TABLES, damaged
 
@@ -47,40 +47,88 @@ class Row:
     seconds: float | None
 
 
-def insert_record(connection: sqlite3.Connection, identity: Identity) -> str:
-    """Add a pending record unless it exists; return its key."""
-    key = identity.key
-    connection.execute(
+def insert_record(connection: sqlite3.Connection, identity: Identity) -> bool:
+    """Add a pending record unless it exists; return whether it was added."""
+    added = connection.execute(
         "INSERT INTO records (key, experiment, parameters, seed, revision, version, state) "
         "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-        (key, *vars(identity).values(), State.PENDING.value),
+        (identity.key, *vars(identity).values(), State.PENDING.value),
     )
-    return key
+    return added.rowcount == 1
 
 
-def rows(connection: sqlite3.Connection, name: str, **conditions: Any) -> Iterator[Row]:
-    """Yield the records that meet the conditions, checked, in the order they were added.
+def select(
+    connection: sqlite3.Connection,
+    name: str,
+    experiment: str | None = None,
+    state: State | None = None,
+    seed: int | None = None,
+) -> list[Row]:
+    """Return the records that meet the conditions, checked, in the order they were added.
+
+    All records are read and compared with the index, so that damage to either cannot hide one.
 
     Args:
         connection: to the file.
         name: of the file, for errors.
-        **conditions: values of columns; None: any.
+        experiment: of the records; None: any.
+        state: of the records; None: any.
+        seed: of the records; None: any. Records that are damaged and have another seed are spared.
     """
-    given = {column: value for column, value in conditions.items() if value is not None}
-    where = " AND ".join(f"{column} = ?" for column in given)
-    found = connection.execute(
-        f"SELECT {_COLUMNS} FROM records {f'WHERE {where}' if given else ''} ORDER BY id",
-        tuple(given.values()),
-    )
-    for row in found:
-        if not all(map(isinstance, row, _TYPES)):
-            raise damaged(name, f"record {row[0]!r} is not what was written")
-        number, key, experiment, parameters, seed, revision, package, state, *rest = row
-        identity = Identity(experiment, parameters, seed, revision, package)
-        if identity.key != key or state not in _STATES:
-            raise damaged(name, f"record {number} is not what was written")
-        settings = parsed_object(name, parameters, f"the parameters of record {number}")
-        yield Row(number, identity, key, settings, State(state), *rest)
+    query = f"SELECT {_COLUMNS} FROM records NOT INDEXED ORDER BY id"
+    everything = connection.execute(query).fetchall()
+    if seed is None:
+        _compare_with_index(connection, name, len(everything))
+    found = []
+    for values in everything:
+        try:
+            row = _row(name, values)
+        except DataError:
+            if seed is None or values[4] == seed or _is_whole_with(values, experiment, seed):
+                raise
+            continue
+        of = row.identity
+        pairs = ((experiment, of.experiment), (state, row.state), (seed, of.seed))
+        if all(wanted is None or wanted == value for wanted, value in pairs):
+            found.append(row)
+    return found
+
+
+def _compare_with_index(connection: sqlite3.Connection, name: str, records: int) -> None:
+    query = "SELECT total(1) FROM records INDEXED BY records_by_experiment"  # unlike count, bounded
+    (entries,) = connection.execute(query).fetchone()
+    if entries != records:
+        raise damaged(name, f"it has {records} records and {entries:.0f} in their index")
+
+
+def running(connection: sqlite3.Connection, name: str) -> list[Row]:
+    """Return the records that are running, without a look at the others."""
+    query = f"SELECT {_COLUMNS} FROM records WHERE state = ? ORDER BY id"
+    found = connection.execute(query, (State.RUNNING.value,)).fetchall()
+    return [_row(name, values) for values in found]
+
+
+def _row(name: str, values: tuple[Any, ...]) -> Row:
+    """Return a row of the table, checked against its key.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    if not all(map(isinstance, values, _TYPES)):
+        raise damaged(name, f"record {values[0]!r} is not what was written")
+    number, key, experiment, parameters, seed, revision, package, state, *rest = values
+    identity = Identity(experiment, parameters, seed, revision, package)
+    if identity.key != key or state not in _STATES:
+        raise damaged(name, f"record {number} is not what was written")
+    settings = parsed_object(name, parameters, f"the parameters of record {number}")
+    return Row(number, identity, key, settings, State(state), *rest)
+
+
+def _is_whole_with(values: tuple[Any, ...], experiment: str | None, seed: int) -> bool:
+    """Return whether a damaged row would be whole if it had this experiment and seed."""
+    _, key, present, parameters, _, revision, package, *_ = values
+    wanted = present if experiment is None else experiment
+    return bool(Identity(wanted, parameters, seed, revision, package).key == key)
 
 
 def parsed_object(name: str, text: str, what: str) -> dict[str, Any]:
@@ -103,15 +151,13 @@ def parsed_object(name: str, text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def counts(connection: sqlite3.Connection, experiment: str | None) -> dict[str, int]:
-    """Number of records in each state that occurs."""
-    return dict(
-        connection.execute(
-            "SELECT state, count(*) FROM records WHERE ?1 IS NULL OR experiment = ?1 "
-            "GROUP BY state",
-            (experiment,),
-        )
-    )
+def written(connection: sqlite3.Connection) -> Written:
+    """Return how much a store holds."""
+    results = ", ".join(f"'{state}'" for state in State if state.has_result)
+    found = connection.execute(
+        f"SELECT count(*), total(state IN ({results})) FROM records"
+    ).fetchone()
+    return Written(*map(int, found))
 
 
 def row_of(connection: sqlite3.Connection, name: str, key: str) -> Row:
@@ -120,10 +166,13 @@ def row_of(connection: sqlite3.Connection, name: str, key: str) -> Row:
     Raises:
         UnknownNameError: if there is none.
     """
-    found = next(rows(connection, name, key=key), None)
-    if found is None:
-        raise UnknownNameError(f"{name} holds no record with the key {key!r}; add it first.")
-    return found
+    query = f"SELECT {_COLUMNS} FROM records WHERE key = ?"
+    found = connection.execute(query, (key,)).fetchone()
+    if found is not None:
+        return _row(name, found)
+    if connection.execute("SELECT 1 FROM records NOT INDEXED WHERE key = ?", (key,)).fetchone():
+        raise damaged(name, f"the index of its records lacks {key[:12]}")
+    raise UnknownNameError(f"{name} holds no record with the key {key!r}; add it first.")
 
 
 def row_in_state(

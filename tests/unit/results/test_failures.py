@@ -372,3 +372,65 @@ def test_damaged_schema_is_told_in_one_line(path: Path, damage: bytes) -> None:
     with pytest.raises(DataError, match="is damaged: SQLite reports") as raised:
         Store(path, read_only=True)
     assert "\n" not in str(raised.value)
+
+
+def root_page(path: Path, table: str) -> int:
+    connection = sqlite3.connect(path)
+    query = "SELECT rootpage FROM sqlite_schema WHERE name = ?"
+    (page,) = connection.execute(query, (table,)).fetchone()
+    connection.close()
+    return int(page)
+
+
+@pytest.mark.parametrize("table", ["records", "records_by_experiment"])
+def test_record_that_a_page_has_lost_is_missed(path: Path, table: str) -> None:
+    """SQLite itself does not notice that a page counts one entry less."""
+    at = (root_page(path, table) - 1) * 4096 + 4  # the lower byte of the number of entries
+    content = bytearray(path.read_bytes())
+    assert content[at] == 10
+    content[at] = 9
+    path.write_bytes(content)
+    with Store(path, read_only=True) as store:
+        for call in (store.select, store.counts, lambda: store.select("demo")):
+            with pytest.raises(DataError, match=r"records and .* in their index"):
+                call()
+
+
+@pytest.mark.parametrize("table", ["records", "records_by_experiment"])
+def test_record_with_a_damaged_name_is_never_passed_over(path: Path, table: str) -> None:
+    start = (root_page(path, table) - 1) * 4096
+    content = bytearray(path.read_bytes())
+    at = content.index(b"demo", start)
+    assert at < start + 4096
+    content[at + 2] = ord("o")
+    path.write_bytes(content)
+    with Store(path, read_only=True) as store:
+        if table == "records":
+            with pytest.raises(DataError, match="is not what was written"):
+                store.select("demo")
+        else:  # the index alone is damaged
+            assert len(store.select("demo")) == 10
+            assert store.counts("demo")[State.FINISHED] == 10
+
+
+def test_record_with_a_damaged_seed_is_told_if_it_is_the_wanted_one(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE records SET seed = 99 WHERE seed = 3")
+    connection.commit()
+    connection.close()
+    with Store(path, read_only=True) as store:
+        for seed in (3, 99):
+            with pytest.raises(DataError, match="is not what was written"):
+                store.select("demo", seed=seed)
+        assert len(store.select("demo", seed=4)) == 1
+
+
+def test_key_that_its_index_has_lost_is_damage(path: Path) -> None:
+    at = (root_page(path, "sqlite_autoindex_records_1") - 1) * 4096 + 4
+    content = bytearray(path.read_bytes())
+    content[at] -= 1
+    path.write_bytes(content)
+    with Store(path, read_only=True) as store:
+        keys = [each.key for each in store.select("demo")]
+        with pytest.raises(DataError, match="the index of its records lacks"):
+            list(map(store.get, keys))

@@ -293,3 +293,11 @@ def test_records_of_different_lengths_are_padded_in_a_list(store: Store) -> None
         put(store, curve([1.0] * (each % 3 + 1)), {"rate": each, "gamma": each})
     found = store.to_xarray("demo")["loss"]
     assert found.notnull().sum("step").values.tolist() == [1, 2, 3] * 3
+
+
+def test_labels_without_a_common_dtype_are_refused(store: Store) -> None:
+    put(store, curve([1.0], [0]), {"rate": 1})
+    times = xr.Dataset({"loss": ("step", [1.0])}, {"step": np.array(["2020-01-01"], "M8[ns]")})
+    put(store, times, {"rate": 2})
+    with pytest.raises(InputError, match="variable 'step' has the dtypes"):
+        store.to_xarray("demo")

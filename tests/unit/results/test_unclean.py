@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -163,10 +165,19 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+MISSING = r"was not closed by its last writer, and (\d+) records? that it had written are missing"
+
+
+def missing(caught: list[warnings.WarningMessage]) -> int:
+    (found,) = (re.search(MISSING, str(each.message)) for each in caught)
+    assert found is not None
+    return int(found[1])
+
+
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_log_is_told(
+def test_damaged_log_is_told_with_the_number_of_lost_records(
     killed: Path, tmp_path: Path, damage: str, read_only: bool, with_index: bool
 ) -> None:
     path = shutil.copytree(killed, tmp_path / "copy") / "runs.sqlite"
@@ -174,13 +185,14 @@ def test_damaged_log_is_told(
     log.write_bytes(DAMAGES[damage](log.read_bytes()))
     if not with_index:
         path.with_name("runs.sqlite-shm").unlink()
-    with pytest.warns(NormscopeWarning, match=r"runs.sqlite-wal\) is damaged: up to (\d+) write"):
-        assert finished(path, read_only) < 20
+    with pytest.warns(NormscopeWarning, match=MISSING) as caught:
+        found = finished(path, read_only)
+    assert missing(list(caught)) == 20 - found > 0
 
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("length", [None, 0, 32, 32 + 100 * FRAME, 32 + 100 * FRAME + 7])
-def test_lost_end_of_the_log_is_told_by_its_index(
+def test_log_without_its_end_is_told(
     killed: Path, tmp_path: Path, length: int | None, read_only: bool
 ) -> None:
     path = shutil.copytree(killed, tmp_path / "copy") / "runs.sqlite"
@@ -189,23 +201,66 @@ def test_lost_end_of_the_log_is_told_by_its_index(
         log.unlink()
     else:
         os.truncate(log, length)
-    with pytest.warns(NormscopeWarning, match="is damaged: up to"):
-        assert finished(path, read_only) < 20
+    with pytest.warns(NormscopeWarning, match=MISSING) as caught:
+        found = finished(path, read_only)
+    assert missing(list(caught)) == 20 - found > 0
 
 
-def test_number_of_lost_writes_is_that_of_the_log(killed: Path, tmp_path: Path) -> None:
-    """Each record is two writes: it is started, then finished; the last page ends the last one."""
+def test_writer_that_was_warned_starts_a_new_count(killed: Path, tmp_path: Path) -> None:
     path = shutil.copytree(killed, tmp_path / "copy") / "runs.sqlite"
-    log = path.with_name("runs.sqlite-wal")
-    log.write_bytes(DAMAGES["the last page"](log.read_bytes()))
-    with pytest.warns(NormscopeWarning, match="up to 1 write that"):
-        assert finished(path, read_only=True) == 19
+    path.with_name("runs.sqlite-wal").unlink()
+    with pytest.warns(NormscopeWarning, match=MISSING), Store(path) as store:
+        store.compute("demo", {}, 0, result)
+    assert finished(path, read_only=True) == 1
+    assert finished(path, read_only=False) == 1
+
+
+def test_only_what_was_committed_is_missed(tmp_path: Path) -> None:
+    """A transaction that is rolled back, and records that exist already, count for nothing."""
+    path = tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        store.compute("demo", {}, 0, result)
+        store.add("demo", {}, 0)
+        with contextlib.suppress(ZeroDivisionError), store.transaction():
+            store.add("demo", {}, 1)
+            raise ZeroDivisionError
+        crashed = tmp_path / "crashed"
+        crashed.mkdir()
+        files = [each for each in tmp_path.iterdir() if each.is_file()]
+        assert path.with_name("runs.sqlite-lock") in files
+        subprocess.run(["cp", *files, crashed], check=True)  # to open them here would drop locks
+    assert finished(crashed / path.name, read_only=True) == 1
 
 
 def test_readers_beside_a_writer_never_warn(tmp_path: Path) -> None:
     path = tmp_path / "runs.sqlite"
-    with warnings.catch_warnings(), Store(path) as store:
-        warnings.simplefilter("error")
+    with Store(path) as store:
         for seed in range(30):
             store.compute("demo", {}, seed, result)
             assert finished(path, read_only=True) == seed + 1
+
+
+READER = """
+import sys, warnings
+from normscope.results import Store
+
+warnings.simplefilter("error")
+for _ in range(200):
+    with Store(sys.argv[1], read_only=True) as store:
+        store.counts()
+"""
+
+
+def test_readers_in_other_processes_never_warn_and_never_harm_the_writer(tmp_path: Path) -> None:
+    """Closing a file drops this process's locks on it: none of SQLite's may be opened."""
+    path = tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        store.compute("demo", {}, 0, result)
+        with subprocess.Popen([sys.executable, "-c", READER, path]) as reader:
+            seed = 0
+            while reader.poll() is None:
+                seed += 1
+                store.compute("demo", {}, seed, result)
+                assert finished(path, read_only=True) == seed + 1  # a reader in this process too
+        assert reader.returncode == 0
+    assert finished(path, read_only=True) == seed + 1
