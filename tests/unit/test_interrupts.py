@@ -5,8 +5,10 @@ import signal
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
@@ -14,6 +16,7 @@ import normscope as ns
 from normscope.interrupts import Undo, interrupt_safe, replaced_handler, uninterrupted
 from normscope.problem import isolated
 from normscope.problem.isolation import MODEL_LOCK
+from normscope.results import Store
 
 
 def press_ctrl_c() -> None:
@@ -410,3 +413,23 @@ def test_an_interrupt_that_the_program_caught_is_not_raised_again():
         return "result"
 
     assert call() == "result"
+
+
+@pytest.mark.parametrize("number", range(10, 26))
+def test_a_store_is_usable_while_the_interrupt_of_a_computation_is_handled(
+    monkeypatch, tmp_path, number
+):
+    data = xr.Dataset({"loss": ("step", np.arange(3.0))})
+    with Store(tmp_path / "runs.sqlite") as store:
+        with monkeypatch.context() as patched:
+            stop_before(patched, contextlib._GeneratorContextManager, "__exit__", number)
+            try:
+                store.compute("first", {}, 0, lambda: data)
+            except KeyboardInterrupt as interrupt:
+                kept = interrupt  # and with it every frame
+        store.compute("second", {}, 0, lambda: data)
+        kept = None
+    assert kept is None
+    gc.collect()
+    with Store(tmp_path / "runs.sqlite", read_only=True) as again:
+        assert [record.state for record in again.select("second")] == ["finished"]

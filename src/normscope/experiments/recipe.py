@@ -18,6 +18,7 @@ import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.experiments.result import Result
+from normscope.interrupts import interrupt_safe
 from normscope.progress import ProgressCallback, ignore_progress
 from normscope.registry import Registry, unknown_name
 from normscope.results import Claim, Store
@@ -173,6 +174,7 @@ def _signature_defaults(measure: Measurement) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.name not in GIVEN}
 
 
+@interrupt_safe
 def run(
     name: str,
     scale: str = "quick",

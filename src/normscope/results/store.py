@@ -63,7 +63,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
-from normscope.interrupts import interrupts_wait
+from normscope.interrupts import interrupt_safe, interrupts_wait
 from normscope.results import tables
 from normscope.results.chunks import Form, add_chunk_forms, join
 from normscope.results.codec import RawDataset, decode, encode, from_raw, to_raw
@@ -230,6 +230,7 @@ class Store:
         finally:
             self._revision = before
 
+    @interrupt_safe
     def compute(
         self,
         experiment: str,

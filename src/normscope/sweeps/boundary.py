@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from normscope.errors import InputError
+from normscope.interrupts import interrupt_safe
 from normscope.meanfield import CLOSURES
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.results import Store
@@ -91,6 +92,7 @@ class Search:
         return math.sqrt(self.low * self.high) if bracketed else math.nan
 
 
+@interrupt_safe
 def boundary(
     gammas: Sequence[float],
     *,

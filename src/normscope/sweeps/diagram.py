@@ -13,6 +13,7 @@ import xarray as xr
 
 from normscope.errors import InputError
 from normscope.import_path import is_import_path
+from normscope.interrupts import interrupt_safe
 from normscope.progress import ProgressCallback, ignore_progress
 from normscope.registry import unknown_name
 from normscope.results import Record, State, Store
@@ -140,6 +141,7 @@ class Diagram:
         return (*labels, self.seeds.index(cell.seed))
 
 
+@interrupt_safe
 def phase_diagram(
     model: str = MODEL,
     data: str = "digits",

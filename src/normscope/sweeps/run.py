@@ -45,6 +45,7 @@ def open_store(store: Store | str | os.PathLike[str] | None) -> Iterator[Store]:
         yield opened
 
 
+@interrupt_safe
 def sweep(
     work: Work,
     units: Sequence[Unit],
