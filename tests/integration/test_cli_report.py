@@ -251,8 +251,7 @@ def test_damaged_log_of_a_killed_process_is_a_note(tmp_path, capsys, monkeypatch
     log = tmp_path / "runs.sqlite-wal"
     log.write_bytes(log.read_bytes()[:-1] + b"x")
     assert main([*command, "runs.sqlite"]) == 0
-    error = capsys.readouterr().err
-    assert error.startswith(
-        "normscope: note: runs.sqlite was not closed by its last writer, and 1 record that"
-    )
-    assert error.count("\n") == 1
+    lines = capsys.readouterr().err.splitlines()  # with progress on a slow machine
+    note = "normscope: note: runs.sqlite was not closed by its last writer, and 1 record that"
+    assert len([line for line in lines if line.startswith(note)]) == 1
+    assert not [line for line in lines if "Warning" in line]
