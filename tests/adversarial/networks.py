@@ -247,7 +247,7 @@ class Generator:
                 "weight norm": weight_norm,
                 "spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(size, size)),
                 "custom": lambda: Custom(size),
-                "checkpointed": lambda: Checkpointed(inner()),
+                "checkpointed": lambda: _checkpointed(inner()),
                 "stateful": Stateful,
                 "lambda": lambda: ByLambda(inner()),
                 "sequential": lambda: nn.Sequential(nn.Linear(size, size), inner()),
@@ -395,6 +395,12 @@ class Generator:
             lambda network, batch: penalized(network, network(batch[0]), batch[1])
         )
         return whole, penalized, labels, True
+
+
+def _checkpointed(inner: nn.Module) -> nn.Module:
+    """Checkpoint a module, unless it computes another function when it runs again."""
+    advances = any("spectral" in type(each).__name__.lower() for each in inner.modules())
+    return inner if advances else Checkpointed(inner)
 
 
 def _flat(length: int, size: int) -> nn.Module:
