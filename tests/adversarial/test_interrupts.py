@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,11 +25,16 @@ LONGEST = 4.0  # seconds for the interrupts of one item: fewer of slow calls
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Ctrl-C raises; an interrupt that Python drops in a finalizer is not an error."""
+    """Ctrl-C raises; an interrupt that Python drops in a finalizer is not an error.
+
+    pytest's own hook for those is left out: it is Python code, which an interrupt stops halfway.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hook, sys.unraisablehook = sys.unraisablehook, sys.__unraisablehook__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    sys.unraisablehook = hook
     signal.signal(signal.SIGINT, before)
 
 
