@@ -101,8 +101,8 @@ def csv_value(value: object) -> object:
     Such text gets an apostrophe in front, the mark of text in spreadsheets. Numbers stay. Every
     line break becomes a newline: a lone carriage return would end the row.
 
-    >>> [csv_value(each) for each in ("=1+1", "@a", -1.5, "a-b")]
-    ["'=1+1", "'@a", -1.5, 'a-b']
+    >>> print(*(csv_value(each) for each in ("=1+1", "@a", -1.5, "a-b")))
+    '=1+1 '@a -1.5 a-b
     """
     if not isinstance(value, str):
         return value
