@@ -11,6 +11,7 @@ from normscope.errors import ArgumentTypeError, InputError, NormscopeError
 from normscope.text import join_words, plural
 
 DEFAULT_BATCH_SIZE = 256
+_NESTED = (tuple, list, Mapping)
 
 
 def _default_batch_size(samples: int, batches: int = 1) -> int:
@@ -29,8 +30,9 @@ def choose_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
     """Return some batches of the data, the same for the same seed.
 
     Args:
-        data: a pair (inputs, targets) or a dictionary, of which samples are drawn without
-            replacement; or an iterable of batches, of which the first are taken as they are.
+        data: a pair (inputs, targets), another tuple or a dictionary, of which samples are drawn
+            without replacement; a batch whose rows are not samples, such as a graph, which is
+            taken whole; or an iterable of batches, of which the first are taken as they are.
         batch_size: samples in a batch; None for 256, or all if there are fewer.
         batches: how many batches.
         seed: of the draw.
@@ -43,16 +45,21 @@ def choose_batches(data: Any, batch_size: int | None, batches: int, seed: int = 
 
     from normscope.problem.batch import (
         check_filled,
-        check_pair,
+        has_samples,
+        is_graph,
         random_rows,
         sample_count,
         split_batch,
     )
+    from normscope.problem.model_call import check_pair
 
-    is_pair = isinstance(data, tuple) and len(data) == 2
-    if not (is_pair or isinstance(data, Mapping)):
+    is_tuple = isinstance(data, tuple) and len(data) > 1
+    if not (is_tuple or isinstance(data, Mapping) or is_graph(data)):
         return _first_batches(data, batch_size, batches, seed)
+    is_pair = is_tuple and len(data) == 2 and not any(isinstance(part, _NESTED) for part in data)
     (check_pair if is_pair else check_filled)(data)
+    if batch_size is None and batches == 1 and not has_samples(data):
+        return [data]
     samples = sample_count(data)
     size = _default_batch_size(samples, batches) if batch_size is None else batch_size
     if size < 1 or size * batches > samples:

@@ -67,7 +67,7 @@ KINDS = {
     "norms": Kind("normalization", "normscope.layers", "NORMS", _NORMS),
     "theorems": Kind("theorem", "normscope.theorems", "THEOREMS", _THEOREMS),
     "data": Kind("dataset", "normscope.data", "DATASETS", "cifar10 digits gaussian mnist"),
-    "losses": Kind("loss", "normscope.problem.loss", "LOSSES", "cross_entropy squared_error"),
+    "losses": Kind("loss", "normscope.problem.loss", "LOSSES", "cross_entropy model squared_error"),
     "kinds": Kind("kind of curvature", "normscope.curvature", "KINDS", "fisher ggn hessian"),
     "engines": Kind("engine", "normscope.sweeps", "ENGINES", "dask local ray"),
 }

@@ -6,7 +6,7 @@ A source is a registered name or an import path (``package.module:function`` or
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope.cli.names import KINDS, check_name
@@ -158,10 +158,11 @@ def _registered_model(
     name: str, data: Any, norm: str | None, options: Sequence[str], seed: int
 ) -> nn.Module:
     from normscope.models import MODELS, build
-    from normscope.problem.batch import check_pair
+    from normscope.problem.model_call import check_pair
 
     fitting: dict[str, Any] = {}
-    if isinstance(data, tuple) and len(data) == 2:
+    is_pair = isinstance(data, tuple) and len(data) == 2
+    if is_pair and not any(isinstance(part, (tuple, list, Mapping)) for part in data):
         check_pair(data)
         inputs, targets = data
         known = MODELS[name].__signature__.parameters

@@ -120,7 +120,7 @@ class BatchSizeEffect(Rendered):
 @interrupt_safe
 def batch_size_effect(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     batch_sizes: Sequence[int] | None = None,
     kind: str = "fisher",
@@ -162,7 +162,10 @@ def batch_size_effect(
     """
     problem = Problem(model, loss, data)
     with RandomGenerators(problem.device, problem.data).preserved(seed):
-        whole = join_batches(list(problem.batches()))
+        batches = list(problem.batches())
+    for batch in batches:
+        sample_count(batch)  # raises for rows that are not samples
+    whole = join_batches(batches)
     sizes = _halvings(sample_count(whole)) if batch_sizes is None else list(batch_sizes)
     _check(sizes, sample_count(whole))
     return BatchSizeEffect(

@@ -20,7 +20,7 @@ from normscope.curvature.products import BatchCurvature
 from normscope.curvature.second_derivatives import check_symmetric
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
-from normscope.problem.batch import Batch, sample_count
+from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import Loss, WholeLoss
@@ -59,7 +59,7 @@ class CurvatureOperator:
         shape: rows and columns, both the number of parameter entries.
         dtype: of vectors: that of the parameters.
         device: of vectors: the model's.
-        batch_sizes: samples in each batch.
+        batch_sizes: samples in each batch; its graphs, or 1, if its rows are not samples.
         batch_size: samples in the largest batch; batch statistics are taken over a batch.
         samples: samples in all batches.
     """
@@ -71,7 +71,7 @@ class CurvatureOperator:
         self.names, self.slices = layout.names, layout.slices
         self.shape = (layout.size, layout.size)
         self.dtype, self.device = layout.dtype, layout.device
-        sizes = [(sample_count(batch), self._weight(batch)) for _, batch in evaluator.batches()]
+        sizes = [(batch_count(batch), self._weight(batch)) for _, batch in evaluator.batches()]
         self.batch_sizes = tuple(samples for samples, _ in sizes)
         self.batch_size, self.samples = max(self.batch_sizes), sum(self.batch_sizes)
         self._factors = self._combine([weight for _, weight in sizes])
@@ -213,8 +213,8 @@ class CurvatureOperator:
         """Return the weight of a batch in a mean over all; the Fisher matrix has no loss."""
         problem = self.evaluator.problem
         known = problem.has_outputs and self.kind != "fisher"
-        weight = batch_weight(problem.loss, batch[1]) if known else None
-        return float(sample_count(batch)) if weight is None else weight
+        weight = batch_weight(problem.loss, problem.target_of(batch)) if known else None
+        return float(batch_count(batch)) if weight is None else weight
 
     def _combine(self, weights: list[float]) -> list[float]:
         """Return the factors by which the batches' matrices are added."""
@@ -239,7 +239,7 @@ class CurvatureOperator:
 @interrupt_safe
 def operator(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     kind: str = "fisher",
     mode: str = "train",
@@ -251,18 +251,23 @@ def operator(
     .. math:: F = \frac1m J^\top J, \qquad G = J^\top (\nabla^2_f L)\, J, \qquad
         H = \nabla^2_\theta L
 
-    with J the Jacobian of all outputs f of the batch's m samples in the parameters. For several
-    batches it is the mean weighted by samples, each batch with its own statistics. A loss of torch
-    that sums over samples is summed over batches, too; class weights and ignored labels count as in
-    the loss over all data.
+    with J the Jacobian of all outputs f of the batch's m samples in the parameters. Of a structured
+    output (a tuple, a mapping, a dataclass) f is the tensors that the loss depends on; of a loss
+    that the model computes itself, the outputs that it is computed from. For several batches it is
+    the mean weighted by samples, each batch with its own statistics; batches whose rows are not
+    samples, such as graphs, count by their number of graphs, or once. A loss of torch that sums
+    over samples is summed over batches, too; class weights and ignored labels count as in the loss
+    over all data.
 
     Reference: wei2018, Eq. (10), for the Fisher matrix F.
 
     Args:
         model: any module whose parameters are on one device.
-        loss: ``loss(output, target)``, the mean over samples; a registered name; or, for the
-            Hessian, a `whole_loss`.
-        data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
+        loss: ``loss(output, target)``, the mean over samples; a registered name, such as "model"
+            (or None) for the loss that the model itself returns; or a `whole_loss`, of which one
+            function alone has the Hessian only.
+        data: one batch, a list of batches or a DataLoader; for the forms of a batch see
+            `normscope.Problem`.
         kind: "fisher", F: mean over samples of the outer products of the outputs' gradients,
             summed over outputs; "ggn", G: with the loss's Hessian in the outputs; "hessian", H; or
             another name of `KINDS`.
@@ -287,7 +292,7 @@ def operator(
 
 def unchecked_operator(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     kind: str,
     mode: str,
@@ -303,7 +308,7 @@ def unchecked_operator(
 @interrupt_safe
 def dense(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     kind: str = "fisher",
     mode: str = "train",

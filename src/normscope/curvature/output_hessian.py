@@ -6,15 +6,18 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
 from normscope.curvature.precision import perturbed
+from normscope.errors import StateError
 from normscope.problem.diagnose import explain_errors, no_gradient_error
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss
+from normscope.problem.outputs import PackedOutput
 from normscope.problem.recognition import known_loss
 
 
@@ -110,7 +113,7 @@ class AutogradHessian(OutputHessian):
         target: the targets.
     """
 
-    def __init__(self, loss: Loss, output: Tensor, target: Tensor) -> None:
+    def __init__(self, loss: Loss, output: Tensor, target: Any) -> None:
         self._output = output.detach().requires_grad_()
         with torch.enable_grad(), explain_errors():
             value = loss(self._output.clone(), target)  # a loss may overwrite its input
@@ -135,14 +138,57 @@ class AutogradHessian(OutputHessian):
         return product
 
 
-def _moved_loss(loss: Loss, output: Tensor, target: Tensor, change: float) -> Tensor:
+class InnerHessian(OutputHessian):
+    """The Hessian of a loss that the model computed, by two backward passes through its graph.
+
+    Args:
+        packed: the outputs that the loss was computed from.
+        loss: with its graph.
+    """
+
+    def __init__(self, packed: PackedOutput, loss: Tensor) -> None:
+        custom = set(custom_functions(loss)) & packed.inner_nodes
+        if custom:
+            name = next(iter(custom)).name().removesuffix("Backward")
+            raise StateError(
+                f"the model computes its loss by the user-defined function {name}, whose second "
+                "derivative cannot be checked inside the model; give whole_loss(outputs=..., "
+                "loss=...)."
+            )
+        self._packed = packed
+        with explain_errors():
+            self._gradients = torch.autograd.grad(
+                loss, packed.chosen, create_graph=True, materialize_grads=True
+            )
+
+    def times(self, tangent: Tensor) -> Tensor:
+        """Return the Hessian times a tensor in the shape of the output."""
+        curved = [
+            (gradient, part)
+            for gradient, part in zip(self._gradients, self._packed.split(tangent), strict=True)
+            if gradient.requires_grad  # not where the loss is linear
+        ]
+        if not curved:
+            return torch.zeros_like(tangent)
+        with explain_errors():
+            products = torch.autograd.grad(
+                [gradient for gradient, _ in curved],
+                self._packed.chosen,
+                [part for _, part in curved],
+                retain_graph=True,
+                materialize_grads=True,
+            )
+        return self._packed.join(products)
+
+
+def _moved_loss(loss: Loss, output: Tensor, target: Any, change: float) -> Tensor:
     """Return the loss at an output that differs by a relative change, at random."""
     moved = perturbed(output.detach(), change) if change else output.detach().clone()
     with RandomGenerators().preserved(seed=0):
         return loss(moved.requires_grad_(), target)
 
 
-def output_hessian(loss: Loss, output: Tensor, target: Tensor) -> OutputHessian:
+def output_hessian(loss: Loss, output: Tensor, target: Any) -> OutputHessian:
     """Return the loss's Hessian in the output, in closed form if the loss is a `known_loss`.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from normscope.problem.batch import Batch, rows, sample_count, to_double
+from normscope.problem.batch import Batch, first_rows, to_double
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
@@ -47,16 +47,15 @@ def evaluate_in_double(
 
     Args:
         evaluator: of the model.
-        batch: of which the first samples are taken.
+        batch: of which the first samples are taken; all of it if it has none.
         number: its number.
 
     Returns:
         An evaluator with parameters and buffers in float64, the samples, and their values; None if
         the model, the loss or the device does not take float64 or so few samples.
     """
-    few = torch.arange(min(_FEW_SAMPLES, sample_count(batch)), device=evaluator.layout.device)
     try:
-        wide, samples = _in_double(evaluator), to_double(rows(batch, few))
+        wide, samples = _in_double(evaluator), to_double(first_rows(batch, _FEW_SAMPLES))
         return wide, samples, wide(samples, number)
     except Exception as reason:  # user code may raise anything
         _LOGGER.debug("no evaluation in float64: %s", reason)

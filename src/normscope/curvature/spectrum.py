@@ -34,7 +34,7 @@ from normscope.validation import check_callback, check_integer, check_number
 @interrupt_safe
 def spectrum(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     kind: str = "fisher",
     mode: str = "train",

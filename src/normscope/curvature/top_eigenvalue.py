@@ -156,7 +156,7 @@ class TopEigenvalue(Rendered):
 @interrupt_safe
 def top_eigenvalue(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     kind: str = "fisher",
     mode: str = "train",

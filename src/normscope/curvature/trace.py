@@ -141,7 +141,7 @@ class Trace(Rendered):
 @interrupt_safe
 def trace(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     kind: str = "fisher",
     mode: str = "train",

@@ -12,9 +12,10 @@ from normscope.errors import InputError, ShapeError, StateError
 from normscope.interrupts import Undo, interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.lp_function import scale
-from normscope.problem.batch import follow_model, inputs_of
+from normscope.problem.batch import copy_batch, follow_model
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators, isolated
+from normscope.problem.model_call import ModelCall, calls_of
 from normscope.problem.wrappers import refuse_scripted
 from normscope.warn import warn
 
@@ -64,7 +65,8 @@ def population_statistics(
 
     Args:
         model: any model; one without layers that keep running statistics is left as it is.
-        data: one batch (a tensor or a tuple ``(x, y)``), a list of batches or a DataLoader.
+        data: one batch (a tensor of inputs, or as `normscope.Problem` takes it), a list of batches
+            or a DataLoader. Targets are not used.
         sequential: whether each layer sees the population statistics of those before it.
 
     Returns:
@@ -176,10 +178,12 @@ def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dic
     empty = True
     # every pass over a shuffled DataLoader gives the same batches
     with RandomGenerators(model, data).preserved():
-        for x in inputs_of(data):
+        for call in calls_of(data, model):
             empty = False
-            with FitCheck(model, x):
-                model(follow_model(x.clone(), model))  # which it may overwrite
+            # copies, which it may overwrite
+            inputs, named = follow_model(copy_batch((call.inputs, call.named)), model)
+            with FitCheck(model, (inputs, named)):
+                ModelCall(inputs, None, named)(model)
     for handle in handles:  # after an error the isolation around removes them
         handle.remove()
     if empty:

@@ -39,7 +39,7 @@ from normscope.learning_rate.update_rule import (
     rule_of,
 )
 from normscope.learning_rate.verification import verify_limit
-from normscope.problem.batch import Batch, sample_count
+from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import has_backward_hooks, has_gradient_hooks
 from normscope.problem.loss import WholeLoss
@@ -62,7 +62,7 @@ _CURVATURE_BATCHES = 3  # of these for the curvature bound
 @interrupt_safe
 def max_learning_rate(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     momentum: float = 0.0,
     verify: bool = True,
@@ -90,8 +90,10 @@ def max_learning_rate(
 
     Args:
         model: any module whose parameters are on one device.
-        loss: ``loss(output, target)``, the mean over samples; a registered name; or a `whole_loss`.
-        data: one batch ``(inputs, targets)``, a list of batches or a DataLoader.
+        loss: ``loss(output, target)``, the mean over samples; a registered name, such as "model"
+            (or None) for the loss that the model itself returns; or a `whole_loss`.
+        data: one batch, a list of batches or a DataLoader; for the forms of a batch see
+            `normscope.Problem`.
         momentum: of SGD, from 0 up to 1.
         verify: whether short runs verify the limit, at most 600 steps in all, after which the model
             is restored; without, the answer costs matvecs and gradients of a few samples.
@@ -177,7 +179,7 @@ def _measure(
         verification=verify_limit(setup, prediction.rate, progress) if verify else None,
         mean_field=mean_field_bound(problem, batches[0], rule, closure, mode),
         invariant=scale_invariant_weights(problem, batches[0], seed, mode),
-        batch_size=max(map(sample_count, batches)),
+        batch_size=max(map(batch_count, batches)),
         seconds=0.0,
         norms=tuple(sorted(norms)),
         growth_limit=growth_limit(problem.loss),

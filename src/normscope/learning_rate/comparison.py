@@ -310,7 +310,7 @@ def _matrix_note(rows: Sequence[Compared]) -> str:
 @interrupt_safe
 def compare(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     norms: Sequence[str] = ("none", "batch", "layer"),
     *,

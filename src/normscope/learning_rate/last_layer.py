@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
+from normscope.problem.loss import WholeLoss
+from normscope.problem.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class LastLayer:
     weight: Tensor
     bias: Tensor | None
     features: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
+    targets: tuple[Any, ...]
     offset: Tensor | None = None
 
     def owns(self, parameter: str) -> bool:
@@ -46,7 +50,8 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     Returns:
         The layer; None if the model ends otherwise, or the loss does not show its output.
     """
-    if not evaluator.problem.has_outputs:
+    problem = evaluator.problem
+    if isinstance(problem.loss, WholeLoss):
         return None
     point = evaluator.point | dict(moved or {})
     leaves = tuple(point[name] for name in evaluator.layout.names)
@@ -54,17 +59,17 @@ def last_layer(evaluator: Evaluator, moved: Mapping[str, Tensor] | None = None) 
     for number, batch in evaluator.batches():
         with evaluator.isolated(leaves, number, twice=False), torch.no_grad():
             calls = _LinearCalls()
-            output = calls.record(evaluator.problem.model, batch[0].clone())
+            output = calls.record(problem, copy_batch(batch))
         name = calls.layer_with_output(output) if isinstance(output, Tensor) else None
         if name is None or found not in (None, name):
             return None
         found = name
         features.append(calls.last[name][0])
-        targets.append(batch[1])
+        targets.append(problem.target_of(batch))
     if found is None:
         return None
     weight = f"{found}.weight".lstrip(".")
-    if weight not in evaluator.layout.names or _is_tied(evaluator.problem.model, weight):
+    if weight not in evaluator.layout.names or _is_tied(problem.model, weight):
         return None
     # under autocast the input has half precision
     features = [each.to(point[weight].dtype) for each in features]
@@ -79,14 +84,14 @@ class _LinearCalls:
     last: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     versions: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def record(self, model: nn.Module, inputs: Tensor) -> object:
+    def record(self, problem: Problem, batch: Batch) -> object:
         """Run the model and return its output; the hooks are removed afterwards."""
         handles = []
         try:
-            for name, module in model.named_modules():
+            for name, module in problem.model.named_modules():
                 if type(module) is nn.Linear:
                     handles.append(module.register_forward_hook(self._hook(name)))
-            return model(inputs)
+            return problem.output_on(batch)
         finally:
             for handle in handles:
                 handle.remove()

@@ -14,10 +14,12 @@ from normscope.errors import NormscopeError
 from normscope.layers.kinds import norm_layers
 from normscope.learning_rate.last_layer import last_layer
 from normscope.learning_rate.trial_run import gradient_on
-from normscope.problem.batch import Batch, rows, sample_count
+from normscope.problem.batch import Batch, copy_batch, first_rows
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.loss import squared_error
+from normscope.problem.outputs import output_tensors
 from normscope.problem.parameters import parameter_layout
+from normscope.problem.precheck import try_batches
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error, is_unweighted
 
@@ -64,7 +66,7 @@ def scale_invariant_weights(
     >>> scale_invariant_weights(Problem(net, "squared_error", data), data)
     ('0.weight',)
     """
-    few = _few_samples(problem, batch)
+    few = _few_samples(problem, batch, seed, mode)
     layout = parameter_layout(problem.model)
     evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, mode, seed)
     reference, gradient = _response(evaluator, few), gradient_on(evaluator, few)
@@ -111,7 +113,7 @@ def layer_scaled_by_gamma(
     layout = parameter_layout(problem.model)
     if gamma not in layout.names:
         return None
-    few = _few_samples(problem, batch)
+    few = _few_samples(problem, batch, seed, mode)
     evaluator = Evaluator(Problem(problem.model, problem.loss, [few]), layout, mode, seed)
     before = last_layer(evaluator)
     after = last_layer(evaluator, {gamma: 2 * evaluator.point[gamma]})
@@ -122,19 +124,25 @@ def layer_scaled_by_gamma(
     return before.name if is_scaled else None
 
 
-def _few_samples(problem: Problem, batch: Batch) -> Batch:
-    """Return up to 32 samples of a batch, on the model's device."""
+def _few_samples(problem: Problem, batch: Batch, seed: int, mode: str) -> Batch:
+    """Return up to 32 samples, on the model's device; all if the batch cannot be cut."""
     placed = problem.prepare(batch)
-    return rows(placed, torch.arange(min(32, sample_count(placed)), device=problem.device))
+    few = first_rows(placed, 32)
+    try:
+        try_batches(problem, [few], mode, seed)
+    except (NormscopeError, RuntimeError, IndexError):  # a model that takes other batches only
+        return placed
+    return few
 
 
 def _response(evaluator: Evaluator, batch: Batch) -> Tensor:
-    """Return the output, or the loss if a `whole_loss` hides it."""
+    """Return the output's tensors as one, or the loss if a `whole_loss` hides the output."""
     leaves = tuple(evaluator.point[name] for name in evaluator.layout.names)
     with evaluator.isolated(leaves), torch.no_grad():
-        if evaluator.problem.has_outputs:
-            return evaluator.problem.output_on(batch).double()
-        return evaluator.problem.loss_on(batch).double()
+        if not evaluator.problem.has_outputs:
+            return evaluator.problem.loss_on(copy_batch(batch)).double()
+        found = output_tensors(evaluator.problem.output_on(copy_batch(batch)))
+        return torch.cat([each.double().flatten() for each in found if each.is_floating_point()])
 
 
 def gradient_growth(
@@ -196,7 +204,7 @@ def constant_output_loss(problem: Problem, batches: Sequence[Batch]) -> float | 
 
     Args:
         problem: for its loss.
-        batches: pairs (inputs, targets).
+        batches: of its data.
 
     Returns:
         The loss over all batches; None unless it is the plain mean of the cross-entropy or of the
@@ -209,8 +217,10 @@ def constant_output_loss(problem: Problem, batches: Sequence[Batch]) -> float | 
     0.6931
     """
     loss: Any = problem.loss
-    targets = [batch[1] for batch in batches]
-    if not _is_plain_mean(loss) or len({each.shape[1:] for each in targets}) > 1:
+    if not _is_plain_mean(loss):
+        return None
+    targets = [problem.target_of(batch) for batch in batches]
+    if len({each.shape[1:] for each in targets}) > 1:
         return None
     target, is_entropy = torch.cat(targets), is_cross_entropy(loss)
     # torch's squared error treats integers as numbers, not labels

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normscope.errors import NormscopeError
 from normscope.learning_rate.trial_run import (
     TrialRun,
     TrialStart,
@@ -17,7 +18,14 @@ from normscope.learning_rate.trial_run import (
     may_be_on_plateau,
 )
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.problem.batch import Batch, random_rows, sample_count, split_batch
+from normscope.problem.batch import (
+    Batch,
+    batch_count,
+    has_samples,
+    random_rows,
+    sample_count,
+    split_batch,
+)
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
 
@@ -73,8 +81,9 @@ def run_sample_trials(
     the gradient, until one is stable; bisection follows until 36 gradients are used. A network
     whose outputs hardly differ is first trained until it leaves its plateau, on which every rate is
     stable for a while. At least 18 gradients are left for the rates. Whole batches are used if the
-    network is already trained, if its loss differs much between batches of 32, or if the loss
-    depends on the number of samples, as a sum over them does.
+    network is already trained, if its loss differs much between batches of 32, if the loss depends
+    on the number of samples, as a sum over them does, or if batches cannot be cut: their rows are
+    not samples, or the model does not take so few.
 
     Args:
         problem: model and loss; not changed.
@@ -88,17 +97,27 @@ def run_sample_trials(
     Returns:
         The rates that enclose the limit.
     """
-    pieces = _small_batches(problem, batches, seed)
-    small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
-    with small.prepared():
-        outputs = TrialRun(small, rule, 0.0).outputs()
-        losses, (whole_loss,) = small.first_losses, small.losses_on([problem.prepare(batches[0])])
-        is_alike = _is_mean(losses, whole_loss) and not _is_noisy(losses)
-        if is_alike and not _is_trained(small, outputs):
-            return _run_trials(small, rule, outputs)
+    if all(map(has_samples, batches)):
+        pieces = _small_batches(problem, batches, seed)
+        small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
+        with small.prepared():
+            outputs = _outputs_of_similar(small, problem.prepare(batches[0]))
+            if outputs is not None:
+                return _run_trials(small, rule, *outputs)
     whole = TrialStart(problem, batches, preconditioner, seed, mode=mode)
     with whole.prepared():
         return _run_trials(whole, rule, TrialRun(whole, rule, 0.0).outputs())
+
+
+def _outputs_of_similar(small: TrialStart, batch: Batch) -> tuple[Tensor | None] | None:
+    """Return the outputs of the first small batch if those can stand for a whole one, else None."""
+    (whole,) = small.losses_on([batch])
+    try:
+        losses, outputs = small.first_losses, TrialRun(small, UpdateRule("SGD"), 0.0).outputs()
+    except (NormscopeError, RuntimeError, IndexError):  # a model that takes other batches only
+        return None
+    is_alike = _is_mean(losses, whole) and not _is_noisy(losses)
+    return (outputs,) if is_alike and not _is_trained(small, outputs) else None
 
 
 def _run_trials(start: TrialStart, rule: UpdateRule, outputs: Tensor | None) -> SampleTrials:
@@ -107,7 +126,7 @@ def _run_trials(start: TrialStart, rule: UpdateRule, outputs: Tensor | None) -> 
     rate = _first_rate(start, rule, after)
     search = _Search(start, rule, after, can_collapse=not _are_constant(outputs))
     search.run(rate, max(_GRADIENTS - start.gradients, _LEAST_GRADIENTS))
-    samples = max(map(sample_count, start.batches))
+    samples = max(map(batch_count, start.batches))
     return SampleTrials(search.low, search.high, samples, start.gradients, after is not None)
 
 
@@ -142,8 +161,9 @@ def _is_trained(start: TrialStart, outputs: Tensor | None) -> bool:
     if outputs is None:
         return False
     constant = outputs.mean(0, keepdim=True).expand_as(outputs)
+    target = start.problem.target_of(start.placed[0])
     with torch.no_grad():
-        loss = start.problem.loss_of(constant.clone(), start.placed[0][1]).item()
+        loss = start.problem.loss_of(constant.clone(), target).item()
     return start.first_losses[0] < 0.75 * loss
 
 
@@ -151,7 +171,8 @@ def _after_plateau(start: TrialStart, outputs: Tensor | None) -> TrialRun | None
     """Return the run that left a plateau; None if there is none."""
     if start.preconditioner is not None:  # a network in training
         return None
-    if outputs is not None and not may_be_on_plateau(start.problem, outputs, start.placed[0][1]):
+    target = start.problem.target_of(start.placed[0])
+    if outputs is not None and not may_be_on_plateau(start.problem, outputs, target):
         return None
     curvature = _curvature_along_gradient(start)
     if not 0 < curvature < math.inf:

@@ -76,8 +76,11 @@ def mean_field_bound(
     if held:
         reason = f"the theory has batch statistics, not the running ones of {held[0]!r}"
         return MeanFieldBound(None, f"{reason}, which is in eval mode")
-    shape = _output_shape(problem.model, batch[1])
-    known = _known(problem, batch[1], shape)
+    inputs, targets = problem.single_input(batch), problem.target_of(batch)
+    if inputs is None or not isinstance(targets, Tensor):
+        return MeanFieldBound(None, "the theory needs one tensor of inputs and one of targets")
+    shape = _output_shape(problem.model, targets)
+    known = _known(problem, targets, shape)
     if known is None:
         return MeanFieldBound(
             None,
@@ -88,7 +91,7 @@ def mean_field_bound(
         with isolated(problem.model):
             set_flags(problem.model, flags)  # which the theory reads
             found = meanfield.predict(
-                problem.model, tuple(batch[0].shape[1:]), closure=closure, data=batch[0]
+                problem.model, tuple(inputs.shape[1:]), closure=closure, data=inputs
             )
         if found.lambda_max is None or not 0 < found.lambda_max < math.inf:
             return MeanFieldBound(None, f"the theory gives no eigenvalue ({found.regime})")

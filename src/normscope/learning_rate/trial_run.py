@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import apply_gradient_hooks
 from normscope.problem.isolation import RandomGenerators
+from normscope.problem.loss import WholeLoss
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_cross_entropy, known_loss
@@ -188,12 +189,13 @@ class TrialRun:
         return {name: leaf.detach().clone() for name, leaf in leaves}
 
     def outputs(self) -> Tensor | None:
-        """Return the model's outputs on the next batch; None with a `whole_loss`."""
+        """Return the model's outputs on the next batch; None unless they are a tensor of rows."""
         start = self._start
-        if not start.problem.has_outputs:
+        if isinstance(start.problem.loss, WholeLoss):
             return None
         with start.context(self.leaves), torch.no_grad():
-            return start.problem.output_on(copy_batch(start.placed[self._next]))
+            output = start.problem.output_on(copy_batch(start.placed[self._next]))
+        return output if isinstance(output, Tensor) and output.dim() > 0 else None
 
     @property
     def is_unstable(self) -> bool:
@@ -316,7 +318,7 @@ def leave_plateau(
     return None
 
 
-def may_be_on_plateau(problem: Problem, outputs: Tensor, targets: Tensor) -> bool:
+def may_be_on_plateau(problem: Problem, outputs: Tensor, targets: Any) -> bool:
     """Return whether a network may start on a plateau: its outputs hardly differ.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -69,7 +69,7 @@ class ObservedModel:
     """
 
     model: nn.Module
-    loss: Loss | WholeLoss | str
+    loss: Loss | WholeLoss | str | None
     optimizer: Optimizer | None
     learning_rate: float | None
     seed: int
@@ -131,8 +131,8 @@ class ObservedModel:
         """Return this step's batch with the model and the loss, validated.
 
         Args:
-            inputs: the model's inputs; with a `whole_loss` the whole batch.
-            targets: of the loss; with a `whole_loss` None.
+            inputs: the model's inputs; the whole batch if there are no targets beside it.
+            targets: of the loss; None if the inputs are the whole batch.
 
         Returns:
             The problem.
@@ -142,10 +142,10 @@ class ObservedModel:
             ShapeError: if inputs and targets differ in length.
         """
         if targets is None:
-            if not isinstance(self.loss, WholeLoss):
+            if isinstance(inputs, Tensor) and not isinstance(self.loss, WholeLoss):
                 raise ArgumentTypeError(
-                    "step takes inputs and targets, step(x, y); a batch of another form needs "
-                    "loss=whole_loss(...)."
+                    "step takes inputs and targets, step(x, y), or a whole batch as a tuple, a "
+                    "dictionary or a graph; a batch of another form needs loss=whole_loss(...)."
                 )
             # a list would be several batches
             batch = tuple(inputs) if isinstance(inputs, list) else inputs
@@ -211,10 +211,10 @@ def _name_loss(loss: object) -> str:
     >>> _name_loss("cross_entropy"), _name_loss(len)
     ('cross_entropy', 'len')
     """
-    if isinstance(loss, str):
-        return loss
+    if isinstance(loss, str | None):
+        return loss or "model"
     if isinstance(loss, WholeLoss):
-        return f"{_name_loss(loss.function)} (whole loss)"
+        return f"{_name_loss(loss.parts[-1])} (whole loss)"
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 

@@ -50,7 +50,7 @@ class Scope:
     Args:
         model: any module whose parameters are on one device.
         loss: as `normscope.Problem` takes it: ``loss(output, target)``, the mean over samples, a
-            registered name, or a `whole_loss`.
+            registered name, a `whole_loss`, or None for the loss that the model itself returns.
         optimizer: the one that trains the model. It provides the learning rate of each parameter
             group and the update. It is read, never stepped.
         probes: "all", "economy", "standard", "full", or names and configured probes.
@@ -83,7 +83,7 @@ class Scope:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss | WholeLoss | str,
+        loss: Loss | WholeLoss | str | None,
         optimizer: Optimizer | None = None,
         probes: ProbeChoice = "all",
         every: int = 50,
@@ -121,8 +121,9 @@ class Scope:
         gradient accumulation on the last of the batches.
 
         Args:
-            x: the inputs of this step's batch; with a `whole_loss` the whole batch.
-            y: its targets; left out with a `whole_loss`.
+            x: the inputs of this step's batch; or the whole batch, such as a dictionary of the
+                model's arguments with labels, or a graph.
+            y: its targets; left out if ``x`` is the whole batch.
             loss: the training loss on this batch, if ``.grad`` holds exactly its gradient: saves
                 a pass where only probes of the ray are due. The first time, it is compared with
                 the scope's own gradient.

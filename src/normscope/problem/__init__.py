@@ -2,9 +2,10 @@
 
 from normscope.problem.batch import (
     Batch,
+    batch_count,
     check_filled,
-    check_pair,
     copy_batch,
+    has_samples,
     join_batches,
     map_tensors,
     move_batch,
@@ -27,6 +28,7 @@ from normscope.problem.loss import (
     stateless_loss,
     whole_loss,
 )
+from normscope.problem.model_call import check_pair
 from normscope.problem.modes import MODES, in_mode, is_batch_norm
 from normscope.problem.parameters import ParameterLayout, Parameters, parameter_layout
 from normscope.problem.precheck import check_data, locate_errors, try_batches
@@ -56,6 +58,7 @@ __all__ = [
     "RandomGenerators",
     "WholeLoss",
     "accuracy",
+    "batch_count",
     "batch_weight",
     "check_data",
     "check_filled",
@@ -63,6 +66,7 @@ __all__ = [
     "copy_batch",
     "copy_tensors",
     "cross_entropy",
+    "has_samples",
     "in_mode",
     "is_batch_norm",
     "is_cross_entropy",

@@ -1,8 +1,13 @@
-"""Batches: a tensor, or nested tuples, lists and dictionaries of tensors whose rows are samples."""
+"""Batches: a tensor, nested tuples, lists and dictionaries of tensors, or a graph.
+
+The rows of the tensors are samples if all have equally many. Graphs of torch_geometric, and tensors
+of different lengths, have no such rows: they are moved and copied, but never cut or reordered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -13,7 +18,7 @@ from torch import Tensor, nn
 from normscope.errors import ArgumentTypeError, InputError, ShapeError
 
 Batch: TypeAlias = Any
-"""A tensor, or nested tuples, lists and dictionaries of tensors."""
+"""A tensor, nested tuples, lists and dictionaries of tensors, or a graph of torch_geometric."""
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
@@ -27,6 +32,26 @@ def tensors_of(batch: Batch) -> Iterator[Tensor]:
     elif isinstance(batch, Mapping | tuple | list):
         for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_of(part)
+    elif is_graph(batch):
+        found: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        map_tensors(batch, note)
+        yield from found
+
+
+def is_graph(batch: object) -> bool:
+    """Return whether a batch is a ``Data``, ``HeteroData`` or ``Batch`` of torch_geometric.
+
+    It is recognized by the module of its class, so that torch_geometric is not imported.
+
+    >>> is_graph(torch.ones(2))
+    False
+    """
+    return any(kind.__module__.startswith("torch_geometric.data") for kind in type(batch).__mro__)
 
 
 def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -42,7 +67,37 @@ def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
     if isinstance(batch, tuple | list):
         parts = tuple(map_tensors(part, function) for part in batch)
         return type(batch)._make(parts) if hasattr(batch, "_make") else parts  # a named tuple
+    if is_graph(batch):  # apply changes the object, and passes other content to the function too
+        return copy.copy(batch).apply(lambda x: function(x) if isinstance(x, Tensor) else x)
     return batch
+
+
+def has_samples(batch: Batch) -> bool:
+    """Return whether the rows of a batch are samples: all its tensors have equally many.
+
+    >>> has_samples((torch.ones(4, 3), torch.ones(4))), has_samples((torch.ones(4), torch.ones(2)))
+    (True, False)
+    """
+    shapes = [tensor.shape for tensor in tensors_of(batch)]
+    lengths = {shape[0] if shape else None for shape in shapes}
+    return not is_graph(batch) and len(lengths) == 1 and None not in lengths
+
+
+def batch_count(batch: Batch) -> int:
+    """Return for how much a batch counts beside others: its samples, or graphs; else 1.
+
+    Args:
+        batch: of any form; ``num_graphs`` is read from a ``Batch`` of torch_geometric.
+
+    Returns:
+        The number of samples, or of graphs; 1 if the batch has neither.
+
+    >>> batch_count((torch.ones(4, 3), torch.ones(4))), batch_count((torch.ones(4), torch.ones(2)))
+    (4, 1)
+    """
+    if has_samples(batch):
+        return sample_count(batch)
+    return int(getattr(batch, "num_graphs", 1)) if is_graph(batch) else 1
 
 
 def sample_count(batch: Batch) -> int:
@@ -63,14 +118,15 @@ def sample_count(batch: Batch) -> int:
     """
     shapes = [tuple(tensor.shape) for tensor in tensors_of(batch)]
     if not shapes:
-        raise _no_tensor(batch)
-    lengths = {shape[0] if shape else None for shape in shapes}
-    if None in lengths or len(lengths) > 1:
+        raise no_tensor_error(batch)
+    if not has_samples(batch):
+        of = f" of a {type(batch).__name__}" if is_graph(batch) else ""
         raise ShapeError(
-            "the tensors of a batch need one row per sample, as many in each, got the shapes "
-            f"{', '.join(map(str, shapes))}."
+            "the tensors of a batch need one row per sample, as many in each, to be counted or cut "
+            f"into samples, got the shapes {', '.join(map(str, shapes))}{of}; leave the batch "
+            "size out, and give batches of other forms whole, in a list."
         )
-    return shapes[0][0]
+    return int(shapes[0][0])
 
 
 def move_batch(batch: Batch, device: torch.device, dtype: torch.dtype | None) -> Batch:
@@ -116,7 +172,20 @@ def rows(batch: Batch, index: Tensor) -> Batch:
     >>> rows((torch.tensor([[1.0], [2.0]]), torch.tensor([3, 4])), torch.tensor([1]))
     (tensor([[2.]]), tensor([4]))
     """
+    sample_count(batch)  # raises for rows that are not samples
     return map_tensors(batch, lambda tensor: tensor.index_select(0, index))
+
+
+def first_rows(batch: Batch, count: int) -> Batch:
+    """Return at most so many samples from the start of a batch; all of one without samples.
+
+    >>> first_rows((torch.tensor([3.0, 4.0]), torch.tensor([5, 6])), 1)
+    (tensor([3.]), tensor([5]))
+    """
+    if not has_samples(batch):
+        return batch
+    few = min(count, sample_count(batch))
+    return rows(batch, torch.arange(few, device=next(tensors_of(batch)).device))
 
 
 def random_rows(batch: Batch, count: int, generator: torch.Generator) -> Batch:
@@ -167,6 +236,8 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     first = batches[0]
     if len(batches) == 1:
         return first
+    if is_graph(first):
+        sample_count(first)  # raises
     if isinstance(first, Tensor):
         return torch.cat(tuple(batches))
     if isinstance(first, Mapping):
@@ -174,95 +245,6 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     if isinstance(first, tuple | list):
         return tuple(join_batches(parts) for parts in zip(*batches, strict=True))
     return first  # such as a string, the same for all
-
-
-def inputs_of(data: object) -> Iterator[Tensor]:
-    """Yield the input of every batch; targets are not needed.
-
-    Args:
-        data: a tensor or a tuple ``(x, ...)``: one batch; a list, a DataLoader or another
-            iterable of tensors or of tuples or lists ``(x, ...)``: several.
-
-    Yields:
-        The tensor x of each batch.
-
-    Raises:
-        ArgumentTypeError: if the data or a batch is something else.
-        InputError: if a list of tensors looks like one batch ``[x, y]``.
-
-    >>> [x.shape[0] for x in inputs_of([torch.zeros(3, 2), (torch.zeros(5, 2), None)])]
-    [3, 5]
-    """
-    if isinstance(data, Tensor | tuple):
-        yield _input_of(data)
-        return
-    if isinstance(data, Mapping | str) or not isinstance(data, Iterable):
-        raise ArgumentTypeError(
-            "data must be a tensor, a tuple (x, y), a list of batches or a DataLoader, "
-            f"got {type(data).__name__}."
-        )
-    if isinstance(data, list):
-        _reject_batch_as_list(data)
-    for batch in data:
-        yield _input_of(batch)
-
-
-def _input_of(batch: object) -> Tensor:
-    x = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(x, Tensor):
-        got = type(batch).__name__
-        if isinstance(batch, tuple | list) and batch:
-            got = f"a {got} that starts with {type(x).__name__}"
-        raise ArgumentTypeError(
-            f"a batch must be a tensor x or a tuple (x, y) whose x is a tensor, got {got}."
-        )
-    return x
-
-
-def _reject_batch_as_list(data: list[Any]) -> None:
-    """A DataLoader gives lists [x, y]: in such a list y would count as a second batch."""
-    tensors = [item for item in data if isinstance(item, Tensor)]
-    if len(tensors) == len(data) and len({tensor.dim() for tensor in tensors}) > 1:
-        raise InputError(
-            "a list is a list of batches, but its tensors have different numbers of dimensions; "
-            "pass one batch as a tuple (x, y)."
-        )
-
-
-def check_pair(batch: Batch) -> None:
-    """Reject what is not a pair (inputs, targets) of equally many samples, at least one.
-
-    Args:
-        batch: the batch.
-
-    Raises:
-        ArgumentTypeError: if it is not a pair of tensors.
-        InputError: if it is empty or has no storage.
-        ShapeError: if inputs and targets differ in length.
-    """
-    expected = "a batch is a pair (inputs, targets) of tensors, got"
-    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
-    if is_pair and any(type(part).__name__ == "ndarray" for part in batch):
-        raise ArgumentTypeError(
-            f"{expected} {_described(batch)}; convert NumPy arrays with torch.from_numpy."
-        )
-    if isinstance(batch, Tensor):
-        raise ArgumentTypeError(
-            f"{expected} a Tensor; a list is a list of batches: if one batch is a list "
-            "[inputs, targets], pass tuple(batch)."
-        )
-    if not is_pair or not all(isinstance(part, Tensor) for part in batch):
-        raise ArgumentTypeError(
-            f"{expected} {_described(batch)}; put several batches in a list, and for other call "
-            "signatures use whole_loss(lambda model, batch: ...)."
-        )
-    inputs, targets = batch
-    if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
-        raise ShapeError(
-            "inputs and targets need one row per sample, as many in each, got shapes "
-            f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
-        )
-    check_filled(batch)
 
 
 def check_filled(batch: Batch) -> None:
@@ -277,20 +259,27 @@ def check_filled(batch: Batch) -> None:
     """
     tensors = list(tensors_of(batch))
     if not tensors:
-        raise _no_tensor(batch)
+        raise no_tensor_error(batch)
     if any(tensor.is_meta for tensor in tensors):
         raise InputError("the data is on the meta device and has no values; give real tensors.")
-    if any(tensor.dim() > 0 and len(tensor) == 0 for tensor in tensors):
+    empty = [tensor.dim() > 0 and len(tensor) == 0 for tensor in tensors]
+    if all(empty) if is_graph(batch) else any(empty):  # a graph may have no edge attribute
         raise InputError("the batch is empty; give at least one sample.")
 
 
-def _no_tensor(batch: Batch) -> ArgumentTypeError:
+def no_tensor_error(batch: Batch) -> ArgumentTypeError:
+    """Return the error for a batch without a tensor."""
     return ArgumentTypeError(
-        f"a batch holds tensors, got {_described(batch)}; convert arrays with torch.as_tensor."
+        f"a batch holds tensors, got {describe_batch(batch)}; convert arrays with torch.as_tensor."
     )
 
 
-def _described(batch: Batch) -> str:
+def describe_batch(batch: Batch) -> str:
+    """Return the type of a batch, and of its parts.
+
+    >>> describe_batch((torch.ones(1), "a"))
+    'a tuple of Tensor, str'
+    """
     if isinstance(batch, tuple | list) and batch:
         return f"a {type(batch).__name__} of {', '.join(type(part).__name__ for part in batch)}"
     return f"a {type(batch).__name__}"

@@ -129,16 +129,15 @@ def is_finite(tensor: Tensor) -> bool:
 def _bad_data(batch: Batch) -> str:
     """Return what is wrong with the data itself; "" if all of it is finite."""
     tensors = list(tensors_of(batch))
-    names = ("inputs", "targets") if len(tensors) == 2 else ("data",) * len(tensors)
+    is_pair = isinstance(batch, tuple | list) and len(tensors) == 2
+    names = ("inputs", "targets") if is_pair else ("data",) * len(tensors)
     for name, tensor in zip(names, tensors, strict=True):
         bad = ~torch.isfinite(tensor)
         if bad.any():
             kind = "NaN (not a number)" if tensor.isnan().any() else "infinity"
             samples = int(bad.flatten(1).any(1).sum()) if tensor.dim() > 1 else int(bad.sum())
-            return (
-                f"the {name} themselves contain {kind}, in {samples} of the {len(tensor)} samples "
-                "of the batch: clean the data"
-            )
+            of = f", in {samples} of the {len(tensor)} samples of the batch" if tensor.dim() else ""
+            return f"the {name} themselves contain {kind}{of}: clean the data"
     return ""
 
 
@@ -164,6 +163,7 @@ _TYPE_MESSAGES = re.compile(
     r"|must be either a floating point",
     re.IGNORECASE,
 )
+_INDEX_MESSAGES = re.compile(r"index (\S+ is )?out of (bounds|range)", re.IGNORECASE)
 _SIZES = {"in_features": "feature", "in_channels": "channel", "num_features": "channel"}
 _AXES = ("samples", "channels", "depth", "height", "width")
 _DIMENSIONS: dict[type[nn.Module], int] = {
@@ -237,14 +237,16 @@ shape (5, 4), from a batch of shape (5, 1, 2, 2); give data of the shape the mod
 or make the model for this shape.
     """
     message = str(error).strip().partition("\n")[0].rstrip(".")
-    is_of_type = _TYPE_MESSAGES.search(message)
-    if not (is_of_type or _SHAPE_MESSAGES.search(message)):
+    is_of_type, is_of_index = _TYPE_MESSAGES.search(message), _INDEX_MESSAGES.search(message)
+    if not (is_of_type or is_of_index or _SHAPE_MESSAGES.search(message)):
         return None
     name, layer, given = _failed_layer(error.__traceback__, model)
     title = f"layer {name!r} ({type(layer).__name__})" if name else f"the {type(layer).__name__}"
     if is_of_type:
         return _integer_error(title, layer, given)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors_of(batch)) or "no tensor"
+    if is_of_index:
+        return None if layer is None else _index_error(title, message, shapes)
     if layer is None:
         return MisfitError(
             f"the loss does not fit the model's output and the targets ({message}), for a batch of "
@@ -254,6 +256,15 @@ or make the model for this shape.
         f"the data does not fit the model: {title} {_expectation(layer, given, message)}, from a "
         f"batch of shape {shapes}; give data of the shape the model was made for, or make the "
         "model for this shape."
+    )
+
+
+def _index_error(title: str, message: str, shapes: str) -> MisfitError:
+    """Return the error for an index beyond a tensor: a wrong token, or a graph that was cut."""
+    return MisfitError(
+        f"the data does not fit the model: {title} uses an index that is not there ({message}), "
+        f"from a batch of shape {shapes}; check the indices in the data, and leave the batch size "
+        "out if the rows of the batch are not samples, such as the nodes of a graph."
     )
 
 

@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import ShapeError, StateError
+from normscope.errors import NormscopeError, ShapeError, StateError
 from normscope.problem.attention import MathAttention
-from normscope.problem.batch import Batch, copy_batch, sample_count
+from normscope.problem.batch import Batch, batch_count, copy_batch, has_samples, sample_count
 from normscope.problem.diagnose import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
 from normscope.problem.loss import loss_modules
 from normscope.problem.modes import in_mode, training_flags
+from normscope.problem.outputs import (
+    PackedOutput,
+    output_tensors,
+    pack_output,
+    replace_tensors,
+)
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error
@@ -38,15 +44,20 @@ class Evaluation:
 
     Args:
         leaves: the parameters differentiated by, in the layout's order.
-        output: the model's output, samples first; None with a `whole_loss`.
+        output: the model's output, samples first; a structured one as one tensor; None if a
+            `whole_loss` hides it or there is a refusal.
         loss: the scalar loss.
-        samples: number of samples in the batch.
+        samples: what the batch counts for: its samples or graphs, else 1.
+        packed: how a structured output became one tensor.
+        refusal: why a structured output has no such tensor, to be raised where it is needed.
     """
 
     leaves: tuple[Tensor, ...]
     output: Tensor | None
     loss: Tensor
     samples: int
+    packed: PackedOutput | None = None
+    refusal: NormscopeError | None = None
 
 
 class Evaluator:
@@ -77,8 +88,9 @@ class Evaluator:
         self._loss_modules = loss_modules(problem.loss, problem.model)
         own: dict[str, Tensor] = dict(problem.model.named_parameters())
         self.parameters = {name: own[name] for name in layout.names}
-        #: the answer of `direct_parameter`, once known, shared with evaluators made by `on`
-        self._direct: list[str | None] = []
+        #: the answers of `direct_parameter` and of `pack_output` on the first batch, once known,
+        #: shared with evaluators made by `on`
+        self._direct: list[tuple[str | None, NormscopeError | None]] = []
         self._losses: dict[int, float] = {}
         #: names of the checks that the derivatives passed, shared with evaluators made by `on`
         self.verified: set[str] = set()
@@ -183,8 +195,12 @@ class Evaluator:
         if self._uses_channels_last(batch):
             batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
         leaves = self.leaves()
+        packed, refusal = None, None
         with self.isolated(leaves, number):
             output, loss = self._forward(batch)
+            if not isinstance(output, Tensor | None):
+                packed, refusal = self._pack(output, loss, batch, leaves)
+                output = None if packed is None else packed.tensor
         differentiated = loss if output is None or differentiates_loss else output
         check = f"references of the {'loss' if differentiated is loss else 'output'}"
         if check not in self.verified:
@@ -192,7 +208,7 @@ class Evaluator:
             refuse_foreign_parameters(output, self.parameters, leaves)
             self.verified.add(check)
         self._check_loss(loss, batch, number)
-        return Evaluation(leaves, output, loss, sample_count(batch))
+        return Evaluation(leaves, output, loss, batch_count(batch), packed, refusal)
 
     def check(self, output: Tensor, batch: Batch, number: int = 0) -> None:
         """Check an output that was computed otherwise as `__call__` checks that of the model.
@@ -209,7 +225,7 @@ class Evaluator:
     @property
     def loss_is_of_output(self) -> bool:
         """Whether the loss is a function of the model's output and the targets alone."""
-        return self.problem.has_outputs and self.direct_parameter() is None
+        return self.problem.has_outputs and self._direct_use() == (None, None)
 
     def direct_parameter(self) -> str | None:
         """Return a parameter that the loss uses beside the output, as by a penalty on activations.
@@ -220,40 +236,70 @@ class Evaluator:
         Raises:
             StateError: if the loss uses a parameter of the model through a reference of its own.
         """
+        return self._direct_use()[0]
+
+    def _direct_use(self) -> tuple[str | None, NormscopeError | None]:
+        """Return the direct parameter, and why a structured output cannot be used, of one batch."""
         loss = self.problem.loss
         if not self.problem.has_outputs or is_cross_entropy(loss) or is_squared_error(loss):
-            return None
+            return None, None
         if not self._direct:
-            self._direct.append(self._find_direct_parameter())
+            self._direct.append(self._find_direct_use())
         return self._direct[0]
 
-    def _find_direct_parameter(self) -> str | None:
+    def _find_direct_use(self) -> tuple[str | None, NormscopeError | None]:
         number, batch = next(self.batches())
-        leaves = self.leaves()
+        leaves, refusal = self.leaves(), None
         with self.isolated(leaves, number):
+            output = self.problem.output_on(copy_batch(batch))
+            if not isinstance(output, Tensor):
+                loss = self._loss(output, batch)
+                _, refusal = self._pack(output, loss, batch, leaves)
             # with its graph: the loss may use activations that hooks or attributes keep
-            output = self.problem.output_on(copy_batch(batch)).detach()
+            output = replace_tensors(output, Tensor.detach)
             loss = self._loss(output, batch)
-        refuse_held_parameters(output, loss, self.parameters)
-        return first_reached([loss], dict(zip(self.layout.names, leaves, strict=True)))
+        refuse_held_parameters(None, loss, self.parameters, "loss")
+        return first_reached([loss], dict(zip(self.layout.names, leaves, strict=True))), refusal
 
-    def _forward(self, batch: Batch) -> tuple[Tensor | None, Tensor]:
+    def _pack(
+        self, output: Any, loss: Tensor, batch: Batch, leaves: tuple[Tensor, ...]
+    ) -> tuple[PackedOutput | None, NormscopeError | None]:
+        """Return a structured output as one tensor, or the reason why there is none."""
+        named = dict(zip(self.layout.names, leaves, strict=True))
+        samples = sample_count(batch) if has_samples(batch) else None
+        try:
+            return pack_output(
+                output, loss, lambda other: self._loss(other, batch), named, samples
+            ), None
+        except NormscopeError as error:
+            return None, error
+
+    def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return output and loss; a model or loss may overwrite its inputs, which are copies."""
         if not self.problem.has_outputs:
             return None, self.problem.loss_on(copy_batch(batch))
-        inputs, targets = batch
-        output = self.problem.output_on((inputs.clone(), targets))
-        return output, self._loss(output, batch)
-
-    def _loss(self, output: Tensor, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        check_finite(output, "the model's output", batch)
-        if output.dim() == 0 or len(output) != len(inputs):
-            raise ShapeError(
-                f"the model's output needs one row per sample, {len(inputs)}, got the shape "
-                f"{tuple(output.shape)}."
+        inputs = self.problem.single_input(batch)
+        copied = copy_batch(batch) if inputs is None else (inputs.clone(), batch[1])
+        output = self.problem.output_on(copied)
+        versions = [] if isinstance(output, Tensor) else _versions(output)
+        loss = self._loss(output, batch)
+        if versions and versions != _versions(output):
+            raise StateError(
+                "the loss overwrites the model's output in place, which curvature needs; use the "
+                "operation that makes a new tensor."
             )
-        return self.problem.loss_of(output, targets)
+        return output, loss
+
+    def _loss(self, output: Any, batch: Batch) -> Tensor:
+        if isinstance(output, Tensor):
+            check_finite(output, "the model's output", batch)
+            inputs = self.problem.single_input(batch)
+            if inputs is not None and (output.dim() == 0 or len(output) != len(inputs)):
+                raise ShapeError(
+                    f"the model's output needs one row per sample, {len(inputs)}, got the shape "
+                    f"{tuple(output.shape)}."
+                )
+        return self.problem.loss_of(output, self.problem.target_of(batch))
 
     def _check_loss(self, loss: Tensor, batch: Batch, number: int) -> None:
         """Reject a loss that is not finite, or not the one this batch had before.
@@ -273,27 +319,34 @@ class Evaluator:
 
     def _uses_channels_last(self, batch: Batch) -> bool:
         """Return whether to pass images in channels_last order: only if results do not change."""
-        if not self.problem.has_outputs or not prefers_channels_last(batch[0]):
+        inputs = self.problem.single_input(batch)
+        if inputs is None or not prefers_channels_last(inputs):
             return False
         if not any(isinstance(module, nn.Conv2d) for module in self.problem.model.modules()):
             return False
-        shape = batch[0].shape[1:]
+        shape = inputs.shape[1:]
         if shape not in self._takes_channels_last:
-            same = _takes_either_order(lambda few: self._try_order(few, batch[1]), batch[0])
+            same = _takes_either_order(lambda few: self._try_order(few, batch[1]), inputs)
             self._takes_channels_last[shape] = same
         return self._takes_channels_last[shape]
 
-    def _try_order(self, few: Tensor, targets: Tensor) -> list[Tensor]:
+    def _try_order(self, few: Tensor, targets: Any) -> list[Tensor]:
         """Return the outputs of a few samples, and the gradient of their squares as one vector.
 
         One vector, since the gradient of a bias before a norm layer is rounding alone.
         """
         leaves = self.leaves()
         with self.isolated(leaves):
-            output = self.problem.output_on((few.clone(), targets[: len(few)]))
-            squares = output.square().sum()
+            output = self.problem.output_on((few.clone(), targets))
+            outputs = [each for each in output_tensors(output) if each.requires_grad]
+            squares = torch.stack([each.square().sum() for each in outputs]).sum()
             gradients = torch.autograd.grad(squares, leaves, materialize_grads=True)
-        return [output.detach(), self.layout.join(gradients)]
+        return [*(each.detach() for each in outputs), self.layout.join(gradients)]
+
+
+def _versions(output: Any) -> list[int]:
+    """Return how often each tensor of an output was overwritten; inference tensors count none."""
+    return [0 if t.is_inference() else t._version for t in output_tensors(output)]
 
 
 def prefers_channels_last(inputs: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from normscope.problem.batch import Batch
 from normscope.problem.isolation import isolated
 from normscope.registry import Registry
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
 """Called as ``loss(output, target)``; the mean over the samples."""
 
 LOSSES: Registry[Loss] = Registry("loss")
@@ -29,24 +29,72 @@ _SUM_TOLERANCE = 0.01  # of probabilities, for those in bfloat16
 
 @dataclass(frozen=True)
 class WholeLoss:
-    """A loss that calls the model itself; made by `whole_loss`."""
+    """A loss that calls the model itself; made by `whole_loss`.
+
+    Args:
+        function: called as ``function(model, batch)``; the loss.
+        outputs: called as ``outputs(model, batch)``; None if the function hides them.
+        loss: called as ``loss(outputs, batch)``; None likewise.
+    """
 
     function: Callable[[Any, Batch], Tensor]
+    outputs: Callable[[Any, Batch], Any] | None = None
+    loss: Callable[[Any, Batch], Tensor] | None = None
+
+    @property
+    def parts(self) -> tuple[Callable[..., Any], ...]:
+        """The functions of the user."""
+        if self.outputs is None or self.loss is None:
+            return (self.function,)
+        return self.outputs, self.loss
 
 
-def whole_loss(function: Callable[[Any, Batch], Tensor]) -> WholeLoss:
-    """Wrap a loss for models that are not called as ``model(inputs)``.
+def whole_loss(
+    function: Callable[[Any, Batch], Tensor] | None = None,
+    *,
+    outputs: Callable[[Any, Batch], Any] | None = None,
+    loss: Callable[[Any, Batch], Tensor] | None = None,
+) -> WholeLoss:
+    """Wrap a loss for models that are called in another way than a batch describes.
+
+    Give ``function`` alone, or ``outputs`` and ``loss``. Only the second form shows the outputs,
+    which Gauss-Newton and Fisher matrices need.
 
     Args:
         function: called as ``function(model, batch)``; returns the mean loss over the samples. It
             must call the model it is given, not one from its closure.
+        outputs: called as ``outputs(model, batch)``; returns a tensor, or nested tuples, lists,
+            mappings and dataclasses of tensors. It must call the model it is given.
+        loss: called as ``loss(outputs, batch)``; returns the mean loss over the samples.
 
     Returns:
         What `Problem` and every function with a ``loss`` argument take in place of a loss.
 
-    >>> language_loss = whole_loss(lambda model, batch: model(**batch).loss)
+    Raises:
+        ArgumentTypeError: if neither or both forms are given, or a function is not one.
+
+    >>> hidden = whole_loss(lambda model, batch: model(**batch).loss)
+    >>> shown = whole_loss(
+    ...     outputs=lambda model, batch: model(batch["image"]),
+    ...     loss=lambda outputs, batch: cross_entropy(outputs, batch["label"]),
+    ... )
     """
-    return WholeLoss(function)
+    given = [each is not None for each in (function, outputs, loss)]
+    if given not in ([True, False, False], [False, True, True]):
+        raise ArgumentTypeError(
+            "whole_loss takes one function(model, batch), or outputs=function(model, batch) and "
+            "loss=function(outputs, batch) together."
+        )
+    if outputs is None or loss is None:
+        return WholeLoss(_require_callable(function))
+    compute, reduce = _require_callable(outputs), _require_callable(loss)
+    return WholeLoss(lambda model, batch: reduce(compute(model, batch), batch), compute, reduce)
+
+
+def _require_callable(function: Any) -> Callable[..., Any]:
+    if not callable(function):
+        raise ArgumentTypeError(f"whole_loss takes functions, got {type(function).__name__}.")
+    return function  # type: ignore[no-any-return]
 
 
 class WrongLabelError(InputError):
@@ -137,6 +185,35 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     return total / (2 * len(output))
 
 
+@LOSSES.register(name="model")
+def model_loss(output: Any, target: Any) -> Tensor:
+    """The loss that the model itself returns, as ``output.loss`` or ``output["loss"]``.
+
+    Models of Hugging Face return it if their batch has labels.
+
+    Args:
+        output: of the model.
+        target: not used.
+
+    Returns:
+        The loss, a scalar tensor.
+
+    Raises:
+        ArgumentTypeError: if the output has none.
+
+    >>> model_loss({"loss": torch.tensor(2.0)}, None)
+    tensor(2.)
+    """
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise ArgumentTypeError(
+            "loss='model' needs a model that returns its loss as output.loss or output['loss'], "
+            f"got {_describe_output(output)} without one; give the batch the labels that the model "
+            "needs for it, or another loss."
+        )
+    return found
+
+
 def accuracy(output: Tensor, target: Tensor) -> float:
     """Return the fraction of the samples whose largest output is at the target class.
 
@@ -168,15 +245,24 @@ def accuracy(output: Tensor, target: Tensor) -> float:
 
 
 def check_output(output: object) -> None:
-    """Raise `ArgumentTypeError` if a model's output is not a tensor.
+    """Raise `ArgumentTypeError` if a model's output is not a tensor, which most losses need.
 
     >>> check_output(torch.zeros(2, 3))
     """
     if not isinstance(output, Tensor):
         raise ArgumentTypeError(
-            f"the model's output must be a tensor, got {type(output).__name__}; "
-            "select one in a whole_loss."
+            f"the model's output must be a tensor for this loss, got {_describe_output(output)}; "
+            "use loss='model' for the loss that the model itself returns, or a callable that "
+            "selects a tensor, such as lambda output, target: loss(output[0], target)."
         )
+
+
+def _describe_output(output: object) -> str:
+    """Return the type of an output, with the names or the number of its parts."""
+    name = f"a {type(output).__name__}"
+    if isinstance(output, Mapping) and output:
+        return f"{name} of {', '.join(map(str, output))}"
+    return f"{name} of {len(output)}" if isinstance(output, tuple | list) else name
 
 
 def check_probabilities(target: Tensor) -> None:
@@ -250,12 +336,13 @@ def _explain_label(error: Exception, output: Tensor, target: Tensor) -> None:
     raise WrongLabelError(expected, label) from error
 
 
-def check_signature(function: Callable[..., Any], *arguments: str) -> None:
+def check_signature(function: Callable[..., Any], *arguments: str, what: str = "the loss") -> None:
     """Reject a loss that does not take its arguments.
 
     Args:
         function: the loss; one whose signature cannot be read passes.
         *arguments: names of what it will be called with.
+        what: its name in the message.
 
     Raises:
         ArgumentTypeError: if it takes fewer, or needs more.
@@ -278,11 +365,11 @@ def check_signature(function: Callable[..., Any], *arguments: str) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         takes = ", ".join(signature.parameters)
         raise ArgumentTypeError(
-            f"the loss must take ({', '.join(arguments)}), but {name} takes ({takes})."
+            f"{what} must take ({', '.join(arguments)}), but {name} takes ({takes})."
         ) from error
 
 
-def call_loss(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
+def call_loss(loss: Callable[..., Any], output: Any, target: Any) -> Any:
     """Return ``loss(output, target)``, with a clear error if a loss of torch rejects them.
 
     Args:
@@ -301,7 +388,10 @@ def call_loss(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
         ...
     normscope.errors.InputError: BCEWithLogitsLoss does not take an output of shape (2, 3) ...
     """
-    if not type(loss).__module__.startswith("torch.nn"):
+    is_module = type(loss).__module__.startswith("torch.nn")
+    if is_module or str(getattr(loss, "__module__", "")).startswith("torch.nn"):
+        check_output(output)
+    if not is_module:
         return loss(output, target)
     try:
         return loss(output, target)
@@ -318,7 +408,7 @@ def call_loss(loss: Callable[..., Any], output: Tensor, target: Any) -> Any:
         ) from error
 
 
-def loss_modules(loss: Loss | WholeLoss | str, model: nn.Module) -> list[nn.Module]:
+def loss_modules(loss: Loss | WholeLoss | str | None, model: nn.Module) -> list[nn.Module]:
     """Return the modules that a loss is, or that its function uses, each once.
 
     Args:
@@ -331,8 +421,8 @@ def loss_modules(loss: Loss | WholeLoss | str, model: nn.Module) -> list[nn.Modu
     >>> loss_modules(nn.MSELoss(), nn.Linear(1, 1))
     [MSELoss()]
     """
-    used = _modules_used(loss.function if isinstance(loss, WholeLoss) else loss)
-    found = {id(module): module for module in used}
+    functions = loss.parts if isinstance(loss, WholeLoss) else (loss,)
+    found = {id(module): module for each in functions for module in _modules_used(each)}
     return [each for each in found.values() if all(model is not m for m in each.modules())]
 
 
@@ -352,8 +442,8 @@ def _modules_used(function: Any) -> Iterator[nn.Module]:
 
 
 def stateless_loss(
-    loss: Loss | WholeLoss | str, modules: Sequence[nn.Module]
-) -> Loss | WholeLoss | str:
+    loss: Loss | WholeLoss | str | None, modules: Sequence[nn.Module]
+) -> Loss | WholeLoss | str | None:
     """Return a loss that is the same function at each call: its modules are restored every time.
 
     Args:
@@ -363,15 +453,22 @@ def stateless_loss(
     Returns:
         The loss itself if its modules have no state to change.
     """
-    if isinstance(loss, str) or not any(map(_has_state, modules)):
+    if isinstance(loss, str | None) or not any(map(_has_state, modules)):
         return loss
-    function = loss.function if isinstance(loss, WholeLoss) else loss
+    if not isinstance(loss, WholeLoss):
+        return _restore_after(loss, modules)
+    parts = [_restore_after(each, modules) for each in loss.parts]
+    return whole_loss(*parts) if len(parts) == 1 else whole_loss(outputs=parts[0], loss=parts[1])
 
-    def call(*arguments: Any) -> Tensor:
+
+def _restore_after(function: Callable[..., Any], modules: Sequence[nn.Module]) -> Loss:
+    """Return a function that restores the modules after each call."""
+
+    def call(*arguments: Any) -> Any:
         with isolated(nn.Module(), *modules):
             return function(*arguments)
 
-    return WholeLoss(call) if isinstance(loss, WholeLoss) else call
+    return call
 
 
 def _has_state(module: nn.Module) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normscope.errors import InputError, StateError
-from normscope.problem.batch import Batch, rows, sample_count, tensors_of
+from normscope.problem.batch import Batch, has_samples, rows, sample_count, tensors_of
 from normscope.problem.diagnose import is_finite
 from normscope.problem.evaluate import Evaluator
-from normscope.problem.loss import WrongLabelError
+from normscope.problem.loss import WholeLoss, WrongLabelError
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 
@@ -73,7 +74,8 @@ def locate_errors(problem: Problem) -> Iterator[None]:
         yield
     except WrongLabelError as error:
         label = error.label
-        location = _location(problem, lambda tensor: tensor == label, _targets_of)
+        targets = partial(_targets_of, problem)
+        location = _location(problem, lambda tensor: tensor == label, targets)
         raise InputError(f"{error}{location}") from error
     except StateError as error:
         location = _location(problem, lambda tensor: ~torch.isfinite(tensor))
@@ -82,11 +84,12 @@ def locate_errors(problem: Problem) -> Iterator[None]:
         raise StateError(f"{error}{location}") from error
 
 
-def _targets_of(batch: Batch) -> list[Tensor]:
-    """Return the labels of a pair; inputs may be integers too."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
-        return [batch[1]]
-    return []
+def _targets_of(problem: Problem, batch: Batch) -> Iterable[Tensor]:
+    """Return the labels of a batch; inputs may be integers too."""
+    if not isinstance(problem.loss, WholeLoss):
+        return tensors_of(problem.target_of(batch))
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    return tensors_of(batch[1]) if is_pair else ()
 
 
 def _location(
@@ -96,7 +99,7 @@ def _location(
 ) -> str:
     """Return a sentence with the first sample that has a bad value; "" if none is found."""
     for number, batch in enumerate(problem.stored_batches):
-        samples = sample_count(batch)
+        samples = sample_count(batch) if has_samples(batch) else 0
         found = []
         for tensor in searched(batch):
             if tensor.dim() and len(tensor) == samples and samples:

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
-from normscope.problem.batch import Batch, check_filled, check_pair, move_batch
+from normscope.problem.batch import Batch, check_filled, describe_batch, is_graph, move_batch
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.loss import (
     LOSSES,
     Loss,
     WholeLoss,
     call_loss,
-    check_output,
     check_probabilities,
     check_signature,
     cross_entropy,
+    model_loss,
+    squared_error,
 )
+from normscope.problem.model_call import check_batch, read_batch, single_input
 
 Data: TypeAlias = Any
 """One batch, or an iterable of batches that can be read again."""
@@ -37,11 +39,15 @@ class Problem:
 
     Args:
         model: any module whose parameters are on one device.
-        loss: called as ``loss(output, target)``, the mean over the samples; a name of
-            `normscope.problem.LOSSES`; or a `whole_loss`.
-        data: one batch ``(inputs, targets)``, a list of batches, or a DataLoader (any iterable
-            that can be read again). With a `whole_loss` a batch may also be a tensor, a
-            dictionary or a tuple of any length.
+        loss: called as ``loss(output, target)`` with whatever the model returns, the mean over the
+            samples; a name of `normscope.problem.LOSSES`; a `whole_loss`; or None, as "model", for
+            the loss that the model itself returns.
+        data: one batch, a list of batches, or a DataLoader (any iterable that can be read again).
+            A batch is a pair ``(inputs, targets)``: ``model(inputs)``, or ``model(*inputs)`` for a
+            tuple, or ``model(**inputs)`` for a mapping of inputs; a tuple ``(x1, x2, ...,
+            targets)``; a mapping of the model's arguments with ``"labels"`` as the targets; or a
+            graph of torch_geometric with ``y`` as the targets. With a `whole_loss` it may also be a
+            tensor, or any other structure of tensors.
 
     Examples:
         >>> problem = Problem(nn.Identity(), "squared_error", (torch.ones(2, 3), torch.zeros(2, 3)))
@@ -50,19 +56,24 @@ class Problem:
     """
 
     model: nn.Module
-    loss: Loss | WholeLoss | str
+    loss: Loss | WholeLoss | str | None
     data: Data
 
     def __post_init__(self) -> None:
         require_module(self.model)
-        loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        loss = model_loss if self.loss is None else self.loss
+        loss = LOSSES[loss] if isinstance(loss, str) else loss
         if isinstance(loss, type):
             raise ArgumentTypeError(
                 f"the loss must be called with (output, target), got the class {loss.__name__}; "
                 f"create an instance: {loss.__name__}()."
             )
         if isinstance(loss, WholeLoss):
-            check_signature(loss.function, "model", "batch")
+            first, *second = loss.parts
+            what = "the loss" if loss.outputs is None else "outputs of whole_loss"
+            check_signature(first, "model", "batch", what=what)
+            for each in second:
+                check_signature(each, "outputs", "batch", what="loss of whole_loss")
         elif callable(loss):
             check_signature(loss, "output", "target")
         else:
@@ -86,13 +97,28 @@ class Problem:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether the model's output is known: not with a `whole_loss`."""
-        return not isinstance(self.loss, WholeLoss)
+        """Whether the model's output is known: not with a `whole_loss` of one function."""
+        return not isinstance(self.loss, WholeLoss) or self.loss.outputs is not None
+
+    @property
+    def output_loss(self) -> Loss:
+        """The loss as a function of output and target.
+
+        Raises:
+            StateError: if a `whole_loss` hides the output.
+        """
+        loss = self.loss.loss if isinstance(self.loss, WholeLoss) else self.loss
+        if loss is None or isinstance(loss, str):
+            raise StateError(
+                "a whole_loss of one function hides the model's output; give a loss(output, "
+                "target), or whole_loss(outputs=..., loss=...)."
+            )
+        return loss
 
     @property
     def is_one_batch(self) -> bool:
         """Whether the data is one batch in memory, whose rows may be drawn in any order."""
-        return isinstance(self.data, tuple | Tensor | Mapping)
+        return isinstance(self.data, tuple | Tensor | Mapping) or is_graph(self.data)
 
     @property
     def is_in_memory(self) -> bool:
@@ -110,7 +136,7 @@ class Problem:
         """Yield every batch of the data once, on the model's device and in its dtype.
 
         Yields:
-            Pairs (inputs, targets); with a `whole_loss` whatever the data holds.
+            Batches of the data's form; lists as tuples, mappings as dictionaries.
 
         Raises:
             InputError: if there is no batch.
@@ -140,35 +166,61 @@ class Problem:
             ShapeError: if it is not a scalar.
         """
         with FitCheck(self.model, batch):
-            if isinstance(self.loss, WholeLoss):
+            if isinstance(self.loss, WholeLoss) and self.loss.outputs is None:
                 return _scalar(self.loss.function(self.model, batch))
-            return self.loss_of(self.model(batch[0]), batch[1])
+            return self.loss_of(self._output(batch), self.target_of(batch))
 
-    def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of an output, a scalar tensor; not with a `whole_loss`."""
-        if isinstance(self.loss, WholeLoss | str):
-            raise _no_outputs()
-        return _scalar(call_loss(self.loss, output, target))
+    def loss_of(self, output: Any, target: Any) -> Tensor:
+        """Return the loss of an output, a scalar tensor; not if a `whole_loss` hides outputs.
 
-    def output_on(self, batch: Batch) -> Tensor:
+        Args:
+            output: as `output_on` returns it.
+            target: as `target_of` returns it.
+
+        Returns:
+            The loss.
+        """
+        return _scalar(call_loss(self.output_loss, output, target))
+
+    def output_on(self, batch: Batch) -> Any:
         """Return the model's output on one batch's inputs.
 
         Args:
             batch: as `batches` gives it.
 
         Returns:
-            The output, samples first.
+            What the model returns, of any structure; of a `whole_loss` what its ``outputs`` does.
 
         Raises:
-            ArgumentTypeError: if the output is not a tensor.
-            StateError: if the problem has a `whole_loss`.
+            StateError: if a `whole_loss` hides the output.
         """
-        if not self.has_outputs:
-            raise _no_outputs()
-        with FitCheck(self.model, batch[0]):
-            output = self.model(batch[0])
-        check_output(output)
-        return cast(Tensor, output)
+        _ = self.output_loss
+        inputs = self.single_input(batch)
+        with FitCheck(self.model, batch if inputs is None else inputs):
+            return self._output(batch)
+
+    def target_of(self, batch: Batch) -> Any:
+        """Return the target of the loss; with a `whole_loss` the batch itself.
+
+        Args:
+            batch: as `batches` gives it.
+        """
+        if isinstance(self.loss, WholeLoss):
+            return batch
+        return read_batch(batch, self.model).target
+
+    def single_input(self, batch: Batch) -> Tensor | None:
+        """Return the tensor on which the model is called as ``model(x)``; None for other calls.
+
+        Args:
+            batch: as `batches` gives it.
+        """
+        return None if isinstance(self.loss, WholeLoss) else single_input(batch)
+
+    def _output(self, batch: Batch) -> Any:
+        if isinstance(self.loss, WholeLoss) and self.loss.outputs is not None:
+            return self.loss.outputs(self.model, batch)
+        return read_batch(batch, self.model)(self.model)
 
     def _tensors(self) -> Iterator[Tensor]:
         return chain(self.model.parameters(), self.model.buffers())
@@ -199,9 +251,15 @@ class Problem:
             raise InputError("the data is empty; give at least one batch.")
 
     def _check_batch(self, batch: Batch, with_values: bool) -> None:
-        (check_pair if self.has_outputs else check_filled)(batch)
-        if with_values and self.loss is cross_entropy:
-            check_probabilities(batch[1])
+        if isinstance(self.loss, WholeLoss):
+            check_filled(batch)
+            return
+        check_batch(batch, self.model)
+        if self.loss is cross_entropy or self.loss is squared_error:
+            target = self.target_of(batch)
+            _require_tensor(target, batch)
+            if with_values and self.loss is cross_entropy:
+                check_probabilities(target)
 
 
 def _known_length(data: Any) -> int | None:
@@ -223,5 +281,11 @@ def _scalar(loss: Any) -> Tensor:
     return loss
 
 
-def _no_outputs() -> StateError:
-    return StateError("a whole_loss hides the model's output; give a loss(output, target).")
+def _require_tensor(target: Any, batch: Batch) -> None:
+    """Reject targets of a registered loss that are not one tensor."""
+    if not isinstance(target, Tensor):
+        raise ArgumentTypeError(
+            f"this loss compares the output with one tensor of targets, got {describe_batch(batch)}"
+            "; name it 'labels' in a dictionary, put several batches in a list, and for other "
+            "targets give a callable loss(output, target)."
+        )

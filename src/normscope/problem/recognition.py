@@ -44,7 +44,7 @@ class KnownLoss:
     smoothing: float = 0.0
 
 
-def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None:
+def known_loss(loss: object, output: Any, target: Any) -> KnownLoss | None:
     """Return the closed form of a loss at an output, or None.
 
     Known are cross-entropy with class labels and squared errors, as functions or modules of torch
@@ -62,6 +62,8 @@ def known_loss(loss: object, output: Tensor, target: Tensor) -> KnownLoss | None
     >>> known_loss(nn.MSELoss(), torch.zeros(2, 3), torch.zeros(2, 3)).scale  # of six squares
     0.3333333333333333
     """
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+        return None
     reduction = getattr(loss, "reduction", "mean")
     if is_cross_entropy(loss) and is_unweighted(loss) and _are_labels(output, target):
         scale = 1.0 if reduction == "sum" else 1 / target.numel()
@@ -143,7 +145,7 @@ def ignored_label(loss: object) -> int | None:
     return None if options is None else options.get("ignore_index")
 
 
-def batch_weight(loss: object, target: Tensor) -> float | None:
+def batch_weight(loss: object, target: Any) -> float | None:
     r"""Return the weight w of one batch in the mean loss L over several.
 
     .. math:: L = \sum_b w_b L_b \Big/ \sum_b w_b
@@ -156,13 +158,16 @@ def batch_weight(loss: object, target: Tensor) -> float | None:
         target: the batch's targets.
 
     Returns:
-        The weight; None if the loss is a sum, or custom, so that its weights are unknown.
+        The weight; None if the loss is a sum, or custom, or its targets are not one tensor, so that
+        its weights are unknown.
 
     >>> import torch
     >>> loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))
     >>> batch_weight(loss, torch.tensor([0, 1, 1, -100]))
     7.0
     """
+    if not isinstance(target, Tensor):
+        return None
     if loss is squared_error or loss is cross_entropy:
         return float(len(target) if loss is squared_error else target.numel())
     options = _torch_options(loss)

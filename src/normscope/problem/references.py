@@ -53,7 +53,10 @@ def first_reached(values: Iterable[Tensor | None], parameters: Mapping[str, Tens
 
 
 def refuse_held_parameters(
-    output: Tensor | None, loss: Tensor, parameters: Mapping[str, Tensor]
+    output: Tensor | None,
+    loss: Tensor,
+    parameters: Mapping[str, Tensor],
+    user: str = "model or the loss",
 ) -> None:
     """Raise if a model that was evaluated at other values still used its own parameters.
 
@@ -64,6 +67,7 @@ def refuse_held_parameters(
         output: of the model; None if it is not known.
         loss: of that output.
         parameters: the model's own, by name.
+        user: who may use them, if the output is not known.
 
     Raises:
         StateError: if there is such a parameter; it is named.
@@ -71,8 +75,8 @@ def refuse_held_parameters(
     name = first_reached([loss, output], parameters)
     if name is None:
         return
-    by_model = output is None or first_reached([output], parameters) is not None
-    user = ("model or the loss" if output is None else "model") if by_model else "loss"
+    if output is not None:
+        user = "loss" if first_reached([output], parameters) is None else "model"
     raise StateError(
         f"the {user} uses the parameter {name!r} through a reference of its own, such as a list of "
         "parameters made before the call, which cannot be measured at other values; read it from "

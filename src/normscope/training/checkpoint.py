@@ -257,9 +257,9 @@ def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[s
     ]
 
 
-def _describe_loss(loss: Loss | WholeLoss | str) -> str:
+def _describe_loss(loss: Loss | WholeLoss | str | None) -> str:
     if isinstance(loss, WholeLoss):
-        return f"whole_loss {_describe_loss(loss.function)}"
+        return f"whole_loss {' '.join(map(_describe_loss, loss.parts))}"
     if not isinstance(loss, nn.Module):
         return getattr(loss, "__qualname__", None) or _one_line_repr(loss)
     options = [  # the reprs of torch's losses omit them

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
-from normscope.problem.batch import copy_batch, sample_count, split_batch
+from normscope.problem.batch import Batch, batch_count, copy_batch, has_samples, split_batch
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss import Loss, WholeLoss, accuracy, loss_modules
 from normscope.problem.parameters import check_initialized
@@ -46,7 +47,7 @@ class Evaluation(_Scores, Rendered):
 @interrupt_safe
 def evaluate(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     data: Data,
     statistics: Statistics = "running",
     *,
@@ -59,15 +60,17 @@ def evaluate(
     in which class weights count and ignored labels do not. A custom loss is called on two batches
     together, and summed or averaged over samples accordingly. If it is neither (it ignores some
     samples, or compares them with each other), the value is the mean over batches, each weighted by
-    its number of samples, as with a `whole_loss`. In all other cases, except with the statistics of
-    each batch, the batch size does not matter.
+    its number of samples, as with a `whole_loss` and with the loss that the model itself returns.
+    In all other cases, except with the statistics of each batch, the batch size does not matter.
 
     The model does not change: parameters, buffers, attributes, training flags, RNG states.
 
     Args:
         model: any model.
-        loss: called as ``loss(output, target)``, a registered name, or a `whole_loss`.
-        data: one batch, a list of batches or a DataLoader; usually the test split.
+        loss: called as ``loss(output, target)``, a registered name, a `whole_loss`, or None for the
+            loss that the model itself returns.
+        data: one batch, a list of batches or a DataLoader; usually the test split. A batch whose
+            rows are not samples, such as a graph, is not cut.
         statistics: what batch normalization uses: its ``"running"`` averages; the
             ``"population"`` statistics of ``train_data``; or those of each ``"batch"``, as in
             training (a noisy layer then adds its noise, too).
@@ -77,7 +80,8 @@ def evaluate(
 
     Returns:
         The loss and the accuracy; of the labels only those count that are among the model's
-        classes and that the loss does not ignore. The accuracy is None if there are none.
+        classes and that the loss does not ignore. The accuracy is None if there are none, and for
+        a structured output without ``logits`` (samples, classes).
 
     Raises:
         ArgumentTypeError: if the batch size is not an integer.
@@ -112,7 +116,7 @@ def evaluate(
     ):
         if train_data is not None:
             is_one_batch = Problem(model, loss, train_data).is_one_batch
-            batches = split_batch(train_data, batch_size) if is_one_batch else train_data
+            batches = _pieces(train_data, batch_size) if is_one_batch else train_data
             population_statistics(model, batches)
         model.eval()
         for module in model.modules() if statistics == "batch" else ():
@@ -124,15 +128,28 @@ def evaluate(
 def _evaluate_batches(problem: Problem, batch_size: int) -> Evaluation:
     total, labels = LossTotal(problem), _Labels(ignored_label(problem.loss))
     for whole in problem.batches():
-        for batch in split_batch(whole, batch_size) if problem.is_one_batch else [whole]:
+        for batch in _pieces(whole, batch_size) if problem.is_one_batch else [whole]:
             copied = copy_batch(batch)  # which the model may overwrite
             if problem.has_outputs:
-                output = problem.output_on(copied)
-                labels.add(output, batch[1])
-                total.add_output(output, batch[1])
+                output, target = problem.output_on(copied), problem.target_of(batch)
+                labels.add(_class_scores(output), target)
+                total.add_output(output, target, batch_count(batch))
             else:
-                total.add(problem.loss_on(copied).item(), sample_count(batch))
+                total.add(problem.loss_on(copied).item(), batch_count(batch))
     return Evaluation(total.value(), labels.accuracy())
+
+
+def _pieces(batch: Batch, size: int) -> list[Batch]:
+    """Return the pieces of a batch; the whole if its rows are not samples."""
+    return split_batch(batch, size) if has_samples(batch) else [batch]
+
+
+def _class_scores(output: Any) -> Any:
+    """Return the output, or the ``logits`` of a structured one."""
+    if isinstance(output, Tensor):
+        return output
+    named = output if isinstance(output, Mapping) else {}
+    return named.get("logits", getattr(output, "logits", None))
 
 
 class _Labels:
@@ -145,9 +162,11 @@ class _Labels:
     def __init__(self, ignored: int | None) -> None:
         self._ignored, self._correct, self._count = ignored, 0, 0
 
-    def add(self, output: Tensor, target: Tensor) -> None:
-        """Count the labels of one batch; other targets have none."""
-        if output.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+    def add(self, output: Any, target: Any) -> None:
+        """Count the labels of one batch; other outputs and targets have none."""
+        if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+            return
+        if output.dim() != 2 or target.shape != output.shape[:1] or target.is_floating_point():
             return
         counts = (target >= 0) & (target < output.shape[1])
         if self._ignored is not None:

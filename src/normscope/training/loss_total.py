@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.problem.batch import copy_batch, join_batches
 from normscope.problem.isolation import isolated
-from normscope.problem.loss import loss_modules
+from normscope.problem.loss import loss_modules, model_loss
+from normscope.problem.outputs import output_tensors, replace_tensors
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import batch_weight, is_sum, no_label_error
 from normscope.warn import warn
+
+_ROUNDING = torch.finfo(torch.float32).eps  # of outputs that are integers
 
 
 class LossTotal:
@@ -19,7 +24,8 @@ class LossTotal:
 
     Losses of torch are combined by their reduction, class weights and ignored labels. A custom
     loss is called on two batches together to find out whether it is a mean or a sum over samples.
-    A `whole_loss` is taken as a mean. For any other loss the mean is weighted by samples.
+    A `whole_loss` and the loss that a model itself returns are taken as means. For any other loss
+    the mean is weighted by samples.
 
     Args:
         problem: whose loss it is.
@@ -30,19 +36,19 @@ class LossTotal:
         self._modules = loss_modules(problem.loss, problem.model)
         self._sum, self._weighted, self._weights = 0.0, 0.0, 0.0
         self._may_be_mean, self._may_be_sum = not is_sum(problem.loss), True
-        self._before: tuple[Tensor, Tensor, float] | None = None
+        self._before: tuple[Any, Any, int, float] | None = None
 
     def add(self, loss: float, samples: int) -> None:
         """Add a batch whose outputs are not known: its loss is the mean over samples."""
         self._add(loss, samples)
 
-    def add_output(self, output: Tensor, target: Tensor) -> None:
-        """Add a batch by its output; neither tensor is changed."""
+    def add_output(self, output: Any, target: Any, samples: int) -> None:
+        """Add a batch by its output; neither output nor target is changed."""
         loss = self._loss(output, target)
         weight = batch_weight(self._problem.loss, target)
-        self._add(loss, len(target) if weight is None else weight)
-        if weight is None and self._may_be_mean:
-            self._try_with_last(output, target, loss)
+        self._add(loss, samples if weight is None else weight)
+        if weight is None and self._may_be_mean and self._problem.loss is not model_loss:
+            self._try_with_last(output, target, samples, loss)
 
     def value(self) -> float:
         """Return the loss over all batches.
@@ -71,25 +77,41 @@ class LossTotal:
             self._weighted += weight * loss
             self._weights += weight
 
-    def _loss(self, output: Tensor, target: Tensor) -> float:
+    def _loss(self, output: Any, target: Any) -> float:
         # copies, which a loss may overwrite
-        return self._problem.loss_of(output.clone(), target.clone()).item()
+        copied = replace_tensors(output, Tensor.clone)
+        return self._problem.loss_of(copied, copy_batch(target)).item()
 
-    def _try_with_last(self, output: Tensor, target: Tensor, loss: float) -> None:
+    def _try_with_last(self, output: Any, target: Any, samples: int, loss: float) -> None:
         """Compare the loss of this batch and the last one together with theirs alone."""
-        last, self._before = self._before, (output, target, loss)
+        last, self._before = self._before, (output, target, samples, loss)
         if last is None:
             return
         try:
             with isolated(nn.Module(), *self._modules):
-                both = self._loss(torch.cat([last[0], output]), torch.cat([last[1], target]))
+                outputs = _join_outputs(last[0], output)
+                both = self._loss(outputs, join_batches([last[1], target]))
         except Exception:  # other shapes than before, or a loss for one number of samples
             return
         if math.isnan(both):
             return
-        share = len(target) / (len(target) + len(last[1]))
-        mean, total = last[2] + share * (loss - last[2]), last[2] + loss
-        dtype = output.dtype if output.is_floating_point() else torch.float32
-        bound = torch.finfo(dtype).eps ** 0.5 * max(abs(both), abs(loss), abs(last[2]))
+        before, share = last[3], samples / (samples + last[2])
+        mean, total = before + share * (loss - before), before + loss
+        dtypes = [each.dtype for each in output_tensors(output) if each.is_floating_point()]
+        rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=_ROUNDING)
+        bound = rounding**0.5 * max(abs(both), abs(loss), abs(before))
         self._may_be_mean = self._may_be_mean and abs(mean - both) <= bound
         self._may_be_sum = self._may_be_sum and abs(total - both) <= bound
+
+
+def _join_outputs(one: Any, other: Any) -> Any:
+    """Return two outputs of one structure as one; their scalars, such as a loss, become NaN."""
+    others = iter(output_tensors(other))
+
+    def join(tensor: Tensor) -> Tensor:
+        following = next(others)
+        if tensor.dim() == 0:
+            return torch.full_like(tensor, math.nan)
+        return torch.cat([tensor, following])
+
+    return replace_tensors(one, join)

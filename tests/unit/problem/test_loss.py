@@ -21,8 +21,9 @@ from normscope.problem import (
     loss_modules,
     squared_error,
     stateless_loss,
+    whole_loss,
 )
-from normscope.problem.loss import check_probabilities
+from normscope.problem.loss import call_loss, check_probabilities
 
 SAMPLES, CLASSES = 7, 5
 LABELS = torch.tensor([0, 4, 2, 2, 1, 3, 0])
@@ -48,8 +49,8 @@ def log_softmax(output):
     return output - output.exp().sum(dim=1, keepdim=True).log()
 
 
-def test_losses_registry_holds_both_by_name():
-    assert list(LOSSES) == ["cross_entropy", "squared_error"]
+def test_losses_registry_holds_all_by_name():
+    assert list(LOSSES) == ["cross_entropy", "model", "squared_error"]
     assert LOSSES["squared_error"] is squared_error
     with pytest.raises(UnknownNameError, match="cross_entropy"):
         LOSSES["cross_entropie"]
@@ -203,12 +204,47 @@ def test_check_probabilities_refuses_other_values(row):
         check_probabilities(torch.tensor([[0.5, 0.5], row]))
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, squared_error])
-@pytest.mark.parametrize("output", [{"logits": torch.zeros(2, 3)}, (torch.zeros(2, 3),)])
-def test_output_that_is_no_tensor_is_refused_in_a_sentence(loss, output):
-    said = f"^the model.s output must be a tensor, got {type(output).__name__}; select one in a"
-    with pytest.raises(ArgumentTypeError, match=said):
-        loss(output, torch.tensor([0, 1]))
+@pytest.mark.parametrize(
+    "loss",
+    [cross_entropy, squared_error, nn.CrossEntropyLoss(), nn.functional.mse_loss],
+    ids=["cross_entropy", "squared_error", "module", "function"],
+)
+@pytest.mark.parametrize(
+    ("output", "got"),
+    [({"logits": torch.zeros(2, 3)}, "a dict of logits"), ((torch.zeros(2, 3),), "a tuple of 1")],
+)
+def test_output_that_is_no_tensor_is_refused_with_two_remedies(loss, output, got):
+    said = rf"^the model.s output must be a tensor for this loss, got {got}; use loss='model' .*\.$"
+    with pytest.raises(ArgumentTypeError, match=said) as caught:
+        call_loss(loss, output, torch.tensor([0, 1]))
+    assert "a callable that selects a tensor" in str(caught.value)
+
+
+@pytest.mark.parametrize("output", [torch.zeros(2), {"logits": torch.zeros(2)}, {"loss": None}, 3])
+def test_loss_of_the_model_refuses_an_output_without_one(output):
+    with pytest.raises(ArgumentTypeError, match=r"output\.loss or output\['loss'\], got a"):
+        LOSSES["model"](output, None)
+
+
+def test_whole_loss_takes_exactly_one_form():
+    def whole(model, batch):
+        return model(batch)
+
+    def loss(outputs, batch):
+        return outputs.sum()
+
+    for wrong in [
+        {},
+        {"outputs": whole},
+        {"loss": loss},
+        {"function": whole, "outputs": whole, "loss": loss},
+        {"function": 3},
+        {"outputs": whole, "loss": 3},
+    ]:
+        with pytest.raises(ArgumentTypeError, match="whole_loss takes"):
+            whole_loss(**wrong)
+    assert whole_loss(whole).parts == (whole,)
+    assert whole_loss(outputs=whole, loss=loss).parts == (whole, loss)
 
 
 SCORES, KNOWN_LABELS = torch.zeros(4, 3), torch.tensor([0, 2, 1, 2])

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TypeAlias
-
-from torch import Tensor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from normscope.curvature.chains import ChainJacobian, chain_jacobian
 from normscope.curvature.jacobian import GraphJacobian, Jacobian
@@ -21,13 +19,14 @@ from normscope.curvature.products import BatchCurvature
 from normscope.errors import StateError
 from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluation, Evaluator
-from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.loss import Loss
+from normscope.problem.outputs import PackedOutput
 from normscope.registry import Registry
 
 __all__ = ["KINDS", "BatchPoint", "Kind", "matrix_name", "no_dependence_error"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchPoint:
     """A model and a loss on one batch, at fixed parameters.
 
@@ -35,29 +34,38 @@ class BatchPoint:
         evaluator: evaluates the model without changing it.
         batch: on the model's device.
         number: the batch's number, which fixes its random draws.
+
+    Attributes:
+        packed: after `jacobian`, how a structured output became its ``output``; None for a tensor.
     """
 
     evaluator: Evaluator
     batch: Batch
     number: int = 0
+    packed: PackedOutput | None = field(default=None, init=False)
 
     @property
     def loss(self) -> Loss:
-        """The loss, called as ``loss(output, target)``.
+        """The loss, called as ``loss(output, target)``; of a structured output, as one tensor.
 
         Raises:
-            StateError: if the problem has a `whole_loss`.
+            StateError: if a `whole_loss` hides the output, or the model computes the loss itself.
         """
-        loss = self.evaluator.problem.loss
         self._require_outputs()
-        assert not isinstance(loss, str | WholeLoss)
-        return loss
+        loss, packed = self.evaluator.problem.output_loss, self.packed
+        if packed is None:
+            return loss
+        if packed.inner_loss is not None:
+            raise StateError(
+                "the model computes its loss itself, which is not known at other outputs; give "
+                "whole_loss(outputs=..., loss=...)."
+            )
+        return lambda output, target: loss(packed.unpack(output), target)
 
     @property
-    def target(self) -> Tensor:
-        """The batch's targets."""
-        target: Tensor = self.batch[1]
-        return target
+    def target(self) -> Any:
+        """The batch's targets; with a `whole_loss` the batch itself."""
+        return self.evaluator.problem.target_of(self.batch)
 
     def context(self) -> AbstractContextManager[None]:
         """Isolate the model and fix its random draws; open it while the model or the loss runs."""
@@ -71,16 +79,19 @@ class BatchPoint:
         """Return the Jacobian of the outputs in the parameters.
 
         Raises:
-            StateError: if the problem has a `whole_loss`, or the output does not depend on the
-                parameters.
+            StateError: if a `whole_loss` hides the output, if the output does not depend on the
+                parameters, or if a structured one has no tensors that the loss depends on alone.
         """
         self._require_outputs()
         chain = self.chain()
         if chain is not None:
             return chain
         evaluation = self.evaluator(self.batch, self.number, differentiates_loss=False)
+        if evaluation.refusal is not None:
+            raise evaluation.refusal
         if evaluation.output is None or not evaluation.output.requires_grad:
             raise no_dependence_error()
+        self.packed = evaluation.packed
         return GraphJacobian(self.evaluator, evaluation, self.batch, self.number)
 
     def chain(self, curved: bool = False) -> ChainJacobian | None:
@@ -90,11 +101,12 @@ class BatchPoint:
             curved: whether second derivatives are needed.
         """
         evaluator = self.evaluator
-        if not evaluator.problem.has_outputs:
+        inputs = evaluator.problem.single_input(self.batch)
+        if inputs is None:
             return None
         chain = chain_jacobian(
             evaluator.problem.model,
-            self.batch[0],
+            inputs,
             mode=evaluator.mode,
             flags=evaluator.flags,
             layout=evaluator.layout,
@@ -108,8 +120,9 @@ class BatchPoint:
     def _require_outputs(self) -> None:
         if not self.evaluator.problem.has_outputs:
             raise StateError(
-                "this kind of curvature needs the model's output, which a whole_loss does not "
-                "show; give a loss(output, target), or use kind='hessian'."
+                "this kind of curvature needs the model's output, which a whole_loss of one "
+                "function does not show; give a loss(output, target), or whole_loss(outputs=..., "
+                "loss=...), or use kind='hessian'."
             )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from normscope.curvature.jacobian import Jacobian
 from normscope.curvature.kinds import KINDS, BatchPoint
-from normscope.curvature.output_hessian import ScaledIdentity, output_hessian
+from normscope.curvature.output_hessian import InnerHessian, ScaledIdentity, output_hessian
 from normscope.curvature.products import GaussNewtonProduct
-from normscope.errors import StateError
+from normscope.errors import ShapeError, StateError
+from normscope.problem.batch import batch_count, has_samples
 
 
 @KINDS.register
@@ -17,7 +21,21 @@ def fisher(at: BatchPoint) -> GaussNewtonProduct:
     Reference: wei2018, Eq. (10).
     """
     jacobian = at.jacobian()
-    return GaussNewtonProduct(jacobian, ScaledIdentity(1 / len(jacobian.output)))
+    return GaussNewtonProduct(jacobian, ScaledIdentity(1 / _samples(at, jacobian)))
+
+
+def _samples(at: BatchPoint, jacobian: Jacobian) -> int:
+    """Return m: the samples or graphs of the batch, or the rows of both output and targets."""
+    if has_samples(at.batch) or getattr(at.batch, "num_graphs", 1) > 1:
+        return batch_count(at.batch)
+    output, target = jacobian.output, at.target
+    rows_agree = isinstance(target, Tensor) and target.dim() > 0 and len(target) == len(output)
+    if at.packed is None and rows_agree:
+        return len(output)
+    raise ShapeError(
+        "the Fisher matrix is a mean over samples, but the tensors of the batch have different "
+        "numbers of rows; use kind='ggn' or 'hessian', which need no samples."
+    )
 
 
 @KINDS.register
@@ -29,6 +47,8 @@ def ggn(at: BatchPoint) -> GaussNewtonProduct:
     jacobian = at.jacobian()
     _require_loss_of_output(at)
     with at.context():  # a loss may draw random numbers
+        if at.packed is not None and at.packed.inner_loss is not None:
+            return GaussNewtonProduct(jacobian, InnerHessian(at.packed, at.packed.inner_loss))
         metric = output_hessian(at.loss, jacobian.output, at.target)
     return GaussNewtonProduct(jacobian, metric)
 
