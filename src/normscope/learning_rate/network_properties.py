@@ -136,13 +136,14 @@ def _few_samples(problem: Problem, batch: Batch, seed: int, mode: str) -> Batch:
 
 
 def _response(evaluator: Evaluator, batch: Batch) -> Tensor:
-    """Return the output's tensors as one, or the loss if a `whole_loss` hides the output."""
+    """Return the output's tensors as one; the loss if a `whole_loss` or an object hides them."""
+    problem, found = evaluator.problem, []
     leaves = tuple(evaluator.point[name] for name in evaluator.layout.names)
     with evaluator.isolated(leaves), torch.no_grad():
-        if not evaluator.problem.has_outputs:
-            return evaluator.problem.loss_on(copy_batch(batch)).double()
-        found = output_tensors(evaluator.problem.output_on(copy_batch(batch)))
-        return torch.cat([each.double().flatten() for each in found if each.is_floating_point()])
+        if problem.has_outputs:
+            found = output_tensors(problem.output_on(copy_batch(batch)))
+        real = [each.double().flatten() for each in found if each.is_floating_point()]
+        return torch.cat(real) if real else problem.loss_on(copy_batch(batch)).double()
 
 
 def gradient_growth(

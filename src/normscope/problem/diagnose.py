@@ -263,8 +263,9 @@ def _index_error(title: str, message: str, shapes: str) -> MisfitError:
     """Return the error for an index beyond a tensor: a wrong token, or a graph that was cut."""
     return MisfitError(
         f"the data does not fit the model: {title} uses an index that is not there ({message}), "
-        f"from a batch of shape {shapes}; check the indices in the data, and leave the batch size "
-        "out if the rows of the batch are not samples, such as the nodes of a graph."
+        f"from a batch of shape {shapes}; check the indices in the data, and if the rows of the "
+        "batch are not samples, such as the nodes of a graph, give it whole, in a list, without a "
+        "batch size."
     )
 
 

@@ -18,6 +18,7 @@ from torch.autograd.graph import Node
 
 from normscope.errors import StateError
 from normscope.problem.diagnose import check_finite, no_gradient_error
+from normscope.problem.references import first_reached
 
 
 def replace_tensors(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -147,7 +148,7 @@ def pack_output(
         StateError: if the loss does not depend on the output, or not on the output alone.
     """
     tensors = output_tensors(output)
-    positions, is_inner = _positions_read(output, tensors, loss_of)
+    positions, is_inner = _positions_read(output, tensors, loss_of, leaves)
     inner_nodes: frozenset[Node] = frozenset()
     if is_inner:
         positions, inner_nodes = _positions_before(loss, tensors, leaves)
@@ -173,11 +174,15 @@ def pack_output(
 
 
 def _positions_read(
-    output: Any, tensors: Sequence[Tensor], loss_of: Callable[[Any], Tensor]
+    output: Any,
+    tensors: Sequence[Tensor],
+    loss_of: Callable[[Any], Tensor],
+    leaves: Mapping[str, Tensor],
 ) -> tuple[list[int], bool]:
     """Return the tensors that the loss gets a gradient from, and whether it is linear in a scalar.
 
-    The loss runs on copies without the model's graph.
+    The loss runs on copies without the model's graph. If it still depends on a parameter, it reads
+    that otherwise, or a tensor inside an object that is not copied.
     """
     copies: list[Tensor] = []
 
@@ -189,6 +194,13 @@ def _positions_read(
         return copied.clone()  # a loss may overwrite it
 
     value = loss_of(replace_tensors(output, copy_of))
+    name = first_reached([value], leaves)
+    if name is not None:
+        raise StateError(
+            f"the loss uses the parameter {name!r} beside the tensors that the model returns in "
+            "tuples, lists, mappings and dataclasses, which a Gauss-Newton or Fisher matrix does "
+            "not include; return them so, or use kind='hessian'."
+        )
     if not value.requires_grad:
         raise no_gradient_error()
     real = [k for k, copied in enumerate(copies) if copied.requires_grad]

@@ -262,9 +262,46 @@ def test_loss_that_uses_parameters_beside_a_structured_output_is_refused():
         return heads_loss(output, target) + model.stem.weight.square().sum()
 
     batch = (X, labels(3, 5))
-    with pytest.raises(StateError, match=r"'stem.weight' beside the model's output"):
-        ns.curvature.operator(model, penalized, batch, kind="ggn")
+    for kind in ("ggn", "fisher"):
+        with pytest.raises(StateError, match=r"'stem.weight' beside the tensors"):
+            ns.curvature.operator(model, penalized, batch, kind=kind)
     ns.curvature.operator(model, penalized, batch, kind="hessian")
+
+
+class Distribution(nn.Linear):
+    """Returns an object whose tensors are not known."""
+
+    def forward(self, x):
+        mean, log_scale = super().forward(x).chunk(2, dim=1)
+        return torch.distributions.Normal(mean, log_scale.exp())
+
+
+def test_object_as_an_output_has_the_hessian_and_a_learning_rate():
+    def loss(output, target):
+        return 5 - output.log_prob(target).mean()
+
+    model, batch = make(Distribution, 4, 4), (X, drawn(5, 2))
+    for kind in ("ggn", "fisher"):
+        with pytest.raises(StateError, match="tuples, lists, mappings and dataclasses"):
+            ns.curvature.operator(model, loss, batch, kind=kind)
+    point = torch.cat([p.detach().flatten() for p in model.parameters()])
+    expected = hessian(lambda vector: loss(at(model, vector, X), batch[1]))(point)
+    assert largest_error(ns.curvature.dense(model, loss, batch, kind="hessian"), expected) < 1e-8
+    advice = ns.max_learning_rate(model, loss, batch, verify=False)
+    assert advice.curvature.kind == "hessian"
+
+
+@pytest.mark.parametrize("stop", ["residual", "value"])
+def test_search_that_starts_on_a_part_of_the_samples_finds_the_same(stop):
+    model, x, target = make(ThreeHeads), drawn(128, 4), labels(3, 128)
+    expected = dense_matrices(
+        model, lambda v: list(at(model, v, x)), lambda out: heads_loss(out, target), 128
+    )
+    for kind in KINDS:
+        top = ns.curvature.top_eigenvalue(
+            model, heads_loss, (x, target), kind=kind, tol=1e-5, stop=stop
+        )
+        assert top.value == pytest.approx(float(torch.linalg.eigvalsh(expected[kind])[-1]))
 
 
 def test_loss_that_does_not_read_the_output_is_refused():

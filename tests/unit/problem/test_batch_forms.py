@@ -203,7 +203,7 @@ def test_model_that_keeps_its_graph_is_not_cut():
         assert top.value == pytest.approx(float(torch.linalg.eigvalsh(expected[kind])[-1]))
     advice = ns.max_learning_rate(model, "cross_entropy", (x, y), verify=False)
     assert advice.predicted > 0
-    with pytest.raises(MisfitError, match="leave the batch size out") as caught:
+    with pytest.raises(MisfitError, match="give it whole, in a list") as caught:
         ns.max_learning_rate(model, "cross_entropy", (x, y), batch_size=20, verify=False)
     assert "\n" not in str(caught.value)
 
