@@ -16,7 +16,7 @@ from torch.nn import functional
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.stability import STEPS, growth_limit
 from normscope.learning_rate.update_rule import RuleSteps, UpdateRule
-from normscope.problem.loss import loss_modules, stateless_loss
+from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import known_loss
 from normscope.training.loop import has_diverged

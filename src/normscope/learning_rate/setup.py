@@ -15,7 +15,7 @@ from normscope.errors import InputError, StateError
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.flags import warn_of_flags
 from normscope.problem.isolation import RandomGenerators, isolated
-from normscope.problem.loss import loss_modules
+from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source

@@ -15,7 +15,7 @@ from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, copy_batch, map_tensors
 from normscope.problem.global_state import uncached_autocast
 from normscope.problem.isolation import Isolation, isolated
-from normscope.problem.loss import loss_modules, stateless_loss
+from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.problem.references import refuse_held_parameters

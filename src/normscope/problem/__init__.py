@@ -23,11 +23,10 @@ from normscope.problem.loss import (
     WholeLoss,
     accuracy,
     cross_entropy,
-    loss_modules,
     squared_error,
-    stateless_loss,
     whole_loss,
 )
+from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.model_call import check_pair
 from normscope.problem.modes import MODES, in_mode, is_batch_norm
 from normscope.problem.parameters import ParameterLayout, Parameters, parameter_layout

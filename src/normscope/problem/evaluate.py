@@ -16,7 +16,7 @@ from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, batch_count, copy_batch, has_samples, sample_count
 from normscope.problem.diagnose import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
-from normscope.problem.loss import loss_modules
+from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode, training_flags
 from normscope.problem.outputs import (
     PackedOutput,

@@ -14,7 +14,8 @@ from normscope.layers.kinds import is_batch_norm, is_lp_norm
 from normscope.layers.population import population_statistics
 from normscope.problem.batch import Batch, batch_count, copy_batch, has_samples, split_batch
 from normscope.problem.isolation import RandomGenerators, isolated
-from normscope.problem.loss import Loss, WholeLoss, accuracy, loss_modules
+from normscope.problem.loss import Loss, WholeLoss, accuracy
+from normscope.problem.loss_state import loss_modules
 from normscope.problem.parameters import check_initialized
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import ignored_label

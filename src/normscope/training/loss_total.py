@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from normscope.problem.batch import copy_batch, join_batches
 from normscope.problem.isolation import isolated
-from normscope.problem.loss import loss_modules, model_loss
+from normscope.problem.loss import model_loss
+from normscope.problem.loss_state import loss_modules
 from normscope.problem.outputs import output_tensors, replace_tensors
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import batch_weight, is_sum, no_label_error
