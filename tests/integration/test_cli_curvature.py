@@ -284,3 +284,47 @@ def test_bad_sample_is_told_by_its_number_in_the_users_data(
     arguments = ["spoilt_net.py:build", "--data", f"spoilt_net.py:{data}", *asked]
     assert main(["curvature", *arguments]) == 2
     assert f"The first such sample is {told}, counted from 0." in capsys.readouterr().err
+
+
+OTHER_FORMS = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 6), nn.Linear(6, 7)
+    def forward(self, tokens, labels=None):
+        logits = self.head(torch.tanh(self.embed(tokens)))
+        return {"loss": cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 2)
+    def forward(self, x, edges):
+        x = torch.tanh(self.first(x))
+        return self.second(x.index_add(0, edges[1], x[edges[0]]))
+def tokens():
+    drawn = torch.randint(7, (40, 3))
+    return {"tokens": drawn, "labels": drawn}
+def graph(): return torch.randn(9, 4), torch.randint(9, (2, 20)), torch.randint(2, (9,))
+"""
+
+
+def test_dictionaries_and_graphs_from_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forms.py").write_text(OTHER_FORMS, encoding="utf-8")
+    language = ["forms.py:Language", "--data", "forms.py:tokens", "--loss", "model"]
+    graph = ["forms.py:Graph", "--data", "forms.py:graph"]
+    for asked, samples in ([*language, "--batch-size", "8"], 8), (graph, 1):
+        assert main(["curvature", *asked, "--kind", "ggn", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["converged"]
+        assert found["batch_size"] == samples
+        assert main(["lr", *asked, "--no-verify", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["recommended"] > 0
+    for command in ("curvature", "lr"):
+        assert main([command, *graph, "--batch-size", "3"]) == 2
+        error = capsys.readouterr().err
+        assert "one row per sample" in error
+        assert error.count("\n") == 1

@@ -1,15 +1,15 @@
 """How a batch becomes a call of the model: the one place that interprets the forms of batches.
 
-=====================================  ====================  ==========================
-batch                                  call                  target
-=====================================  ====================  ==========================
-``(x, y)``                             ``model(x)``          ``y``
-``((x1, x2), y)``                      ``model(x1, x2)``     ``y``
-``({"a": a, "b": b}, y)``              ``model(a=a, b=b)``   ``y``
-``(x1, x2, ..., y)``                   ``model(x1, x2, ...)`` ``y``
-a mapping                              ``model(**mapping)``  its ``labels``, or itself
-a graph of torch_geometric             ``model(graph)``      its ``y``, or itself
-=====================================  ====================  ==========================
+==========================  ======================  =========================
+batch                       call                    target
+==========================  ======================  =========================
+``(x, y)``                  ``model(x)``            ``y``
+``((x1, x2), y)``           ``model(x1, x2)``       ``y``
+``({"a": a, "b": b}, y)``   ``model(a=a, b=b)``     ``y``
+``(x1, x2, ..., y)``        ``model(x1, x2, ...)``  ``y``
+a mapping                   ``model(**mapping)``    its ``labels``, or itself
+a graph of torch_geometric  ``model(graph)``        its ``y``, or itself
+==========================  ======================  =========================
 """
 
 from __future__ import annotations
