@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from normscope.learning_rate import Comparison
 
-_NORMS = "Kinds of normalization, separated by commas; see normscope list norms."
+_NORMS = (
+    "Kinds of normalization, separated by commas; see normscope list norms. By default "
+    "none,batch,layer; for norm layers over tokens none,layer,rms,dyt."
+)
 _STEPS = "Steps of the training at half the limit, which --no-verify does not leave out."
-Norms = Annotated[str, opt.option("NORMS", _NORMS, "--norms")]
+Norms = Annotated[str | None, opt.option("NORMS", _NORMS, "--norms")]
 Steps = Annotated[int, opt.number(_STEPS, min=1)]
 
 _VERIFIED = """\
@@ -39,7 +42,7 @@ growth: of the squared gradient per layer, backwards."""
 def compare(
     model: opt.Model,
     data: opt.Data,
-    norms: Norms = "none,batch,layer",
+    norms: Norms = None,
     loss: opt.Loss = "cross_entropy",
     momentum: opt.Momentum = 0.0,
     nesterov: opt.Nesterov = False,
@@ -63,8 +66,8 @@ def compare(
     from normscope.cli.batches import note_conversion
     from normscope.cli.render import print_result
 
-    kinds = [kind.strip() for kind in norms.split(",") if kind.strip()]
-    sources.check_names(model, data, loss, *kinds)
+    kinds = None if norms is None else [each for part in norms.split(",") if (each := part.strip())]
+    sources.check_names(model, data, loss, *(kinds or ()))
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
     opt.check_mode(mode)

@@ -57,7 +57,7 @@ activation_moments covariate_shift curvature effective_smoothness gradient_norms
 gradient_predictiveness loss_variation statistics_gap
 """
 _MODELS = "conv_net deep_linear fully_connected preact_resnet18 vgg vgg16"
-_NORMS = "batch group l1 l2 layer linf noisy none"
+_NORMS = "batch dyt group instance l1 l2 layer linf noisy none rms"
 _THEOREMS = "fact_c1 fact_c2 lemma_4_5 theorem_4_1 theorem_4_2 theorem_4_4 theorem_c1"
 
 KINDS = {

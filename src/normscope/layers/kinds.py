@@ -17,6 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normscope.layers.detect import positionwise_norm, weight_norm_of
 from normscope.layers.lp_norm import LpNorm1d, LpNorm2d, LpNorm3d
 from normscope.layers.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d
 from normscope.problem.modes import is_batch_norm as is_batch_norm
@@ -30,13 +31,13 @@ Matches = Callable[[nn.Module], bool]
 _BATCH_NORMS = (BatchNorm1d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
 _NOISY_NORMS = (NoisyBatchNorm1d, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d)
 _LP_NORMS = (LpNorm1d, LpNorm1d, LpNorm2d, LpNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _RUNNING = ("momentum", "track_running_stats")
 _BATCH_OPTIONS = ("eps", "affine", "bias", "process_group", *_RUNNING)
 _LP_OPTIONS = ("eps", "affine", "centred", *_RUNNING)
 _SAMPLE_OPTIONS = ("eps", "affine", "bias")
 
-_UNNAMED_NORMS = (nn.RMSNorm, _InstanceNorm)
 _FEWEST_UNITS = 4  # per group of a vector
 
 
@@ -50,6 +51,9 @@ class NormKind:
         options: names of the options that ``make`` takes, besides device and dtype.
         layers: classes that only normalize, so that another layer can replace them.
         summary: one line of description.
+        features_last: whether the layer for vectors also takes (..., features), and treats each
+            position by itself.
+        channelwise: whether a channel is treated without the others.
     """
 
     make: NormFactory
@@ -57,6 +61,8 @@ class NormKind:
     options: tuple[str, ...]
     layers: tuple[type[nn.Module], ...]
     summary: str
+    features_last: bool = False
+    channelwise: bool = False
 
     def __call__(self, num_features: int, dimensions: int, **options: Any) -> nn.Module:
         """Make a layer."""
@@ -72,6 +78,8 @@ def norm_kind(
     *layers: type[nn.Module],
     matches: Matches | None = None,
     options: Sequence[str] | None = None,
+    features_last: bool = False,
+    channelwise: bool = False,
 ) -> Callable[[NormFactory], NormFactory]:
     """Return a decorator that registers a factory as a kind of normalization.
 
@@ -80,6 +88,9 @@ def norm_kind(
         *layers: the classes of its layers.
         matches: whether a module is of this kind; by default, whether it is of these classes.
         options: options that the factory takes; by default its keyword parameters.
+        features_last: whether the layer for vectors also takes (..., features), and treats each
+            position by itself.
+        channelwise: whether a channel is treated without the others.
 
     Returns:
         The decorator, which returns the factory unchanged.
@@ -92,7 +103,8 @@ def norm_kind(
         named = [*inspect.signature(factory).parameters][2:] if options is None else options
         test = matches or (lambda module: isinstance(module, layers))
         summary = (factory.__doc__ or "").strip().partition("\n")[0]
-        NORMS.register(name=name)(NormKind(factory, test, tuple(named), layers, summary))
+        flags = features_last, channelwise
+        NORMS.register(name=name)(NormKind(factory, test, tuple(named), layers, summary, *flags))
         return factory
 
     return register
@@ -107,18 +119,28 @@ class NoNorm(nn.Identity):
     Args:
         num_features: channels of the input.
         dimensions: spatial dimensions of the input, 0 for vectors.
+        feature_axis: axis of the features, -1 or 1, if a norm layer here treats each position by
+            itself, as in a transformer; None for (batch, channels, *positions).
         **options: options of a norm layer at this position, e.g. ``eps``.
     """
 
-    def __init__(self, num_features: int, dimensions: int, **options: Any) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        dimensions: int,
+        feature_axis: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         self.num_features = num_features
         self.dimensions = dimensions
+        self.feature_axis = feature_axis
         self.options = options
 
     def extra_repr(self) -> str:
         """Return the arguments, for the printed module."""
-        return f"{self.num_features}, dimensions={self.dimensions}"
+        axis = "" if self.feature_axis is None else f", feature_axis={self.feature_axis}"
+        return f"{self.num_features}, dimensions={self.dimensions}{axis}"
 
 
 def normalization(
@@ -127,20 +149,22 @@ def normalization(
     """Make a norm layer of the given kind, with scale ``gamma`` and shift 0.
 
     Args:
-        kind: a name in ``NORMS``: none, batch, noisy, l1, l2, linf, layer or group.
+        kind: a name in ``NORMS``: none, batch, noisy, l1, l2, linf, layer, group, rms, instance or
+            dyt.
         num_features: channels of the input, which is (batch, channels, *positions).
         dimensions: spatial dimensions of the input: 0 for vectors, else 1, 2 or 3.
         gamma: initial value of the scale (``weight``); no effect for kind none.
-        **options: passed to the layer. All kinds take ``eps``, ``affine``, ``device``, ``dtype``;
-            batch, noisy, l1, l2 and linf also ``momentum`` and ``track_running_stats``.
+        **options: passed to the layer. All kinds take ``affine``, ``device``, ``dtype`` and, except
+            dyt, ``eps``; batch, noisy, l1, l2 and linf also ``momentum`` and
+            ``track_running_stats``.
 
     Returns:
         The layer; for kind none a :class:`NoNorm`, which is an ``nn.Identity``.
 
     Raises:
         UnknownNameError: if there is no such kind.
-        InputError: if ``dimensions`` is not 0, 1, 2 or 3, or gamma is given for a layer without
-            a scale.
+        InputError: if ``dimensions`` is not 0, 1, 2 or 3, if gamma is given for a layer without
+            a scale, or if the kind is instance and there are no spatial dimensions.
         ArgumentTypeError: if the kind does not take one of the options.
 
     >>> normalization("group", 48, 2, gamma=0.5).num_groups
@@ -189,8 +213,8 @@ def is_norm(module: nn.Module) -> bool:
         module: any module.
 
     Returns:
-        True for batch, l_p, layer, group, instance and RMS normalization and for registered kinds;
-        False for a :class:`NoNorm`.
+        True for l_p normalization and for every registered kind; False for a :class:`NoNorm`, and
+        for a layer whose weights are normalized (weight norm, spectral norm).
 
     Raises:
         StateError: if it is a lazy layer that does not know its channels yet.
@@ -198,47 +222,63 @@ def is_norm(module: nn.Module) -> bool:
     >>> is_norm(nn.LayerNorm(3)), is_norm(nn.Linear(3, 3)), is_norm(NoNorm(3, 0))
     (True, False, False)
     """
-    if isinstance(module, _UNNAMED_NORMS):
-        refuse_lazy(module)
-        return True
-    return is_lp_norm(module) or kind_of(module) not in (None, "none")
+    return is_lp_norm(module) or _registered_kind(module) not in (None, "none")
 
 
 def kind_of(module: nn.Module) -> str | None:
     """Return the kind of normalization of a module, as its name in ``NORMS``.
 
+    Layer and RMS normalization of other libraries are recognized by what they compute.
+
     Args:
         module: any module.
 
     Returns:
-        The name; None if the module does not normalize or its kind has no name here (instance and
-        RMS normalization, l_p for other p). GroupNorm with one group is layer normalization.
+        The name; "weight_norm" or "spectral_norm" for a layer whose weights are normalized so (by
+        ``torch.nn.utils``); None if the module does not normalize or its kind has no name here
+        (l_p for other p). GroupNorm with one group is layer normalization.
 
     Raises:
         StateError: if it is a lazy layer that does not know its channels yet.
 
     >>> kind_of(nn.BatchNorm2d(3)), kind_of(nn.GroupNorm(1, 4)), kind_of(nn.GroupNorm(2, 4))
     ('batch', 'layer', 'group')
+    >>> kind_of(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))
+    'spectral_norm'
     """
+    return _registered_kind(module) or weight_norm_of(module)
+
+
+def _registered_kind(module: nn.Module) -> str | None:
     return next((name for name in NORMS if NORMS[name].matches(module)), None)
 
 
-def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
+def norm_layers(model: nn.Module, weight_norms: bool = False) -> dict[str, nn.Module]:
     """Return the norm layers of a model by qualified name, in order of registration.
 
     Args:
         model: any module; it may be a norm layer itself, whose name is then "".
+        weight_norms: whether to include layers whose weights are normalized, by weight norm or
+            spectral norm.
 
     Returns:
-        Name to layer; a shared layer is listed once, under its first name.
+        Name to layer; a shared layer is listed once, under its first name. `kind_of` tells the
+        kind of each.
 
     Raises:
         StateError: if a lazy norm layer does not know its channels yet.
 
     >>> list(norm_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU())))
     ['1']
+    >>> net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)), nn.ReLU())
+    >>> {name: kind_of(layer) for name, layer in norm_layers(net, weight_norms=True).items()}
+    {'0': 'weight_norm'}
     """
-    return {name: module for name, module in model.named_modules() if is_norm(module)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if is_norm(module) or (weight_norms and weight_norm_of(module))
+    }
 
 
 def _is_lp(order: float) -> Matches:
@@ -248,10 +288,24 @@ def _is_lp(order: float) -> Matches:
 def _is_layer_norm(module: nn.Module) -> bool:
     if isinstance(module, nn.GroupNorm):
         return module.num_groups == 1
-    return isinstance(module, nn.LayerNorm)
+    found = positionwise_norm(module)
+    return isinstance(module, nn.LayerNorm) if found is None else found.kind == "layer"
 
 
-@norm_kind("none", NoNorm, options=(*_BATCH_OPTIONS, "centred"))
+def _is_instance_norm(module: nn.Module) -> bool:
+    if not isinstance(module, _InstanceNorm):
+        return False
+    refuse_lazy(module)
+    return True
+
+
+@norm_kind(
+    "none",
+    NoNorm,
+    options=(*_BATCH_OPTIONS, "centred", "shift"),
+    features_last=True,
+    channelwise=True,
+)
 def no_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """No normalization: the input passes through."""
     return NoNorm(num_features, dimensions, **options)
@@ -261,6 +315,7 @@ def no_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     "batch",
     matches=lambda module: is_batch_norm(module) and not isinstance(module, _NOISY_NORMS),
     options=_BATCH_OPTIONS,
+    channelwise=True,
 )
 def batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Batch normalization.
@@ -270,7 +325,7 @@ def batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _BATCH_NORMS[dimensions](num_features, **options)
 
 
-@norm_kind("noisy", *_NOISY_NORMS, options=_BATCH_OPTIONS)
+@norm_kind("noisy", *_NOISY_NORMS, options=_BATCH_OPTIONS, channelwise=True)
 def noisy_batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Batch normalization followed by noise that changes at every step.
 
@@ -279,7 +334,7 @@ def noisy_batch_norm(num_features: int, dimensions: int, **options: Any) -> nn.M
     return _NOISY_NORMS[dimensions](num_features, **options)
 
 
-@norm_kind("l1", matches=_is_lp(1), options=_LP_OPTIONS)
+@norm_kind("l1", matches=_is_lp(1), options=_LP_OPTIONS, channelwise=True)
 def l1_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Division by the batch average of the absolute value.
 
@@ -288,7 +343,7 @@ def l1_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=1, **options)
 
 
-@norm_kind("l2", matches=_is_lp(2), options=_LP_OPTIONS)
+@norm_kind("l2", matches=_is_lp(2), options=_LP_OPTIONS, channelwise=True)
 def l2_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Division by the root of the batch average of the square.
 
@@ -297,7 +352,7 @@ def l2_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=2, **options)
 
 
-@norm_kind("linf", matches=_is_lp(math.inf), options=_LP_OPTIONS)
+@norm_kind("linf", matches=_is_lp(math.inf), options=_LP_OPTIONS, channelwise=True)
 def linf_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Division by the largest absolute value in the batch.
 
@@ -306,7 +361,7 @@ def linf_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=math.inf, **options)
 
 
-@norm_kind("layer", matches=_is_layer_norm, options=_SAMPLE_OPTIONS)
+@norm_kind("layer", matches=_is_layer_norm, options=_SAMPLE_OPTIONS, features_last=True)
 def layer_norm(
     num_features: int, dimensions: int, affine: bool = True, **options: Any
 ) -> nn.Module:
@@ -330,6 +385,22 @@ def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     Reference: wu2018.
     """
     return nn.GroupNorm(group_count(num_features, dimensions), num_features, **options)
+
+
+@norm_kind("instance", matches=_is_instance_norm, options=_SAMPLE_OPTIONS, channelwise=True)
+def instance_norm(
+    num_features: int, dimensions: int, affine: bool = True, **options: Any
+) -> nn.Module:
+    """Normalization of each channel of a sample over its positions.
+
+    Reference: ulyanov2016.
+    """
+    if dimensions == 0:
+        raise InputError(
+            "instance normalization averages over the positions of a channel, but a vector has one "
+            "value per channel; choose layer, rms, group or batch."
+        )
+    return _INSTANCE_NORMS[dimensions](num_features, affine=affine, **options)
 
 
 def group_count(num_features: int, dimensions: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from normscope.curvature import top_eigenvalue
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
 from normscope.interrupts import interrupt_safe
-from normscope.layers.surgery.unfit import convert_in_mode, unfit_norms
+from normscope.layers.surgery.unfit import convert_in_mode, input_dimensions, unfit_norms
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import advise
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
@@ -46,6 +46,10 @@ MODES = ("train", "frozen", "eval")
 """In which the curvature is compared."""
 AVERAGED = 10
 """Losses at the end of a training whose mean is the final loss."""
+USUAL_NORMS = ("none", "batch", "layer")
+"""Compared by default."""
+TOKEN_NORMS = ("none", "layer", "rms", "dyt")
+"""Compared by default for models with norm layers over tokens: each token by itself."""
 _MARK = "*"  # beside a limit that no runs enclose, or that a training has refuted
 
 
@@ -312,7 +316,7 @@ def compare(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
     data: Data,
-    norms: Sequence[str] = ("none", "batch", "layer"),
+    norms: Sequence[str] | None = None,
     *,
     momentum: float = 0.0,
     verify: bool = True,
@@ -330,11 +334,16 @@ def compare(
     The networks have the weights of the model where they fit, and the gradient hooks of these
     weights. The model is left unchanged.
 
+    Norm layers over (batch, tokens, features) are converted token by token; see
+    `normscope.layers.convert`. Batch statistics of a causal language model, over all tokens,
+    contain the tokens to be predicted: its losses with "batch" are not comparable with the others.
+
     Args:
         model: with norm layers, or where they can be inserted; see `normscope.layers.convert`.
         loss: as for `max_learning_rate`.
         data: as for `max_learning_rate`.
-        norms: none, batch, noisy, l1, l2, linf, layer or group.
+        norms: none, batch, noisy, l1, l2, linf, layer, group, rms, instance or dyt. None: none,
+            batch and layer; for a model with norm layers over tokens, none, layer, rms and dyt.
         momentum: of SGD.
         verify: whether short runs verify the limit.
         optimizer: in place of SGD: a factory ``parameters -> Optimizer``, as for
@@ -364,7 +373,7 @@ def compare(
             f"optimizer of one; give a factory, such as functools.partial(torch.optim."
             f"{type(optimizer).__name__}, lr=0.001)."
         )
-    if isinstance(norms, str) or not norms:
+    if isinstance(norms, str) or (norms is not None and not norms):
         raise InputError("norms must be a list of at least one kind, such as ['none', 'batch'].")
     check_bool("verify", verify)
     check_integer("seed", seed)
@@ -377,11 +386,15 @@ def compare(
         asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
         refuse_step_hooks(given, model)
         asked.warn_of_flags()
-        _check_norms(asked, norms)
+        dimensions = _input_dimensions(asked)
+        vectors = {name for name, number in dimensions.items() if number == 2}
+        if norms is None:
+            norms = TOKEN_NORMS if dimensions.keys() > vectors else USUAL_NORMS
+        _check_norms(asked, norms, vectors)
         _check_independent(asked, norms[0])
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")
-            network = convert_in_mode(model, norm, mode)
+            network = convert_in_mode(model, norm, mode, vectors)
             copy_gradient_hooks(model, network)
             setup = replace(asked, problem=Problem(network, loss, data))
             advice = advise(setup, verify, report)
@@ -390,11 +403,17 @@ def compare(
     return Comparison(tuple(rows), steps)
 
 
-def _check_norms(setup: TrainingSetup, norms: Sequence[str]) -> None:
+def _input_dimensions(setup: TrainingSetup) -> dict[str, int]:
+    with setup.isolated():
+        (batch,) = setup.batches(1)
+        return input_dimensions(setup.problem, batch, setup.seed, setup.mode)
+
+
+def _check_norms(setup: TrainingSetup, norms: Sequence[str], vectors: Collection[str]) -> None:
     """Reject norms that do not fit the model before anything is measured."""
     with setup.isolated():
         (batch,) = setup.batches(1)
-        reasons = unfit_norms(setup.problem, norms, batch, setup.seed, setup.mode)
+        reasons = unfit_norms(setup.problem, norms, batch, setup.seed, setup.mode, vectors)
     if reasons:
         raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
 

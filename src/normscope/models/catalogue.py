@@ -118,7 +118,7 @@ def build(name: str, norm: str = "batch", seed: int = 0, **options: Any) -> nn.M
 
     Args:
         name: fully_connected, conv_net, deep_linear, vgg, vgg16 or preact_resnet18.
-        norm: none, batch, noisy, l1, l2, linf, layer or group.
+        norm: none, batch, noisy, l1, l2, linf, layer, group, rms, instance or dyt.
         seed: of the initial weights.
         **options: for every model ``input_shape`` (without the batch), ``outputs``, ``gamma`` (the
             initial scale of the normalization, 1.0), ``norm_options`` (a dict of further arguments

@@ -19,6 +19,9 @@ _NORMS = {
     "linf": "l-infinity norm",
     "layer": "LayerNorm",
     "group": "GroupNorm",
+    "rms": "RMSNorm",
+    "instance": "InstanceNorm",
+    "dyt": "dynamic tanh",
 }
 _ALONG = "along the gradient"
 _QUANTITIES = {

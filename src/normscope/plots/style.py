@@ -22,6 +22,9 @@ _COLOURS = {
     "linf": "#E69F00",
     "layer": "#0072B2",
     "group": "#8C6D31",
+    "rms": "#6A3D9A",
+    "instance": "#999933",
+    "dyt": "#882255",
 }
 
 

@@ -10,6 +10,7 @@ from normscope.layers import (
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
+    DynamicTanh,
     LpNorm1d,
     LpNorm2d,
     LpNorm3d,
@@ -17,6 +18,7 @@ from normscope.layers import (
     NoisyBatchNorm2d,
     NoisyBatchNorm3d,
     NoNorm,
+    SampleRMSNorm,
     convert,
     is_batch_norm,
     is_norm,
@@ -36,11 +38,16 @@ CLASSES = {
     "linf": (LpNorm1d, LpNorm1d, LpNorm2d, LpNorm3d),
     "layer": (nn.LayerNorm, nn.GroupNorm, nn.GroupNorm, nn.GroupNorm),
     "group": (nn.GroupNorm, nn.GroupNorm, nn.GroupNorm, nn.GroupNorm),
+    "rms": (nn.RMSNorm, SampleRMSNorm, SampleRMSNorm, SampleRMSNorm),
+    "instance": (None, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    "dyt": (DynamicTanh, DynamicTanh, DynamicTanh, DynamicTanh),
 }
-CASES = [(kind, dimensions) for kind in CLASSES for dimensions in range(4)]
+CASES = [
+    (kind, dimensions) for kind in CLASSES for dimensions in range(4) if CLASSES[kind][dimensions]
+]
 
 
-def test_registry_holds_the_eight_kinds():
+def test_registry_holds_the_kinds_tested_here():
     assert sorted(NORMS) == sorted(CLASSES)
 
 
@@ -59,7 +66,7 @@ def test_normalization_starts_at_gamma_with_zero_shift(kind, dimensions):
         assert list(layer.parameters()) == []
     else:
         assert layer.weight.tolist() == [0.25] * 6
-        assert layer.bias.tolist() == [0.0] * 6
+        assert kind == "rms" or layer.bias.tolist() == [0.0] * 6
         assert layer.weight.dtype == torch.float64
 
 
@@ -94,10 +101,16 @@ def test_layer_kind_normalizes_each_sample_over_everything(dimensions):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind != "none"])
-def test_affine_false_has_no_parameters_and_refuses_gamma(kind):
-    assert list(normalization(kind, 6, 0, affine=False).parameters()) == []
+def test_affine_false_has_no_scale_and_refuses_gamma(kind):
+    named = normalization(kind, 6, 1, affine=False).named_parameters()
+    assert [name for name, _ in named] == (["alpha"] if kind == "dyt" else [])
     with pytest.raises(InputError, match="no scale"):
-        normalization(kind, 6, 0, gamma=2.0, affine=False)
+        normalization(kind, 6, 1, gamma=2.0, affine=False)
+
+
+def test_instance_normalization_of_vectors_is_refused():
+    with pytest.raises(InputError, match="a vector has one value per channel; choose layer"):
+        normalization("instance", 6, 0)
 
 
 def test_no_norm_is_an_identity_that_remembers_its_place():
@@ -198,7 +211,7 @@ def test_other_modules_are_no_norms(module):
 
 
 @pytest.mark.parametrize("kind", list(NORMS))
-@pytest.mark.parametrize("dimensions", [0, 2])
+@pytest.mark.parametrize("dimensions", [1, 2])
 def test_kind_of_inverts_normalization(kind, dimensions):
     assert kind_of(normalization(kind, 8, dimensions)) == kind
 
@@ -208,8 +221,9 @@ def test_kind_of_inverts_normalization(kind, dimensions):
     [
         (LpNorm1d(3, p=math.inf), "linf"),
         (LpNorm1d(3, p=3), None),
-        (nn.InstanceNorm1d(3), None),
-        (nn.RMSNorm(3), None),
+        (nn.InstanceNorm1d(3), "instance"),
+        (nn.RMSNorm(3), "rms"),
+        (nn.RMSNorm([3, 2]), "rms"),
         (nn.Identity(), None),
         (FusedBatchNorm(3), "batch"),
         (ForeignBatchNorm(3), "batch"),

@@ -5,12 +5,13 @@ import torch
 from torch import nn
 
 from normscope.errors import MisfitError, UnknownNameError
-from normscope.layers.surgery.unfit import unfit_norms
+from normscope.layers import NORMS
+from normscope.layers.surgery.unfit import input_dimensions, unfit_norms
 from normscope.problem import Problem
 
 
 class Tokens(nn.Module):
-    """Layer norm over (samples, tokens, features), which batch norm cannot take the place of."""
+    """Layer norm over (samples, tokens, features)."""
 
     def __init__(self):
         super().__init__()
@@ -47,14 +48,32 @@ def unfit(model, norms, data):
     return found
 
 
+def test_tokens_take_every_norm_that_needs_no_positions():
+    found = unfit(Tokens(), list(NORMS), batch(5, 4))
+    assert list(found) == ["instance"]
+    assert found["instance"].endswith(
+        "normalize each position by itself; choose layer, rms, batch or dyt"
+    )
+
+
 def test_layer_that_refuses_its_input_is_named():
-    found = unfit(Tokens(), ["none", "batch", "layer", "group"], batch(5, 4))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(20, 3))
+    found = unfit(model, ["none", "batch", "layer", "group"], batch(5, 4))
     assert list(found) == ["batch", "group"]
     assert found["batch"] == (
-        "layer 'block.1' (BatchNorm1d) expects 4 channels, got an input of shape (6, 5, 4), from "
+        "layer '1' (BatchNorm1d) expects 4 channels, got an input of shape (6, 5, 4), from "
         "a batch of shape (6, 5, 4)"
     )
-    assert "layer 'block.1' (GroupNorm)" in found["group"]
+    assert "layer '1' (GroupNorm)" in found["group"]
+
+
+@pytest.mark.parametrize(("shape", "dimensions"), [((5, 4), 3), ((4,), 2)])
+def test_dimensions_of_inputs_are_measured_and_hooks_are_removed(shape, dimensions):
+    model = nn.Sequential(nn.LayerNorm(4), nn.ReLU(), nn.RMSNorm(4))
+    data = torch.ones(6, *shape), torch.ones(6, *shape)
+    found = input_dimensions(Problem(model, "squared_error", data), data, seed=0)
+    assert found == {"0": dimensions, "2": dimensions}
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_norms_that_fit_are_not_told():
@@ -63,9 +82,9 @@ def test_norms_that_fit_are_not_told():
 
 
 def test_error_of_the_users_code_with_another_layer_is_told():
-    found = unfit(Curious(), ["layer", "batch"], batch(4))
-    assert list(found) == ["batch"]
-    assert found["batch"].startswith("AttributeError: 'BatchNorm1d' object has no attribute")
+    found = unfit(Curious(), ["layer", "dyt"], batch(4))
+    assert list(found) == ["dyt"]
+    assert found["dyt"].startswith("AttributeError: 'DynamicTanh' object has no attribute")
 
 
 def test_model_without_places_for_norm_layers_is_told_as_convert_has_it():

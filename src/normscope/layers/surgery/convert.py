@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normscope.layers.detect import weight_norm_of
 from normscope.layers.kinds import (
     NORMS,
     NoNorm,
@@ -21,6 +24,7 @@ from normscope.layers.kinds import (
     kind_of,
     normalization,
 )
+from normscope.layers.position_norm import PositionNorm, normalization_at_positions
 from normscope.layers.surgery.inference import modules_after
 from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_sites
 from normscope.problem.copies import copy_module
@@ -88,14 +92,23 @@ def convert(model: nn.Module, to: str) -> nn.Module:
     only calls such containers one after the other, gets a norm layer after every linear or
     convolution layer but the last.
 
-    A layer does not say which dimension is the channel: ``nn.LayerNorm(n)`` is assumed to get
-    vectors (batch, n), so do not convert it to batch or group norm in a sequence model, whose
-    channels come last. Each change is logged at level INFO by the logger ``normscope.layers``;
+    Layer and RMS normalization of the last dimension, as in transformers, are converted position by
+    position: for (batch, tokens, features), layer, rms, group and dyt treat each token by itself,
+    and batch, noisy and l_p take statistics per feature over batch and tokens
+    (:class:`normscope.layers.PositionNorm`). **In a causal language model such statistics contain
+    later tokens**, so its losses with them are not those of a model that predicts. The same holds
+    for normalization over the channels at each position of an image (ConvNeXt). RMSNorm and
+    LayerNorm classes of other libraries are recognized by what they compute.
+
+    Weight norm and spectral norm of linear and convolution layers stay as they are. The random
+    number generators and the model, including the vectors of spectral norm, are not changed.
+
+    Each change is logged at level INFO by the logger ``normscope.layers``;
     :func:`plan_conversion` returns the changes without making them.
 
     Args:
         model: any model; it is not changed.
-        to: none, batch, noisy, l1, l2, linf, layer or group.
+        to: none, batch, noisy, l1, l2, linf, layer, group, rms, instance or dyt.
 
     Returns:
         The new model, of the same class.
@@ -103,8 +116,9 @@ def convert(model: nn.Module, to: str) -> nn.Module:
     Raises:
         UnknownNameError: if there is no such kind.
         InputError: if the model has no norm layers and is not made of ``nn.Sequential`` or its last
-            layer is also a hidden one, if a norm layer does more than normalize, or if its number
-            of dimensions is unknown.
+            layer is also a hidden one, if a norm layer does more than normalize or is
+            parametrized, if its number of dimensions is unknown, or if the kind does not fit its
+            inputs (instance for vectors and tokens).
         StateError: if a lazy norm layer does not know its channels yet, or an attribute is a
             function that refers to the model by a global name.
         ArgumentTypeError: if the model is not a module.
@@ -114,17 +128,52 @@ def convert(model: nn.Module, to: str) -> nn.Module:
         >>> [type(module).__name__ for module in convert(convert(net, "batch"), "layer")]
         ['Conv2d', 'GroupNorm', 'ReLU', 'Conv2d']
     """
+    return convert_layers(model, to)
+
+
+def convert_layers(model: nn.Module, to: str, vectors: Collection[str] = ()) -> nn.Module:
+    """Return what :func:`convert` does, with some more known about the model.
+
+    Args:
+        model: any model; it is not changed.
+        to: a kind of normalization.
+        vectors: names of norm layers whose inputs are vectors, (batch, features).
+
+    Returns:
+        The new model.
+    """
     new_for: dict[int, Any] = {}
-    steps = _steps(model, to, new_for)
-    # deepcopy puts the new objects wherever the model refers to those they replace.
-    result = copy_module(model, new_for)
+    with RandomGenerators(model).preserved():  # a norm layer may draw its first parameters
+        steps = _steps(model, to, new_for, vectors)
+        # deepcopy puts the new objects wherever the model refers to those they replace.
+        result = copy_module(model, new_for)
     for _, new, site in reversed(steps):  # from the end, so that earlier keys stay valid
         if site.container is not None:
             container = cast(nn.Sequential, result.get_submodule(site.container))
             insert(container, site.key, new)
+    if steps:
+        _disable_fused_encoders(result)
     for change, _, _ in steps:
         _logger.info("%s", change)
     return result
+
+
+def _disable_fused_encoders(model: nn.Module) -> None:
+    """Let torch's encoder layers call their norm layers.
+
+    In eval mode without gradients they run a fused kernel, which is layer normalization with the
+    weights of ``norm1`` and ``norm2``, whatever these modules are.
+    """
+    for module in model.modules():
+        layers = [each for each in module.modules() if isinstance(each, nn.TransformerEncoderLayer)]
+        if all(
+            type(each) is nn.LayerNorm for layer in layers for each in (layer.norm1, layer.norm2)
+        ):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # which it reads only to choose the kernel
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
 
 
 def plan_conversion(model: nn.Module, to: str) -> list[Change]:
@@ -146,26 +195,28 @@ def plan_conversion(model: nn.Module, to: str) -> list[Change]:
     >>> print(*plan_conversion(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "layer"))
     1: batch -> layer, keeps weight, bias
     """
-    return [change for change, _, _ in _steps(model, to, {})]
+    with RandomGenerators(model).preserved():
+        return [change for change, _, _ in _steps(model, to, {})]
 
 
 _Step = tuple[Change, nn.Module, Site]  # with the new layer, and where it goes
 
 
-def _steps(model: nn.Module, to: str, new_for: dict[int, Any]) -> list[_Step]:
+def _steps(
+    model: nn.Module, to: str, new_for: dict[int, Any], vectors: Collection[str] = ()
+) -> list[_Step]:
     """Return the steps; ``new_for`` gets the replacement of each layer and tensor by its id."""
     require_module(model, "convert")
     refuse_sharded(model)
     _ = NORMS[to]  # an unknown kind is an error even if there is nothing to do
-    with RandomGenerators().preserved():  # a norm layer may draw its first parameters
-        sites = norm_sites(model)
-        if sites:
-            return [_replacement(site, to, new_for) for site in sites if not _is_already(site, to)]
-        return [] if to == "none" else [_insertion(site, to) for site in insertion_sites(model)]
+    sites = norm_sites(model, vectors)
+    if sites:
+        return [_replacement(site, to, new_for) for site in sites if not _is_already(site, to)]
+    return [] if to == "none" else [_insertion(site, to) for site in insertion_sites(model)]
 
 
 def _is_already(site: Site, to: str) -> bool:
-    module = site.module
+    module = site.norm
     if isinstance(module, nn.GroupNorm) and to == "group":
         return module.num_groups > 1 or group_count(module.num_channels, site.dimensions) == 1
     if to == "batch" and kind_of(module) == "batch":
@@ -174,20 +225,26 @@ def _is_already(site: Site, to: str) -> bool:
 
 
 def _replacement(site: Site, to: str, new_for: dict[int, Any]) -> _Step:
-    old = site.module
+    old = site.norm
+    if weight_norm_of(old) is not None or parametrize.is_parametrized(old):
+        raise InputError(
+            f"{type(old).__name__} {site.name!r} has reparametrized tensors, which convert would "
+            "drop with the layer; remove the parametrization first."
+        )
     after = modules_after(old)
     if after is None:
         raise InputError(
             f"{type(old).__name__} {site.name!r} does more than normalize, or otherwise, so "
             "convert cannot replace it without losing that; replace it by hand."
         )
-    norm = _make(site, to)
+    made = _make(site, to)
+    norm = made.norm if isinstance(made, PositionNorm) else made
     kept = _copy_tensors(norm, old, new_for)
     names = [] if isinstance(old, NoNorm) else [name for name, _ in norm.named_parameters()]
     added = tuple(name for name in names if getattr(old, name, None) is None)
     change = Change(site.name, kind_of(old) or type(old).__name__, to, kept, added)
-    new = nn.Sequential(norm, *copy.deepcopy(after)) if after else norm
-    new_for[id(old)] = new.train(old.training)
+    new = nn.Sequential(made, *copy.deepcopy(after)) if after else made
+    new_for[id(site.module)] = new.train(old.training)
     return change, new, site
 
 
@@ -199,7 +256,12 @@ def _make(site: Site, to: str) -> nn.Module:
     """Return a norm layer for a site, with the options that its kind takes."""
     accepted = NORMS[to].options
     options = {name: value for name, value in site.options.items() if name in accepted}
-    layer = normalization(to, site.num_features, site.dimensions, **options)
+    size = site.num_features, site.dimensions
+    if site.feature_axis is None:
+        layer = normalization(to, *size, **options)
+    else:
+        channels, dimensions = size
+        layer = normalization_at_positions(to, channels, site.feature_axis, dimensions, **options)
     return layer.to(site.like.device, site.like.dtype)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
+from normscope.layers.detect import weight_norm_of
 from normscope.layers.kinds import is_batch_norm, is_lp_norm, refuse_lazy
 from normscope.layers.surgery.call_graph import CallGraph, call_graphs, is_plain_layer
 from normscope.layers.surgery.fold_weights import (
@@ -195,6 +196,8 @@ class _Planner:
             return f"it is called {self._calls[id(module)]} times in one forward pass"
         if not self._exact and self._places[id(module)] > 1:
             return "it is in several places of the model"
+        if (kind := weight_norm_of(module)) is not None:
+            return f"its weights are normalized by {kind}, which must be removed first"
         if has_hooks(module, backward=False):
             return "it has forward hooks"
         if parametrize.is_parametrized(module):

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.layers.detect import OWN_FORWARDS, is_candidate, positionwise_norm, trial_copy
 from normscope.layers.kinds import NORMS, is_lp_norm
 from normscope.problem.hooks import defining_module
 from normscope.problem.isolation import RandomGenerators
-
-_OWN_FORWARDS = ("torch.nn.modules.", "normscope.layers.")
 
 
 def affine_map(layer: Any) -> tuple[Tensor, Tensor]:
@@ -64,10 +63,13 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
     []
     """
     registered = any(type(layer) in NORMS[name].layers for name in NORMS)
-    library = registered or defining_module(type(layer).forward).startswith(_OWN_FORWARDS)
+    library = registered or defining_module(type(layer).forward).startswith(OWN_FORWARDS)
     if library and "forward" not in vars(layer):
         return []
     children = list(layer.children())
+    if is_candidate(layer):
+        found = positionwise_norm(layer)
+        return None if found is None else children if found.followed else []
     for x in _trial_inputs(layer):
         try:
             if _applies(layer, [], x):
@@ -80,39 +82,16 @@ def modules_after(layer: nn.Module) -> list[nn.Module] | None:
 
 def _applies(layer: nn.Module, after: Sequence[nn.Module], x: Tensor) -> bool:
     """Return whether the layer, with trial parameters, is normalization, then ``after``."""
-    trial, expected = _trial_copy(layer), _trial_copy(layer)
+    trial, expected = trial_copy(layer), trial_copy(layer)
     tail = copy.deepcopy(nn.Sequential(*after)).to("cpu", torch.float64).eval()
     with torch.no_grad(), RandomGenerators().preserved():
         output, reference = trial(x.clone()), tail(_normalized(expected, x))
     return output.shape == reference.shape and torch.allclose(output, reference, 1e-6, 1e-6)
 
 
-def _trial_copy(layer: nn.Module) -> nn.Module:
-    """Return a copy with scales of both signs, and shifts and statistics that are not default.
-
-    So everything that is done to them is detected. They are small, so that the outputs cover the
-    range where activations differ from the identity.
-    """
-    trial = copy.deepcopy(layer).to("cpu", torch.float64).eval()
-    for phase, name in enumerate(("weight", "bias", "running_mean", "running_var")):
-        _fill(getattr(trial, name, None), phase, positive=name == "running_var")
-    _fill(getattr(trial, "running_scale", None), 4, positive=True)
-    return trial
-
-
-def _fill(tensor: object, phase: int, positive: bool) -> None:
-    """Fill with absolute values from 0.5 to 1.5, and alternating signs unless ``positive``."""
-    if isinstance(tensor, Tensor):
-        steps = torch.arange(tensor.numel(), dtype=torch.float64)
-        sizes = 1 + 0.5 * torch.sin(2.3 * steps + phase)
-        values = sizes if positive else sizes * (2 * (steps % 2) - 1)
-        with torch.no_grad():
-            tensor.copy_(values.reshape(tensor.shape))
-
-
 def _normalized(layer: nn.Module, x: Tensor) -> Tensor:
     for base in type(layer).__mro__:
-        if base is not nn.Module and base.__module__.startswith(_OWN_FORWARDS):
+        if base is not nn.Module and base.__module__.startswith(OWN_FORWARDS):
             result: Tensor = base.forward(layer, x)  # type: ignore[attr-defined]  # a norm class
             return result
     scale, shift = affine_map(layer)

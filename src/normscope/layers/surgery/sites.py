@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.utils import parametrize
 
 from normscope.errors import InputError
+from normscope.layers.detect import epsilon, feature_count, is_candidate, positionwise_norm
 from normscope.layers.kinds import NoNorm, is_lp_norm, is_norm
+from normscope.layers.position_norm import PositionNorm
 from normscope.layers.surgery.call_graph import PLAIN_LAYERS, is_sequential
 from normscope.layers.surgery.fold_weights import in_channels, out_channels, spatial_dimensions
 from normscope.problem.copies import copy_module, undisturbed
+from normscope.problem.hooks import defining_module
 from normscope.problem.trace import trace
 
 _OPTIONS = (
-    "eps", "affine", "bias", "momentum", "track_running_stats", "centred", "process_group",
+    "eps", "affine", "bias", "shift", "momentum", "track_running_stats", "centred", "process_group",
 )  # fmt: skip
+# Modules of torch that keep the number of dimensions, by the file that defines them.
+_KEEPS_DIMENSIONS = ("linear", "activation", "dropout", "normalization", "batchnorm")
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,17 @@ class Site:
 
     Attributes:
         name: qualified name of the module.
-        module: the norm layer or the :class:`NoNorm` in its position; for an insertion, the layer
-            before it.
+        module: the norm layer, a :class:`PositionNorm` around it or the :class:`NoNorm` in its
+            position; for an insertion, the layer before it.
         num_features: channels.
         dimensions: spatial dimensions, 0 for vectors.
         options: ``eps``, ``affine``, ``momentum``, ``track_running_stats``, ``centred`` and
-            ``process_group``, as far as the norm layer has them; ``bias`` if it is False.
+            ``process_group``, as far as the norm layer has them; ``bias`` if it is False and
+            ``shift`` if it is not.
         like: a tensor with the device and dtype of a norm layer here.
         container: for an insertion, qualified name of the ``nn.Sequential``; else None.
+        feature_axis: axis of the features, -1 or 1, if a norm layer here treats each position by
+            itself; None for (batch, channels, *positions).
     """
 
     name: str
@@ -44,6 +53,12 @@ class Site:
     options: dict[str, Any]
     like: Tensor
     container: str | None = None
+    feature_axis: int | None = None
+
+    @property
+    def norm(self) -> nn.Module:
+        """The norm layer itself."""
+        return self.module.norm if isinstance(self.module, PositionNorm) else self.module
 
     @property
     def key(self) -> str:
@@ -51,27 +66,94 @@ class Site:
         return self.name.rpartition(".")[2]
 
 
-def norm_sites(model: nn.Module) -> list[Site]:
+def norm_sites(model: nn.Module, vectors: Collection[str] = ()) -> list[Site]:
     """Return the sites of all norm layers, present and removed, each module once.
 
     Args:
         model: any model.
+        vectors: names of layers whose inputs are known to be vectors, (batch, features). Layers
+            that normalize the last dimension are else assumed to get any number of positions,
+            unless they come after a flattening in nested ``nn.Sequential``.
 
     Returns:
         The sites in order of registration.
 
     Raises:
-        InputError: if the number of spatial dimensions of a site is unknown.
+        InputError: if the number of spatial dimensions of a site is unknown, or a module that is
+            named as layer or RMS normalization computes something else.
         StateError: if a lazy norm layer does not know its channels yet.
 
     >>> [(s.num_features, s.dimensions) for s in norm_sites(nn.Sequential(nn.BatchNorm2d(5)))]
     [(5, 2)]
     """
+    wrapped = {id(each.norm) for each in model.modules() if isinstance(each, PositionNorm)}
     return [
-        Site(name, module, *_size(model, name, module), _options(module), _like(module, model))
+        _site(model, name, module, name in vectors)
         for name, module in model.named_modules()
-        if isinstance(module, NoNorm) or is_norm(module)
+        if id(module) not in wrapped and _is_site(name, module)
     ]
+
+
+def _is_site(name: str, module: nn.Module) -> bool:
+    if isinstance(module, NoNorm | PositionNorm) or is_norm(module):
+        return True
+    if is_candidate(module):
+        raise InputError(
+            f"{type(module).__name__} {name!r} looks like a norm layer by its name and weight, but "
+            "computes neither layer nor RMS normalization, so convert cannot replace it; replace "
+            "it by hand."
+        )
+    return False
+
+
+def _site(model: nn.Module, name: str, module: nn.Module, gets_vectors: bool) -> Site:
+    norm = module.norm if isinstance(module, PositionNorm) else module
+    found = positionwise_norm(norm)
+    if isinstance(module, PositionNorm | NoNorm):
+        axis = module.feature_axis
+    else:
+        axis = None if found is None else found.feature_axis
+    if axis == -1 and (gets_vectors or _follows_flattening(model, name)):
+        axis = None
+    if found is not None:
+        size = feature_count(norm), found.dimensions
+    elif isinstance(module, PositionNorm):
+        size = _features(name, norm), 0
+    else:
+        size = _size(model, name, norm)
+    return Site(name, module, *size, _options(norm), _like(norm, model), feature_axis=axis)
+
+
+def _follows_flattening(model: nn.Module, name: str) -> bool:
+    """Return whether a layer in nested ``nn.Sequential`` is known to get (batch, features)."""
+    parent, _, key = name.rpartition(".")
+    container = model.get_submodule(parent)
+    if not name or not is_sequential(container):
+        return False
+    before = list(container._modules.values())[: list(container._modules).index(key)]
+    found = _gives_vectors(before)
+    return bool(parent) and _follows_flattening(model, parent) if found is None else found
+
+
+def _gives_vectors(modules: Sequence[nn.Module | None]) -> bool | None:
+    """Return whether modules called in turn give vectors; None if they keep the dimensions."""
+    for module in reversed(modules):
+        if isinstance(module, nn.Flatten):
+            return (module.start_dim, module.end_dim) == (1, -1)
+        if module is not None and is_sequential(module):
+            found = _gives_vectors(list(module._modules.values()))
+            if found is not None:
+                return found
+        elif module is not None and not _keeps_dimensions(module):
+            return False
+    return None
+
+
+def _keeps_dimensions(module: nn.Module) -> bool:
+    defined = defining_module(type(module).forward)
+    return defined.startswith("normscope.layers.") or defined in (
+        f"torch.nn.modules.{name}" for name in _KEEPS_DIMENSIONS
+    )
 
 
 def _like(*modules: nn.Module) -> Tensor:
@@ -86,11 +168,12 @@ def _like(*modules: nn.Module) -> Tensor:
 def _options(module: Any) -> dict[str, Any]:
     if isinstance(module, NoNorm):
         return {name: value for name, value in module.options.items() if name in _OPTIONS}
-    options = {"affine": getattr(module, "weight", None) is not None}
-    if getattr(module, "eps", None) is not None:  # None: RMSNorm's default for its dtype
-        options["eps"] = module.eps
-    if options["affine"] and getattr(module, "bias", module.weight) is None:
-        options["bias"] = False
+    # not the attributes: reading a parametrized tensor may change its state
+    options: dict[str, Any] = {"affine": has_tensor(module, "weight")}
+    if (eps := epsilon(module)) is not None:  # None: RMSNorm's default for its dtype
+        options["eps"] = eps
+    if options["affine"]:
+        options |= {"shift": True} if has_tensor(module, "bias") else {"bias": False}
     if hasattr(module, "running_mean") and hasattr(module, "momentum"):
         options["momentum"] = module.momentum
         options["track_running_stats"] = module.running_mean is not None
@@ -101,6 +184,18 @@ def _options(module: Any) -> dict[str, Any]:
         # By default it shares its statistics with the whole world, if there is one.
         group = (group or "world") if distributed.is_initialized() else None
     return options if group is None else options | {"process_group": group}
+
+
+def has_tensor(module: nn.Module, name: str) -> bool:
+    """Return whether a module has a tensor of that name, also a parametrized one; not reading it.
+
+    >>> has_tensor(nn.LayerNorm(2), "bias"), has_tensor(nn.RMSNorm(2), "bias")
+    (True, False)
+    """
+    if parametrize.is_parametrized(module, name):
+        return True
+    slots = (vars(module), module._parameters, module._buffers)
+    return any(slot.get(name) is not None for slot in slots)
 
 
 def _size(model: nn.Module, name: str, module: Any) -> tuple[int, int]:

@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.errors import InputError, MisfitError, NormscopeError, UnknownNameError
 from normscope.layers.kinds import norm_layers
-from normscope.layers.surgery.convert import convert
+from normscope.layers.surgery.convert import convert_layers
+from normscope.layers.surgery.sites import norm_sites
 from normscope.problem.batch import Batch
+from normscope.problem.isolation import isolated
 from normscope.problem.modes import is_batch_norm
 from normscope.problem.precheck import locate_errors, try_batches
 from normscope.problem.problem import Problem
 
 
-def convert_in_mode(model: nn.Module, to: str, mode: str) -> nn.Module:
+def input_dimensions(
+    problem: Problem, batch: Batch, seed: int, mode: str = "train"
+) -> dict[str, int]:
+    """Return the most dimensions that layers which normalize the last dimension get, by name.
+
+    Args:
+        problem: model and loss; neither is changed.
+        batch: of its data; one forward pass is run on it.
+        seed: of dropout and noise.
+        mode: "train", "frozen", "eval" or "as_is".
+
+    Returns:
+        2 for vectors, (batch, features), 3 for the tokens of a transformer; of layers that ran.
+
+    >>> import torch
+    >>> batch = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    >>> input_dimensions(Problem(nn.LayerNorm(4), "squared_error", batch), batch, seed=0)
+    {'': 3}
+    """
+    found: dict[str, int] = {}
+
+    def note(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        sizes = [each.dim() for each in inputs[:1] if isinstance(each, Tensor)]
+        found[name] = max([found.get(name, 0), *sizes])
+
+    try:
+        sites = norm_sites(problem.model)
+    except InputError:  # which a conversion reports
+        return {}
+    with isolated(problem.model), locate_errors(problem):  # which removes the hooks
+        for site in sites:
+            if site.feature_axis == -1:
+                site.module.register_forward_pre_hook(partial(note, site.name))
+        try_batches(problem, [batch], mode, seed)
+    return found
+
+
+def convert_in_mode(
+    model: nn.Module, to: str, mode: str, vectors: Collection[str] = ()
+) -> nn.Module:
     """Convert a model for a measurement; see `convert`.
 
     In mode "as_is", batch norm layers that get no running statistics from an old layer are put in
@@ -25,6 +68,7 @@ def convert_in_mode(model: nn.Module, to: str, mode: str) -> nn.Module:
         model: any model; it is not changed.
         to: the norm kind.
         mode: "train", "frozen", "eval" or "as_is".
+        vectors: names of norm layers whose inputs are known to be vectors, (batch, features).
 
     Returns:
         The new model.
@@ -33,7 +77,7 @@ def convert_in_mode(model: nn.Module, to: str, mode: str) -> nn.Module:
     >>> [module.training for module in convert_in_mode(net, "batch", "as_is")]
     [False, True, False]
     """
-    converted, given = convert(model, to=to), dict(model.named_modules())
+    converted, given = convert_layers(model, to, vectors), dict(model.named_modules())
     for name, layer in norm_layers(converted).items() if mode == "as_is" else ():
         old = given.get(name) or given.get(name.rpartition(".")[0])  # one with an activation
         keeps_statistics = old is not None and is_batch_norm(old) and is_batch_norm(layer)
@@ -42,7 +86,12 @@ def convert_in_mode(model: nn.Module, to: str, mode: str) -> nn.Module:
 
 
 def unfit_norms(
-    problem: Problem, norms: Sequence[str], batch: Batch, seed: int, mode: str = "train"
+    problem: Problem,
+    norms: Sequence[str],
+    batch: Batch,
+    seed: int,
+    mode: str = "train",
+    vectors: Collection[str] = (),
 ) -> dict[str, str]:
     """Return why a model cannot have some norm kinds, by kind; empty if it can have all.
 
@@ -53,22 +102,23 @@ def unfit_norms(
         batch: of its data; one forward pass of each converted model is run on it.
         seed: of dropout and noise.
         mode: "train", "frozen", "eval" or "as_is".
+        vectors: as for `convert_in_mode`.
 
     Returns:
         The reasons, without a final full stop.
 
     >>> import torch
     >>> from torch import nn
-    >>> model = nn.Sequential(nn.LayerNorm(4), nn.Flatten(), nn.Linear(12, 1))
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(9, 1))
     >>> batch = torch.ones(2, 3, 4), torch.ones(2, 1)
-    >>> unfit_norms(Problem(model, "squared_error", batch), ["none", "batch"], batch, seed=0)
-    {'batch': "layer '0' (BatchNorm1d) expects 4 channels, got an input of shape (2, 3, 4), from \
-a batch of shape (2, 3, 4)"}
+    >>> unfit_norms(Problem(model, "squared_error", batch), ["none", "instance"], batch, seed=0)
+    {'instance': 'instance normalization averages over the positions of a channel, but a vector \
+has one value per channel; choose layer, rms, group or batch'}
     """
     reasons: dict[str, str] = {}
     for norm in norms:
         try:
-            model = convert_in_mode(problem.model, norm, mode)
+            model = convert_in_mode(problem.model, norm, mode, vectors)
         except UnknownNameError:
             raise
         except InputError as error:
