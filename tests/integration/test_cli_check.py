@@ -235,14 +235,14 @@ def test_model_without_batch_normalization_is_told_what_can_be_done(
     [
         (
             "tokens",
-            "check, but LayerNorm, which the theorems are not about. As it is, normscope lr finds "
-            "its learning rates, and normscope compare --norms none,layer those of other "
-            "normalizations.\n",
+            'let it return normscope.layers.convert(model, to="batch"). As it is, normscope lr '
+            "finds its learning rates, and normscope compare --norms none,batch,layer those of "
+            "other normalizations.\n",
         ),
         ("bare", "layers, add some. As it is, normscope lr finds its learning rates.\n"),
     ],
 )
-def test_conversion_that_cannot_work_is_not_advised(model, told, tmp_path, monkeypatch, capsys):
+def test_conversion_is_advised_where_it_works(model, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "token_net.py").write_text(OTHERS, encoding="utf-8")
     assert main(["check", f"token_net.py:{model}", "--data", "token_net.py:many"]) == 2

@@ -310,9 +310,18 @@ def test_compare_refuses_a_norm_that_does_not_fit_and_says_how_to_go_on(
     monkeypatch.chdir(tmp_path)
     Path("token_net.py").write_text(TOKENS, encoding="utf-8")
     asked = ["compare", "token_net.py:Net", "--data", "token_net.py:samples", "--batch-size", "40"]
-    assert main([*asked, "--no-verify"]) == 2
+    assert main([*asked, "--no-verify", "--norms", "none,instance,layer"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert "the norm batch does not fit the model: layer 'body.1' (BatchNorm1d) expects 4" in err
-    assert err.endswith("; leave it out: --norms none,layer.\n")
+    assert "the norm instance does not fit the model: instance normalization averages each" in err
+    assert err.endswith(", or leave it out: --norms none,layer.\n")
+
+
+def test_compare_chooses_norms_for_tokens(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("token_net.py").write_text(TOKENS, encoding="utf-8")
+    asked = ["compare", "token_net.py:Net", "--data", "token_net.py:samples", "--batch-size", "40"]
+    assert main([*asked, "--no-verify", "--steps", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["norms"]
+    assert [row["norm"] for row in rows] == ["none", "layer", "rms", "dyt"]

@@ -466,7 +466,7 @@ class Tokens(nn.Module):
     [
         (
             ["none", "batch", "layer"],
-            r"^the norm batch does not fit the model: layer 'body\.1' \(BatchNorm1d\) expects 4 "
+            r"^the norm batch does not fit the model: layer '1' \(BatchNorm1d\) expects 4 "
             r"channels, got an input of shape \(16, 6, 4\), .*; leave it out: "
             r"norms=\['none', 'layer'\]\.$",
         ),
@@ -477,9 +477,11 @@ class Tokens(nn.Module):
 def test_norm_that_does_not_fit_is_refused_before_anything_is_measured(norms, said):
     told, (_, labels) = [], labelled()
     tokens = torch.randn(64, 6, 5, generator=torch.Generator().manual_seed(0))
+    # a layer inserted between linear layers is one for vectors
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
     with pytest.raises(InputError, match=said) as refused:
         ns.compare(
-            Tokens(),
+            model,
             "cross_entropy",
             (tokens, labels),
             norms,
