@@ -120,7 +120,7 @@ def test_draws_of_a_users_layer_are_taken_back(to):
     assert_untouched(nn.Sequential(nn.Linear(4, 5), Drawing(5)), to)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     kinds=st.lists(st.sampled_from(sorted(set(NORMS) - {"instance", "none"})), max_size=4),
     name=st.sampled_from(["vit", "gpt", "llama"]),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -31,12 +30,12 @@ Matches = Callable[[nn.Module], bool]
 _BATCH_NORMS = (BatchNorm1d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
 _NOISY_NORMS = (NoisyBatchNorm1d, NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyBatchNorm3d)
 _LP_NORMS = (LpNorm1d, LpNorm1d, LpNorm2d, LpNorm3d)
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _RUNNING = ("momentum", "track_running_stats")
 _BATCH_OPTIONS = ("eps", "affine", "bias", "process_group", *_RUNNING)
 _LP_OPTIONS = ("eps", "affine", "centred", *_RUNNING)
-_SAMPLE_OPTIONS = ("eps", "affine", "bias")
+SAMPLE_OPTIONS = ("eps", "affine", "bias")
+"""Options of layers that normalize each sample by itself."""
 
 _FEWEST_UNITS = 4  # per group of a vector
 
@@ -292,13 +291,6 @@ def _is_layer_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.LayerNorm) if found is None else found.kind == "layer"
 
 
-def _is_instance_norm(module: nn.Module) -> bool:
-    if not isinstance(module, _InstanceNorm):
-        return False
-    refuse_lazy(module)
-    return True
-
-
 @norm_kind(
     "none",
     NoNorm,
@@ -361,7 +353,7 @@ def linf_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     return _LP_NORMS[dimensions](num_features, p=math.inf, **options)
 
 
-@norm_kind("layer", matches=_is_layer_norm, options=_SAMPLE_OPTIONS, features_last=True)
+@norm_kind("layer", matches=_is_layer_norm, options=SAMPLE_OPTIONS, features_last=True)
 def layer_norm(
     num_features: int, dimensions: int, affine: bool = True, **options: Any
 ) -> nn.Module:
@@ -377,7 +369,7 @@ def layer_norm(
 @norm_kind(
     "group",
     matches=lambda module: isinstance(module, nn.GroupNorm) and module.num_groups > 1,
-    options=_SAMPLE_OPTIONS,
+    options=SAMPLE_OPTIONS,
 )
 def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     """Group normalization in gcd(32, channels) groups; of vectors in fewer, see `group_count`.
@@ -385,22 +377,6 @@ def group_norm(num_features: int, dimensions: int, **options: Any) -> nn.Module:
     Reference: wu2018.
     """
     return nn.GroupNorm(group_count(num_features, dimensions), num_features, **options)
-
-
-@norm_kind("instance", matches=_is_instance_norm, options=_SAMPLE_OPTIONS, channelwise=True)
-def instance_norm(
-    num_features: int, dimensions: int, affine: bool = True, **options: Any
-) -> nn.Module:
-    """Normalization of each channel of a sample over its positions.
-
-    Reference: ulyanov2016.
-    """
-    if dimensions == 0:
-        raise InputError(
-            "instance normalization averages over the positions of a channel, but a vector has one "
-            "value per channel; choose layer, rms, group or batch."
-        )
-    return _INSTANCE_NORMS[dimensions](num_features, affine=affine, **options)
 
 
 def group_count(num_features: int, dimensions: int) -> int:

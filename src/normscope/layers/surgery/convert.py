@@ -165,14 +165,15 @@ def _disable_fused_encoders(model: nn.Module) -> None:
     weights of ``norm1`` and ``norm2``, whatever these modules are.
     """
     for module in model.modules():
+        if not isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
+            continue
         layers = [each for each in module.modules() if isinstance(each, nn.TransformerEncoderLayer)]
-        if all(
-            type(each) is nn.LayerNorm for layer in layers for each in (layer.norm1, layer.norm2)
-        ):
+        norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
+        if all(type(norm) is nn.LayerNorm for norm in norms):
             continue
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # which it reads only to choose the kernel
-        elif isinstance(module, nn.TransformerEncoder):
+        else:
             module.use_nested_tensor = False
 
 
