@@ -39,6 +39,7 @@ def test_layer_is_recognized(module, name, kind, axis):
 
 
 def language_model(name):
+    import_module(f"transformers.models.{name}.modeling_{name}")
     transformers = import_module("transformers")
     sizes = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
     if name == "gpt2":

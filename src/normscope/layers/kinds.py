@@ -123,6 +123,8 @@ class NoNorm(nn.Identity):
         **options: options of a norm layer at this position, e.g. ``eps``.
     """
 
+    feature_axis: int | None = None  # of the class, for layers that were pickled without it
+
     def __init__(
         self,
         num_features: int,

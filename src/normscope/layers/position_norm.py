@@ -23,6 +23,7 @@ class PositionNorm(nn.Module):
     Args:
         norm: a norm layer for (rows, features).
         feature_axis: -1 for (..., features), 1 for (batch, features, *positions).
+        dimensions: spatial dimensions behind the features, which a later conversion may need.
 
     >>> import torch
     >>> tokens = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0))
@@ -31,10 +32,11 @@ class PositionNorm(nn.Module):
     True
     """
 
-    def __init__(self, norm: nn.Module, feature_axis: int = -1) -> None:
+    def __init__(self, norm: nn.Module, feature_axis: int = -1, dimensions: int = 0) -> None:
         super().__init__()
         self.norm = norm
         self.feature_axis = feature_axis
+        self.dimensions = dimensions
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the features at every position."""
@@ -83,6 +85,6 @@ def normalization_at_positions(
             "position by itself; choose layer, rms, batch or dyt."
         )
     layer = normalization(kind, num_features, 0, **options)
-    return (
-        layer if feature_axis == -1 and known.features_last else PositionNorm(layer, feature_axis)
-    )
+    if feature_axis == -1 and known.features_last:
+        return layer
+    return PositionNorm(layer, feature_axis, dimensions)

@@ -170,6 +170,12 @@ def test_vectors_behind_a_flattening_get_the_layer_itself(kind):
     assert isinstance(unknown[2][1], PositionNorm)
 
 
+def test_layer_that_is_also_used_elsewhere_may_get_tokens():
+    norm = nn.LayerNorm(4)
+    model = nn.ModuleList([nn.Sequential(nn.Flatten(), norm), norm])
+    assert isinstance(convert(model, "batch")[1], PositionNorm)
+
+
 def test_running_statistics_are_those_over_batch_and_tokens():
     batch, x = convert(layer_norm(), "batch"), tokens(50, 3, 4)
     population_statistics(nn.Sequential(batch), x)
@@ -228,6 +234,14 @@ class TestChannelsFirst:
         converted = convert(model, "batch")
         assert type(converted.stem[1]) is BatchNorm2d
         assert type(converted.norm.norm) is BatchNorm1d
+
+    @pytest.mark.parametrize("first", ["none", "rms", "group", "layer"])
+    @pytest.mark.parametrize("kind", ["batch", "instance", "dyt", "group", "none"])
+    def test_dimensions_are_remembered(self, first, kind):
+        twice = convert(convert(nn.Sequential(LayerNorm2d(8)), first), kind)
+        once = convert(nn.Sequential(LayerNorm2d(8)), kind)
+        assert str(twice) == str(once)
+        assert twice(tokens(5, 8, 3, 2).float()).shape == (5, 8, 3, 2)
 
     @pytest.mark.parametrize("between", ["none", "rms", "group"])
     def test_way_back_gives_the_same_network(self, between):

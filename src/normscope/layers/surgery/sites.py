@@ -109,19 +109,23 @@ def _is_site(name: str, module: nn.Module) -> bool:
 def _site(model: nn.Module, name: str, module: nn.Module, gets_vectors: bool) -> Site:
     norm = module.norm if isinstance(module, PositionNorm) else module
     found = positionwise_norm(norm)
-    if isinstance(module, PositionNorm | NoNorm):
-        axis = module.feature_axis
+    axis: int | None
+    if isinstance(module, PositionNorm):
+        axis, size = module.feature_axis, (_features(name, norm), module.dimensions)
+    elif found is not None:
+        axis, size = found.feature_axis, (feature_count(norm), found.dimensions)
     else:
-        axis = None if found is None else found.feature_axis
-    if axis == -1 and (gets_vectors or _follows_flattening(model, name)):
-        axis = None
-    if found is not None:
-        size = feature_count(norm), found.dimensions
-    elif isinstance(module, PositionNorm):
-        size = _features(name, norm), 0
-    else:
+        axis = norm.feature_axis if isinstance(norm, NoNorm) else None
         size = _size(model, name, norm)
+    if axis == -1 and (gets_vectors or _gets_vectors(model, module)):
+        axis = None
     return Site(name, module, *size, _options(norm), _like(norm, model), feature_axis=axis)
+
+
+def _gets_vectors(model: nn.Module, module: nn.Module) -> bool:
+    """Return whether a layer is known to get (batch, features) wherever it is."""
+    named = model.named_modules(remove_duplicate=False)
+    return all(_follows_flattening(model, name) for name, each in named if each is module)
 
 
 def _follows_flattening(model: nn.Module, name: str) -> bool:
