@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.layers.kinds import NoNorm, is_norm
+from normscope.layers.position_norm import PositionNorm
 from normscope.probes.cost import Cost
 from normscope.probes.execution import weight_layers
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
@@ -83,8 +84,12 @@ class ActivationMoments(Probe):
         for name, layer in weight_layers(hooks.model).items():
             axis = 1 if isinstance(layer, _ConvNd) else -1
             hooks.after_call(layer, partial(self._layer_ran, name, axis))
-        for module in hooks.model.modules():
-            if is_norm(module) or isinstance(module, NoNorm):
+        modules = list(hooks.model.modules())
+        # a layer inside a PositionNorm gets rows, not the tensor that the layer before returned
+        inner = {id(module.norm) for module in modules if isinstance(module, PositionNorm)}
+        for module in modules:
+            outer = isinstance(module, NoNorm | PositionNorm) or is_norm(module)
+            if outer and id(module) not in inner:
                 hooks.after_call(module, self._norm_ran)
 
     def _layer_ran(self, name: str, axis: int, _: Any, output: Any) -> None:

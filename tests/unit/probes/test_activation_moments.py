@@ -152,3 +152,14 @@ def test_checkpointed_part_is_seen_once():
 def test_counts_must_be_sensible(options):
     with pytest.raises(InputError, match="units must be positive, bins not negative"):
         ActivationMoments(**options)
+
+
+def test_batch_norm_over_tokens_counts_as_the_norm_behind_its_layer():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.ReLU())
+    model = nn.Sequential(ns.layers.convert(body, to="batch"), nn.Flatten(), nn.Linear(15, 2))
+    scope = Scope(model, "cross_entropy", probes=[ActivationMoments(units=3)])
+    scope.step(torch.randn(20, 5, 4), torch.arange(20) % 2)
+    moments = scope.results.isel(step=0).sel(layer="0.0")
+    assert np.abs(moments["activation_mean"]).max() < 1e-6
+    assert np.allclose(moments["activation_variance"], 1.0, atol=1e-3)
