@@ -16,7 +16,7 @@ from normscope.errors import ArgumentTypeError, DuplicateNameError, InputError, 
 from normscope.layers import NORMS
 from normscope.models import MODELS, architecture, build
 
-NORM_KINDS = ["none", "batch", "noisy", "l1", "l2", "linf", "layer", "group"]
+NORM_KINDS = ["none", "batch", "noisy", "l1", "l2", "linf", "layer", "group", "rms", "dyt"]
 # Small members of each family: (input shape, options).
 SMALL = {
     "conv_net": ((3, 15, 15), {"channels": (4, 6, 8)}),
@@ -102,7 +102,11 @@ def test_model_gamma_is_the_initial_scale_and_the_shift_is_zero(name, norm):
     parameters = norm_parameters(small(name, norm, gamma=0.3))
     scales = [value for key, value in parameters.items() if key.endswith("weight")]
     shifts = [value for key, value in parameters.items() if key.endswith("bias")]
-    assert len(scales) == len(shifts) == len(parameters) / 2 > 0
+    slopes = [value for key, value in parameters.items() if key.endswith("alpha")]
+    assert len(scales) > 0
+    assert len(shifts) == (0 if norm == "rms" else len(scales))
+    assert len(slopes) == (len(scales) if norm == "dyt" else 0)
+    assert len(scales) + len(shifts) + len(slopes) == len(parameters)
     assert all((scale == torch.tensor(0.3)).all() for scale in scales)
     assert all((shift == 0).all() for shift in shifts)
 
