@@ -17,7 +17,7 @@ class DynamicTanh(nn.Module):
 
     It computes no statistics: the output is bounded, but it depends on the scale of the input.
 
-    Reference: zhu2025, Eq. (2) and Algorithm 1. Notation: gamma = weight and beta = bias, one value
+    Reference: zhu2025. Notation: gamma = weight and beta = bias, one value
     per channel; alpha is one value.
 
     Args:

@@ -18,7 +18,7 @@ class ShiftedRMSNorm(nn.RMSNorm):
 
     It takes the place of a layer normalization whose shift is to be kept.
 
-    Reference: zhang2019, Eq. (4). Notation: gamma = weight, beta = bias.
+    Reference: zhang2019. Notation: gamma = weight, beta = bias.
 
     Args:
         num_features: size of the last dimension.
@@ -50,7 +50,7 @@ class SampleRMSNorm(nn.Module):
 
     As :class:`torch.nn.GroupNorm` with one group, without subtracting the mean.
 
-    Reference: zhang2019, Eq. (4). Notation: gamma = weight, beta = bias, one value per channel.
+    Reference: zhang2019. Notation: gamma = weight, beta = bias, one value per channel.
 
     Args:
         num_features: channels of the input, (batch, channels, *positions).
