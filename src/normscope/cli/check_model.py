@@ -25,17 +25,20 @@ from normscope.layers.surgery.unfit import unfit_norms
 from normscope.problem.batch import rows, sample_count
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
-from normscope.progress import Progress
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import format_duration, join_words
 from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
-from normscope.theorems.layer import DENSE_LIMIT, UNITS
+from normscope.theorems.layer import DENSE_LIMIT, UNITS, product_count
 from normscope.theorems.verdict import worst
 
 _USUAL_NORMS = ("none", "batch", "layer")
-# values of a unit in a part of the batch; with 128, the most, a check takes six times as long
+# values of a unit in a part of the batch, if two samples have fewer; 128 take much longer
 _PART_VALUES = 16
 _LONG = 60.0  # seconds: a shorter check needs no note
-_PASSES = 5  # forward passes that one product with a Hessian costs
+_PASSES = 2  # forward passes that one product with a Hessian costs
+_SET_UP = 4  # forward passes before the first product
+_FEW_UNITS = 2  # checked one by one in each layer, if all layers are checked
+_PART_PRODUCTS = 256  # of Theorem C.1 on a part of the batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +78,13 @@ class CheckedModel:
         named = self.network.named_modules()
         norms = [name for name, module in named if is_batch_norm(module)]
         names = norms if layer is None else [layer]
-        note_duration(self.network, self.batch, names, self.smaller)
+        units = _FEW_UNITS if layer is None else UNITS
+        note_duration(self.network, self.batch, names, self.smaller, units)
         if layer is None:
             found = list(self._check_layers(names, form, samples))
         else:
-            verdicts = self._check_layer(layer, form, samples)
+            with show_progress("check") as show:
+                verdicts = self._check_layer(layer, form, samples, units, show)
             found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
         if not found:
             raise _nothing_to_check(self.names[0], self.network, self._fitting_norms())
@@ -92,20 +97,34 @@ class CheckedModel:
         with show_progress("check") as show:
             for number, name in enumerate(names):
                 show(Progress(f"layer {name}", done=number, total=len(names), unit="layers"))
-                for each in worst_by_statement(self._check_layer(name, form, samples)):
+                checked = self._check_layer(name, form, samples, _FEW_UNITS, ignore_progress)
+                for each in worst_by_statement(checked):
                     yield name, each
 
-    def _check_layer(self, layer: str, form: str, samples: SampleCounts) -> Verdicts:
+    def _check_layer(
+        self, layer: str, form: str, samples: SampleCounts, units: int, show: ProgressCallback
+    ) -> Verdicts:
         """Return the verdicts on a layer; the samples of a part of the batch are recorded."""
-        verdicts, part = check_in_parts(partial(self._check_batch, layer, form), self.batch)
+        options: dict[str, Any] = {"form": form, "seed": self.seed, "progress": show}
+
+        def check(batch: Any, most: int = units) -> Verdicts:
+            chosen = self._evenly_spaced(layer, min(units, most))
+            of_layer = partial(check_layer, self.network, self.loss, [batch], layer, units=chosen)
+            return call_user_code(self._source, partial(of_layer, **options))
+
+        verdicts, part = check_in_parts(check, self.batch)
         if part is not None:
             samples[layer] = part
         return verdicts
 
-    def _check_batch(self, layer: str, form: str, batch: Any) -> Verdicts:
-        options: dict[str, Any] = {"form": form, "seed": self.seed}
-        check = partial(check_layer, self.network, self.loss, [batch], layer, **options)
-        return call_user_code(self._source, check)
+    def _evenly_spaced(self, layer: str, most: int) -> list[int] | None:
+        """Return the indices of some units; None if the layer is not one that has them."""
+        module = dict(self.network.named_modules(remove_duplicate=False)).get(layer)
+        size = getattr(module, "num_features", None)
+        if not isinstance(size, int):
+            return None
+        few = min(most, size)
+        return [index * size // few for index in range(few)]
 
     def _fitting_norms(self) -> list[str]:
         """Return the usual normalizations that the model works with."""
@@ -207,11 +226,12 @@ def _nothing_to_check(model: str, network: nn.Module, fitting: Sequence[str]) ->
 # statement about any batch is tested as well by its first samples.
 
 
-def check_in_parts(check: Callable[[Any], Verdicts], batch: Any) -> tuple[Verdicts, int | None]:
+def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts, int | None]:
     """Check a batch; statements that it is too large for are checked on its first samples.
 
     Args:
-        check: returns the verdicts of one layer on a batch.
+        check: returns the verdicts of one layer on a batch, and on at most so many units if a
+            second argument says so.
         batch: the whole one.
 
     Returns:
@@ -227,7 +247,8 @@ def check_in_parts(check: Callable[[Any], Verdicts], batch: Any) -> tuple[Verdic
     part = _part_size(samples, sizes.values)
     if part * sizes.values > samples * sizes.limit:
         return found, None
-    again = check(rows(batch, torch.arange(part)))
+    most = _units_of_part(UNITS, part * sizes.values // samples)
+    again = check(rows(batch, torch.arange(part)), most)
     verdicts = [*found, *(each for each in again if each.label in large)]
     rest = [each for each in found.unchecked if each.label not in large]
     rest += [each for each in again.unchecked if each.label in large]
@@ -239,11 +260,16 @@ def _part_size(samples: int, values: int) -> int:
     return max(2, samples * _PART_VALUES // values)
 
 
+def _units_of_part(units: int, values: int) -> int:
+    """Return how many units Theorem C.1 is checked on, which takes a product for each value."""
+    return min(units, max(1, _PART_PRODUCTS // values))
+
+
 def hessian_products(units: int, positions: int, samples: int) -> dict[int, int]:
     """Return how many products with a Hessian the exact forms take on a layer.
 
     Args:
-        units: or channels of the layer.
+        units: of the layer that are checked one by one.
         positions: values of a unit in one sample.
         samples: in the batch.
 
@@ -251,16 +277,15 @@ def hessian_products(units: int, positions: int, samples: int) -> dict[int, int]
         Numbers of products by the samples of each. Theorem C.1 takes one for each value of a unit,
         and repeats the other statements if it is checked on a part of the batch.
 
-    >>> hessian_products(units=64, positions=64, samples=256)  # two samples have 128 values
-    {256: 34, 2: 1066}
+    >>> hessian_products(units=8, positions=64, samples=256)  # two samples have 128 values
+    {256: 17, 2: 257}
     """
-    chosen = min(UNITS, units)
-    plain = 4 * chosen + 2  # of each unit, and of their total
     values = samples * positions
-    part = samples if values <= DENSE_LIMIT else _part_size(samples, values)
-    if part * positions > DENSE_LIMIT:
-        return {samples: plain}
-    return {samples: plain, part: plain + chosen * (part * positions + 1)}
+    found = {samples: product_count(units, values)}
+    part = _part_size(samples, values)
+    if values > DENSE_LIMIT >= part * positions:
+        found[part] = product_count(_units_of_part(units, part * positions), part * positions)
+    return found
 
 
 def note_duration(
@@ -268,6 +293,7 @@ def note_duration(
     batch: Any,
     names: Sequence[str],
     smaller: str,
+    units: int = UNITS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Print a note on stderr if a check will take long, and how to shorten it.
@@ -280,37 +306,49 @@ def note_duration(
         batch: inputs and targets; for other batches there is no note.
         names: of the layers to be checked.
         smaller: how to ask for a smaller batch; its size follows.
+        units: of each layer that are checked one by one, at most.
         clock: returns the seconds.
     """
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return
-    seconds = _expected_seconds(network, inputs.double(), names, clock)
+    seconds = _expected_seconds(network, inputs, names, units, clock)
     if seconds < _LONG:
         return
     ways = [f"choose one of the {len(names)} layers by --layer"] if len(names) > 1 else []
     fewer = max(len(inputs) // 8, 2)
     # Theorem C.1 takes few samples anyway, and may be the largest part
-    if _expected_seconds(network, inputs[:fewer].double(), names, clock) < seconds / 2:
+    if _expected_seconds(network, inputs[:fewer], names, units, clock) < seconds / 2:
         ways.append(f"{smaller} {fewer}")
     remedy = f"; for less, {', or '.join(ways)}" if ways else ""
     print_to_stderr(f"this may take about {format_duration(seconds)}{remedy}.")
 
 
 def _expected_seconds(
-    network: nn.Module, inputs: Tensor, names: Sequence[str], clock: Callable[[], float]
+    network: nn.Module,
+    inputs: Tensor,
+    names: Sequence[str],
+    units: int,
+    clock: Callable[[], float],
 ) -> float:
     """Return a rough estimate; 0 if the model fails, which the check itself reports."""
     try:
-        twin = copy.deepcopy(network).double().train()
-        seen = _time_layers(twin, inputs, names, clock)
-        needed = {name: hessian_products(*seen[name][0], len(inputs)) for name in names}
+        own = next((each.dtype for each in network.parameters()), inputs.dtype)
+        dtype = torch.promote_types(own, torch.float32)
+        twin, inputs = copy.deepcopy(network).to(dtype).train(), inputs.to(dtype)
+        seen = {
+            name: sizes for name, (sizes, _) in _time_layers(twin, inputs, names, clock).items()
+        }
+        needed = {
+            name: hessian_products(min(units, seen[name][0]), seen[name][1], len(inputs))
+            for name in names
+        }
         sizes = {size for each in needed.values() for size in each}
         passes = {size: _time_layers(twin, inputs[:size], names, clock) for size in sizes}
     except Exception:  # user code may raise anything
         return 0.0
-    return _PASSES * sum(
-        count * passes[size][name][1]
+    return sum(
+        (_PASSES * count + _SET_UP) * passes[size][name][1]
         for name, each in needed.items()
         for size, count in each.items()
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,14 +16,19 @@ from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Data, Problem
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.registry import unknown_name
-from normscope.theorems.layer_case import LayerCase, as_bound
+from normscope.text import format_duration
+from normscope.theorems.layer_case import LayerCase, as_bound, inner
 from normscope.theorems.observation import observe
 from normscope.theorems.statement import THEOREMS, TOLERANCE, Sides, Statement, total, verdict
 from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
+from normscope.validation import check_callback
+from normscope.warn import warn
 
 UNITS = 8  # checked one by one by default
 DENSE_LIMIT = 128  # values per unit up to which Theorem C.1 forms a matrix of products
+_ASYMMETRY = 1e-3  # of products with a Hessian, above which their rounding errors show in the sides
 
 
 @interrupt_safe
@@ -38,6 +44,7 @@ def check_layer(
     dense_limit: int = DENSE_LIMIT,
     dtype: torch.dtype | None = torch.float64,
     seed: int = 0,
+    progress: ProgressCallback | None = None,
 ) -> Verdicts:
     """Check the statements on one batch normalization of a network, per unit and in total.
 
@@ -49,7 +56,12 @@ def check_layer(
     Theorem C.1 has no total, since the maximum of each unit has another X. Lemma 4.5 is about
     weights and is not checked here.
 
-    The model is not changed. Only the first batch of the data is used.
+    Layer and closed forms are computed in float64, the network around the layer in the model's own
+    dtype (in float32 at least). Both sides take the same products with the Hessian by the outputs,
+    so the slack has the rounding errors of float64, and the sides those of the network. For more
+    digits in the sides, pass a copy of the model in float64.
+
+    The model is not changed. Only the first batch of the data is used, all of it.
 
     Args:
         model: any module; other users of the layer's input do not count.
@@ -60,10 +72,13 @@ def check_layer(
         units: indices to check one by one, each once; None for 8 of them, evenly spaced.
         bound: of the spectral norm of the layer's input matrix, for Theorems 4.4 and C.1.
         dense_limit: values per unit up to which Theorem C.1 is checked, which takes as many
-            products for each unit; other statements take one or two. Above it the theorem is in
-            ``unchecked``.
-        dtype: to compute in; None for that of the model, with a matching tolerance.
+            products for each unit; all other statements together take two. Above it the theorem
+            is in ``unchecked``.
+        dtype: of the layer and the closed forms; None for that of the model, with a matching
+            tolerance.
         seed: of dropout and noise.
+        progress: receives a `normscope.progress.Progress` event before each product with a
+            Hessian, from the second on with an estimate of the time in all; ``print`` shows them.
 
     Returns:
         The verdicts, which print as a table. What could not be checked is in ``unchecked``, with
@@ -75,24 +90,98 @@ def check_layer(
         InputError: if it is not a batch normalization or has no such unit, if the bound is
             negative, or if the layer's inputs or gradients are not finite.
 
+    Warns:
+        NormscopeWarning: if the products with the Hessian are not symmetric up to 0.1 %, as they
+            can be in float32: the sides then have few digits.
+
     >>> network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
     >>> found = check_layer(network, "squared_error", (torch.randn(9, 3), torch.randn(9, 2)), "1")
     >>> len(found.refuted)
     0
     """
     bound = as_bound(bound)
+    check_callback("progress", progress)
     problem = Problem(model, loss, data)
     module = _batch_norm(model, layer)
     precision = dtype or problem.dtype or torch.float64
     coarser = torch.finfo(precision).eps / torch.finfo(torch.float64).eps
     place = {"layer": layer, "tolerance": TOLERANCE * coarser**0.5}
-    with observe(problem, layer, module, dtype, seed) as observation:
+    count = _ProductCount(layer, progress or ignore_progress)
+    with observe(problem, layer, module, dtype, seed, count) as observation:
         chosen = _chosen(units, observation.y.shape[1])
         whole = observation.whole(bound)
         apart = observation.apart(chosen, bound, seed, dense_limit)
+        count.total = product_count(len(chosen), apart.units.batch_size, form, dense_limit)
         made = list(_Checker(whole, apart, chosen, form, place).found())
+        if dtype is not None:
+            _warn_of_rounding(apart, layer)
     unchecked = [each for each in made if isinstance(each, Unchecked)]
     return Verdicts((each for each in made if isinstance(each, Verdict)), unchecked)
+
+
+def product_count(units: int, values: int, form: str = "exact", limit: int = DENSE_LIMIT) -> int:
+    """Return the largest number of products with a Hessian that a check takes.
+
+    Args:
+        units: checked one by one.
+        values: of a unit: samples times positions.
+        form: of the statements.
+        limit: values up to which Theorem C.1 is checked.
+
+    >>> product_count(units=8, values=1024), product_count(units=8, values=32)
+    (17, 257)
+    """
+    theorem_4_2 = {"exact": 2, "printed": 3, "article": 2}[form]  # by d, Jd and g
+    forms_matrix = values <= limit and form != "article"
+    return (1 if form == "exact" else 2) + units * (values if forms_matrix else theorem_4_2)
+
+
+@dataclass
+class _ProductCount:
+    """Sends an event before each product, with the time that all will take at their pace.
+
+    Args:
+        layer: its name.
+        progress: receives the events.
+        clock: returns the seconds.
+    """
+
+    layer: str
+    progress: ProgressCallback
+    clock: Callable[[], float] = time.perf_counter
+    total: int = 0
+    done: int = 0
+    begin: float = field(default=0.0)
+
+    def __call__(self) -> None:
+        now, detail = self.clock(), ""
+        if self.done:
+            seconds = (now - self.begin) / self.done * self.total
+            detail = f"about {format_duration(seconds)} in all"
+        else:
+            self.begin = now
+        total = max(self.total, self.done + 1)
+        event = Progress(f"layer {self.layer}", detail, self.done, total, "products", "bound")
+        self.progress(event)
+        self.done += 1
+
+
+def _warn_of_rounding(apart: LayerCase, layer: str) -> None:
+    """Warn if products with the Hessian are not symmetric: their sides have few digits."""
+    units = apart.units
+    pushed = units.gamma.unsqueeze(-1) * units.jacobian_times(apart.direction)
+    curved_g, curved_d = apart.hessian(units.g), apart.hessian(pushed)  # known from Theorem 4.2
+    size = units.g.norm(dim=-1) * curved_d.norm(dim=-1) + pushed.norm(dim=-1) * curved_g.norm(
+        dim=-1
+    )
+    difference = (inner(pushed, curved_g) - inner(units.g, curved_d)).abs()
+    asymmetry = float((difference / size.clamp(min=1e-300)).max())
+    if asymmetry > _ASYMMETRY:
+        warn(
+            f"products with the Hessian by the outputs of {layer!r} are asymmetric by "
+            f"{asymmetry:.1e} of their size, through rounding errors; for more digits in the sides "
+            "of Theorems 4.2 and C.1 pass a copy of the model in float64."
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from normscope.curvature.precision import without_autocast
 from normscope.errors import InputError, StateError
 from normscope.problem.batch import move_batch
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
-from normscope.theorems.layer_case import LayerCase, Product, Units
+from normscope.theorems.layer_case import LayerCase, Units
+from normscope.theorems.products import Products
 
 _PROBES = 4
 _AGREEMENT = 1e-3  # relative difference of outputs and formula, far above rounding errors
 _ROUNDINGS = 4  # or as many units in the last place, for coarse types
-_KEPT = 4  # products; statements ask again within that many
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A layer's inputs y and outputs z on one batch, with the graph from y over z to the loss.
+    """A layer's inputs y and outputs z on one batch, and the loss as a function of z.
 
-    Valid only inside `observe`.
+    The graph is in two parts: from y to z, the layer, and from a copy of z to the loss, the network
+    after it, which may have another dtype. Valid only inside `observe`.
 
     Args:
         layer: the batch normalization.
-        y: its inputs, a leaf of the graph used by the layer only, (batch, channels, ...).
-        z: its outputs.
-        g: the gradient of the loss by z, with its graph.
-        d: the gradient of the loss by y, with its graph.
+        y: its inputs, a leaf used by the layer only, (batch, channels, ...).
+        z: its outputs, with their graph.
+        output: the outputs as the network takes them, a leaf.
+        gradient: the gradient of the loss by ``output``, with its graph.
+        count: called before each product with the Hessian of the loss by ``output``.
     """
 
     layer: nn.Module
     y: Tensor
     z: Tensor
-    g: Tensor
-    d: Tensor
+    output: Tensor
+    gradient: Tensor
+    count: Callable[[], None]
 
     def whole(self, bound: float) -> LayerCase:
         """Return all units, with the Hessians of the whole layer, which couple them."""
-        return self._case(None, bound, None, 0)
+        return self._case(list(range(self.y.shape[1])), bound, None, 0, coupled=True)
 
     def apart(self, chosen: Sequence[int], bound: float, seed: int, dense_limit: int) -> LayerCase:
         """Return some units, each with its diagonal block of the Hessians."""
@@ -54,27 +57,44 @@ class Observation:
         values = self.y.numel() // self.y.shape[1]
         shape = (len(chosen), _PROBES, values)
         probes = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return self._case(list(chosen), bound, probes, dense_limit)
+        return self._case(list(chosen), bound, probes, dense_limit, coupled=False)
 
     def _case(
-        self, chosen: list[int] | None, bound: float, probes: Tensor | None, dense_limit: int
+        self,
+        chosen: list[int],
+        bound: float,
+        probes: Tensor | None,
+        dense_limit: int,
+        coupled: bool,
     ) -> LayerCase:
-        y, g, d = (self._by_unit(each.detach()) for each in (self.y, self.g, self.d))
-        gamma = self._gamma(len(y))
-        index = torch.arange(len(y)) if chosen is None else torch.tensor(chosen)
+        y, g = (self._by_unit(each.detach(), chosen) for each in (self.y, self.gradient))
+        gamma = self._gamma(self.y.shape[1])[chosen]
+        hessian = Products(lambda rows, vectors: self._hessian(chosen, rows, vectors), coupled)
+        g_leaf = self.gradient.detach().to(self.y.dtype).requires_grad_()
+        find: Callable[..., tuple[Any, ...]] = torch.autograd.grad
+        (d,) = find(self.z, self.y, g_leaf, create_graph=True)
+
+        def pull_back(vectors: Tensor) -> Tensor:
+            (found,) = find(self.z, self.y, self._at(chosen, vectors), retain_graph=True)
+            return self._by_unit(found, chosen)
 
         def jacobian(vectors: Tensor) -> Tensor:
-            everywhere = torch.zeros(vectors.shape[1], *y.shape, dtype=torch.float64)
-            everywhere[:, index] = vectors.transpose(0, 1)
-            pushed = [self._backward(self.z, self.y, each)[index] for each in everywhere]
-            return torch.stack(pushed, 1) / gamma[index][:, None, None]
+            pulled = [pull_back(each) for each in vectors.unbind(1)]
+            return torch.stack(pulled, 1) / gamma[:, None, None]
+
+        def curvature(vectors: Tensor) -> Tensor:
+            along = self._at(chosen, vectors)
+            options = {"retain_graph": True, "materialize_grads": True}
+            bent, pushed = find(d, (self.y, g_leaf), along, **options)
+            curved = hessian(self._by_unit(pushed, chosen))
+            return self._by_unit(bent, chosen) + pull_back(curved)
 
         return LayerCase(
-            Units(y, g, gamma, float(self.eps)).select(index),
-            d[index],
+            Units(y, g, gamma, float(self.eps)),
+            self._by_unit(d.detach(), chosen),
             jacobian,
-            _cached(self._product(self.g, self.z, chosen)),
-            _cached(self._product(self.d, self.y, chosen)),
+            hessian,
+            curvature,
             bound,
             probes,
             dense_limit,
@@ -99,7 +119,7 @@ class Observation:
             InputError: if a value is infinite or NaN.
             StateError: if the outputs are not the normalized inputs, scaled and shifted.
         """
-        parts = {"inputs": self.y, "outputs": self.z, "gradients": self.g}
+        parts = {"inputs": self.y, "outputs": self.z, "gradients": self.gradient}
         for what, values in parts.items():
             if not torch.isfinite(values).all():
                 raise InputError(
@@ -119,43 +139,43 @@ class Observation:
                 "its batch: it has another formula, or the model sets it to eval mode."
             )
 
-    def _product(self, gradient: Tensor, by: Tensor, chosen: list[int] | None) -> Product:
-        if chosen is None:
-            return lambda vectors: self._backward(gradient, by, vectors)
-
-        def blocks(vectors: Tensor) -> Tensor:
-            rows = []
-            for row, unit in enumerate(chosen):
-                alone = torch.zeros(by.shape[1], vectors.shape[1], dtype=vectors.dtype)
-                alone[unit] = vectors[row]
-                rows.append(self._backward(gradient, by, alone)[unit])
-            return torch.stack(rows)
-
-        return blocks
-
-    def _backward(self, of: Tensor, by: Tensor, vectors: Tensor) -> Tensor:
-        """Return vectors, in rows of units, times the derivative of one tensor by another."""
-        if not of.requires_grad:
+    def _hessian(self, chosen: list[int], rows: list[int], vectors: Tensor) -> Tensor:
+        """Return vectors of some chosen units times the Hessian by the outputs, on these units."""
+        self.count()
+        units = [chosen[row] for row in rows]
+        if not self.gradient.requires_grad:
             return torch.zeros_like(vectors)
         (found,) = torch.autograd.grad(
-            of, by, self._by_sample(vectors), retain_graph=True, allow_unused=True
+            self.gradient,
+            self.output,
+            self._at(units, vectors).to(self.output.dtype),
+            retain_graph=True,
+            materialize_grads=True,
         )
-        return torch.zeros_like(vectors) if found is None else self._by_unit(found)
+        return self._by_unit(found, units)
 
-    def _by_unit(self, tensor: Tensor) -> Tensor:
-        """Reshape (batch, channels, ...) to (channels, batch * positions), float64 on the CPU."""
-        return tensor.transpose(0, 1).reshape(tensor.shape[1], -1).to("cpu", torch.float64)
+    def _at(self, units: list[int], vectors: Tensor) -> Tensor:
+        """Return a tensor like the inputs that has some units' values, and is zero elsewhere."""
+        y, batch, *positions = self.y, len(self.y), *self.y.shape[2:]
+        everywhere = torch.zeros_like(y)
+        shaped = vectors.reshape(len(units), batch, *positions).transpose(0, 1)
+        everywhere[:, units] = shaped.to(y.device, y.dtype)
+        return everywhere
 
-    def _by_sample(self, rows: Tensor) -> Tensor:
-        """Reshape (channels, batch * positions) to (batch, channels, ...), as in the layer."""
-        y = self.y
-        shaped = rows.reshape(y.shape[1], y.shape[0], *y.shape[2:]).transpose(0, 1)
-        return shaped.to(y.device, y.dtype)
+    def _by_unit(self, tensor: Tensor, units: list[int] | None = None) -> Tensor:
+        """Reshape (batch, channels, ...) to (units, batch * positions), float64 on the CPU."""
+        chosen = tensor if units is None else tensor[:, units]
+        return chosen.transpose(0, 1).reshape(chosen.shape[1], -1).to("cpu", torch.float64)
 
 
 @contextmanager
 def observe(
-    problem: Problem, name: str, layer: nn.Module, dtype: torch.dtype | None, seed: int
+    problem: Problem,
+    name: str,
+    layer: nn.Module,
+    dtype: torch.dtype | None,
+    seed: int,
+    count: Callable[[], None] = lambda: None,
 ) -> Iterator[Observation]:
     """Run the network on its first batch in train mode and observe one layer.
 
@@ -165,8 +185,10 @@ def observe(
         problem: model, loss and data.
         name: of the layer.
         layer: the layer.
-        dtype: to compute in; None for that of the model.
+        dtype: of the layer; None for that of the model. The network around it has the model's,
+            at least float32, which is enough: the statements are about any loss of the outputs.
         seed: of dropout and noise.
+        count: called before each product with the Hessian by the layer's outputs.
 
     Yields:
         The observation.
@@ -178,53 +200,90 @@ def observe(
     evaluator = Evaluator(problem, parameter_layout(problem.model), "train", seed)
     _, batch = next(evaluator.batches())
     if dtype is not None:
-        batch = move_batch(batch, problem.device, dtype)
-        for key, tensor in evaluator.point.items():
-            evaluator.point[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    calls: list[tuple[Tensor, Tensor]] = []
+        wide = torch.promote_types(problem.dtype or dtype, torch.float32)
+        batch = move_batch(batch, problem.device, wide)
+        evaluator.point.update({key: _cast(each, wide) for key, each in evaluator.point.items()})
+    calls: list[_Call] = []
     weights = tuple(evaluator.point[name] for name in evaluator.layout.names)
     # weights are constants, since every product would compute their gradients too
-    with evaluator.isolated(weights):
+    with without_autocast(), evaluator.isolated(weights):
         if not (users or isinstance(layer, nn.SyncBatchNorm)):
             layer.__dict__.pop("forward", None)  # test the derivatives of the layer itself
-        with _record_calls(layer, calls):
+        if dtype is not None:
+            _cast_tensors(layer, dtype)
+        with _record_calls(layer, dtype, calls) as finish:
             loss = problem.loss_on(batch)
-        if len(calls) != 1:
-            how = "does not run" if not calls else f"runs {len(calls)} times"
-            raise StateError(
-                f"the layer {name!r} {how} in one forward pass; the statements are about one run."
-            )
-        y, z = calls[0]
-        observation = _differentiate(loss, y, z, layer, name)
-        observation.check_formula()
-        yield observation
+            finish()
+            if len(calls) != 1:
+                how = "does not run" if not calls else f"runs {len(calls)} times"
+                raise StateError(
+                    f"the layer {name!r} {how} in one forward pass; the statements are about one "
+                    "run."
+                )
+            gradient = _differentiate(loss, calls[0].output, name)
+            observation = Observation(layer, *calls[0], gradient, count)
+            observation.check_formula()
+            yield observation
 
 
-def _differentiate(loss: Tensor, y: Tensor, z: Tensor, layer: nn.Module, name: str) -> Observation:
-    found: Callable[..., tuple[Any, ...]] = torch.autograd.grad
-    g = d = None
-    if loss.requires_grad:  # by the layer's input alone
-        g, d = found(loss, (z, y), create_graph=True, allow_unused=True)
-    if g is None or d is None:
+def _differentiate(loss: Tensor, output: Tensor, name: str) -> Tensor:
+    gradient: Tensor | None = None
+    if loss.requires_grad:  # by the layer's output alone
+        (gradient,) = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)
+    if gradient is None:
         raise StateError(f"the loss does not depend on the layer {name!r}.")
-    return Observation(layer, y, z, g, d)
+    return gradient
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _cast_tensors(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the layer's parameters and buffers; a tied one stays as it is elsewhere."""
+    slots: list[dict[str, Any]] = [
+        slot for module in layer.modules() for slot in (module._parameters, module._buffers)
+    ]
+    for slot in slots:
+        slot.update({name: _cast(each, dtype) for name, each in slot.items() if each is not None})
+
+
+class _Call(NamedTuple):
+    y: Tensor
+    z: Tensor
+    output: Tensor
 
 
 @contextmanager
-def _record_calls(layer: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Give the layer a leaf tensor as input, and record it with the output."""
-    inputs: list[Tensor] = []
+def _record_calls(
+    layer: nn.Module, dtype: torch.dtype | None, calls: list[_Call]
+) -> Iterator[Callable[[], None]]:
+    """Cut the graph before and after the layer, which runs in a dtype, and record its calls.
+
+    Yields:
+        What ends the recording: then the layer must not run any more.
+    """
+    inputs: list[tuple[Tensor, torch.dtype]] = []
+    finished: list[bool] = []
 
     def enter(
         module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if finished:
+            raise StateError(
+                "the layer runs again in the backward pass, as a checkpointed part of a model "
+                "does; call it without torch.utils.checkpoint for the check."
+            )
         given = arguments or tuple(options.values())  # a norm layer takes only its input
         # a leaf, so that other users of the values, such as a shortcut, do not count
-        inputs.append(given[0].detach().requires_grad_())
-        return (inputs[-1], *given[1:]), {}
+        y = given[0].detach().to(dtype or given[0].dtype).requires_grad_()
+        inputs.append((y, given[0].dtype))
+        return (y, *given[1:]), {}
 
-    def leave(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        calls.append((inputs[-1], output))
+    def leave(module: nn.Module, arguments: tuple[Any, ...], z: Tensor) -> Tensor:
+        y, own = inputs[-1]
+        output = z.detach().to(own if dtype is not None else z.dtype).requires_grad_()
+        calls.append(_Call(y, z, output))
         return output.clone()  # the next module may overwrite it in place
 
     handles = [
@@ -232,29 +291,7 @@ def _record_calls(layer: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Itera
         layer.register_forward_hook(leave, prepend=True),
     ]
     try:
-        yield
+        yield lambda: finished.append(True)
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _cached(product: Product) -> Product:
-    """Return a linear map that caches its last few results, which must not be changed.
-
-    The parts of a statement share terms, so that they ask for products of the same vectors.
-
-    >>> asked = []
-    >>> twice = _cached(lambda vector: asked.append(vector) or 2 * vector)
-    >>> [float(twice(torch.tensor(each))) for each in (1.0, 3.0, 1.0)], len(asked)
-    ([2.0, 6.0, 2.0], 2)
-    """
-    kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_KEPT)
-
-    def answer(vectors: Tensor) -> Tensor:
-        for known, found in kept:
-            if torch.equal(known, vectors):
-                return found
-        kept.append((vectors, product(vectors)))
-        return kept[-1][1]
-
-    return answer

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import normscope as ns
 from normscope.errors import InputError, NormscopeError, StateError, UnknownNameError
 from normscope.theorems import check, check_layer
+from normscope.theorems.layer import product_count
 from normscope.theorems.observation import Observation
 
 
@@ -410,12 +411,11 @@ def test_single_sample_is_refused():
 def test_no_product_takes_gradients_of_weights_or_is_taken_twice(form, monkeypatch):
     """The weights are constants here, and the parts of Theorem 4.2 share their terms."""
     asked = []
-    backward = Observation._backward
+    multiply = Observation._hessian
 
-    def watched(self, of, by, vectors):
-        if of is not self.z:  # the Jacobian: not a Hessian
-            asked.append((of is self.g, vectors))
-        return backward(self, of, by, vectors)
+    def watched(self, chosen, rows, vectors):
+        asked.append((chosen, rows, vectors))
+        return multiply(self, chosen, rows, vectors)
 
     given = []
 
@@ -424,15 +424,16 @@ def test_no_product_takes_gradients_of_weights_or_is_taken_twice(form, monkeypat
             given.append(self.weight.requires_grad)
             return super().forward(x)
 
-    monkeypatch.setattr(Observation, "_backward", watched)
+    monkeypatch.setattr(Observation, "_hessian", watched)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), Weighed(4, 2))
     found = check_layer(net, "squared_error", batch(), "1", form=form, dense_limit=2)
     assert {v.variant for v in found} == {"", "norm_preserving"}
     assert given == [False]
     assert all(each.requires_grad for each in net.parameters())  # as before
-    for index, (kind, vectors) in enumerate(asked):
-        others = [each for own, each in asked[:index] if own is kind]
-        assert not any(torch.equal(vectors, each) for each in others)
+    for index, (_, rows, vectors) in enumerate(asked):
+        others = [each for _, own, each in asked[:index] if own == rows]
+        assert all((vectors * each).sum().abs() < 1e-9 for each in others)  # orthogonal
+    assert len(asked) == product_count(4, 10, form, limit=2)
 
 
 def test_reading_a_shuffled_loader_leaves_random_numbers_alone():
@@ -456,3 +457,63 @@ def test_layer_in_a_checkpointed_part_is_refused_in_one_sentence():
     with pytest.raises(StateError, match="call it without") as caught:
         check_layer(model, "cross_entropy", batch, layer="1.1")
     assert "\n" not in str(caught.value)
+
+
+def deep_net():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(100, 3))
+
+
+def test_network_in_single_precision_gives_identities_in_double():
+    """The sides have the digits of float32, their difference those of float64."""
+    net = deep_net()
+    found = check_layer(net, "cross_entropy", images(), "1", dense_limit=200)
+    wide = check_layer(net.double(), "cross_entropy", images(), "1", dense_limit=200)
+    assert {v.label for v in found} >= {"theorem_4_2", "theorem_c1"}
+    for own, exact in zip(found, wide, strict=True):
+        assert own.holds is exact.holds
+        if own.kind == "identity":
+            assert abs(own.slack) < 1e-10
+        own, exact = own.to_dict(), exact.to_dict()
+        assert own["lhs"] == pytest.approx(exact["lhs"], rel=1e-4)
+        assert own["rhs"] == pytest.approx(exact["rhs"], rel=1e-4)
+
+
+def test_products_without_digits_are_warned_of():
+    class Rough(torch.autograd.Function):
+        """The square, whose second derivative is wrong in proportion to the first vector."""
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return 2 * grad * (x + 0.3 * torch.roll(x, 1, 0) - 0.3 * torch.roll(x, 1, 0).detach())
+
+    net = vector_net(nn.BatchNorm1d(4))
+    net[2].forward = Rough.apply
+    with pytest.warns(ns.errors.NormscopeWarning, match="are asymmetric by"):
+        check_layer(net, "squared_error", batch(), "1")
+
+
+def test_progress_counts_products_and_estimates_the_time():
+    events = []
+    net = vector_net(nn.BatchNorm1d(4))
+    check_layer(net, "squared_error", batch(), "1", dense_limit=2, progress=events.append)
+    assert [each.done for each in events] == list(range(9))
+    assert {each.total for each in events} == {product_count(4, 10, limit=2)} == {9}
+    assert str(events[0]) == "layer 1, 0 of at most 9 products"
+    assert all("in all" in each.detail for each in events[1:])
+
+
+def test_autocast_around_the_check_is_left_aside():
+    net = vector_net(nn.BatchNorm1d(4))
+    plain = check_layer(net, "squared_error", batch(), "1").to_dict()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert check_layer(net, "squared_error", batch(), "1").to_dict() == plain
