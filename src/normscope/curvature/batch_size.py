@@ -16,6 +16,7 @@ from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data, Problem
+from normscope.problem.sharded import gather_shards
 from normscope.text import Rendered, Table, integer_if_whole
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class BatchSizeEffect(Rendered):
 
 
 @interrupt_safe
+@gather_shards
 def batch_size_effect(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

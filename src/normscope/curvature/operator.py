@@ -27,6 +27,7 @@ from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import batch_weight, is_sum, no_label_error
+from normscope.problem.sharded import gather_shards
 
 _WIDER = {
     torch.float16: ", or measure model.float()",
@@ -237,6 +238,7 @@ class CurvatureOperator:
 
 
 @interrupt_safe
+@gather_shards
 def operator(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
@@ -306,6 +308,7 @@ def unchecked_operator(
 
 
 @interrupt_safe
+@gather_shards
 def dense(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

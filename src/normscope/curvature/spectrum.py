@@ -27,11 +27,13 @@ from normscope.interrupts import interrupt_safe
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
+from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback
 from normscope.validation import check_callback, check_integer, check_number
 
 
 @interrupt_safe
+@gather_shards
 def spectrum(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

@@ -29,6 +29,7 @@ from normscope.interrupts import interrupt_safe
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
+from normscope.problem.sharded import gather_shards
 from normscope.progress import ProgressCallback
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table, integer_if_whole
@@ -154,6 +155,7 @@ class TopEigenvalue(Rendered):
 
 
 @interrupt_safe
+@gather_shards
 def top_eigenvalue(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

@@ -18,6 +18,7 @@ from normscope.interrupts import interrupt_safe
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
+from normscope.problem.sharded import gather_shards
 from normscope.text import Rendered, Table
 from normscope.validation import check_integer
 
@@ -139,6 +140,7 @@ class Trace(Rendered):
 
 
 @interrupt_safe
+@gather_shards
 def trace(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

@@ -16,7 +16,8 @@ from normscope.problem.batch import copy_batch, follow_model
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.model_call import ModelCall, calls_of
-from normscope.problem.wrappers import refuse_scripted
+from normscope.problem.sharded import GatheredModel
+from normscope.problem.wrappers import FSDP_PREFIX, is_sharded, refuse_scripted, run_unwrapped
 from normscope.warn import warn
 
 
@@ -91,6 +92,9 @@ def population_statistics(
     """
     require_module(model, "population_statistics")
     refuse_scripted(model)
+    own = {n.replace(FSDP_PREFIX, ""): layer for n, layer in _batch_layers(model).items()}
+    if is_sharded(model):
+        model = GatheredModel(model).model
     found = _batch_layers(model)
     layers = {name: layer for name, layer in found.items() if layer.running_mean is not None}
     _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])
@@ -103,11 +107,12 @@ def population_statistics(
         )
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with isolated(model, tensors=buffers), torch.no_grad():
+        run_unwrapped(model)
         for module in model.modules():
             module.training = False  # not eval(), which a model may override
         results = (_layer_after_layer if sequential else _all_at_once)(model, data, layers)
     _warn_of("no batch reached", [name for name in layers if name not in results])
-    _write(layers, results)
+    _write(own, results)
     return results
 
 

@@ -48,6 +48,7 @@ from normscope.problem.parameters import parameter_layout
 from normscope.problem.precheck import check_data
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error
+from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.validation import check_bool, check_callback, check_integer
 
@@ -60,6 +61,7 @@ _CURVATURE_BATCHES = 3  # of these for the curvature bound
 
 
 @interrupt_safe
+@gather_shards
 def max_learning_rate(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

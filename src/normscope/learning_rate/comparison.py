@@ -27,6 +27,7 @@ from normscope.problem.loss import WholeLoss
 from normscope.problem.modes import check_mode
 from normscope.problem.problem import Data, Problem
 from normscope.problem.references import first_reached
+from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
 from normscope.text import Rendered, Table
 from normscope.training.loop import Loop, Outcome, has_diverged
@@ -312,6 +313,7 @@ def _matrix_note(rows: Sequence[Compared]) -> str:
 
 
 @interrupt_safe
+@gather_shards
 def compare(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,

@@ -18,6 +18,7 @@ from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
+from normscope.problem.wrappers import run_unwrapped
 from normscope.training.batches import batch_source
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
 
@@ -83,6 +84,7 @@ class TrainingSetup:
         generators = RandomGenerators(model, self.problem.data)
         modules = loss_modules(loss, model)
         with isolated(model, *modules, trainable=trainable), generators.preserved(self.seed):
+            run_unwrapped(model)
             yield
 
     def warn_of_flags(self) -> None:

@@ -19,6 +19,7 @@ from normscope.meanfield.graph import Graph, Input
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.prediction import NOTHING, LayerRow, Prediction
 from normscope.meanfield.printed import printed_estimate
+from normscope.problem.sharded import gather_shards
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ T = TypeVar("T", FisherEstimate, LayerRow)
 
 
 @interrupt_safe
+@gather_shards
 def predict(
     model: nn.Module | Graph,
     input_shape: Sequence[int] | None = None,

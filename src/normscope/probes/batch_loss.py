@@ -19,7 +19,7 @@ from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.problem.references import refuse_held_parameters
-from normscope.problem.wrappers import run_uncompiled
+from normscope.problem.wrappers import run_unwrapped
 
 
 class BatchLoss:
@@ -194,7 +194,7 @@ def _run_eagerly(model: nn.Module) -> None:
 
     The isolation context around restores the modules.
     """
-    run_uncompiled(model)
+    run_unwrapped(model)
     for module in model.modules():
         own = module.__dict__
         if isinstance(module, nn.RNNBase):  # it keeps a second list of its weights

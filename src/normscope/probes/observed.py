@@ -1,4 +1,4 @@
-"""The model under observation, without its wrappers, with its loss and its optimizer."""
+"""The model under observation, with its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -18,35 +18,14 @@ from normscope.problem.diagnose import require_module
 from normscope.problem.loss import LOSSES, Loss, WholeLoss
 from normscope.problem.modes import check_mode
 from normscope.problem.problem import Problem
-from normscope.problem.wrappers import refuse_scripted, refuse_sharded
+from normscope.problem.sharded import GatheredModel
+from normscope.problem.wrappers import is_sharded, refuse_scripted, unwrapped
 from normscope.training.optimizers import bind_optimizer, step_on_copies
 
 if TYPE_CHECKING:
     from normscope.probes.probe import Probe
 
 _MAX_LISTED = 4  # entries of an optimizer's option that a report lists
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside torch.compile, DataParallel and DistributedDataParallel.
-
-    Raises:
-        ArgumentTypeError: if it is not a module.
-
-    >>> line = nn.Linear(1, 1)
-    >>> unwrap(nn.DataParallel(line)) is line
-    True
-    """
-    require_module(model)
-    refuse_scripted(model)
-    refuse_sharded(model)
-    while True:
-        compiled = getattr(model, "_orig_mod", None)
-        parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        inner = model.module if parallel else compiled
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def is_measuring_process() -> bool:
@@ -180,6 +159,35 @@ class ObservedModel:
         if self.learning_rate is not None:
             found["learning_rate"] = float(self.learning_rate)
         return found
+
+
+def observe(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str,
+    optimizer: Optimizer | None,
+    learning_rate: float | None,
+    seed: int,
+    mode: str,
+) -> ObservedModel:
+    """Return a model under observation, without its wrappers; a sharded one is gathered.
+
+    Args:
+        model: any model; if it is sharded, all processes must call this together.
+        loss: as of `ObservedModel`, like the further arguments.
+        optimizer: of the model's parameters, or None.
+        learning_rate: of all parameters, in place of the optimizer's.
+        seed: of the probes' random choices.
+        mode: of all passes.
+
+    Raises:
+        ArgumentTypeError: if it is not a module, or is compiled by torch.jit.
+    """
+    require_module(model)
+    refuse_scripted(model)
+    if is_sharded(model):
+        gathered = GatheredModel(model)
+        model, loss, optimizer = map(gathered.of, (model, loss, optimizer))
+    return ObservedModel(unwrapped(model), loss, optimizer, learning_rate, seed, mode)
 
 
 def _need(names: Sequence[str]) -> str:

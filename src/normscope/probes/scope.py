@@ -6,22 +6,24 @@ import math
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import xarray as xr
 
-from normscope.errors import StateError
+from normscope.errors import InputError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.probes.context import ParameterBuffers, StepContext
 from normscope.probes.cost import ScopeCost, scope_cost
 from normscope.probes.execution import weight_layers
-from normscope.probes.observed import ObservedModel, is_measuring_process, unwrap
+from normscope.probes.observed import is_measuring_process, observe
 from normscope.probes.probe import Probe, ProbeChoice, choose_probes
 from normscope.probes.ray import DISTANCES, check_distances
 from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule
 from normscope.problem.modes import EVAL_MODE_MESSAGE, is_in_eval_mode
+from normscope.problem.wrappers import is_sharded
 from normscope.warn import warn
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ class Scope:
     The modules keep their ``training`` flags, unless ``mode`` sets them. Inside autocast the passes
     are autocast too, except the products with curvature matrices. Models inside torch.compile and
     DistributedDataParallel are unwrapped. Of several processes the one of rank 0 measures, on its
-    own batch and without waiting for the others.
+    own batch and without waiting for the others. If the model is sharded (FSDP, DTensor), all
+    processes must call ``step``: they gather the parameters at the steps that are measured.
 
     Args:
         model: any module whose parameters are on one device.
@@ -97,7 +100,14 @@ class Scope:
         labels: Mapping[str, Any] | None = None,
         mode: str = "as_is",
     ) -> None:
-        self._observed = ObservedModel(unwrap(model), loss, optimizer, learning_rate, seed, mode)
+        self._observe = partial(observe, model, loss, optimizer, learning_rate, seed, mode)
+        self._observed = self._observe()
+        self._is_sharded = is_sharded(model)
+        if self._is_sharded and budget is not None:
+            raise InputError(
+                "all processes gather a sharded model at the same steps, which a budget of time "
+                "does not fix; use every= or steps=."
+            )
         self._distances = check_distances(DISTANCES if distances is None else distances)
         self._probes = [probe.fresh(seed) for probe in choose_probes(probes)]
         self._observed.check_probes(self._probes)
@@ -112,6 +122,7 @@ class Scope:
         self._has_warned = False
         self._has_checked_flags = mode != "as_is"
         self._step = 0
+        self._was_due = False
         self._closed = False
 
     def step(self, x: Any, y: Any = None, loss: float | Tensor | None = None) -> bool:
@@ -134,9 +145,14 @@ class Scope:
         if self._closed:
             raise StateError("the scope is closed; make a new one to measure on.")
         step, self._step = self._step, self._step + 1
+        if not (self._is_sharded or is_measuring_process()):
+            return False
+        due, was_due = self._schedule.due(step), self._was_due
+        self._was_due = due
+        if self._is_sharded and (due or was_due):  # the next step may complete a measured one
+            self._observed = self._observe()
         if not is_measuring_process():
             return False
-        due = self._schedule.due(step)
         if due or self._pending is not None:
             with self._schedule.measuring():
                 try:

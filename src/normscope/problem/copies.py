@@ -54,7 +54,7 @@ def copy_module(module: nn.Module, replacements: Mapping[int, Any] | None = None
             f"normscope works on a copy of the model, which copy.deepcopy cannot make ({reason}); "
             f"remove that attribute of {type(module).__name__} or one of its modules first."
         ) from error
-    _rebind_functions(copied, module, memo)
+    rebind_functions(copied, module, memo)
     return copied
 
 
@@ -84,7 +84,31 @@ def undisturbed(model: nn.Module) -> AbstractContextManager[None]:
     return isolated(model, tensors=buffers)
 
 
-def _rebind_functions(copied: nn.Module, original: nn.Module, copies: Mapping[int, Any]) -> None:
+def refers_to(value: Any, model: nn.Module) -> bool:
+    """Return whether a loss, a function or what holds functions refers to a model or its tensors.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> refers_to(lambda output, target: layer.weight.sum(), layer), refers_to(nn.MSELoss(), layer)
+    (True, False)
+    """
+    own = {id(each) for each in (*model.modules(), *model.parameters())}
+    if isinstance(value, nn.Module):
+        parts = (*value.modules(), *value.parameters())
+        return any(id(each) in own for each in (*parts, *_held_by_functions(list(parts))))
+    return any(id(each) in own for each in (value, *_held_by_functions(value)))
+
+
+def rebound(value: Any, copies: Mapping[int, Any]) -> Any:
+    """Return a function, or what holds functions, over copies of what it refers to.
+
+    Args:
+        value: a function, method, partial, or a container of them.
+        copies: by the id of what they replace.
+    """
+    return _Rebinding(copies).of(value)
+
+
+def rebind_functions(copied: nn.Module, original: nn.Module, copies: Mapping[int, Any]) -> None:
     """Let the functions among a copy's attributes refer to the copy.
 
     ``copy.deepcopy`` binds methods to the copy, but leaves functions and lambdas as they are.

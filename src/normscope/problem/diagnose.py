@@ -39,6 +39,11 @@ _MEANINGS: dict[str, tuple[type[NormscopeError], str]] = {
         StateError,
         "the model or loss uses an operation without the second derivatives that curvature needs",
     ),
+    "does not currently support double backward": (
+        StateError,
+        "the model or loss calls a function compiled by torch.compile, which has no second "
+        'derivative; measure inside torch.compiler.set_stance("force_eager")',
+    ),
     "torch.utils.checkpoint": (
         StateError,
         "a checkpointed part of the model does not compute the same again in the backward pass; "

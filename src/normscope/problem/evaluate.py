@@ -32,7 +32,7 @@ from normscope.problem.references import (
     refuse_foreign_parameters,
     refuse_held_parameters,
 )
-from normscope.problem.wrappers import refuse_sharded, run_uncompiled
+from normscope.problem.wrappers import refuse_sharded, run_unwrapped
 
 _ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
 _ORDER_TOLERANCE = 1e-4  # of the largest output; some layers amplify rounding
@@ -148,7 +148,7 @@ class Evaluator:
             torch.enable_grad(),
             explain_errors(),
         ):
-            run_uncompiled(model)
+            run_unwrapped(model)
             if twice and self._attention.used:
                 self._attention.enter_in_modules(model)
             yield

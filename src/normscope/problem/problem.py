@@ -25,6 +25,7 @@ from normscope.problem.loss import (
     squared_error,
 )
 from normscope.problem.model_call import check_batch, read_batch, single_input
+from normscope.problem.wrappers import uncompiled
 
 Data: TypeAlias = Any
 """One batch, or an iterable of batches that can be read again."""
@@ -62,7 +63,7 @@ class Problem:
     def __post_init__(self) -> None:
         require_module(self.model)
         loss = model_loss if self.loss is None else self.loss
-        loss = LOSSES[loss] if isinstance(loss, str) else loss
+        loss = LOSSES[loss] if isinstance(loss, str) else uncompiled(loss)
         if isinstance(loss, type):
             raise ArgumentTypeError(
                 f"the loss must be called with (output, target), got the class {loss.__name__}; "

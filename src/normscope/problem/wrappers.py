@@ -1,6 +1,10 @@
-"""Models that torch.jit, torch.compile or FSDP has wrapped."""
+"""Models that torch.jit, torch.compile, DataParallel, DDP or FSDP has wrapped."""
 
 from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from types import MethodType
+from typing import Any
 
 from torch import nn
 from torch.jit import ScriptModule
@@ -24,8 +28,24 @@ def refuse_scripted(model: nn.Module) -> None:
         )
 
 
+FSDP_PREFIX = "_fsdp_wrapped_module."
+"""What the wrapper FullyShardedDataParallel adds to the names of modules and parameters."""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether parameters are sharded by FSDP, or are DTensors: they cannot be replaced.
+
+    >>> is_sharded(nn.Linear(1, 1))
+    False
+    """
+    kinds = {type(each) for each in (*model.modules(), *model.parameters())}
+    return any(is_distributed(kind) for kind in kinds)
+
+
 def refuse_sharded(model: nn.Module) -> None:
-    """Raise if parameters are sharded by FSDP, or are DTensors: they cannot be replaced.
+    """Raise if parameters are sharded by FSDP, or are DTensors.
+
+    Public functions replace such a model first (`normscope.problem.sharded.gather_shards`).
 
     Args:
         model: the model.
@@ -33,27 +53,79 @@ def refuse_sharded(model: nn.Module) -> None:
     Raises:
         ArgumentTypeError: if it is so.
     """
-    kinds = {type(each) for each in (*model.modules(), *model.parameters())}
-    if any(_is_distributed(kind) for kind in kinds):
+    if is_sharded(model):
         raise ArgumentTypeError(
             "the parameters of a model sharded by FSDP or as DTensors cannot be replaced for a "
             "measurement; load its full state into a plain copy of the model, and pass that."
         )
 
 
-def _is_distributed(kind: type) -> bool:
+def is_distributed(kind: type) -> bool:
+    """Return whether a class shards parameters: FSDP's wrapper and mixin, DTensor."""
     parts = ("torch.distributed.fsdp", "torch.distributed.tensor")
     return any(base.__module__.startswith(parts) for base in kind.__mro__)
 
 
-def run_uncompiled(model: nn.Module) -> None:
-    """Make every module run uncompiled, until the isolation context around restores them.
+def run_unwrapped(model: nn.Module) -> None:
+    """Make every module run uncompiled and in this process alone.
 
-    What torch.compile makes has no second derivative, and is the training's.
+    To be called inside an isolation context, which restores the modules. What torch.compile makes
+    has no second derivative, and is the training's; the wrappers for data-parallel training
+    would wait for other processes at each pass.
     """
     for module in model.modules():
         own = module.__dict__
         if own.get("_compiled_call_impl") is not None:  # by model.compile()
             own["_compiled_call_impl"] = None
-        if isinstance(own.get("_modules", {}).get("_orig_mod"), nn.Module):
-            own["forward"] = module._orig_mod  # by torch.compile(model)
+        inner = _wrapped_module(module)
+        if inner is not None:
+            own["forward"] = inner
+            continue
+        for name, value in list(own.items()):
+            if hasattr(value, _ORIGINAL):  # a function among the attributes, or forward itself
+                own[name] = uncompiled(value)
+        of_class = getattr(type(module).forward, _ORIGINAL, None)
+        if of_class is not None and "forward" not in own:
+            own["forward"] = MethodType(of_class, module)
+
+
+_ORIGINAL = "_torchdynamo_orig_callable"  # of what torch.compile returns for a function
+
+
+def uncompiled(function: Any) -> Any:
+    """Return the function or module that torch.compile was given; others as they are.
+
+    The functions in the fields of a dataclass, such as a `whole_loss`, are replaced in a copy.
+
+    >>> uncompiled(len) is len
+    True
+    """
+    if is_dataclass(function) and not isinstance(function, type):
+        own = {field.name: getattr(function, field.name) for field in fields(function)}
+        new = {name: uncompiled(each) for name, each in own.items()}
+        changed = {name: each for name, each in new.items() if each is not own[name]}
+        return replace(function, **changed) if changed else function
+    if isinstance(function, nn.Module):
+        inner = vars(function).get("_modules", {}).get("_orig_mod")
+        return function if inner is None else inner
+    return getattr(function, _ORIGINAL, function)
+
+
+def _wrapped_module(module: nn.Module) -> nn.Module | None:
+    """Return the module inside torch.compile, DataParallel or DistributedDataParallel."""
+    inner = vars(module).get("_modules", {}).get("_orig_mod")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = module.module
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile, DataParallel and DistributedDataParallel.
+
+    >>> line = nn.Linear(1, 1)
+    >>> unwrapped(nn.DataParallel(line)) is line
+    True
+    """
+    while (inner := _wrapped_module(model)) is not None:
+        model = inner
+    return model

@@ -16,6 +16,7 @@ from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Data, Problem
+from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.registry import unknown_name
 from normscope.text import format_duration
@@ -32,6 +33,7 @@ _ASYMMETRY = 1e-3  # of products with a Hessian, above which their rounding erro
 
 
 @interrupt_safe
+@gather_shards
 def check_layer(
     model: nn.Module,
     loss: Loss | WholeLoss | str,

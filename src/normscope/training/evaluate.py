@@ -19,6 +19,8 @@ from normscope.problem.loss_state import loss_modules
 from normscope.problem.parameters import check_initialized
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import ignored_label
+from normscope.problem.sharded import gather_shards
+from normscope.problem.wrappers import run_unwrapped
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table
 from normscope.training.loss_total import LossTotal
@@ -46,6 +48,7 @@ class Evaluation(_Scores, Rendered):
 
 
 @interrupt_safe
+@gather_shards
 def evaluate(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
@@ -115,6 +118,7 @@ def evaluate(
         RandomGenerators(data).preserved(),
         torch.no_grad(),
     ):
+        run_unwrapped(model)
         if train_data is not None:
             is_one_batch = Problem(model, loss, train_data).is_one_batch
             batches = _pieces(train_data, batch_size) if is_one_batch else train_data

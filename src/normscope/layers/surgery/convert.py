@@ -30,6 +30,7 @@ from normscope.layers.surgery.sites import Site, insert, insertion_sites, norm_s
 from normscope.problem.copies import copy_module
 from normscope.problem.diagnose import require_module
 from normscope.problem.isolation import RandomGenerators
+from normscope.problem.sharded import gather_shards
 from normscope.problem.wrappers import refuse_sharded
 from normscope.text import Rendered, Table
 
@@ -69,6 +70,7 @@ class Change(Rendered):
 
 
 @interrupt_safe
+@gather_shards
 def convert(model: nn.Module, to: str) -> nn.Module:
     """Return a copy of the model whose norm layers are all of one kind.
 

@@ -17,11 +17,13 @@ from normscope.layers.surgery.inference import affine_map
 from normscope.layers.surgery.trial import Trial, find_trial, make_trial
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
+from normscope.problem.sharded import gather_shards
 from normscope.problem.wrappers import refuse_sharded
 from normscope.warn import warn
 
 
 @interrupt_safe
+@gather_shards
 def fold(model: nn.Module, strict: bool = False, inputs: Any = None) -> nn.Module:
     """Return a copy in eval mode whose batch norm layers are folded into their neighbours.
 

@@ -29,7 +29,7 @@ from normscope.meanfield.weighted import Linear
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
 from normscope.problem.trace import trace
-from normscope.problem.wrappers import refuse_sharded
+from normscope.problem.wrappers import refuse_sharded, unwrapped
 
 # What a value of the forward pass is, if it is not the output of an operation.
 _OTHER_INPUT = "input"  # an input after the first
@@ -59,6 +59,7 @@ def read(
     """
     require_module(model, "predict")
     refuse_sharded(model)
+    model = unwrapped(model)
     refuse_hooks(model)
     with undisturbed(model):
         root, calls = _trace_copy(model)
