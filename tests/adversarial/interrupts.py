@@ -76,7 +76,8 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 def _bits(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        plain = value.detach()
+        plain: Any = value.detach()
+        plain = plain.to_local() if hasattr(plain, "to_local") else plain  # this process's shard
         return (plain.dtype, tuple(plain.shape), plain.contiguous().view(-1).numpy().tobytes())
     if isinstance(value, dict):
         return [(repr(key), id(each)) for key, each in value.items()]

@@ -199,7 +199,5 @@ def _run_eagerly(model: nn.Module) -> None:
         own = module.__dict__
         if isinstance(module, nn.RNNBase):  # it keeps a second list of its weights
             own["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
-        if isinstance(module, nn.SyncBatchNorm):
+        if isinstance(module, nn.SyncBatchNorm):  # a subclass with a forward pass of its own
             own["forward"] = partial(_BatchNorm.forward, module)
-        elif own.get("process_group") is not None and isinstance(module, _BatchNorm):
-            own["process_group"] = None  # statistics of this process, without waiting for others

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from normscope.errors import ArgumentTypeError, StateError
 from normscope.problem.copies import rebind_functions, rebound, refers_to
 from normscope.problem.hooks import defining_module
+from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import WholeLoss
 from normscope.problem.wrappers import FSDP_PREFIX, is_distributed, is_sharded
 
@@ -78,7 +79,7 @@ class GatheredModel:
         self._original = model
         self._flat = _flat_parameters(model)
         try:
-            with _full_parameters(model), torch.no_grad():
+            with MODEL_LOCK, _full_parameters(model), torch.no_grad():
                 self._copies = _copies_of_tensors(model)
                 self.model = _plain_copy(model, self._copies)
         except StateError:

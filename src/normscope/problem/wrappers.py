@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
-from types import MethodType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 from torch.jit import ScriptModule
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from normscope.errors import ArgumentTypeError
 
@@ -70,8 +72,8 @@ def run_unwrapped(model: nn.Module) -> None:
     """Make every module run uncompiled and in this process alone.
 
     To be called inside an isolation context, which restores the modules. What torch.compile makes
-    has no second derivative, and is the training's; the wrappers for data-parallel training
-    would wait for other processes at each pass.
+    has no second derivative, and is the training's. Wrappers for data-parallel training and norm
+    layers with shared statistics would wait for other processes, which may take fewer passes.
     """
     for module in model.modules():
         own = module.__dict__
@@ -82,11 +84,15 @@ def run_unwrapped(model: nn.Module) -> None:
             own["forward"] = inner
             continue
         for name, value in list(own.items()):
-            if hasattr(value, _ORIGINAL):  # a function among the attributes, or forward itself
+            if isinstance(value, FunctionType):  # among the attributes, or forward itself
                 own[name] = uncompiled(value)
         of_class = getattr(type(module).forward, _ORIGINAL, None)
         if of_class is not None and "forward" not in own:
             own["forward"] = MethodType(of_class, module)
+        if type(module).forward is nn.SyncBatchNorm.forward:
+            own["forward"] = partial(_BatchNorm.forward, module)
+        elif isinstance(module, _BatchNorm) and own.get("process_group") is not None:
+            own["process_group"] = None
 
 
 _ORIGINAL = "_torchdynamo_orig_callable"  # of what torch.compile returns for a function
