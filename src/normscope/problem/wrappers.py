@@ -89,10 +89,16 @@ def run_unwrapped(model: nn.Module) -> None:
         of_class = getattr(type(module).forward, _ORIGINAL, None)
         if of_class is not None and "forward" not in own:
             own["forward"] = MethodType(of_class, module)
-        if type(module).forward is nn.SyncBatchNorm.forward:
-            own["forward"] = partial(_BatchNorm.forward, module)
-        elif isinstance(module, _BatchNorm) and own.get("process_group") is not None:
-            own["process_group"] = None
+        if isinstance(module, _BatchNorm):
+            _use_own_statistics(module)
+
+
+def _use_own_statistics(layer: _BatchNorm) -> None:
+    """Let a layer with statistics shared by processes take those of its own batch."""
+    if type(layer).forward is nn.SyncBatchNorm.forward:
+        layer.__dict__["forward"] = partial(_BatchNorm.forward, layer)
+    elif layer.__dict__.get("process_group") is not None:
+        layer.__dict__["process_group"] = None
 
 
 _ORIGINAL = "_torchdynamo_orig_callable"  # of what torch.compile returns for a function
