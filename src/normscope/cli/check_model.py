@@ -27,7 +27,7 @@ from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import format_duration, join_words
-from normscope.theorems import Unchecked, Verdict, Verdicts, check_layer
+from normscope.theorems import TooLarge, Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.layer import DENSE_LIMIT, UNITS, product_count
 from normscope.theorems.verdict import worst
 
@@ -38,7 +38,8 @@ _LONG = 60.0  # seconds: a shorter check needs no note
 _PASSES = 2  # forward passes that one product with a Hessian costs
 _SET_UP = 4  # forward passes before the first product
 _FEW_UNITS = 2  # checked one by one in each layer, if all layers are checked
-_PART_PRODUCTS = 256  # of Theorem C.1 on a part of the batch
+_PART_PRODUCTS = 128  # of Theorem C.1 on a part of the batch
+_WHOLE_VALUES = 32  # of a unit, up to which Theorem C.1 is checked on the whole batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +108,10 @@ class CheckedModel:
         """Return the verdicts on a layer; the samples of a part of the batch are recorded."""
         options: dict[str, Any] = {"form": form, "seed": self.seed, "progress": show}
 
-        def check(batch: Any, most: int = units) -> Verdicts:
+        def check(batch: Any, most: int = units, limit: int = _WHOLE_VALUES) -> Verdicts:
             chosen = self._evenly_spaced(layer, min(units, most))
-            of_layer = partial(check_layer, self.network, self.loss, [batch], layer, units=chosen)
+            sizes: dict[str, Any] = {"units": chosen, "dense_limit": limit}
+            of_layer = partial(check_layer, self.network, self.loss, [batch], layer, **sizes)
             return call_user_code(self._source, partial(of_layer, **options))
 
         verdicts, part = check_in_parts(check, self.batch)
@@ -230,8 +232,8 @@ def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts
     """Check a batch; statements that it is too large for are checked on its first samples.
 
     Args:
-        check: returns the verdicts of one layer on a batch, and on at most so many units if a
-            second argument says so.
+        check: returns the verdicts of one layer on a batch; for a part of it, it is also given
+            the largest number of units and the limit of values.
         batch: the whole one.
 
     Returns:
@@ -245,14 +247,20 @@ def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts
     sizes = next(iter(large.values()))  # the units of one layer have one size
     samples = sample_count(batch)
     part = _part_size(samples, sizes.values)
-    if part * sizes.values > samples * sizes.limit:
-        return found, None
+    if part * sizes.values > samples * DENSE_LIMIT:
+        sizes = replace(sizes, limit=DENSE_LIMIT)
+        unchecked = [_with_sizes(each, sizes) for each in found.unchecked]
+        return Verdicts(found, unchecked), None
     most = _units_of_part(UNITS, part * sizes.values // samples)
-    again = check(rows(batch, torch.arange(part)), most)
+    again = check(rows(batch, torch.arange(part)), most, DENSE_LIMIT)
     verdicts = [*found, *(each for each in again if each.label in large)]
     rest = [each for each in found.unchecked if each.label not in large]
     rest += [each for each in again.unchecked if each.label in large]
     return Verdicts(verdicts, rest), part
+
+
+def _with_sizes(unchecked: Unchecked, sizes: TooLarge) -> Unchecked:
+    return unchecked if unchecked.too_large is None else replace(unchecked, too_large=sizes)
 
 
 def _part_size(samples: int, values: int) -> int:
@@ -278,12 +286,12 @@ def hessian_products(units: int, positions: int, samples: int) -> dict[int, int]
         and repeats the other statements if it is checked on a part of the batch.
 
     >>> hessian_products(units=8, positions=64, samples=256)  # two samples have 128 values
-    {256: 17, 2: 257}
+    {256: 17, 2: 129}
     """
     values = samples * positions
-    found = {samples: product_count(units, values)}
+    found = {samples: product_count(units, values, limit=_WHOLE_VALUES)}
     part = _part_size(samples, values)
-    if values > DENSE_LIMIT >= part * positions:
+    if values > _WHOLE_VALUES and part * positions <= DENSE_LIMIT:
         found[part] = product_count(_units_of_part(units, part * positions), part * positions)
     return found
 

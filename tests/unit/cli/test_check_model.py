@@ -48,10 +48,10 @@ def test_products_are_those_that_the_statements_take(units, size, side, monkeypa
     model, batch = network(units), samples(size, side)
     model(batch[0])
 
-    def check(part, most=8):
+    def check(part, most=8, limit=32):
         few = min(most, units)
         chosen = [index * units // few for index in range(few)]
-        return check_layer(model, "cross_entropy", part, "1", units=chosen)
+        return check_layer(model, "cross_entropy", part, "1", units=chosen, dense_limit=limit)
 
     check_in_parts(check, batch)
     assert hessian_products(min(8, units), side * side, size) == dict(taken)
@@ -120,7 +120,7 @@ def check_of(positions, limit=128):
     Its sentence says nothing of the sizes.
     """
 
-    def check(batch, most=8):
+    def check(batch, most=8, limit=limit):
         samples = len(batch[0])
         made = [Verdict("fact_c1", "identity", "exact", 0.0, 0.0, True, float(samples))]
         other = Unchecked("fact_c2", "its scale is zero")
