@@ -275,3 +275,36 @@ def test_output_that_is_a_dictionary_needs_a_whole_loss(tmp_path, monkeypatch, c
     assert capsys.readouterr().err.startswith(said)
     assert main([*asked, "--loss", "dict_net.py:loss"]) == 0
     assert "All hold." in capsys.readouterr().out
+
+
+GRAPH = """
+import torch
+import normscope as ns
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.head = (
+            torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    def forward(self, x, edges):
+        x = self.norm(self.first(x))
+        return self.head(torch.zeros_like(x).index_add(0, edges[1], torch.tanh(x)[edges[0]]))
+def graph():
+    nodes = {"x": torch.randn(150, 5), "y": torch.randint(3, (150,))}
+    return [{**nodes, "edges": torch.randint(150, (2, 400))}]
+def apply(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch["x"], batch["edges"]), batch["y"])
+loss = ns.whole_loss(apply)
+"""
+
+
+def test_graph_whose_nodes_are_the_rows_is_not_cut(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph_net.py").write_text(GRAPH, encoding="utf-8")
+    asked = ["graph_net.py:Net", "--data", "graph_net.py:graph", "--loss", "graph_net.py:loss"]
+    assert main(["check", *asked]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "a unit has 150 values, above dense_limit=128: the rows of the batch are not" in out
+    assert "All that were checked hold." in out
+    (tmp_path / "little_graph.py").write_text(GRAPH.replace("150", "40"), encoding="utf-8")
+    assert main(["check", *(each.replace("graph_net", "little_graph") for each in asked)]) == 0
+    assert "All hold." in capsys.readouterr().out

@@ -17,7 +17,7 @@ from normscope.cli.batches import choose_batches, note_conversion
 from normscope.cli.check_table import Found, SampleCounts
 from normscope.cli.progress_bar import show_progress
 from normscope.cli.render import print_to_stderr
-from normscope.errors import InputError
+from normscope.errors import InputError, NormscopeError
 from normscope.import_path import call_user_code
 from normscope.layers import is_batch_norm
 from normscope.layers.kinds import norm_layers
@@ -89,7 +89,7 @@ class CheckedModel:
             found = [(layer, each) for each in (*verdicts, *verdicts.unchecked)]
         if not found:
             raise _nothing_to_check(self.names[0], self.network, self._fitting_norms())
-        size = sample_count(self.batch)
+        size = _samples_of(self.batch)
         return [(name, add_remedy(each, size, self.smaller)) for name, each in found], samples
 
     def _check_layers(
@@ -182,16 +182,29 @@ def worst_by_statement(verdicts: Verdicts) -> Iterator[Verdict | Unchecked]:
     yield from verdicts.unchecked
 
 
-def add_remedy(found: Verdict | Unchecked, batch_size: int, smaller: str) -> Verdict | Unchecked:
+def _samples_of(batch: Any) -> int | None:
+    """Return the samples of a batch; None if its rows are not samples, as those of a graph."""
+    try:
+        return sample_count(batch)
+    except NormscopeError:
+        return None
+
+
+def add_remedy(
+    found: Verdict | Unchecked, batch_size: int | None, smaller: str
+) -> Verdict | Unchecked:
     """Return a finding; for a batch that was too large, with the size that is not.
 
     Args:
         found: as the library has it.
-        batch_size: of the batch it was found on.
+        batch_size: of the batch it was found on; None if it cannot be cut.
         smaller: how to ask for a smaller batch; the size follows.
     """
     if not isinstance(found, Unchecked) or found.too_large is None:
         return found
+    if batch_size is None:
+        reason = str(found.too_large).partition(":")[0]
+        return replace(found, reason=f"{reason}: the rows of the batch are not samples to cut")
     values, limit = found.too_large.values, found.too_large.limit
     fitting = batch_size * limit // values
     advice = f"{smaller} {fitting}"
@@ -245,9 +258,11 @@ def check_in_parts(check: Callable[..., Verdicts], batch: Any) -> tuple[Verdicts
     if not large:
         return found, None
     sizes = next(iter(large.values()))  # the units of one layer have one size
-    samples = sample_count(batch)
-    part = _part_size(samples, sizes.values)
-    if part * sizes.values > samples * DENSE_LIMIT:
+    samples = _samples_of(batch)
+    if samples is None and sizes.values <= DENSE_LIMIT:
+        return check(batch, _units_of_part(UNITS, sizes.values), DENSE_LIMIT), None
+    part = 0 if samples is None else _part_size(samples, sizes.values)
+    if samples is None or part * sizes.values > samples * DENSE_LIMIT:
         sizes = replace(sizes, limit=DENSE_LIMIT)
         unchecked = [_with_sizes(each, sizes) for each in found.unchecked]
         return Verdicts(found, unchecked), None
