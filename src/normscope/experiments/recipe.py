@@ -174,6 +174,24 @@ def _signature_defaults(measure: Measurement) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.name not in GIVEN}
 
 
+def side_by_side(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
+    """Concatenate datasets along a new dimension; NaN where one of them has no value.
+
+    >>> both = side_by_side("seed", {0: xr.Dataset({"a": 1.0}), 4: xr.Dataset({"a": 2.0})})
+    >>> both["a"].sel(seed=4).item()
+    2.0
+    """
+    return xr.concat(
+        list(parts.values()),
+        xr.Variable(dimension, list(parts)),
+        data_vars="all",
+        coords="minimal",
+        compat="equals",
+        join="outer",
+        combine_attrs="drop_conflicts",
+    )
+
+
 @interrupt_safe
 def run(
     name: str,

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 import xarray as xr
 
-from normscope import __version__
 from normscope.files import replacing
 from normscope.report import Report, Section, picture_of, result_section, write_report
 from normscope.report.combine import findings_of
 from normscope.report.runs import QUICK
 from normscope.results import Claim, claims_table
+from normscope.results.tables import present_versions
 from normscope.text import Table
 
 if TYPE_CHECKING:
@@ -70,12 +67,7 @@ class Result:
     @property
     def versions(self) -> dict[str, str]:
         """Versions of normscope, torch, numpy and Python."""
-        return {
-            "normscope": __version__,
-            "torch": torch.__version__.partition("+")[0],
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        }
+        return present_versions()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the dataset, as plain values."""
@@ -84,7 +76,7 @@ class Result:
             "label": self.label,
             "scale": self.scale,
             "command": self.command,
-            "settings": {key: _plain(value) for key, value in self.settings.items()},
+            "settings": {key: plain_value(value) for key, value in self.settings.items()},
             "seconds": self.seconds,
             "versions": self.versions,
             "claims": [claim.to_dict() for claim in self.claims],
@@ -173,13 +165,13 @@ class Result:
         return Table(rows, heading, [QUICK] if self.scale == "quick" else []).html()
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Convert a setting to JSON types."""
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+        return [plain_value(item) for item in value]
+    return value.item() if hasattr(value, "item") else value
 
 
 def _value(value: Any) -> str:
     """Format a setting for the command line: a Python literal without spaces, or a string."""
-    return value if isinstance(value, str) else repr(_plain(value)).replace(", ", ",")
+    return value if isinstance(value, str) else repr(plain_value(value)).replace(", ", ",")

@@ -21,8 +21,8 @@ from normscope.decoupled import (
     inequalities,
     margin_loss,
 )
-from normscope.experiments.kohler2018.problems import Moments, moments, stacked
-from normscope.experiments.recipe import experiment
+from normscope.experiments.kohler2018.problems import Moments, moments
+from normscope.experiments.recipe import experiment, side_by_side
 from normscope.plots.convergence import halfspace_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
@@ -189,24 +189,21 @@ def halfspace(
         BFGS (seed, start); ``identity`` errors (seed, activation).
     """
     del store
-    own_seeds = list(range(seed, seed + seeds))
-    found = []
-    for own in own_seeds:
+    found = {}
+    for own in range(seed, seed + seeds):
         progress(Progress(f"seed {own}"))
         random = np.random.default_rng(own)
         given = moments(dimensions, condition, quotient, random)
-        sides = [_sides(given, loss, steps) for loss in LOSSES]
+        sides = {loss: _sides(given, loss, steps) for loss in LOSSES}
         sampled = given.sampled(samples, random)
         excess = [[_excess(sampled, s, form, most_steps) for s in scales] for form in FORMS]
-        found.append(
-            stacked(sides, "loss", LOSSES).assign(
-                excess=(("form", "scale"), excess),
-                off_line=("start", _critical_points(given, random)),
-                identity=("activation", _identity_errors(sampled, random)),
-            )
+        found[own] = side_by_side("loss", sides).assign(
+            excess=(("form", "scale"), excess),
+            off_line=("start", _critical_points(given, random)),
+            identity=("activation", _identity_errors(sampled, random)),
         )
     names = {"form": list(FORMS), "scale": list(scales), "activation": list(ACTIVATIONS)}
-    results = stacked(found, "seed", own_seeds).assign_coords(names)
+    results = side_by_side("seed", found).assign_coords(names)
     return results.assign_coords({name: range(results.sizes[name]) for name in ("step", "start")})
 
 

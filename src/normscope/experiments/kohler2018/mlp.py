@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from normscope.decoupled import HiddenUnits, Options, SignedDesign, margin_loss, train_units
-from normscope.experiments.kohler2018.problems import Moments, moments, stacked
-from normscope.experiments.recipe import experiment
+from normscope.experiments.kohler2018.problems import Moments, moments
+from normscope.experiments.recipe import experiment, side_by_side
 from normscope.plots.convergence import units_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
@@ -129,16 +129,15 @@ def mlp(
         ``stationary`` (seed), the norm of the joint gradient there.
     """
     del store
-    own_seeds = list(range(seed, seed + seeds))
-    found = []
-    for own in own_seeds:
+    found = {}
+    for own in range(seed, seed + seeds):
         progress(Progress(f"seed {own}"))
         random = np.random.default_rng(own)
         given = moments(dimensions, condition, quotient, random)
         design = given.quadrature(nodes)
         zero = _from_zero(given, design, units, steps)
-        found.append(xr.merge([zero, _jointly(given, design, units, random)]))
-    joined = stacked(found, "seed", own_seeds)
+        found[own] = xr.merge([zero, _jointly(given, design, units, random)])
+    joined = side_by_side("seed", found)
     return joined.assign_coords(unit=np.arange(units), step=np.arange(steps + 1))
 
 

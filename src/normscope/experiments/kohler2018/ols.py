@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from normscope.decoupled import LeastSquaresPath, ordinary_least_squares
-from normscope.experiments.kohler2018.problems import moments, stacked
-from normscope.experiments.recipe import experiment
+from normscope.experiments.kohler2018.problems import moments
+from normscope.experiments.recipe import experiment, side_by_side
 from normscope.plots.convergence import least_squares_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
@@ -137,13 +137,14 @@ def ols(
         learning rate (condition, seed, tried, factor).
     """
     del store
-    own_seeds = list(range(seed, seed + seeds))
-    by_condition = []
+    found = {}
     for condition in conditions:
         progress(Progress(f"condition {condition:g}"))
-        each = [_problem(condition, own, dimensions, steps) for own in own_seeds]
-        by_condition.append(stacked(each, "seed", own_seeds))
-    return stacked(by_condition, "condition", conditions)
+        own = {
+            each: _problem(condition, each, dimensions, steps) for each in range(seed, seed + seeds)
+        }
+        found[condition] = side_by_side("seed", own)
+    return side_by_side("condition", found)
 
 
 def _problem(condition: float, seed: int, dimensions: int, steps: int) -> xr.Dataset:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.decoupled import SignedDesign
@@ -90,17 +87,3 @@ def moments(
     mean = random.standard_normal(dimensions)
     mean *= np.sqrt(quotient / (mean @ np.linalg.solve(second, mean)))
     return Moments(mean, second)
-
-
-def stacked(parts: list[xr.Dataset], name: str, values: Sequence[Any]) -> xr.Dataset:
-    """Data sets of one kind along a new dimension.
-
-    Args:
-        parts: one for each value.
-        name: of the dimension.
-        values: along it.
-
-    Returns:
-        One data set.
-    """
-    return xr.concat(parts, dim=name).assign_coords({name: list(values)})

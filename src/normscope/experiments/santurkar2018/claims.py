@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import xarray as xr
 
@@ -29,61 +32,68 @@ _LANDSCAPE = {
     "effective_smoothness": "effective beta",
 }
 L_P = ("l1", "l2", "linf")
+VGG = "VGG"  # its landscape is judged by the second half of the measured steps; see `judging`
 _SIMILAR_COSINE, _SIMILAR_DISTANCE, _AS_WELL = 0.05, 0.1, 0.1
 
 
-def trains_better(results: xr.Dataset, norm: str, source: str, network: str) -> Claim:
-    """A normalization's training loss is below the standard network's.
-
-    Args:
-        results: ``training_loss`` over (norm, seed, step).
-        norm: that should be better.
-        source: of the statement.
-        network: its name in the claim.
-
-    Returns:
-        The claim.
-    """
-    text = f"{network} trains better with {NAMES[norm]} than without normalization"
-    late = {name: _late_loss(results, name) for name in (norm, "none")}
-    return compared(text, source, late[norm], late["none"], (NAMES[norm], NAMES["none"]))
-
-
-def trains_as_well(results: xr.Dataset, norm: str, source: str, network: str) -> Claim:
-    """A normalization's training loss is not above BatchNorm's by more than a tenth of its fall.
-
-    Args:
-        results: ``training_loss`` over (norm, seed, step).
-        norm: that should do as well as BatchNorm.
-        source: of the statement.
-        network: its name in the claim.
-
-    Returns:
-        The claim.
-    """
-    text = f"{network} trains with the {NAMES[norm]} as well as with BatchNorm or better"
-    late = {name: _late_loss(results, name) for name in (norm, "batch")}
-    start = results["training_loss"].sel(norm="batch").isel(step=0)
-    allowance = _AS_WELL * (start - late["batch"]).clip(min=0)
-    names, note = (NAMES[norm], NAMES["batch"]), ""
-    if "none" in results["norm"]:  # whether the standard network would pass as well
-        bare = np.atleast_1d(_late_loss(results, "none").values)
-        passes = is_below(bare, np.atleast_1d(late["batch"].values), allowance)
-        note = f" (standard {spread(bare)}, as well in {passes.sum()} of {len(passes)} seeds)"
-    return compared(text, source, late[norm], late["batch"], names, allowance=allowance, note=note)
-
-
-def is_smoother(
-    results: xr.Dataset, norm: str, source: str, network: str, second_half: bool
+def trains_better(
+    results: xr.Dataset, source: str, network: str, norms: Sequence[str] = ("batch",)
 ) -> list[Claim]:
+    """Training losses are below the standard network's.
+
+    Args:
+        results: ``training_loss`` over (norm, seed, step).
+        source: of the statement.
+        network: its name in the claim.
+        norms: that should be better.
+
+    Returns:
+        A claim for each normalization.
+    """
+    late = _late_loss(results)
+    end = "than without normalization"
+    return [
+        _smaller(f"{network} trains better with {NAMES[norm]} {end}", source, late, norm)
+        for norm in norms
+    ]
+
+
+def trains_as_well(results: xr.Dataset, source: str, network: str) -> list[Claim]:
+    """Training losses of l_p norms are not above BatchNorm's by more than a tenth of its fall.
+
+    Args:
+        results: ``training_loss`` over (norm, seed, step).
+        source: of the statement.
+        network: its name in the claim.
+
+    Returns:
+        A claim for each l_p normalization.
+    """
+    late = _late_loss(results)
+    batch = late.sel(norm="batch")
+    start = results["training_loss"].sel(norm="batch").isel(step=0)
+    allowance, note = _AS_WELL * (start - batch).clip(min=0), ""
+    if "none" in results["norm"]:  # whether the standard network would pass as well
+        bare = np.atleast_1d(late.sel(norm="none").values)
+        passes = is_below(bare, np.atleast_1d(batch.values), allowance)
+        note = f" (standard {spread(bare)}, as well in {passes.sum()} of {len(passes)} seeds)"
+    end, more = "as well as with BatchNorm or better", {"allowance": allowance, "note": note}
+    return [
+        _smaller(
+            f"{network} trains with the {NAMES[norm]} {end}", source, late, norm, "batch", **more
+        )
+        for norm in L_P
+    ]
+
+
+def is_smoother(results: xr.Dataset, source: str, network: str, norm: str = "batch") -> list[Claim]:
     """Loss band, change of the gradient and beta are smaller than the standard network's.
 
     Args:
         results: the ray probes' variables over (norm, seed, step).
-        norm: that should be smoother.
         source: of the statement.
-        network: its name in the claim.
-        second_half: whether to judge by the second half of the measured steps.
+        network: its name in the claim; VGG is judged by the second half of the measured steps.
+        norm: that should be smoother.
 
     Returns:
         A claim for each of the three.
@@ -93,60 +103,50 @@ def is_smoother(
     claims = []
     for variable, what in _LANDSCAPE.items():
         curves = _or_infinite(widths, variable)
-        judged = weighted_median(_judged_steps(curves, second_half))
-        note = _over_all(weighted_median(curves), norm) if second_half else ""
+        judged = weighted_median(_judged_steps(curves, network))
+        note = _over_all(weighted_median(curves), norm) if network == VGG else ""
         text = f"{network}: the {what} is smaller with {NAMES[norm]}"
-        left, right = judged.sel(norm=norm), judged.sel(norm="none")
-        names = (NAMES[norm], NAMES["none"])
-        claims.append(compared(text, source, left, right, names, note=note))
+        claims.append(_smaller(text, source, judged, norm, note=note))
     return claims
 
 
-def is_better_throughout(
-    results: xr.Dataset, source: str, network: str, second_half: bool
-) -> list[Claim]:
+def is_better_throughout(results: xr.Dataset, source: str, network: str) -> list[Claim]:
     """BatchNorm and each l_p normalization train better and are smoother than the standard network.
 
     Args:
         results: ``training_loss`` and the ray probes' variables over (norm, seed, step).
         source: of the statements.
         network: its name in the claim.
-        second_half: whether to judge the landscape by the second half of the measured steps.
 
     Returns:
         Four claims for each normalization.
     """
     claims = []
     for norm in ("batch", *L_P):
-        claims.append(trains_better(results, norm, source, network))
-        claims += is_smoother(results, norm, source, network, second_half)
+        claims += trains_better(results, source, network, [norm])
+        claims += is_smoother(results, source, network, norm)
     return claims
 
 
-def predicts_better(
-    results: xr.Dataset, norm: str, source: str, network: str, second_half: bool
-) -> Claim:
-    """Gradients along the ray differ less from the first one than in the standard network.
+def predicts_better(results: xr.Dataset, source: str, network: str) -> list[Claim]:
+    """With BatchNorm gradients along the ray differ less from the first one.
 
     Args:
         results: ``gradient_distance`` over (norm, seed, step, distance).
-        norm: whose gradients should be more predictive.
         source: of the statement.
-        network: its name in the claim.
-        second_half: whether to judge by the second half of the measured steps.
+        network: its name in the claim; VGG is judged by the second half of the measured steps.
 
     Returns:
-        The claim, about the mean over distances of the median over steps.
+        One claim, about the mean over distances of the median over steps.
     """
     curves = _or_infinite(results, "gradient_distance")
     whole, typical = (
         weighted_median(steps).mean("distance", skipna=False)
-        for steps in (curves, _judged_steps(curves, second_half))
+        for steps in (curves, _judged_steps(curves, network))
     )
-    note = _over_all(whole, norm) if second_half else ""
-    text = f"{network}: gradients are more predictive with {NAMES[norm]} (l2 error smaller)"
-    left, right = typical.sel(norm=norm), typical.sel(norm="none")
-    return compared(text, source, left, right, (NAMES[norm], NAMES["none"]), note=note)
+    note = _over_all(whole, "batch") if network == VGG else ""
+    text = f"{network}: gradients are more predictive with {NAMES['batch']} (l2 error smaller)"
+    return [_smaller(text, source, typical, "batch", note=note)]
 
 
 def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim]:
@@ -163,40 +163,77 @@ def shifts_no_less(results: xr.Dataset, source: str, network: str) -> list[Claim
     later = results.sel(norm=["batch", "none"]).isel(layer=slice(1, None))
     cosine = weighted_mean(later["shift_cosine"], ("step", "layer"))
     distance = geometric_mean(later["shift_distance"], ("step", "layer"))
-    allowance = _SIMILAR_DISTANCE * distance.sel(norm="none")
+    allowed = {"allowance": _SIMILAR_DISTANCE * distance.sel(norm="none")}
     stem = f"{network}: with BatchNorm the covariate shift is similar or worse"
-    names = (NAMES["batch"], NAMES["none"])
+    zeros = int((later["shift_distance"] == 0).sum())
+    lost, lost_distances = (
+        _left_out(later["shift_cosine"], 0),
+        _left_out(later["shift_distance"], zeros),
+    )
+    higher, lower = f"{stem} (cosine not higher)", f"{stem} (l2 difference not lower)"
     return [
-        compared(
-            f"{stem} (cosine not higher)",
-            source,
-            cosine.sel(norm="batch"),
-            cosine.sel(norm="none"),
-            names,
-            allowance=_SIMILAR_COSINE,
-            note=_left_out(later["shift_cosine"], 0),
-        ),
-        compared(
-            f"{stem} (l2 difference not lower)",
-            source,
-            distance.sel(norm="none"),
-            distance.sel(norm="batch"),
-            names[::-1],
-            allowance=allowance,
-            note=_left_out(later["shift_distance"], int((later["shift_distance"] == 0).sum())),
-        ),
+        _smaller(higher, source, cosine, "batch", allowance=_SIMILAR_COSINE, note=lost),
+        _smaller(lower, source, distance, "none", "batch", note=lost_distances, **allowed),
     ]
 
 
-def _late_loss(results: xr.Dataset, norm: str) -> xr.DataArray:
+def changes_moments_more(results: xr.Dataset, source: str, _network: str) -> list[Claim]:
+    """With noisy BatchNorm mean and variance of activations change more from step to step.
+
+    Args:
+        results: the moments' changes over (norm, seed, step, layer, unit).
+        source: of the statement.
+
+    Returns:
+        A claim for the mean and one for the variance.
+    """
+    claims = []
+    for moment in ("mean", "variance"):
+        change = weighted_median(results[f"activation_{moment}_change"], ("step", "layer", "unit"))
+        text = f"the {moment} of activations changes more between steps with {NAMES['noisy']}"
+        claims.append(_smaller(text, source, change, "none", "noisy"))
+    return claims
+
+
+def drifts_more(results: xr.Dataset, source: str, _network: str) -> list[Claim]:
+    r"""With l_p norms activations move further from their first distribution.
+
+    .. math:: \sqrt{(\mu_t - \mu_0)^2 + (\sigma_t - \sigma_0)^2}
+
+    the 2-Wasserstein distance of normal distributions with these moments.
+
+    Args:
+        results: ``activation_mean`` and ``activation_variance``, as in `changes_moments_more`.
+        source: of the statement.
+
+    Returns:
+        A claim for each l_p normalization.
+    """
+    mean, deviation = results["activation_mean"], results["activation_variance"] ** 0.5
+    squares = (mean - mean.isel(step=0)) ** 2 + (deviation - deviation.isel(step=0)) ** 2
+    moved = (squares**0.5).isel(step=slice(1, None))
+    drift = weighted_median(moved, ("step", "layer", "unit"))
+    text = "the distribution of activations shifts more over training with the"
+    return [_smaller(f"{text} {NAMES[norm]}", source, drift, "none", norm) for norm in L_P]
+
+
+def _smaller(
+    text: str, source: str, values: xr.DataArray, norm: str, other: str = "none", **options: Any
+) -> Claim:
+    """Return the claim that a value is smaller with one normalization than with another."""
+    names = NAMES[norm], NAMES[other]
+    return compared(text, source, values.sel(norm=norm), values.sel(norm=other), names, **options)
+
+
+def _late_loss(results: xr.Dataset) -> xr.DataArray:
     """Return the mean loss over the last quarter; infinite if the run diverged before."""
-    losses = results["training_loss"].sel(norm=norm)
+    losses = results["training_loss"]
     late = losses.isel(step=slice(-max(1, losses.sizes["step"] // 4), None))
     return late.mean("step", skipna=False).fillna(np.inf).where(losses.notnull().any("step"))
 
 
-def _judged_steps(curves: xr.DataArray, second_half: bool) -> xr.DataArray:
-    return curves.isel(step=slice(curves.sizes["step"] // 2 if second_half else 0, None))
+def _judged_steps(curves: xr.DataArray, network: str) -> xr.DataArray:
+    return curves.isel(step=slice(curves.sizes["step"] // 2 if network == VGG else 0, None))
 
 
 def _over_all(whole: xr.DataArray, norm: str) -> str:
@@ -234,47 +271,3 @@ def _left_out(shift: xr.DataArray, zeros: int) -> str:
     }
     parts = [f"{count} {what}" for what, count in counts.items() if count]
     return f" (left out: {', '.join(parts)})" if parts else ""
-
-
-def changes_moments_more(results: xr.Dataset, norm: str, source: str) -> list[Claim]:
-    """Mean and variance of activations change more from step to step than the standard network's.
-
-    Args:
-        results: the moments' changes over (norm, seed, step, layer, unit).
-        norm: that should change more.
-        source: of the statement.
-
-    Returns:
-        A claim for the mean and one for the variance.
-    """
-    claims = []
-    for moment in ("mean", "variance"):
-        change = weighted_median(results[f"activation_{moment}_change"], ("step", "layer", "unit"))
-        text = f"the {moment} of activations changes more between steps with {NAMES[norm]}"
-        left, right = change.sel(norm="none"), change.sel(norm=norm)
-        claims.append(compared(text, source, left, right, (NAMES["none"], NAMES[norm])))
-    return claims
-
-
-def drifts_more(results: xr.Dataset, norm: str, source: str) -> Claim:
-    r"""Activations move further from their first distribution than the standard network's.
-
-    .. math:: \sqrt{(\mu_t - \mu_0)^2 + (\sigma_t - \sigma_0)^2}
-
-    the 2-Wasserstein distance of normal distributions with these moments.
-
-    Args:
-        results: ``activation_mean`` and ``activation_variance``, as in `changes_moments_more`.
-        norm: that should move further.
-        source: of the statement.
-
-    Returns:
-        The claim.
-    """
-    mean, deviation = results["activation_mean"], results["activation_variance"] ** 0.5
-    squares = (mean - mean.isel(step=0)) ** 2 + (deviation - deviation.isel(step=0)) ** 2
-    moved = squares**0.5
-    drift = weighted_median(moved.isel(step=slice(1, None)), ("step", "layer", "unit"))
-    text = f"the distribution of activations shifts more over training with the {NAMES[norm]}"
-    left, right = drift.sel(norm="none"), drift.sel(norm=norm)
-    return compared(text, source, left, right, (NAMES["none"], NAMES[norm]))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
+from normscope.experiments.recipe import SCALES, experiment
 from normscope.experiments.santurkar2018.claims import (
     L_P,
+    VGG,
     changes_moments_more,
     drifts_more,
     is_better_throughout,
@@ -22,16 +26,21 @@ from normscope.experiments.santurkar2018.claims import (
 )
 from normscope.experiments.santurkar2018.judging import spread, verdict
 from normscope.experiments.santurkar2018.measurements import (
+    DEFAULTS,
+    SETTINGS,
     VGG_RATE,
-    Select,
+    beside,
+    deep_linear_trainings,
     linear_part,
-    register_figure,
+    vgg_trainings,
 )
+from normscope.experiments.santurkar2018.trainings import Training, run_trainings
 from normscope.plots.distributions import distributions_over_training
 from normscope.plots.layer_shift import moment_changes, shift_by_layer, shift_with_training
 from normscope.plots.loss_landscape import landscape, predictiveness, training_and_landscape
 from normscope.plots.training_curves import accuracy_and_distributions, training_of_both
-from normscope.results import Claim
+from normscope.progress import ProgressCallback
+from normscope.results import Claim, Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -39,14 +48,17 @@ if TYPE_CHECKING:
 Judge = Callable[[xr.Dataset, str, str], list[Claim]]
 """Judges one network's results; also takes the source and the network's name in the claims."""
 
-VGG, LINEAR, BOTH = ("vgg",), ("deep_linear",), ("vgg", "deep_linear")
+Select = Callable[[xr.Dataset], xr.Dataset]
+"""Selects a figure's variables from one network's trainings."""
+
+VGG_ONLY, LINEAR, BOTH = ("vgg",), ("deep_linear",), ("vgg", "deep_linear")
 CURVES = ("training_loss", "training_accuracy", "test_accuracy", "final_test_accuracy")
 LANDSCAPE = (
     *("loss_low", "loss_high", "gradient_distance_low", "gradient_distance_high"),
     *("effective_smoothness", "training_loss"),
 )
 _HISTOGRAMS = ("histogram", "histogram_low", "histogram_high")
-_NETWORKS = {"vgg": "VGG", "deep_linear": "DLN"}  # their names in claims
+_NETWORKS = {"vgg": VGG, "deep_linear": "DLN"}  # their names in claims
 _RATES = (VGG_RATE, 0.5)  # of Figure 1
 _PRINTED = {"batch": 0.83, "none": 0.80}
 _CLOSE = 0.02  # an accuracy within two points of the printed one counts as equal to it
@@ -121,18 +133,13 @@ def _variables(*names: str, accuracy: bool = False) -> Select:
     return select
 
 
-def _trains_better(*norms: str) -> Judge:
-    return lambda part, source, network: [
-        trains_better(part, norm, source, network) for norm in norms
-    ]
-
-
 def _trains_better_at_both_rates(results: xr.Dataset, source: str, network: str) -> list[Claim]:
     return [
-        trains_better(
-            results.sel(learning_rate=rate), "batch", source, f"{network} at learning rate {rate:g}"
-        )
+        claim
         for rate in _RATES
+        for claim in trains_better(
+            results.sel(learning_rate=rate), source, f"{network} at learning rate {rate:g}"
+        )
     ]
 
 
@@ -154,35 +161,6 @@ def _test_accuracy(results: xr.Dataset, _source: str, _network: str) -> list[Cla
         verdict(held) if is_paper and is_whole else None,
     )
     return [claim]
-
-
-def _is_smoother(part: xr.Dataset, source: str, network: str) -> list[Claim]:
-    return is_smoother(part, "batch", source, network, _second_half(network))
-
-
-def _is_better_throughout(part: xr.Dataset, source: str, network: str) -> list[Claim]:
-    return is_better_throughout(part, source, network, _second_half(network))
-
-
-def _predicts_better(part: xr.Dataset, source: str, network: str) -> list[Claim]:
-    return [predicts_better(part, "batch", source, network, _second_half(network))]
-
-
-def _second_half(network: str) -> bool:
-    """Return whether a landscape is judged by the second half of the measured steps; `judging`."""
-    return network == "VGG"
-
-
-def _changes_moments_more(part: xr.Dataset, source: str, _network: str) -> list[Claim]:
-    return changes_moments_more(part, "noisy", source)
-
-
-def _trains_as_well(part: xr.Dataset, source: str, network: str) -> list[Claim]:
-    return [trains_as_well(part, norm, source, network) for norm in L_P]
-
-
-def _drifts_more(part: xr.Dataset, source: str, _network: str) -> list[Claim]:
-    return [drifts_more(part, norm, source) for norm in L_P]
 
 
 @dataclass(frozen=True)
@@ -209,6 +187,33 @@ class _Figure:
     draw: Callable[[xr.Dataset], Drawing]
     rates: tuple[float, ...] = (VGG_RATE,)
 
+    def measure(
+        self, *, seeds: int, seed: int, store: Store, progress: ProgressCallback, **settings: Any
+    ) -> xr.Dataset:
+        """Return the figure's variables, selected from the shared trainings.
+
+        With both networks, variables and dimensions of the deep linear one have a prefix.
+        """
+        planned = [self._trainings(each, settings) for each in self.networks]  # checks all settings
+        results = [
+            run_trainings(each, range(seed, seed + seeds), store, progress) for each in planned
+        ]
+        parts = [
+            self.select(each.isel(learning_rate=0) if each.sizes["learning_rate"] == 1 else each)
+            for each in results
+        ]
+        selected = beside(*parts) if len(parts) > 1 else parts[0]
+        if "vgg" not in self.networks:
+            return selected.assign_attrs(steps=settings["linear_steps"])
+        read = ("data", "width", "steps", "evaluated")[: 3 if len(parts) > 1 else 4]
+        return selected.assign_attrs({name: settings[name] for name in read})
+
+    def _trainings(self, network: str, settings: Mapping[str, Any]) -> list[Training]:
+        own = {key: settings[key] for key in DEFAULTS[network]}
+        if network == "vgg":
+            return vgg_trainings(self.norms, self.rates, **own)
+        return deep_linear_trainings(self.norms, **own)
+
     def claims(self, results: xr.Dataset) -> list[Claim]:
         """Return the paper's statements about the figure, judged network by network."""
         source = f"santurkar2018, Figure {self.number}"
@@ -220,6 +225,25 @@ class _Figure:
             for claim in judge(part, source, _NETWORKS[network])
         ]
 
+    def register(self) -> None:
+        """Make an experiment of the figure."""
+
+        def measure(**given: Any) -> xr.Dataset:
+            return self.measure(**given)
+
+        measure.__doc__ = self.summary
+        defaults = {key: value for each in self.networks for key, value in DEFAULTS[each].items()}
+        scales = {scale: {} if scale != "quick" else {"seeds": 1} for scale in SCALES}
+        for network, scale in product(self.networks, SCALES):
+            scales[scale] |= SETTINGS[network][scale]
+        experiment(
+            f"santurkar2018/figure{self.number}",
+            claims=self.claims,
+            figure=self.draw,
+            scales=scales,
+            defaults={**defaults, "seeds": 3, "seed": 0},
+        )(measure)
+
 
 _TWO, _THREE, _FIVE = ("none", "batch"), ("none", "batch", "noisy"), ("none", "batch", *L_P)
 _SHIFT = ("shift_cosine", "shift_distance")
@@ -229,7 +253,7 @@ FIGURES = (
         1,
         "Accuracy of VGG at learning rates 0.1 and 0.5, and the distributions of activations at "
         "0.1.",
-        *(VGG, _TWO, _curves_and_histograms),
+        *(VGG_ONLY, _TWO, _curves_and_histograms),
         (_trains_better_at_both_rates, _test_accuracy),
         accuracy_and_distributions,
         _RATES,
@@ -237,22 +261,22 @@ FIGURES = (
     _Figure(
         2,
         "Accuracy of VGG with noisy BatchNorm, and the distributions of activations.",
-        *(VGG, _THREE, _curves_and_histograms),
-        (_trains_better("noisy", "batch"),),
+        *(VGG_ONLY, _THREE, _curves_and_histograms),
+        (partial(trains_better, norms=("noisy", "batch")),),
         accuracy_and_distributions,
     ),
     _Figure(
         3,
         "Covariate shift (Definition 2.1) of VGG and DLN, beside accuracy and loss.",
         *(BOTH, _TWO, _variables(*_SHIFT, "training_loss", accuracy=True)),
-        (shifts_no_less, _trains_better("batch")),
+        (shifts_no_less, trains_better),
         shift_with_training,
     ),
     _Figure(
         4,
         "Variation of loss and gradient along the gradient, and beta, of VGG over training.",
-        *(VGG, _TWO, _variables(*LANDSCAPE)),
-        (_is_smoother,),
+        *(VGG_ONLY, _TWO, _variables(*LANDSCAPE)),
+        (is_smoother,),
         landscape,
     ),
     _Figure(
@@ -265,8 +289,8 @@ FIGURES = (
     _Figure(
         7,
         "Change of mean and variance of activations between successive steps of VGG's training.",
-        *(VGG, _THREE, _moment_changes),
-        (_changes_moments_more, _trains_better("noisy")),
+        *(VGG_ONLY, _THREE, _moment_changes),
+        (changes_moments_more, partial(trains_better, norms=("noisy",))),
         moment_changes,
     ),
     _Figure(
@@ -280,51 +304,45 @@ FIGURES = (
         9,
         "Variation of loss and gradient along the gradient, and beta, of the DLN over training.",
         *(LINEAR, _TWO, _variables(*LANDSCAPE)),
-        (_is_smoother,),
+        (is_smoother,),
         landscape,
     ),
     _Figure(
         10,
         "Change of the gradient against the distance moved along it, of VGG and DLN.",
         *(BOTH, _TWO, _variables("gradient_distance", "training_loss")),
-        (_predicts_better,),
+        (predicts_better,),
         predictiveness,
     ),
     _Figure(
         11,
         "Training loss and landscape of VGG under l_p normalization.",
-        *(VGG, _FIVE, _variables(*LANDSCAPE)),
-        (_is_better_throughout,),
+        *(VGG_ONLY, _FIVE, _variables(*LANDSCAPE)),
+        (is_better_throughout,),
         training_and_landscape,
     ),
     _Figure(
         12,
         "Training loss and landscape of the DLN under l_p normalization.",
         *(LINEAR, _FIVE, _variables(*LANDSCAPE)),
-        (_is_better_throughout,),
+        (is_better_throughout,),
         training_and_landscape,
     ),
     _Figure(
         13,
         "Training of VGG and DLN under l_p normalization.",
         *(BOTH, _FIVE, _variables("training_loss", accuracy=True)),
-        (_trains_as_well,),
+        (trains_as_well,),
         training_of_both,
     ),
     _Figure(
         14,
         "Distributions of sampled activations of VGG under l_p normalization over training.",
-        *(VGG, _FIVE, _histograms_and_moments),
-        (_drifts_more,),
+        *(VGG_ONLY, _FIVE, _histograms_and_moments),
+        (drifts_more,),
         distributions_over_training,
     ),
 )
 
 for _each in FIGURES:
-    register_figure(
-        f"figure{_each.number}",
-        _each.summary,
-        *(_each.networks, _each.norms, _each.rates, _each.select),
-        claims=_each.claims,
-        draw=_each.draw,
-    )
+    _each.register()

@@ -1,30 +1,15 @@
-"""The paper's trainings of VGG and the deep linear network, and their scales.
-
-`register_figure` makes an experiment of a function that selects a figure's variables from the
-shared trainings.
-"""
+"""The paper's trainings of VGG and the deep linear network, and their scales."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from normscope.errors import InputError
-from normscope.experiments.recipe import SCALES, experiment
-from normscope.experiments.santurkar2018.trainings import (
-    ALL_PROBES,
-    MOMENTS,
-    Training,
-    run_trainings,
-)
-from normscope.progress import ProgressCallback
-from normscope.results import Claim, Store
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from normscope.experiments.santurkar2018.trainings import ALL_PROBES, MOMENTS, Training
 
 VGG_RATE = 0.1
 VGG_BATCH_SIZE = 128
@@ -59,8 +44,6 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 _DIMENSIONS = ("step", "layer", "distance", "learning_rate")  # each network has its own
-
-Select = Callable[[xr.Dataset], xr.Dataset]
 
 
 def vgg_trainings(
@@ -166,91 +149,6 @@ def measured_steps(steps: int, every: int) -> tuple[int, ...]:
     """
     dense = np.arange(0, steps // 10, max(1, every // 10))
     return tuple(np.unique([*dense, *range(0, steps, every)]).tolist())
-
-
-def register_figure(
-    name: str,
-    summary: str,
-    networks: Sequence[str],
-    norms: Sequence[str],
-    rates: Sequence[float],
-    select: Select,
-    *,
-    claims: Callable[[xr.Dataset], list[Claim]],
-    draw: Callable[[xr.Dataset], Figure],
-) -> None:
-    """Register the experiment that selects a figure's variables from the shared trainings.
-
-    With both networks `select` is called once for each, and the results are put `beside` each
-    other. The settings are the paper's settings of the networks, ``seeds`` and the first ``seed``.
-
-    Args:
-        name: of the figure.
-        summary: what it shows, in one line.
-        networks: "vgg", "deep_linear" or both.
-        norms: normalizations it needs.
-        rates: learning rates of VGG; with one rate the selection has no dimension for it.
-        select: returns the figure's variables.
-        claims: the paper's statements, judged by the selected variables.
-        draw: draws the figure.
-    """
-
-    def measure(
-        *, seeds: int, seed: int, store: Store, progress: ProgressCallback, **settings: Any
-    ) -> xr.Dataset:
-        planned = _plan(networks, norms, rates, settings)  # checks all settings before the first
-        results = [
-            run_trainings(each, range(seed, seed + seeds), store, progress) for each in planned
-        ]
-        parts = [select(_drop_single_rate(each)) for each in results]
-        selected = beside(*parts) if len(parts) > 1 else parts[0]
-        return selected.assign_attrs(_attributes(networks, settings))
-
-    measure.__doc__ = summary
-    experiment(
-        f"santurkar2018/{name}",
-        claims=claims,
-        figure=draw,
-        scales={scale: _scale(networks, scale) for scale in SCALES},
-        defaults={**_merged(networks, DEFAULTS), "seeds": 3, "seed": 0},
-    )(measure)
-
-
-def _plan(
-    networks: Sequence[str],
-    norms: Sequence[str],
-    rates: Sequence[float],
-    settings: Mapping[str, Any],
-) -> list[list[Training]]:
-    """Return the trainings of each network."""
-    own = {each: {key: settings[key] for key in DEFAULTS[each]} for each in networks}
-    return [
-        vgg_trainings(norms, rates, **own[each])
-        if each == "vgg"
-        else deep_linear_trainings(norms, **own[each])
-        for each in networks
-    ]
-
-
-def _merged(networks: Sequence[str], by_network: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: value for each in networks for key, value in by_network[each].items()}
-
-
-def _scale(networks: Sequence[str], scale: str) -> dict[str, Any]:
-    settings = _merged(networks, {each: SETTINGS[each][scale] for each in networks})
-    return {**settings, "seeds": 1} if scale == "quick" else settings
-
-
-def _drop_single_rate(results: xr.Dataset) -> xr.Dataset:
-    return results.isel(learning_rate=0) if results.sizes["learning_rate"] == 1 else results
-
-
-def _attributes(networks: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that figures and claims read."""
-    if "vgg" not in networks:
-        return {"steps": settings["linear_steps"]}
-    names = ("data", "width", "steps") + (() if len(networks) > 1 else ("evaluated",))
-    return {name: settings[name] for name in names}
 
 
 def beside(vgg: xr.Dataset, linear: xr.Dataset) -> xr.Dataset:

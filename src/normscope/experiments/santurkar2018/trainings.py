@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from normscope.data import Dataset, load
 from normscope.data.dataset import DATASETS
+from normscope.experiments.recipe import side_by_side
 from normscope.models import build
 from normscope.probes import PROBES, Probe, Scope
 from normscope.problem import Problem, RandomGenerators
@@ -229,22 +230,10 @@ def run_trainings(
             stage = f"{training.label}, seed {seed}"
             progress(Progress(stage, "", done, len(trainings) * len(seeds), "trainings"))
             runs[seed] = _aligned(_record(training, seed, store), training)
-        by_rate.setdefault(training.learning_rate, {})[training.norm] = _along("seed", runs)
-    return _along("learning_rate", {rate: _along("norm", runs) for rate, runs in by_rate.items()})
-
-
-def _along(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
-    """Concatenate datasets along a new dimension; NaN where one of them has no value."""
-    labels = xr.Variable(dimension, list(parts))
-    return xr.concat(
-        list(parts.values()),
-        labels,
-        data_vars="all",
-        coords="minimal",
-        compat="equals",
-        join="outer",
-        combine_attrs="drop_conflicts",
-    ).transpose("norm", "learning_rate", "seed", ..., missing_dims="ignore")
+        by_rate.setdefault(training.learning_rate, {})[training.norm] = side_by_side("seed", runs)
+    rates = {rate: side_by_side("norm", runs) for rate, runs in by_rate.items()}
+    found = side_by_side("learning_rate", rates)
+    return found.transpose("norm", "learning_rate", "seed", ..., missing_dims="ignore")
 
 
 def _record(training: Training, seed: int, store: Store) -> xr.Dataset:

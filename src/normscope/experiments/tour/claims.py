@@ -74,7 +74,7 @@ def _higher_rates(results: xr.Dataset) -> Claim:
 
 def _smoother(results: xr.Dataset, norm: str) -> list[Claim]:
     section = {"batch": "Figure 4", "l1": "Section 3.3"}[norm]
-    claims = is_smoother(results, norm, f"santurkar2018, {section}", _NET, second_half=False)
+    claims = is_smoother(results, f"santurkar2018, {section}", _NET, norm)
     return [_named(claim) for claim in claims]
 
 

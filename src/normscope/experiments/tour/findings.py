@@ -12,16 +12,10 @@ import numpy as np
 import xarray as xr
 
 from normscope.experiments.tour.parts import diagram_part
-from normscope.experiments.tour.wording import (
-    contrast,
-    enumerated,
-    factor,
-    number,
-    shared_rate,
-    typical,
-)
+from normscope.experiments.tour.wording import contrast, factor, shared_rate, typical
 from normscope.plots.names import statement_name, with_norm
 from normscope.report.diagrams import grid_boundary
+from normscope.text import format_number, join_words
 
 
 def norms_of(results: xr.Dataset) -> list[str]:
@@ -38,7 +32,7 @@ def reference_of(results: xr.Dataset) -> str:
 def about_landscape(results: xr.Dataset) -> list[str]:
     """Describe the bands along the gradient, at one learning rate for all."""
     widths = results["loss_high"] - results["loss_low"]
-    rate = number(float(results["common_rate"]))
+    rate = format_number(float(results["common_rate"]))
     shown = contrast(over_steps(widths), "varies most", "least")
     parts = {
         "the variation of the loss": widths,
@@ -72,7 +66,7 @@ def _smaller(results: xr.Dataset, values: xr.DataArray) -> str:
         for norm in norms_of(results)
         if norm != reference and bool((values.sel(norm=norm).fillna(np.inf) < base).all())
     ]
-    return enumerated(found) if found else _NOWHERE
+    return join_words(found) if found else _NOWHERE
 
 
 def about_shift(results: xr.Dataset) -> list[str]:
@@ -116,15 +110,15 @@ def _other_modes(largest: xr.DataArray, norm: str) -> str:
     value = float(largest.sel(mode="train"))
     others = {words: float(largest.sel(mode=mode)) for mode, words in _MODES.items()}
     apart = [
-        f"{number(other)} {words}"
+        f"{format_number(other)} {words}"
         for words, other in others.items()
         if np.isfinite(other) and factor(other, value) > _APART
     ]
     if not apart:
         return ""
     return (
-        f"Without the batch statistics the value would be {enumerated(apart)} "
-        f"{with_norm(norm)}, instead of {number(value)}."
+        f"Without the batch statistics the value would be {join_words(apart)} "
+        f"{with_norm(norm)}, instead of {format_number(value)}."
     )
 
 
@@ -143,7 +137,7 @@ def about_limits(results: xr.Dataset) -> list[str]:
     sentences = [f"The learning rate at which training breaks {shown}.{_span(limit)}"]
     open_ended = [norm for norm in norms if np.isinf(results["unstable"].sel(norm=norm)).any()]
     if open_ended:
-        names = enumerated([with_norm(norm) for norm in open_ended])
+        names = join_words([with_norm(norm) for norm in open_ended])
         sentences.append(f"The short runs found no end {names}: there the limit may be higher.")
     return [*sentences, _prediction(results), *_theory(results)]
 
@@ -153,7 +147,7 @@ def _span(limit: xr.DataArray) -> str:
     if limit.sizes["norm"] < 2:
         return ""
     middle = limit.median("seed")
-    return f" The one is {number(float(middle.max() / middle.min()))} times the other."
+    return f" The one is {format_number(float(middle.max() / middle.min()))} times the other."
 
 
 def _prediction(results: xr.Dataset) -> str:
@@ -194,7 +188,7 @@ def _theory(results: xr.Dataset) -> list[str]:
     covered = [norm for norm in norms if results["theory"].sel(norm=norm).notnull().all()]
     sentences = []
     if covered:
-        rates = enumerated([_estimate(results.sel(norm=norm), norm) for norm in covered])
+        rates = join_words([_estimate(results.sel(norm=norm), norm) for norm in covered])
         sentences.append(
             "From the architecture alone, mean-field theory estimates the rate below which no "
             f"direction is unstable at {rates}."
@@ -216,7 +210,7 @@ def _not_covered(results: xr.Dataset, norms: Sequence[str]) -> list[str]:
         those = "that layer" if len(layers) == 1 else "those layers"
         others.insert(
             0,
-            f"It makes no estimate {enumerated(layers)}: it has no formula for what {those} "
+            f"It makes no estimate {join_words(layers)}: it has no formula for what {those} "
             f"{'does' if len(layers) == 1 else 'do'} to the signal.",
         )
     return [each.replace("It", "Mean-field theory", 1) for each in others]
@@ -246,7 +240,7 @@ def _ended(results: xr.Dataset, prefix: str) -> str:
     outcome = results[f"{prefix}outcome"] == "diverged"
     counts = {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
     parts = [f"{n} of {of} {with_norm(norm)}" for norm, n in counts.items() if n]
-    begin = f"trainings diverge: {enumerated(parts)}" if parts else "no training diverges"
+    begin = f"trainings diverge: {join_words(parts)}" if parts else "no training diverges"
     whole = [norm for norm, n in counts.items() if not n]
     if not whole:
         return begin
@@ -271,7 +265,7 @@ def about_depth(results: xr.Dataset) -> list[str]:
     ]
     if "batch" in norms:
         skips = typical(results["growth_with_skips"], 3)
-        expected = number(float(results["expected_growth"]), 3)
+        expected = format_number(float(results["expected_growth"]), 3)
         sentences.append(
             f"Theory expects {expected} of a wide net with BatchNorm at this batch size. With skip "
             f"connections around each BatchNorm the measured factor is {skips}."
@@ -311,7 +305,7 @@ def about_theorems(results: xr.Dataset) -> list[str]:
             if good < cases
         ]
         how = _HOW.get(form, form)
-        fails = f"; not so {enumerated(failing)}" if failing else ""
+        fails = f"; not so {join_words(failing)}" if failing else ""
         where = f" on the {layers} BatchNorm layers of this run's net" if not sentences else ""
         sentences.append(
             f"Of {of} checks{where} the theorems {how} hold in {'all' if held == of else held}"

@@ -17,8 +17,9 @@ from normscope.experiments.tour.findings import (
     worst_in_a_seed,
 )
 from normscope.experiments.tour.parts import diagram_part
-from normscope.experiments.tour.wording import enumerated, extremes, factor, number, shared_rate
+from normscope.experiments.tour.wording import extremes, factor, shared_rate
 from normscope.plots.names import statement_name, with_norm
+from normscope.text import format_number, join_words
 
 
 def question(results: xr.Dataset) -> str:
@@ -32,7 +33,7 @@ def question(results: xr.Dataset) -> str:
     """
     of, seeds = results.attrs, results.sizes["seed"]
     net = f"a fully connected net of {of['depth']} layers of width {of['width']} on {of['data']}"
-    nets = enumerated([with_norm(norm) for norm in norms_of(results)])
+    nets = join_words([with_norm(norm) for norm in norms_of(results)])
     several = f", {seeds} seeds each" if seeds > 1 else ""
     return (
         f"How large a learning rate does a net take, and why? Asked of {net}, {nets}; the same "
@@ -59,7 +60,7 @@ def _limits(results: xr.Dataset) -> str:
         factor(float(results["predicted"].sel(norm=norm).median()), float(limit.sel(norm=norm)))
         for norm in norms_of(results)
     ]
-    span = number(float(limit.max() / limit.min()))
+    span = format_number(float(limit.max() / limit.min()))
     apart = f": a factor of {span} apart" if limit.size > 1 else ""
     which = "every limit" if limit.size > 1 else "it"
     return (
@@ -82,12 +83,12 @@ def _diverged(results: xr.Dataset, prefix: str) -> str:
     outcome, of = results[f"{prefix}outcome"] == "diverged", results.sizes["seed"]
     counts = {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
     broken = [f"{with_norm(norm)} ({n} of {of} seeds)" for norm, n in counts.items() if n]
-    return f"training diverges {enumerated(broken)}" if broken else "no training diverges"
+    return f"training diverges {join_words(broken)}" if broken else "no training diverges"
 
 
 def _landscape(results: xr.Dataset) -> str:
     widths = over_steps(results["loss_high"] - results["loss_low"]).median("seed")
-    rate = number(float(results["common_rate"]))
+    rate = format_number(float(results["common_rate"]))
     return (
         f"Along the gradient, at the learning rate {rate} for all, the loss "
         f"{_ends(widths, 'varies most', 'least', 'varies by')}."
@@ -109,7 +110,7 @@ def _theory(results: xr.Dataset) -> str:
         printed = counts.get("printed", {}).items()
         failing = [statement_name(name) for name, (good, cases) in printed if good < cases]
         verb = "fails" if len(failing) == 1 else "fail"
-        fails = f"; as printed, {enumerated(failing)} {verb}" if failing else ""
+        fails = f"; as printed, {join_words(failing)} {verb}" if failing else ""
         sentences.append(f"The theorems in their exact form hold in {hold} checks{fails}.")
     offs = [factor(theory, found) for _, found, theory in boundary_rows(diagram_part(results))]
     if offs:
@@ -131,7 +132,9 @@ def _ends(
     'is largest with BatchNorm, 4, and smallest without normalization, 1'
     """
     known = values.fillna(np.inf)
-    shown = {norm: number(float(known.sel(norm=norm))) for norm in map(str, known["norm"].values)}
+    shown = {
+        norm: format_number(float(known.sel(norm=norm))) for norm in map(str, known["norm"].values)
+    }
     if len(shown) < 2:
         return " ".join(f"{alone} {value} {with_norm(norm)}" for norm, value in shown.items())
     low, high = extremes(known)

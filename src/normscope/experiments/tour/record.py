@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xarray as xr
 
-if TYPE_CHECKING:
-    from normscope.experiments.result import Result
-    from normscope.results import Store
+from normscope.experiments.result import Result, plain_value
+from normscope.results import Store
 
 _PREFIX = "run_"  # of the attributes
 _MARKS = ("predicted", "theory_says", "shared_training_loss", "diagram_test_loss", "refuted")
@@ -77,7 +76,9 @@ def record_of(results: xr.Dataset) -> Record:
         if str(name).startswith(_PREFIX)
     }
     if not kept:
-        return Record(settings={name: _plain(value) for name, value in results.attrs.items()})
+        return Record(
+            settings={str(name): plain_value(value) for name, value in results.attrs.items()}
+        )
     return Record(**kept)
 
 
@@ -105,7 +106,3 @@ def seconds_in_store(store: Store, settings: Mapping[str, Any]) -> float:
         and record.seed in seeds
         and all(record.parameters.get(name) == value for name, value in net.items())
     )
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

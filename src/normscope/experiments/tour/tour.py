@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from normscope.experiments.recipe import experiment
+from normscope.experiments.recipe import experiment, side_by_side
 from normscope.experiments.tour.claims import tour_claims
 from normscope.experiments.tour.parts import (
     THRESHOLD,
@@ -31,6 +31,7 @@ from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
 
 Send = Callable[[object], None]  # takes a progress event or a string
+Measure = Callable[..., xr.Dataset]  # of net, norm and seed, settings by keyword
 
 # Cost of each part: tenths of a second that it takes at small scale on one core.
 COSTS = {
@@ -79,6 +80,7 @@ class WeightedProgress:
     def __init__(self, progress: ProgressCallback, total: int) -> None:
         self._progress = progress
         self._computed, self._kept, self._total = 0, 0, total
+        self._stage, self._cost, self._begun = "", 0, -1  # of the part under way
 
     @contextmanager
     def part(self, kind: str, what: str) -> Iterator[Send]:
@@ -89,41 +91,20 @@ class WeightedProgress:
             what: which of them.
 
         Yields:
-            A function that reports what the part is doing; a part that never calls it was found in
-            a store.
+            `send`; a part that never calls it was found in a store.
         """
-        cost, begun = COSTS[kind], -1
-
-        def send(detail: object = "") -> None:
-            nonlocal begun
-            begun = min(begun + 1, cost - 1)  # not done before it ends
-            done = self._computed + self._kept + begun
-            stage = f"{kind}: {what}"
-            self._progress(Progress(stage, str(detail), done, self._total, "%", kept=self._kept))
-
-        yield send
-        if begun < 0:
-            self._kept += cost
+        self._stage, self._cost, self._begun = f"{kind}: {what}", COSTS[kind], -1
+        yield self.send
+        if self._begun < 0:
+            self._kept += self._cost
         else:
-            self._computed += cost
+            self._computed += self._cost
 
-
-def side_by_side(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
-    """Concatenate datasets along a new dimension; NaN where one of them has no value.
-
-    >>> both = side_by_side("seed", {0: xr.Dataset({"a": 1.0}), 4: xr.Dataset({"a": 2.0})})
-    >>> both["a"].sel(seed=4).item()
-    2.0
-    """
-    return xr.concat(
-        list(parts.values()),
-        xr.Variable(dimension, list(parts)),
-        data_vars="all",
-        coords="minimal",
-        compat="equals",
-        join="outer",
-        combine_attrs="drop_conflicts",
-    )
+    def send(self, detail: object = "") -> None:
+        """Report what the part under way is doing."""
+        self._begun = min(self._begun + 1, self._cost - 1)  # not done before it ends
+        done, kept = self._computed + self._kept + self._begun, self._kept
+        self._progress(Progress(self._stage, str(detail), done, self._total, "%", kept=kept))
 
 
 @dataclass(frozen=True)
@@ -146,28 +127,25 @@ class Parts:
     _computed: set[tuple[str, int]] = field(default_factory=set, init=False)  # by this run
 
     def one(
-        self, kind: str, what: str, seed: int, measure: Callable[[Send], xr.Dataset], **further: Any
+        self, kind: str, what: str, seed: int, measure: Callable[[], xr.Dataset], **settings: Any
     ) -> xr.Dataset:
-        """One part, from the store or computed now.
+        """Return one part, from the store or computed now.
 
         Args:
             kind: of the part, a name of ``COSTS``.
             what: which one, for progress messages.
             seed: of its random numbers.
-            measure: computes it; receives a function that reports what it is doing.
-            **further: its settings in addition to those of the net.
-
-        Returns:
-            What was measured.
+            measure: computes it.
+            **settings: of the part, in addition to those of the net.
         """
-        parameters = self.net.settings(part=kind, **further)
+        parameters = self.net.settings(part=kind, **settings)
         key = repr(parameters), seed
         with self.progress.part(kind, f"{what}, seed {seed}") as send:
 
             def run() -> xr.Dataset:
                 send("")  # not if it is in the store
                 self._computed.add(key)
-                return measure(send)
+                return measure()
 
             if key in self._computed:
                 send("")  # one training serves two parts: no earlier run kept it
@@ -176,37 +154,29 @@ class Parts:
     def each(
         self,
         kind: str,
-        measure: Callable[[str, int, Send], xr.Dataset],
-        seeds: Sequence[int] | None = None,
-        **further: Any,
+        measure: Measure,
+        rates: Mapping[tuple[str, int], float] | None = None,
+        first_seed: bool = False,
+        **settings: Any,
     ) -> xr.Dataset:
-        """A part of every normalization and seed.
+        """Return a part of every normalization and seed, over (norm, seed).
 
         Args:
             kind: of the part.
-            measure: computes it from normalization, seed and a function that reports its state.
-            seeds: other than all of them.
-            **further: settings of the part; a mapping holds one value for each (norm, seed).
-
-        Returns:
-            All of them over (norm, seed).
+            measure: computes it from net, normalization, seed and settings.
+            rates: the setting ``rate`` for each normalization and seed, where it is one.
+            first_seed: whether to measure the first seed only.
+            **settings: of the part.
         """
         rows = {}
         for norm in self.norms:
             found = {}
-            for seed in self.seeds if seeds is None else seeds:
-                own = {key: _own(value, norm, seed) for key, value in further.items()}
-
-                def run(send: Send, norm: str = norm, seed: int = seed) -> xr.Dataset:
-                    return measure(norm, seed, send)
-
+            for seed in self.seeds[:1] if first_seed else self.seeds:
+                own = settings if rates is None else {"rate": rates[norm, seed], **settings}
+                run = partial(measure, self.net, norm, seed, **own)
                 found[seed] = self.one(kind, norm, seed, run, norm=norm, **own)
             rows[norm] = side_by_side("seed", found)
         return side_by_side("norm", rows)
-
-
-def _own(value: Any, norm: str, seed: int) -> Any:
-    return value[norm, seed] if isinstance(value, Mapping) else value
 
 
 NORMS = ("none", "batch", "noisy", "l1", "layer")
@@ -294,95 +264,50 @@ def tour(
     net = Net(data, width, layers, batch_size, momentum)
     weighted = WeightedProgress(progress, total_cost(len(norms), seeds))
     parts = Parts(net, list(norms), range(seed, seed + seeds), store, weighted)
-    rates = parts.each("learning rate", lambda norm, own, send: limits(net, norm, own, send))
-    half = _by_cell(rates["recommended"])
-    common, largest = (float(getattr(rates["recommended"], end)()) for end in ("min", "max"))
+    limit = parts.each("learning rate", partial(limits, progress=weighted.send))
+    half = _by_cell(limit["recommended"])
+    common, largest = (float(getattr(limit["recommended"], end)()) for end in ("min", "max"))
+    shared = parts.each("training", training, dict.fromkeys(half, largest), steps=steps)
+    spectrum: dict[str, Any] = {"probes": spectrum_probes, "products": spectrum_products}
     found = [
-        rates,
-        _trained(parts, half, steps),
-        _shared(_trained(parts, dict.fromkeys(half, largest), steps)).assign(shared_rate=largest),
-        _watched(parts, common, watched_steps, every),
-        _curved(parts, spectrum_probes, spectrum_products),
-        _depth(parts, deep_layers),
+        limit,
+        parts.each("training", training, half, steps=steps),
+        shared.rename({str(name): f"shared_{name}" for name in shared.data_vars}),
+        parts.each("landscape", landscape, rate=common, steps=watched_steps, every=every),
+        parts.each(
+            "curvature", curvature, first_seed=True, samples=2 * batch_size, **spectrum
+        ).isel(seed=0, drop=True),
+        parts.each("depth", depth, layers=deep_layers),
+        _with_skips(parts, deep_layers),
         _statements(parts, half.get(("batch", seed), common), min(steps, 50)),
         _phases(parts, gammas, learning_rates, epochs),
     ]
-    return _joined(found, net, common)
+    constants = {"shared_rate": largest, "expected_growth": expected_growth(net)}
+    return _joined(found, net, common).assign(constants)
 
 
-def _trained(parts: Parts, rates: dict[tuple[str, int], float], steps: int) -> xr.Dataset:
-    """Trainings, each at a rate of its own."""
-
-    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
-        return training(parts.net, norm, own, rates[norm, own], steps)
-
-    return parts.each("training", measure, rate=rates, steps=steps)
-
-
-def _shared(trained: xr.Dataset) -> xr.Dataset:
-    """Trainings at a rate that all share, under names of their own."""
-    return trained.rename({str(name): f"shared_{name}" for name in trained.data_vars})
-
-
-def _watched(parts: Parts, rate: float, steps: int, every: int) -> xr.Dataset:
-    """Trainings under the scope, all at one rate."""
-
-    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
-        return landscape(parts.net, norm, own, rate, steps, every)
-
-    return parts.each("landscape", measure, rate=rate, steps=steps, every=every)
-
-
-def _curved(parts: Parts, probes: int, products: int) -> xr.Dataset:
-    """Spectra of the first seed's nets."""
-    samples = 2 * parts.net.batch_size
-
-    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
-        return curvature(parts.net, norm, own, samples, probes, products)
-
-    first = parts.seeds[:1]
-    settings = {"samples": samples, "probes": probes, "products": products}
-    return parts.each("curvature", measure, first, **settings).isel(seed=0, drop=True)
-
-
-def _depth(parts: Parts, layers: int) -> xr.Dataset:
-    """Gradients through depth, plain and with skips."""
-    net = parts.net
-
-    def measure(norm: str, own: int, send: Send) -> xr.Dataset:
-        return depth(net, norm, own, layers)
-
-    plain = parts.each("depth", measure, layers=layers)
-    residual = {
-        own: parts.one(
-            "depth", "skips", own, partial(_with_skips, net, own, layers), layers=layers, skips=True
-        )
-        for own in parts.seeds
-    }
-    both = xr.merge([plain, side_by_side("seed", residual)], compat="equals", join="outer")
-    return both.assign(expected_growth=expected_growth(net))
-
-
-def _with_skips(net: Net, own: int, layers: int, send: Send) -> xr.Dataset:
-    return skips(net, own, layers)
+def _with_skips(parts: Parts, layers: int) -> xr.Dataset:
+    """Growth of gradients through depth with skip connections."""
+    found = {}
+    for own in parts.seeds:
+        measure = partial(skips, parts.net, own, layers=layers)
+        found[own] = parts.one("depth", "skips", own, measure, layers=layers, skips=True)
+    return side_by_side("seed", found)
 
 
 def _statements(parts: Parts, rate: float, steps: int) -> xr.Dataset:
     """The theorems on the first seed's net."""
-    net, own = parts.net, parts.seeds[0]
-    samples = min(net.batch_size, 64)
-
-    def measure(send: Send) -> xr.Dataset:
-        return statements(net, own, rate, steps, samples)
-
-    settings = {"rate": rate, "steps": steps, "samples": samples}
+    own = parts.seeds[0]
+    samples = min(parts.net.batch_size, 64)
+    settings: dict[str, Any] = {"rate": rate, "steps": steps, "samples": samples}
+    measure = partial(statements, parts.net, own, **settings)
     return parts.one("theorems", "batch", own, measure, **settings)
 
 
 def _phases(
     parts: Parts, gammas: Sequence[float], rates: Sequence[float], epochs: float
 ) -> xr.Dataset:
-    """The phase diagram of the first seed; its trainings are records of their own."""
+    """The phase diagram of the first seed; its trainings are separate records."""
     with parts.progress.part("phase diagram", f"{len(gammas) * len(rates)} trainings") as send:
         send("")
         return diagram(parts.net, gammas, rates, epochs, parts.seeds[:1], parts.store, send)

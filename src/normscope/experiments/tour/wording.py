@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import xarray as xr
 
 from normscope.plots.names import with_norm
-
-
-def number(value: float, digits: int = 2) -> str:
-    """A number as a reader wants it, to so many digits.
-
-    >>> number(0.05812), number(2.0), number(float("inf")), number(12345.6), number(0.9962, 3)
-    ('0.058', '2', 'infinite', '12000', '0.996')
-    """
-    if not np.isfinite(value):
-        return "infinite" if value > 0 else "not known"
-    return f"{float(f'{value:.{digits}g}'):.10g}"
+from normscope.text import format_number
 
 
 def shared_rate(results: xr.Dataset) -> str:
@@ -32,7 +20,9 @@ def shared_rate(results: xr.Dataset) -> str:
     """
     rate, largest = float(results["shared_rate"]), float(results["limit"].max())
     seeds = " in any seed" if results.sizes["seed"] > 1 else ""
-    return f"{number(rate, 3)} (half of {number(largest, 3)}, the largest limit{seeds})"
+    return (
+        f"{format_number(rate, 3)} (half of {format_number(largest, 3)}, the largest limit{seeds})"
+    )
 
 
 def typical(values: xr.DataArray, digits: int = 2) -> str:
@@ -46,19 +36,9 @@ def typical(values: xr.DataArray, digits: int = 2) -> str:
     if not known.size:
         return "not known"
     middle, low, high = (
-        number(float(each), digits) for each in (np.median(known), known.min(), known.max())
+        format_number(float(each), digits) for each in (np.median(known), known.min(), known.max())
     )
     return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def enumerated(items: Sequence[str]) -> str:
-    """Items as a sentence has them.
-
-    >>> enumerated(["a", "b", "c"])
-    'a, b and c'
-    """
-    *first, last = items
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def counted(held: int, of: int) -> str:

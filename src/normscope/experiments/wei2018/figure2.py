@@ -30,6 +30,11 @@ PAPER: dict[str, Any] = {
     "samples": None,
     "test_samples": None,
 }
+# options of each model, at the paper's size and at quick scale
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fully_connected": ({"width": 1000}, {"width": 48}),
+    "conv_net": ({"channels": (30, 60, 90), "padding": 0}, {"channels": (6, 8, 10), "padding": 1}),
+}
 QUICK: dict[str, Any] = {
     "data": "digits",
     "gammas": (0.3, 1.0, 3.0),
@@ -52,45 +57,6 @@ def _claims(results: xr.Dataset) -> list[Claim]:
     ]
 
 
-def _scales(data: str, model: dict[str, Any], quick: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings of one panel; at quick scale a smaller model on the embedded data."""
-    own = {"data": data, **model}
-    return {"quick": {**model, **QUICK, **quick}, "small": own, "paper": {**own, **PAPER}}
-
-
-def _fully_connected(data: str) -> dict[str, dict[str, Any]]:
-    return _scales(data, {"model": "fully_connected", "width": 1000}, {"width": 48})
-
-
-def _conv_net(data: str) -> dict[str, dict[str, Any]]:
-    model = {"model": "conv_net", "channels": (30, 60, 90), "padding": 0}
-    return _scales(data, model, {"channels": (6, 8, 10), "padding": 1})
-
-
-@experiment(
-    "wei2018/figure2_mnist_fully_connected",
-    claims=_claims,
-    figure=phase_diagrams,
-    scales=_fully_connected("mnist"),
-)
-@experiment(
-    "wei2018/figure2_cifar10_fully_connected",
-    claims=_claims,
-    figure=phase_diagrams,
-    scales=_fully_connected("cifar10"),
-)
-@experiment(
-    "wei2018/figure2_mnist_conv_net",
-    claims=_claims,
-    figure=phase_diagrams,
-    scales=_conv_net("mnist"),
-)
-@experiment(
-    "wei2018/figure2_cifar10_conv_net",
-    claims=_claims,
-    figure=phase_diagrams,
-    scales=_conv_net("cifar10"),
-)
 def panel(
     *,
     model: str = "fully_connected",
@@ -156,3 +122,18 @@ def panel(
     axes = {"gamma": list(gammas), "learning_rate": list(learning_rates)}
     running = {"workers": workers, "threads": threads, "progress": progress}
     return both_losses(axes, settings, losses, seeds, seed, store, **running)
+
+
+for _model, (_options, _quick) in MODELS.items():
+    for _data in ("mnist", "cifar10"):
+        _own = {"data": _data, "model": _model, **_options}
+        experiment(
+            f"wei2018/figure2_{_data}_{_model}",
+            claims=_claims,
+            figure=phase_diagrams,
+            scales={
+                "quick": {**_own, **QUICK, **_quick},
+                "small": _own,
+                "paper": {**_own, **PAPER},
+            },
+        )(panel)

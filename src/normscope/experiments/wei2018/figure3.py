@@ -14,6 +14,7 @@ from normscope.experiments.wei2018.phase_diagram import (
     falls,
     grid_step,
     nearest_half,
+    panels,
 )
 from normscope.plots.phase_diagram import phase_diagrams
 from normscope.progress import ProgressCallback
@@ -24,8 +25,7 @@ from normscope.results import Claim, Store
 def _claims(results: xr.Dataset) -> list[Claim]:
     source = "wei2018, Figure 3"
     claims = [*agreement(results, source), *nearest_half(results, source)]
-    for loss in map(str, results["loss"].values):
-        panel = results.sel(loss=loss)
+    for loss, panel in panels(results):
         limits = grid_boundary(panel).dropna("sigma_w").sortby("sigma_w")
         text = f"the larger the initial weights, the smaller the critical learning rate ({loss})"
         if limits.size < 3:

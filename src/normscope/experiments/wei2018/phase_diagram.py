@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,12 @@ def both_losses(
     return together.assign_attrs(settings=words)
 
 
+def panels(results: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    """Yield each loss with its diagram."""
+    for loss in map(str, results["loss"].values):
+        yield loss, results.sel(loss=loss)
+
+
 def grid_step(panel: xr.Dataset) -> str:
     """The ratio of neighbouring learning rates in words: no boundary is known better.
 
@@ -66,8 +72,7 @@ def grid_step(panel: xr.Dataset) -> str:
 def agreement(results: xr.Dataset, source: str) -> list[Claim]:
     """Distance between each closure's line and the measured boundary, for each loss."""
     claims = []
-    for loss in map(str, results["loss"].values):
-        panel = results.sel(loss=loss)
+    for loss, panel in panels(results):
         measured = grid_boundary(panel)
         for closure in map(str, results["closure"].values):
             line = panel["critical_learning_rate"].sel(closure=closure)
@@ -104,8 +109,7 @@ def best_rates(panel: xr.Dataset) -> xr.DataArray:
 def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
     """Whether the best learning rate sits near half the critical one, for the typical row."""
     claims = []
-    for loss in map(str, results["loss"].values):
-        panel = results.sel(loss=loss)
+    for loss, panel in panels(results):
         best = best_rates(panel)
         half = panel["critical_learning_rate"].sel(closure="train") / 2
         ratio = np.log10((best / half.sel({_row(panel): best[_row(panel)]})).values)
@@ -130,8 +134,7 @@ def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
 def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
     """Whether the best test loss of a row grows with the row's setting, by rank correlation."""
     claims = []
-    for loss in map(str, results["loss"].values):
-        panel = results.sel(loss=loss)
+    for loss, panel in panels(results):
         lowest = _mean_loss(panel).min("learning_rate").dropna(_row(panel))
         if lowest.size < 3:
             claims.append(Claim(f"{text} ({loss})", source, f"{lowest.size} rows", None))
