@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.cli import sweep_files
+from normscope.cli import sweep_run
 from normscope.cli.main import main
 from normscope.report import report_of
 from normscope.results import Store
@@ -215,15 +215,15 @@ def test_cell_that_kills_its_worker_does_not_kill_the_command(capsys, tmp_path, 
 
 
 def test_picture_is_there_before_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("normscope.cli.sweep_files._SECONDS", 0.0)
+    monkeypatch.setattr("normscope.cli.sweep_run._SECONDS", 0.0)
     written = []
-    write = sweep_files._write
+    write = sweep_run._write
 
     def record(found, out, figure):
         written.append(int(found["test_loss"].notnull().sum() + found["diverged"].sum()))
         return write(found, out, figure)
 
-    monkeypatch.setattr(sweep_files, "_write", record)
+    monkeypatch.setattr(sweep_run, "_write", record)
     out = tmp_path / "phase.sqlite"
     many = ["--set", "lr=1e-3:100:8:log", "--seeds", "2"]  # 32 cells in units of eight
     assert main(["sweep", "phase_diagram", *SMALL, *many, "--out", str(out)]) == 0

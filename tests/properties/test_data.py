@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.unit.data.synthetic import idx
 
-from normscope.data.cifar10 import records_of_pickle
+from normscope.data.cifar10 import records_of_pickle, unpickle_plain
 from normscope.data.images import standardize
 from normscope.data.mnist import parse_idx
-from normscope.data.unpickle import unpickle_plain
 from normscope.errors import DataError
 
 PLAIN = st.recursive(

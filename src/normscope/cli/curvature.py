@@ -73,7 +73,9 @@ def curvature(
     from normscope.import_path import call_user_code
 
     sources.check_names(model, data, loss, norm)
-    _check_choices(mode, which)
+    opt.check_mode(mode)
+    if which not in _WHICHES:
+        raise unknown_name("choice of eigenvalues", which, _WHICHES)
     sources.check_kind(kind, model, data, loss)
     check_figure(out)
     problem, whose = _load(model, data, loss, norm, option, batch_size, batches, seed, device)
@@ -82,17 +84,11 @@ def curvature(
     whole = {**common, "probes": probes, "lanczos_steps": lanczos_steps} if spectrum else None
     measure = partial(_measure, problem, whose, search, whole)
     top, density = call_user_code(f"{model} with {loss} on {data}", measure)
-    source = {"model": model, "data": data, "loss": loss}
-    _report(top, density, source, problem[0], as_json, out)
+    with draw_then_print(out, partial(_draw, top, density)) as figure:
+        source = {"model": model, "data": data, "loss": loss}
+        (_print_json if as_json else _print)(top, density, source, figure, problem[0])
     if not top.converged:
         raise typer.Exit(1)
-
-
-def _check_choices(mode: str, which: str) -> None:
-    """Raise an error for an unknown mode or end of the spectrum, before data is loaded."""
-    opt.check_mode(mode)
-    if which not in _WHICHES:
-        raise unknown_name("choice of eigenvalues", which, _WHICHES)
 
 
 def _load(
@@ -106,7 +102,7 @@ def _load(
     seed: int,
     device: str | None,
 ) -> tuple[tuple[Any, Any, Any], Any]:
-    """Return model, loss and batches, and the data whose samples an error numbers."""
+    """Return model, loss and batches, and the data that an error refers to."""
     from normscope.cli import sources
     from normscope.cli.batches import choose_batches, note_conversion
 
@@ -121,7 +117,10 @@ def _load(
 def _measure(
     problem: tuple[Any, Any, Any], whose: Any, search: dict[str, Any], whole: dict[str, Any] | None
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
-    """Return the extreme eigenvalues, and the density of all if it is asked for."""
+    """Return the top eigenvalues, and the spectrum if its options are given."""
+    from normscope.cli.progress_bar import show_progress
+    from normscope.curvature import spectrum, top_eigenvalue
+    from normscope.errors import NormscopeWarning
     from normscope.problem.precheck import locate_errors, try_batches
     from normscope.problem.problem import Problem
 
@@ -129,44 +128,13 @@ def _measure(
     with locate_errors(Problem(model, loss, whose)):
         if len(batches) > 1:  # the search may reach the last one late
             try_batches(Problem(*problem), batches, search["mode"], search["seed"])
-        top = _top_eigenvalue(problem, search)
-        return top, None if whole is None else _spectrum(problem, whole)
-
-
-def _top_eigenvalue(problem: tuple[Any, Any, Any], search: dict[str, Any]) -> TopEigenvalue:
-    from normscope.cli.progress_bar import show_progress
-    from normscope.curvature import top_eigenvalue
-    from normscope.errors import NormscopeWarning
-
-    with show_progress("curvature") as show, warnings.catch_warnings():
-        warnings.simplefilter("ignore", NormscopeWarning)  # the table shows it, and the exit code
-        return top_eigenvalue(*problem, **search, progress=show, vectors=False)
-
-
-def _spectrum(problem: tuple[Any, Any, Any], options: dict[str, Any]) -> xr.Dataset:
-    from normscope.cli.progress_bar import show_progress
-    from normscope.curvature.spectrum import spectrum
-
-    with show_progress("spectrum") as show:
-        return spectrum(*problem, progress=show, **options)
-
-
-def _report(
-    top: TopEigenvalue,
-    density: xr.Dataset | None,
-    source: dict[str, str],
-    network: nn.Module,
-    as_json: bool,
-    out: Path | None,
-) -> None:
-    """Draw the figure, if one is asked for, and print the result."""
-    from normscope.cli.render import describe_parameters
-
-    with draw_then_print(out, partial(_draw, top, density)) as figure:
-        if as_json:
-            _print_json(top, density, source, figure)
-        else:
-            _print(top, density, figure, _basis(top, describe_parameters(network), **source))
+        with show_progress("curvature") as show, warnings.catch_warnings():
+            warnings.simplefilter("ignore", NormscopeWarning)  # table and exit code show it
+            top = top_eigenvalue(*problem, **search, progress=show, vectors=False)
+        if whole is None:
+            return top, None
+        with show_progress("spectrum") as show:
+            return top, spectrum(*problem, progress=show, **whole)
 
 
 def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
@@ -179,7 +147,11 @@ def _draw(top: TopEigenvalue, density: xr.Dataset | None, axes: Axes) -> None:
 
 
 def _print_json(
-    top: TopEigenvalue, density: xr.Dataset | None, source: dict[str, str], figure: Path | None
+    top: TopEigenvalue,
+    density: xr.Dataset | None,
+    source: dict[str, str],
+    figure: Path | None,
+    network: nn.Module,
 ) -> None:
     from normscope.cli.render import print_json
 
@@ -191,13 +163,19 @@ def _print_json(
     print_json({**source, **top.to_dict(), "spectrum": whole, "figure": path})
 
 
-def _print(top: TopEigenvalue, density: xr.Dataset | None, figure: Path | None, basis: str) -> None:
-    from normscope.cli.render import print_note
+def _print(
+    top: TopEigenvalue,
+    density: xr.Dataset | None,
+    source: dict[str, str],
+    figure: Path | None,
+    network: nn.Module,
+) -> None:
+    from normscope.cli.render import describe_parameters, print_note
 
     print_note(str(top))
     if density is not None:
         print_note(_summary(density))
-    print_note(f"\n{basis}")
+    print_note(f"\n{_basis(top, describe_parameters(network), **source)}")
     if figure is not None:
         print(f"Figure: {figure}")
 

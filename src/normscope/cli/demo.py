@@ -86,8 +86,7 @@ def _write(result: Result, numbers: xr.Dataset, out: Path) -> dict[str, str]:
 
 def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
     from normscope.cli.render import print_json
-    from normscope.experiments.tour.headlines import findings
-    from normscope.experiments.tour.summary import summary_rows
+    from normscope.experiments.tour.summary import findings, summary_rows
 
     print_json(
         {
@@ -103,7 +102,7 @@ def _print_json(result: Result, record: Record, files: dict[str, str]) -> None:
 
 def _print(result: Result, record: Record, files: dict[str, str]) -> None:
     from normscope.cli.render import print_table
-    from normscope.experiments.tour import headlines, summary
+    from normscope.experiments.tour import summary
 
     seeds = result.dataset.sizes["seed"]
     several = f", medians over {seeds} seeds" if seeds > 1 else ""
@@ -111,7 +110,7 @@ def _print(result: Result, record: Record, files: dict[str, str]) -> None:
     print_table(title, summary.summary_table(result.dataset))
     _print_wrapped(summary.LEGEND)
     typer.echo()
-    for sentence in headlines.findings(result.dataset):
+    for sentence in summary.findings(result.dataset):
         _print_wrapped(sentence, "- ")
     judged = [claim.holds for claim in result.claims]
     before = f", {record.earlier_words}" if record.earlier else ""

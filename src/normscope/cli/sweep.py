@@ -171,7 +171,7 @@ def status(
     Example: normscope sweep status phase.sqlite --follow
     """
     from normscope.cli.render import print_json
-    from normscope.cli.sweep_files import draw_status
+    from normscope.cli.sweep_run import draw_status
     from normscope.cli.sweep_table import print_status
     from normscope.sweeps import status as read_status
 

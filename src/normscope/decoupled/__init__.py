@@ -18,8 +18,7 @@ from normscope.decoupled.inequalities import (
 )
 from normscope.decoupled.least_squares import ordinary_least_squares
 from normscope.decoupled.mlp_classifier import GDNPMLPClassifier
-from normscope.decoupled.paths import LeastSquaresPath
-from normscope.decoupled.rayleigh import RayleighPath, rayleigh_ascent
+from normscope.decoupled.paths import LeastSquaresPath, RayleighPath, rayleigh_ascent
 
 __all__ = [
     "GDNPClassifier",

@@ -1,7 +1,8 @@
 """Experiments: settings by scale, a measurement, claims and a figure under one name.
 
 A file in ``experiments/<paper>/`` that decorates its measurement with `experiment` is found by the
-command line, the listing, the documentation and the tests.
+command line, the listing, the documentation and the tests. `experiment_sweep` runs one with every
+combination of some settings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from normscope.interrupts import interrupt_safe
 from normscope.progress import ProgressCallback, ignore_progress
 from normscope.registry import Registry, unknown_name
 from normscope.results import Claim, Store
+from normscope.sweeps import Cell, Unit, Work, grid_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -232,3 +235,52 @@ def run(
     seconds = time.perf_counter() - begun
     claims = tuple(recipe.claims(dataset))
     return Result(name, scale, dataset, claims, settings, dict(overrides), seconds, recipe.figure)
+
+
+def run_cells(name: str, cells: Sequence[Cell]) -> list[xr.Dataset]:
+    """Run an experiment once for each cell, with a store in memory.
+
+    Args:
+        name: of the experiment.
+        cells: with all settings.
+
+    Returns:
+        The dataset of each.
+    """
+    found = []
+    for cell in cells:
+        with Store(":memory:") as store:
+            settings = {**cell.parameters, "seed": cell.seed}
+            found.append(EXPERIMENTS[name](store, ignore_progress, **settings))
+    return found
+
+
+def experiment_sweep(
+    name: str, scale: str, values: Mapping[str, Sequence[Any]], seeds: Sequence[int]
+) -> tuple[Work, list[Unit]]:
+    """Return the work and units of a sweep over some settings of an experiment.
+
+    Args:
+        name: of the experiment.
+        scale: quick, small or paper, for the settings that are not given.
+        values: for each setting given, one value or several.
+        seeds: of the experiment.
+
+    Returns:
+        What `normscope.sweeps.sweep` takes.
+
+    Raises:
+        InputError: if the seed is among the settings.
+    """
+    recipe = EXPERIMENTS[name]
+    if "seed" in values:
+        raise InputError("the seeds of a sweep are given by --seeds, not as a setting.")
+    for setting, each in values.items():
+        for value in each:
+            recipe.settings(scale, {setting: value})  # fail before anything is stored
+    settings = recipe.settings(scale, {setting: each[0] for setting, each in values.items()})
+    settings.pop("seed", None)
+    axes = {setting: each for setting, each in values.items() if len(each) > 1}
+    cells = grid_cells(axes, settings, seeds)
+    work = Work(name, partial(run_cells, name), recipe.revision)
+    return work, [Unit((cell,)) for cell in cells]

@@ -238,7 +238,7 @@ class Comparison(Rendered):
             The figure with its three panels; plots of one panel return its Axes, and ``.figure``
             is the figure of either.
         """
-        from normscope.plots.comparison import comparison
+        from normscope.plots.learning_rate import comparison
 
         return comparison(self.to_xarray())
 

@@ -35,8 +35,7 @@ def draw_gap(gap: Array, bound: Array | None, label: str, axes: Axes | None = No
         shown = np.where(bound > _FLOOR, bound, np.nan)
         axes.plot(steps, shown, "--", color=line.get_color(), label=f"{label}, bound", lw=1)
     logarithmic_axis(axes, "y")
-    axes.set_xlabel("step")
-    axes.set_ylabel("gap")
+    axes.set(xlabel="step", ylabel="gap")
     axes.legend(frameon=False)
     return axes
 

@@ -69,8 +69,7 @@ def _growth_by_layer(axes: Axes, results: xr.Dataset) -> None:
         options = {"ms": 3, "color": colour, "mfc": face, "label": name}
         axes.plot(results["layer"], centre, "o", markevery=every, **options)
     logarithmic_axis(axes, "y")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("squared gradient, last layer = 1")
+    axes.set(xlabel="layer", ylabel="squared gradient, last layer = 1")
     title = f"{_TITLES.get(chosen, chosen)}, batch {results.attrs['batch_size']}"
     axes.set_title(title, fontsize="medium")
 
@@ -89,8 +88,7 @@ def _growth_by_batch_size(axes: Axes, results: xr.Dataset) -> None:
         )
     axes.axhline(_LIMIT, color="#777777", ls="--", lw=1, label=r"$\pi/(\pi-1)$")
     logarithmic_axis(axes, "x", base=2)
-    axes.set_xlabel("batch size B")
-    axes.set_ylabel("growth of the squared gradient per layer")
+    axes.set(xlabel="batch size B", ylabel="growth of the squared gradient per layer")
 
 
 def _growth_by_width(axes: Axes, results: xr.Dataset) -> None:
@@ -104,8 +102,7 @@ def _growth_by_width(axes: Axes, results: xr.Dataset) -> None:
         axes.axhline(expected, color="#D55E00", lw=1, label=f"ReLU, batch {size}, infinite width")
     axes.axhline(_LIMIT, color="#777777", ls="--", lw=1, label=r"$\pi/(\pi-1)$")
     logarithmic_axis(axes, "x")
-    axes.set_xlabel("width")
-    axes.set_ylabel("growth of the squared gradient per layer")
+    axes.set(xlabel="width", ylabel="growth of the squared gradient per layer")
 
 
 def _gain_by_depth(axes: Axes, results: xr.Dataset) -> None:
@@ -116,8 +113,7 @@ def _gain_by_depth(axes: Axes, results: xr.Dataset) -> None:
         line = "--" if face == "none" else "-"
         axes.plot(depths, gain, "o", ls=line, lw=1, ms=4, color=colour, mfc=face, label=name)
     logarithmic_axis(axes, "y")
-    axes.set_xlabel("depth")
-    axes.set_ylabel("squared gradient, first layer / last")
+    axes.set(xlabel="depth", ylabel="squared gradient, first layer / last")
 
 
 def gradient_depth(results: xr.Dataset) -> Figure:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.layer_shift import draw_medians
 from normscope.plots.names import name_of
-from normscope.plots.style import colour_of, legend_below, legend_entries, new_figure
+from normscope.plots.style import colour_of, legend_below, legend_entries, named_legend, new_figure
 from normscope.plots.training_curves import LABELS, draw_curves
 
 _BANDS = {"loss": "loss along the gradient", "gradient_distance": "change of the gradient"}
@@ -163,14 +163,8 @@ def norm_landscape(results: xr.Dataset) -> Figure:
     last = figure.add_subplot(grid[2, :columns])
     draw_medians(last, results["effective_smoothness"], "effective smoothness")
     if columns < len(norms):  # there is room beside it
-        entries = legend_entries(last)
-        figure.legend(
-            list(entries.values()),
-            list(entries),
-            loc="lower center",
-            bbox_to_anchor=(0.72, 0.08),
-            frameon=False,
-        )
+        where = (0.72, 0.08)
+        named_legend(figure, legend_entries(last), loc="lower center", bbox_to_anchor=where)
     else:
         last.legend(frameon=False, fontsize="small")
     return figure

@@ -58,8 +58,7 @@ def _draw_layers(axes: Axes, results: xr.Dataset) -> None:
     x = np.arange(results.sizes["layer"])
     axes.bar(x, results["term"], color=_TERM, label="term of the bound, $f_l$")
     axes.plot(x, results["gradient"], "o-", color=_GRADIENT, label="squared gradient")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("term, squared gradient")
+    axes.set(xlabel="layer", ylabel="term, squared gradient")
     _name_layers(axes, [str(name) for name in results["layer"].values])
     _scale_heights(axes, max(float(results[name].max()) for name in ("term", "gradient")))
 
@@ -84,8 +83,7 @@ def _name_layers(axes: Axes, names: list[str]) -> None:
 
 
 def _draw_sweep(axes: Axes, results: xr.Dataset) -> None:
-    axes.set_xlabel(r"$\gamma$")
-    axes.set_ylabel("eigenvalue of the Fisher matrix")
+    axes.set(xlabel=r"$\gamma$", ylabel="eigenvalue of the Fisher matrix")
     known = results.where(results["lambda_max"].notnull())  # elsewhere the bound is rounding error
     gamma = results["gamma"].values
     if not bool(known["lambda_max"].notnull().any()):
@@ -110,8 +108,7 @@ def closure_curves(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         The axes drawn on.
     """
     axes = new_axes(axes)
-    axes.set_xlabel(r"$\gamma$")
-    axes.set_ylabel(rf"{_LABELS['lambda_max']} of the Fisher matrix")
+    axes.set(xlabel=r"$\gamma$", ylabel=rf"{_LABELS['lambda_max']} of the Fisher matrix")
     axes.set_title("mean-field theory")
     drawn = results["lambda_max"].dropna("closure", how="all")
     if not drawn.size:
@@ -172,8 +169,7 @@ def _draw_panel(axes: Axes, results: xr.Dataset, quantity: str) -> None:
         axes.axhline(value, color=colour_of("none"), linestyle=dashes, lw=1.2, label=label)
     _draw_measured(axes, results, quantity)
     logarithmic_axis(axes, "y")
-    axes.set_xlabel(r"$\gamma$")
-    axes.set_ylabel(_LABELS[quantity])
+    axes.set(xlabel=r"$\gamma$", ylabel=_LABELS[quantity])
 
 
 def _draw_theory(axes: Axes, curves: xr.DataArray, prefix: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from normscope.plots.axes import LogLabels, LogTicks, logarithmic_axis
 from normscope.plots.names import display_settings, name_of
-from normscope.plots.style import CLOSURE_DASHES, INK, legend_entries, new_figure
+from normscope.plots.style import CLOSURE_DASHES, INK, legend_entries, named_legend, new_figure
 from normscope.results.record import training_settings
 
 _LABELS = {"sigma_w": r"spread of the weights $\sigma_w$"}
@@ -58,19 +59,12 @@ def phase_diagram(
     if "critical_learning_rate" in results:
         _draw_theory(axes, results["critical_learning_rate"], setting)
         _label_lines_outside(axes)
-    axes.set_xlabel(r"learning rate $\eta$")
-    axes.set_ylabel(_vertical_label(results, setting))
+    axes.set(xlabel=r"learning rate $\eta$", ylabel=_vertical_label(results, setting))
     entries = legend_entries(axes)
     if figure is not None and entries:
-        figure.legend(
-            list(entries.values()),
-            list(entries),
-            loc="outside upper center",
-            ncols=2,  # fits the width of a phone
-            frameon=False,
-            fontsize="small",
-            columnspacing=1.2,
-        )
+        # two columns fit the width of a phone
+        style: dict[str, Any] = {"ncols": 2, "fontsize": "small", "columnspacing": 1.2}
+        named_legend(figure, entries, loc="outside upper center", **style)
     return axes
 
 
@@ -93,13 +87,7 @@ def phase_diagrams(results: xr.Dataset) -> Figure:
     for label in [each for each in entries if f"{each}{_OUTSIDE}" in entries]:
         del entries[f"{label}{_OUTSIDE}"]  # another panel shows the line
     long = any(label.endswith(_OUTSIDE) for label in entries)
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside upper center",
-        ncols=2 if long else 4,
-        frameon=False,
-    )
+    named_legend(figure, entries, loc="outside upper center", ncols=2 if long else 4)
     _write_settings(figure, results)
     return figure
 
@@ -131,8 +119,7 @@ def boundary(results: xr.Dataset, axes: Axes | None = None) -> Axes:
         )
     _draw_theory(axes, results["theory"], "gamma")
     logarithmic_axis(axes, "x")
-    axes.set_xlabel(r"critical learning rate $\eta_*$")
-    axes.set_ylabel(r"$\gamma$")
+    axes.set(xlabel=r"critical learning rate $\eta_*$", ylabel=r"$\gamma$")
     axes.legend(frameon=False)
     return axes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from normscope.errors import StateError
 from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
 from normscope.plots.names import BANDS, dimension_name, layer_name, quantity_name
-from normscope.plots.style import legend_entries, new_axes, new_figure
+from normscope.plots.style import legend_entries, named_legend, new_axes, new_figure
 
 _WIDE = 30.0  # a quantity that spans a larger ratio gets a logarithmic axis
 _BRIGHTEST = 0.65  # of the colour map: yellow lines are invisible on white
@@ -25,6 +24,10 @@ _COLUMNS = 3
 _WIDTHS = {4: 2.8}  # inches of a panel by panels per row, else 3.4
 _TITLE_WIDTH = 11.2  # letters per inch of a panel
 _LAYER_KINDS = ("layer", "norm_layer")
+_POSITIONS = {  # of the legend of each kind of layer: if alone in its row, and beside the other
+    "layer": ("outside lower left", "outside lower left"),
+    "norm_layer": ("outside upper right", "outside lower right"),
+}
 _LEGEND_COLUMNS = 4
 _LETTER, _KEY = 0.6, 4.8  # width of a letter and of a legend key, in font sizes
 _SIZE = 10.0  # font size of a legend in points
@@ -265,25 +268,11 @@ def _name_layers(figure: Figure, panels: Mapping[str, Axes], results: xr.Dataset
     for kind, each in entries.items():
         columns = max(_legend_columns(list(each), width), 1)
         drawn = max(len(axes.lines) for axes in kinds[kind])
-        figure.legend(
-            list(each.values()),
-            list(each),
-            loc=_legend_position(kind, beside),
-            ncols=columns,
-            frameon=False,
-            title=f"{len(each)} of {drawn} " * (len(each) < drawn) + dimension_name(kind),
-        )
+        title = f"{len(each)} of {drawn} " * (len(each) < drawn) + dimension_name(kind)
+        named_legend(figure, each, loc=_POSITIONS[kind][beside], ncols=columns, title=title)
         rows.append(1 - (-len(each) // columns))
     height = max(rows, default=0) if beside else sum(rows)
     figure.set_figheight(figure.get_figheight() + _ROW * height)
-
-
-def _legend_position(
-    kind: str, beside: bool
-) -> Literal["outside lower left", "outside lower right", "outside upper right"]:
-    if kind == "layer":
-        return "outside lower left"
-    return "outside lower right" if beside else "outside upper right"
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:

@@ -47,8 +47,7 @@ def spectrum(
     name = f"{results['kind'].item()}, {results['mode'].item()}" if label is None else label
     axes.plot(values, np.where(density > floor, density, np.nan), color=colour, label=name)
     axes.set_ylim(bottom=min(floor, axes.get_ylim()[0]) if len(axes.lines) > 1 else floor)
-    axes.set_xlabel("eigenvalue")
-    axes.set_ylabel("density per decade")
+    axes.set(xlabel="eigenvalue", ylabel="density per decade")
     axes.legend(frameon=False)
     return axes
 
@@ -78,8 +77,7 @@ def spectra(results: xr.Dataset) -> Figure:
         if legend is not None:
             legend.remove()
         axes.set_title(name_of(norm), color=colour, fontsize=10, y=0.08)
-        axes.set_xlabel("")
-        axes.set_ylabel("")
+        axes.set(xlabel="", ylabel="")
     panels[-1].set_xlabel("eigenvalue of the Hessian")
     locator = SymmetricalLogLocator(linthresh=threshold, base=10)
     locator.numticks = 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -68,14 +68,12 @@ def legend_entries(*panels: Axes) -> dict[str, Artist]:
     return entries
 
 
+def named_legend(figure: Any, entries: Mapping[str, Artist], **options: Any) -> None:
+    """Draw a figure's legend without a frame, of these handles by their labels."""
+    figure.legend(list(entries.values()), list(entries), frameon=False, **options)
+
+
 def legend_below(figure: Any, axes: Axes, columns: int = 4, **options: Any) -> None:
     """Draw the legend of one panel below all panels of a figure or subfigure."""
     entries = legend_entries(axes)
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        **options,
-    )
+    named_legend(figure, entries, loc="outside lower center", ncols=columns, **options)

@@ -6,11 +6,12 @@ import base64
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,11 +19,9 @@ from markupsafe import Markup
 from normscope import __version__
 from normscope.errors import DataError, InputError
 from normscope.files import replacing
-from normscope.report.colours import DARK, LIGHT
-from normscope.report.document import Download, Name, Picture, Report, Section, Table
-from normscope.report.drawing import inline_svg
+from normscope.report.document import Download, Name, Picture, Report, Table
+from normscope.report.drawing import DARK, LIGHT, inline_svg
 from normscope.report.narrative import format_seconds
-from normscope.results import Claim
 from normscope.text import printable
 
 _OVERVIEW = "overview"  # anchor of the first picture
@@ -129,47 +128,8 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@dataclass(frozen=True)
-class _PlacedPicture:
-    """A picture with its anchor on the page."""
-
-    anchor: str
-    svg: Markup
-    caption: str
-
-
-@dataclass(frozen=True)
-class _PlacedTable:
-    """A table with its anchor on the page."""
-
-    anchor: str
-    table: Table
-
-
-@dataclass(frozen=True)
-class _PlacedClaim:
-    """A claim with its anchor and that of its evidence."""
-
-    anchor: str
-    claim: Claim
-    evidence: str
-    evidence_name: str
-
-
-@dataclass(frozen=True)
-class _PlacedSection:
-    """A section with the anchors of its parts, without what the first screen shows of it."""
-
-    anchor: str
-    section: Section
-    paragraphs: Sequence[str]
-    first: str  # anchor of its picture on the first screen; "" if it has none there
-    pictures: Sequence[_PlacedPicture]
-    tables: Sequence[_PlacedTable]
-    claims: Sequence[_PlacedClaim]
-
-
-def _placed_sections(report: Report) -> Iterator[_PlacedSection]:
+def _placed_sections(report: Report) -> Iterator[dict[str, Any]]:
+    """Yield each section with the anchors of its parts, as the template reads it."""
     claims, first = 0, report.first_picture
     said = set(report.findings) if len(report.sections) == 1 else set()
     for number, section in enumerate(report.sections, start=1):
@@ -179,29 +139,29 @@ def _placed_sections(report: Report) -> Iterator[_PlacedSection]:
             for index, each in enumerate(section.pictures, start=1)
             if each is not first
         ]
-        tables = [
-            _PlacedTable(f"{anchor}-table-{index}", each)
-            for index, each in enumerate(section.tables, start=1)
-        ]
+        tables = {f"{anchor}-table-{index}": each for index, each in enumerate(section.tables, 1)}
         above = _OVERVIEW if any(each is first for each in section.pictures) else ""
-        drawn, listed = ([each.anchor for each in part] for part in (pictures, tables))
-        evidence = next(filter(None, (above, *drawn, *listed, anchor)))
-        kind = "figure" if section.pictures else "table" if section.tables else "section"
-        placed = [
-            _PlacedClaim(f"claim-{claims + index}", each, evidence, f"{kind} of {section.title}")
-            for index, each in enumerate(section.claims, start=1)
-        ]
-        claims += len(placed)
-        paragraphs = [each for each in section.paragraphs if each not in said]
-        yield _PlacedSection(anchor, section, paragraphs, above, pictures, tables, placed)
+        yield {
+            "anchor": anchor,
+            "section": section,
+            "paragraphs": [each for each in section.paragraphs if each not in said],
+            "first": above,  # anchor of its picture on the first screen; "" if it has none there
+            "pictures": pictures,
+            "tables": list(tables.items()),
+            "claims": [(f"claim-{claims + n}", each) for n, each in enumerate(section.claims, 1)],
+            "evidence": above
+            or next((each["anchor"] for each in pictures), next(iter(tables), anchor)),
+            "kind": "figure" if section.pictures else "table" if section.tables else "section",
+        }
+        claims += len(section.claims)
 
 
-def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> _PlacedPicture:
+def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> dict[str, Any]:
     try:
         svg = inline_svg(picture.svg, picture.text, prefix, picture.panels)
     except DataError as error:
         raise DataError(f"{title}: {error}") from error
-    return _PlacedPicture(anchor, Markup(svg), picture.caption or picture.text)
+    return {"anchor": anchor, "svg": Markup(svg), "caption": picture.caption or picture.text}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from normscope.errors import DataError, StateError
 from normscope.results.lock import WriterLock, Written, left_by_writer
-from normscope.results.schema import create_tables, damaged, is_store
-from normscope.results.sqlite_errors import not_a_store, primary_code, translate_errors
+from normscope.results.schema import (
+    create_tables,
+    damaged,
+    is_store,
+    not_a_store,
+    primary_code,
+    translate_errors,
+)
 from normscope.results.tables import written
 from normscope.text import plural
 from normscope.warn import warn

@@ -6,7 +6,7 @@ import platformdirs
 import pytest
 from tests.unit.data.synthetic import SmallData
 
-from normscope.data import cache
+from normscope.data import images
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LOCALAPPDATA", str(folder))
     monkeypatch.delenv("NORMSCOPE_DATA", raising=False)
-    cache._warn_once.cache_clear()
+    images._warn_once.cache_clear()
     cache_of_user = Path(platformdirs.user_cache_dir("normscope", appauthor=False))
     assert tmp_path in cache_of_user.parents
     return cache_of_user

@@ -15,7 +15,7 @@ import torch
 from tests.unit.data.synthetic import SmallData, idx
 
 import normscope as ns
-from normscope.data import cache, images
+from normscope.data import images
 from normscope.errors import DataError, NormscopeWarning
 
 
@@ -115,7 +115,7 @@ def test_damaged_entry_is_made_anew(
     else:
         np.save(entry / "train_x.npy", np.zeros(3))
         record = json.loads(fingerprint.read_text())
-        record["arrays"] = cache._array_states(entry)
+        record["arrays"] = images._array_states(entry)
         fingerprint.write_text(json.dumps(record))
     assert torch.equal(ns.data.load("mnist", root=root).train.x, expected)
     assert len(reads) == 2
@@ -128,8 +128,8 @@ def test_new_format_version_makes_old_entries_stale(
     root: Path, own_cache: Path, reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ns.data.load("mnist", root=root)
-    described = cache.Key.described
-    monkeypatch.setattr(cache.Key, "described", lambda key: {**described(key), "format": -1})
+    described = images.Key.described
+    monkeypatch.setattr(images.Key, "described", lambda key: {**described(key), "format": -1})
     ns.data.load("mnist", root=root)
     assert len(reads) == 2
     assert len(entries(own_cache)) == 1
@@ -140,7 +140,7 @@ def fail_to_save(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write(array.tobytes()[:100])  # type: ignore[attr-defined]
         raise error
 
-    monkeypatch.setattr(cache.np, "save", save)
+    monkeypatch.setattr(images.np, "save", save)
 
 
 def test_full_disk_warns_once_and_leaves_nothing(

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normscope.data import unpickle
-from normscope.data.unpickle import PickledArray, unpickle_plain
+from normscope.data import cifar10
+from normscope.data.cifar10 import PickledArray, unpickle_plain
 from normscope.errors import DataError
 
 
@@ -139,14 +139,14 @@ def test_unpickle_refuses_truncation_everywhere() -> None:
 
 
 def test_unpickle_cannot_change_its_stand_ins() -> None:
-    before = dict(unpickle._GLOBALS)
+    before = dict(cifar10._GLOBALS)
     state = b"}X\x04\x00\x00\x00nameK\x01s"
     for module, name in [*before, ("_codecs", "encode")]:
         for change in (state, b"N" + state + b"\x86"):
             with pytest.raises(DataError, match="sets the state of a function"):
                 unpickle_plain(b"\x80\x02c" + f"{module}\n{name}\n".encode() + change + b"b.", "x")
-    assert before == unpickle._GLOBALS
-    stand_ins = [*before.values(), unpickle._Encode(limit=0)]
+    assert before == cifar10._GLOBALS
+    stand_ins = [*before.values(), cifar10._Encode(limit=0)]
     assert not any(hasattr(stand_in, "__dict__") for stand_in in stand_ins)
 
 

@@ -14,9 +14,8 @@ from normscope.experiments.tour.findings import (
     about_theorems,
     about_training,
 )
-from normscope.experiments.tour.headlines import findings
 from normscope.experiments.tour.page import tables_of
-from normscope.experiments.tour.summary import LEGEND
+from normscope.experiments.tour.summary import LEGEND, findings
 from normscope.experiments.tour.wording import contrast
 
 CELL = ("norm", "seed")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from normscope.plots.comparison import comparison
+from normscope.plots.learning_rate import comparison
 from normscope.plots.style import colour_of
 
 NORMS = ["none", "batch"]

@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from normscope.plots.style import colour_of
-from normscope.report.colours import DARK, LIGHT, Palette, contrast
+from normscope.report.drawing import DARK, LIGHT, Palette, contrast
 
 PAIR = re.compile(r"light-dark\((#[0-9a-f]{6}),(#[0-9a-f]{6})\)")
 

@@ -35,10 +35,13 @@ from normscope.experiments.santurkar2018.measurements import (
     vgg_trainings,
 )
 from normscope.experiments.santurkar2018.trainings import Training, run_trainings
-from normscope.plots.distributions import distributions_over_training
 from normscope.plots.layer_shift import moment_changes, shift_by_layer, shift_with_training
 from normscope.plots.loss_landscape import landscape, predictiveness, training_and_landscape
-from normscope.plots.training_curves import accuracy_and_distributions, training_of_both
+from normscope.plots.training_curves import (
+    accuracy_and_distributions,
+    distributions_over_training,
+    training_of_both,
+)
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
 

@@ -361,3 +361,16 @@ def boundary_rows(part: xr.Dataset) -> list[tuple[float, float, float]]:
 def _grid_step(part: xr.Dataset) -> float:
     rates = part["learning_rate"].values
     return float(np.max(rates[1:] / rates[:-1])) if len(rates) > 1 else 1.0
+
+
+# each part's sentences, in the order of the tour
+STORIES = {
+    "limits": about_limits,
+    "training": about_training,
+    "landscape": about_landscape,
+    "shift": about_shift,
+    "curvature": about_curvature,
+    "depth": about_depth,
+    "theorems": about_theorems,
+    "diagram": about_diagram,
+}

@@ -10,6 +10,7 @@ import xarray as xr
 
 from normscope.experiments.tour.claims import claims_by_part
 from normscope.experiments.tour.findings import (
+    STORIES,
     boundary_rows,
     late_loss,
     norms_of,
@@ -17,14 +18,14 @@ from normscope.experiments.tour.findings import (
     shift_cosine,
     statement_counts,
 )
-from normscope.experiments.tour.headlines import findings, question
 from normscope.experiments.tour.parts import diagram_part
 from normscope.experiments.tour.record import record_of
 from normscope.experiments.tour.summary import (
     HEADS,
     LEGEND,
     SAME_AGAIN,
-    STORIES,
+    findings,
+    question,
     summary_table,
 )
 from normscope.experiments.tour.wording import factor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from normscope.curvature import top_eigenvalue
 from normscope.data import gaussian_inputs
-from normscope.experiments.recipe import experiment
+from normscope.experiments.recipe import experiment, side_by_side
 from normscope.meanfield import (
     Graph,
     convolutional_specification,
@@ -30,7 +30,6 @@ MODES = ("train", "frozen")
 VANILLA = ("frozen", "printed")  # without batch statistics, train and frozen are the same
 ARCHITECTURES = ("fully_connected", "conv_net")
 INPUTS = {"fully_connected": (784,), "conv_net": (3, 32, 32)}
-DIMENSIONS = ("architecture", "mode", "measured_gamma", "seed")
 
 
 def _claims(results: xr.Dataset) -> list[Claim]:
@@ -41,10 +40,6 @@ def _claims(results: xr.Dataset) -> list[Claim]:
     seeds = "1 seed" if rate.sizes["seed"] == 1 else f"{rate.sizes['seed']} seeds"
     smallest = float(rate["measured_gamma"][0])
     gain = rate.sel(measured_gamma=smallest) / results["max_learning_rate_measured_without"]
-    gains = ", ".join(
-        f"{name} {float(each.min()):.3g} to {float(each.max()):.3g}"
-        for name, each in gain.groupby("architecture")
-    )
     return [
         *(_agreement(results, closure, source) for closure in CLOSURES),
         Claim(
@@ -56,7 +51,7 @@ def _claims(results: xr.Dataset) -> list[Claim]:
         Claim(
             "with a small gamma BatchNorm allows a larger learning rate than no normalization",
             source,
-            f"critical rate at gamma {smallest:g} over that without: {gains}",
+            f"critical rate at gamma {smallest:g} over that without: {_spans(gain)}",
             bool((gain > 1).all()),
         ),
     ]
@@ -69,15 +64,18 @@ def _agreement(results: xr.Dataset, closure: str, source: str) -> Claim:
     lines = results["lambda_max"].sel(closure=closure)
     theory = lines.interp(gamma=results["measured_gamma"].values).rename(gamma="measured_gamma")
     ratio = measured / theory
-    spans = ", ".join(
-        f"{name} {float(each.min()):.3g} to {float(each.max()):.3g}"
-        for name, each in ratio.groupby("architecture")
-    )
     return Claim(
         f"the {closure} closure predicts the largest eigenvalue ({mode} mode) within 20 %",
         source,
-        f"measured / predicted: {spans}",
+        f"measured / predicted: {_spans(ratio)}",
         bool((abs(ratio - 1) < 0.2).all()),
+    )
+
+
+def _spans(values: xr.DataArray) -> str:
+    return ", ".join(
+        f"{name} {float(each.min()):.3g} to {float(each.max()):.3g}"
+        for name, each in values.groupby("architecture")
     )
 
 
@@ -126,52 +124,44 @@ def figure1(
         ``lambda_max`` and ``max_learning_rate`` (architecture, closure, gamma); the same with
         ``_without`` for networks without normalization, and with ``_measured`` for measurements.
     """
-    sizes = dict(zip(ARCHITECTURES, samples, strict=True))
-    graphs = {norm: _graphs(width, channels, norm) for norm in ("batch", "none")}
-    theory = [_curves(graphs["batch"][name], gammas, sizes[name]) for name in ARCHITECTURES]
-    alone = [_vanilla(graphs["none"][name], sizes[name]) for name in ARCHITECTURES]
-    options: dict[str, dict[str, Any]] = {
-        "fully_connected": {"width": width},
-        "conv_net": {"channels": list(channels)},
-    }
-    plans: dict[str, dict[str, Any]] = {
-        name: {
-            "architecture": name,
-            "samples": sizes[name],
-            "gammas": list(measured_gammas),
-            "options": options[name],
-        }
-        for name in ARCHITECTURES
-    }
-    found, found_alone = _networks(plans, range(seed, seed + seeds), store, progress)
-    arrays = {
-        "": (("architecture", "closure", "gamma"), np.stack(theory)),
-        "_without": (("architecture", "closure_without"), np.array(alone)),
-        "_measured": (DIMENSIONS, found),
-        "_measured_without": (("architecture", "seed"), found_alone),
-    }
-    coordinates: dict[str, list[Any]] = {
-        "gamma": list(gammas),
-        "measured_gamma": list(measured_gammas),
-        "seed": list(range(seed, seed + seeds)),
-    }
-    return _dataset(arrays, coordinates, momentum).assign_attrs(width=width)
+    options: list[dict[str, Any]] = [{"width": width}, {"channels": list(channels)}]
+    found = {}
+    for name, size, own in zip(ARCHITECTURES, samples, options, strict=True):
+        plan: dict[str, Any] = {"architecture": name, "samples": size, "options": own}
+        plan["gammas"] = list(measured_gammas)
+        networks = {}
+        for each in range(seed, seed + seeds):
+            progress(Progress(f"{name}, seed {each}"))
+            compute = partial(_network, **plan, seed=each)
+            networks[each] = store.compute("wei2018/figure1 network", plan, each, compute)
+        names = {"lambda_max": "lambda_max_measured", "gamma": "measured_gamma"}
+        names["lambda_max_without"] = "lambda_max_measured_without"
+        measured = side_by_side("seed", networks).rename(names).transpose(..., "seed")
+        found[name] = _theory(name, width, channels, gammas, size).merge(measured)
+    eigenvalues = side_by_side("architecture", found).assign_coords(
+        mode=list(MODES), measured_gamma=list(measured_gammas)
+    )
+    rates = 2 * (1 + momentum) / eigenvalues
+    named = {name: str(name).replace("lambda_max", "max_learning_rate") for name in rates}
+    results = eigenvalues.merge(rates.rename(named))
+    return results.assign_attrs(momentum=momentum, width=width)
 
 
-def _networks(
-    plans: Mapping[str, dict[str, Any]], seeds: range, store: Store, progress: ProgressCallback
-) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues (architecture, mode, gamma, seed), and without norms (architecture, seed)."""
-    gammas = len(next(iter(plans.values()))["gammas"])
-    found = np.full((len(plans), len(MODES), gammas, len(seeds)), np.nan)
-    alone = np.full((len(plans), len(seeds)), np.nan)
-    for (a, name), s in _pairs(list(plans), range(len(seeds))):
-        progress(Progress(f"{name}, seed {seeds[s]}"))
-        compute = partial(_network, **plans[name], seed=seeds[s])
-        measured = store.compute("wei2018/figure1 network", plans[name], seeds[s], compute)
-        found[a, :, :, s] = measured["lambda_max"]
-        alone[a, s] = measured["lambda_max_without"]
-    return found, alone
+def _theory(
+    name: str, width: int, channels: Sequence[int], gammas: Sequence[float], batch_size: int
+) -> xr.Dataset:
+    """Eigenvalues by every closure, with normalization over gamma and without."""
+    graphs = {norm: _graph(name, width, channels, norm) for norm in ("batch", "none")}
+    sweep: dict[str, Any] = {"gamma": np.asarray(gammas), "batch_size": batch_size}
+    curves = [predict(graphs["batch"], closure=c, **sweep).lambda_max for c in CLOSURES]
+    alone = [predict(graphs["none"], closure=c, batch_size=batch_size).lambda_max for c in VANILLA]
+    return xr.Dataset(
+        {
+            "lambda_max": (("closure", "gamma"), np.array(curves, dtype=float)),
+            "lambda_max_without": ("closure_without", np.array(alone)),
+        },
+        {"closure": list(CLOSURES), "gamma": list(gammas), "closure_without": list(VANILLA)},
+    )
 
 
 def _network(
@@ -189,38 +179,10 @@ def _network(
     return xr.Dataset({"lambda_max": (("mode", "gamma"), found), "lambda_max_without": alone})
 
 
-def _dataset(
-    arrays: dict[str, Any], coordinates: dict[str, list[Any]], momentum: float
-) -> xr.Dataset:
-    """Eigenvalues with the critical learning rates that follow from them."""
-    rate = 2 * (1 + momentum)
-    variables = {f"lambda_max{end}": value for end, value in arrays.items()}
-    variables |= {f"max_learning_rate{end}": (dims, rate / v) for end, (dims, v) in arrays.items()}
-    names = {
-        "architecture": list(ARCHITECTURES),
-        "closure": list(CLOSURES),
-        "closure_without": list(VANILLA),
-        "mode": list(MODES),
-    }
-    return xr.Dataset(variables, {**names, **coordinates}, {"momentum": momentum})
-
-
-def _graphs(width: int, channels: Sequence[int], norm: str) -> dict[str, Graph]:
-    widths = (784, width, width, width, 10)
-    return {
-        "fully_connected": fully_connected_specification(widths, norm=norm),
-        "conv_net": convolutional_specification(channels=channels, norm=norm),
-    }
-
-
-def _curves(graph: Graph, gammas: Sequence[float], batch_size: int) -> Any:
-    sweep = np.asarray(gammas)
-    found = (predict(graph, closure=c, gamma=sweep, batch_size=batch_size) for c in CLOSURES)
-    return np.stack([np.asarray(each.lambda_max, dtype=float) for each in found])
-
-
-def _vanilla(graph: Graph, batch_size: int) -> list[Any]:
-    return [predict(graph, closure=c, batch_size=batch_size).lambda_max for c in VANILLA]
+def _graph(name: str, width: int, channels: Sequence[int], norm: str) -> Graph:
+    if name == "conv_net":
+        return convolutional_specification(channels=channels, norm=norm)
+    return fully_connected_specification((784, width, width, width, 10), norm=norm)
 
 
 def _measured(model: nn.Module, inputs: torch.Tensor, mode: str) -> float:
@@ -229,7 +191,3 @@ def _measured(model: nn.Module, inputs: torch.Tensor, mode: str) -> float:
     batch = (inputs, torch.zeros(len(inputs), 10))  # the Fisher matrix does not depend on targets
     problem = model, "squared_error", batch
     return top_eigenvalue(*problem, "fisher", mode, params=weights, vectors=False).value
-
-
-def _pairs(names: Sequence[str], seeds: range) -> list[tuple[tuple[int, str], int]]:
-    return [(named, seed) for named in enumerate(names) for seed in seeds]
