@@ -90,7 +90,9 @@ class Recipe:
             if name not in known:
                 raise unknown_name(f"setting of {self.name}", name, known)
             _check_kind(f"setting {name} of {self.name}", value, known[name])
-        _check_seed(overrides.get("seed"))
+        seed = overrides.get("seed")
+        if isinstance(seed, int) and not 0 <= seed <= LARGEST_SEED:
+            raise InputError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}.")
         return {**known, **self.scales[scale], **overrides}
 
 
@@ -113,11 +115,6 @@ def _check_kind(what: str, value: Any, default: Any) -> None:
             raise ArgumentTypeError(f"{what} must be values like {default!r}, got {value!r}.")
         for item in value if default else ():
             _check_kind(f"each of {what}", item, default[0])
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, int) and not 0 <= seed <= LARGEST_SEED:
-        raise InputError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}.")
 
 
 def _modules() -> Iterator[str]:

@@ -45,8 +45,12 @@ def diagrams(
     """
     varying = varying_settings([record.parameters for record in records])
     axis = _vertical(records, varying)
-    rates = [record.parameters.get(RATE) for record in records]
-    if axis is None or RATE not in varying or not all(map(_is_positive, rates)):
+    rates: list[Any] = [record.parameters.get(RATE) for record in records]
+    if (
+        axis is None
+        or RATE not in varying
+        or not all(_is_number(rate) and rate > 0 for rate in rates)
+    ):
         return {}
     others = [name for name in varying if name not in (axis, RATE)]
     groups: dict[str, list[Record]] = {}
@@ -199,12 +203,8 @@ def _loss(record: Record) -> float:
     return float(dataset["test_loss"]) if "test_loss" in dataset else np.nan
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
 
 
 def _setting_words(parameters: Mapping[str, Any], name: str, versions: CodeVersions | None) -> str:

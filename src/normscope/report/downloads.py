@@ -35,10 +35,10 @@ def dataset_downloads(dataset: xr.Dataset, stem: str) -> tuple[Download, ...]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, values in dataset.data_vars.items():
         groups.setdefault(tuple(map(str, values.dims)), []).append(str(name))
-    tables = [
-        _csv(dataset[sorted(names)], f"{stem}{_ending(dims, len(groups))}.csv")
-        for dims, names in sorted(groups.items())  # a file may hold the variables in another order
-    ]
+    tables = []
+    for dims, names in sorted(groups.items()):  # a file may hold the variables in another order
+        over = f"_by_{'_'.join(dims)}" if dims else "_values"
+        tables.append(_csv(dataset[sorted(names)], f"{stem}{over if len(groups) > 1 else ''}.csv"))
     return (*tables, _netcdf(dataset, f"{stem}.nc"))
 
 
@@ -64,13 +64,6 @@ def _csv_download(
 
 def _cell(value: object) -> object:
     return csv_value(str(value) if isinstance(value, Name) else value)
-
-
-def _ending(dims: tuple[str, ...], groups: int) -> str:
-    """Return what distinguishes the files of several groups."""
-    if groups == 1:
-        return ""
-    return f"_by_{'_'.join(dims)}" if dims else "_values"
 
 
 def _csv(part: xr.Dataset, name: str) -> Download:

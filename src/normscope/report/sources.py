@@ -203,11 +203,6 @@ def _closest(path: Path) -> str:
     return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else "."
 
 
-def _foreign(section: Section) -> Section:
-    """Return a section whose command, if it has one, is marked as text from a file."""
-    return replace(section, foreign_command=bool(section.command))
-
-
 def _read_source(source: _Source, theory: Theory | None, page_of: PageOf) -> Report | list[Section]:
     path = source.path
     try:
@@ -222,7 +217,8 @@ def _read_source(source: _Source, theory: Theory | None, page_of: PageOf) -> Rep
             numbers = read_numbers(path)
             page = page_of(numbers)
             if page is not None:
-                return replace(page, sections=list(map(_foreign, page.sections)))
+                marked = [replace(s, foreign_command=bool(s.command)) for s in page.sections]
+                return replace(page, sections=marked)
             return [dataset_section(numbers, path.name, stem=path.stem, command_note=_NO_COMMAND)]
     except DataError as error:
         if str(path.with_suffix("")) in str(error):

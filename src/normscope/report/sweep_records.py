@@ -107,7 +107,10 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
         return "", f"There is no command: the records do not name their {join_words(missing)}."
     codes = (each.parameters.get(CODE) for each in records)
     digests = list(dict.fromkeys(code for code in codes if isinstance(code, str)))
-    records = [_without_digest(each) for each in records]
+    records = [
+        replace(each, parameters={k: v for k, v in each.parameters.items() if k != CODE})
+        for each in records
+    ]
     seeds = range(min(each.seed for each in records), max(each.seed for each in records) + 1)
     names = list(dict.fromkeys(name for record in records for name in record.parameters))
     values = {name: _distinct_values(records, name) for name in names}
@@ -118,12 +121,12 @@ def sweep_command(records: Sequence[Record], store: str) -> tuple[str, str]:
             f"There is no one command: the {cells} trainings lie scattered over a grid of {whole}, "
             "as those of sweep --boundary do; the table has the settings of each."
         )
-    given = [
-        shlex.quote(f"{name}={range_text(each) or ','.join(map(_option_text, each))}")
+    texts = {
+        name: range_text(each) or ",".join(v if isinstance(v, str) else repr(v) for v in each)
         for name, each in values.items()
         if not (name in _UNSET and each in ([None], [False]))
-    ]
-    settings = " ".join(f"--set {each}" for each in given)
+    }
+    settings = " ".join(f"--set {shlex.quote(f'{name}={text}')}" for name, text in texts.items())
     numbers = f"--seeds {len(seeds)} --seed {seeds[0]}"
     command = f"normscope sweep phase_diagram {settings} {numbers} --out {shlex.quote(store)}"
     return command, " ".join(filter(None, (_grid_note(records, cells, whole), _code_note(digests))))
@@ -153,20 +156,9 @@ def _code_note(digests: Sequence[str]) -> str:
     )
 
 
-def _without_digest(record: Record) -> Record:
-    """Return the record without the digest, which a sweep computes from the files."""
-    parameters = {name: value for name, value in record.parameters.items() if name != CODE}
-    return replace(record, parameters=parameters)
-
-
 def _distinct_values(records: Sequence[Record], name: str) -> list[Any]:
     """Return the values of a parameter, numbers sorted, others in the order of the records."""
     given = [each.parameters.get(name) for each in records]
     values = list({json.dumps(value, sort_keys=True): value for value in given}.values())
     numeric = all(isinstance(each, int | float) for each in values)
     return sorted(values) if numeric else values
-
-
-def _option_text(value: Any) -> str:
-    """Return a value as the option ``--set`` reads it."""
-    return value if isinstance(value, str) else repr(value)

@@ -40,15 +40,6 @@ class Cell:
     raw: RawDataset
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """The variables of one cell, its grid index, and its positions along inner dimensions."""
-
-    variables: dict[str, RawVariable]
-    index: tuple[int, ...]
-    along: dict[str, Position]
-
-
 def combine(
     experiment: str, cells: Sequence[Cell], planned: Sequence[dict[str, Any]] = ()
 ) -> xr.Dataset:
@@ -223,14 +214,17 @@ def _gridded(
 ) -> dict[str, RawVariable]:
     """The variables of all cells over the whole grid."""
     inner, sizes = _inner_labels(list(parts.values()))
-    placed = [_Placed(part, index, _along(part, inner)) for index, part in parts.items()]
+    along = {
+        index: {dim: _positions(inner[dim], part[dim].values) for dim in inner if dim in part}
+        for index, part in parts.items()
+    }
     variables = {}
     for name in dict.fromkeys(name for part in parts.values() for name in part):
         if name in inner:
             first = next(part[name] for part in parts.values() if name in part)
             variables[name] = replace(first, values=inner[name])
         else:
-            variables[name] = _spread(name, placed, grid, sizes)
+            variables[name] = _spread(name, parts, along, grid, sizes)
     return variables
 
 
@@ -280,10 +274,6 @@ def _union(dim: str, labels: Sequence[np.ndarray]) -> np.ndarray:
     return everything[np.sort(where)] if everything.dtype.kind in "US" else found
 
 
-def _along(part: dict[str, RawVariable], inner: dict[str, np.ndarray]) -> dict[str, Position]:
-    return {dim: _positions(inner[dim], part[dim].values) for dim in inner if dim in part}
-
-
 def _positions(everything: np.ndarray, labels: np.ndarray) -> Position:
     """Positions of the labels among all; a slice if they are the first ones."""
     if len(labels) <= len(everything) and np.array_equal(everything[: len(labels)], labels):
@@ -294,16 +284,20 @@ def _positions(everything: np.ndarray, labels: np.ndarray) -> Position:
 
 
 def _spread(
-    name: str, placed: Sequence[_Placed], grid: dict[str, np.ndarray], sizes: dict[str, int]
+    name: str,
+    parts: dict[tuple[int, ...], dict[str, RawVariable]],
+    along: dict[tuple[int, ...], dict[str, Position]],
+    grid: dict[str, np.ndarray],
+    sizes: dict[str, int],
 ) -> RawVariable:
     """One variable over the grid; a coordinate that is the same everywhere stays as it is."""
     shape = tuple(map(len, grid.values()))
-    present = [cell for cell in placed if name in cell.variables]
-    first = present[0].variables[name]
+    present = {index: part[name] for index, part in parts.items() if name in part}
+    first = next(iter(present.values()))
     whole = tuple(sizes[dim] for dim in first.dims)
-    arrays = [_transposed(name, cell.variables[name], first.dims) for cell in present]
+    arrays = [_transposed(name, each, first.dims) for each in present.values()]
     full = all(array.shape == whole for array in arrays)
-    if first.is_coordinate and full and len(present) == len(placed) and _equal_bits(arrays):
+    if first.is_coordinate and full and len(present) == len(parts) and _equal_bits(arrays):
         return first
     dtype = _common_dtype(name, arrays)
     if full and len(present) == math.prod(shape):
@@ -311,9 +305,9 @@ def _spread(
     else:
         dtype, fill = with_fill_value(dtype)
         values = np.full(shape + whole, fill, dtype)
-    for cell, array in zip(present, arrays, strict=True):
-        index: tuple[Any, ...] = (*cell.index, ...)  # a view also where one value is left
-        _put(values[index], array, [cell.along.get(dim) for dim in first.dims])
+    for index, array in zip(present, arrays, strict=True):
+        cell: tuple[Any, ...] = (*index, ...)  # a view also where one value is left
+        _put(values[cell], array, [along[index].get(dim) for dim in first.dims])
     return RawVariable((*grid, *first.dims), values, first.attributes, first.is_coordinate)
 
 

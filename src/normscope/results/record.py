@@ -254,28 +254,18 @@ def dump_json(value: Any, label: str, *, sort_keys: bool = False) -> str:
         ) from error
 
 
-def json_value(value: Any, label: str = "value") -> Any:
+def json_value(value: Any, label: str = "value", levels: int = DEEPEST) -> Any:
     """Convert a value to None, bool, int, float, str, list or dict.
 
     Args:
         value: to convert.
         label: its name in errors.
+        levels: of lists and dicts that may be nested.
 
     Raises:
         ArgumentTypeError: if it holds a type without exact JSON.
         InputError: if it holds NaN or infinity, or is nested too deeply.
     """
-    return _json_value(value, label)
-
-
-def nesting_error(label: str) -> InputError:
-    """Error for lists and dicts that are nested so deeply that a reader could not follow them."""
-    return InputError(
-        f"{label:.40} has lists or dicts nested more than {DEEPEST} deep; use fewer levels."
-    )
-
-
-def _json_value(value: Any, label: str, levels: int = DEEPEST) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = _python_value(value, label)
     if value is None or isinstance(value, bool):
@@ -294,11 +284,11 @@ def _json_value(value: Any, label: str, levels: int = DEEPEST) -> Any:
         raise nesting_error(label)
     if isinstance(value, list | tuple):
         return [
-            _json_value(item, f"{label}[{index}]", levels - 1) for index, item in enumerate(value)
+            json_value(item, f"{label}[{index}]", levels - 1) for index, item in enumerate(value)
         ]
     if isinstance(value, Mapping):
         return {
-            check_string(name, f"a name in {label}"): _json_value(
+            check_string(name, f"a name in {label}"): json_value(
                 item, f"{label}[{name!r}]", levels - 1
             )
             for name, item in value.items()
@@ -306,6 +296,13 @@ def _json_value(value: Any, label: str, levels: int = DEEPEST) -> Any:
     raise ArgumentTypeError(
         f"{label} is of type {type(value).__name__}, which cannot be part of a key; use numbers, "
         "strings, and lists or dicts of them."
+    )
+
+
+def nesting_error(label: str) -> InputError:
+    """Error for lists and dicts that are nested so deeply that a reader could not follow them."""
+    return InputError(
+        f"{label:.40} has lists or dicts nested more than {DEEPEST} deep; use fewer levels."
     )
 
 

@@ -18,7 +18,7 @@ the largest stable learning rate of the standard network. `loss_scale` measures 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -88,21 +88,6 @@ class Training:
         return f"{self.network} {self.norm}, learning rate {self.learning_rate:g}"
 
 
-@dataclass(frozen=True)
-class Network:
-    """A network of the paper.
-
-    Args:
-        build: returns the model of a training and a seed.
-        data: returns its data.
-        loss: the loss that the paper's learning rate refers to.
-    """
-
-    build: Callable[[Training, int], nn.Module]
-    data: Callable[[Training, int], Dataset]
-    loss: Loss
-
-
 def summed_squares(output: Tensor, target: Tensor) -> Tensor:
     r"""Return the squared distance to the target, summed over outputs and samples.
 
@@ -124,36 +109,20 @@ def summed_squares(output: Tensor, target: Tensor) -> Tensor:
     return functional.mse_loss(output, target, reduction="sum")
 
 
-@lru_cache(maxsize=1)
-def _images(name: str) -> Dataset:
-    """Load the images once per process."""
-    return load(name)
+_images = lru_cache(maxsize=1)(load)  # loads the images once per process
 
 
-def _vgg_data(training: Training, seed: int) -> Dataset:
-    return _images(training.options["data"])
-
-
-def _vgg(training: Training, seed: int) -> nn.Module:
-    shape = tuple(_vgg_data(training, seed).train.x.shape[1:])
-    width = training.options["width"]
-    return build("vgg", norm=training.norm, seed=seed, input_shape=shape, width=width)
-
-
-def _deep_linear(training: Training, seed: int) -> nn.Module:
-    return build("deep_linear", norm=training.norm, seed=seed, depth=training.options["depth"])
-
-
-def _deep_linear_data(training: Training, seed: int) -> Dataset:
-    """Return data with a new matrix A and new inputs for every seed."""
+def _problem(training: Training, seed: int) -> tuple[nn.Module, Dataset, Loss]:
+    """Return the network of a training, its data, and the loss that its learning rate refers to."""
+    options: dict[str, Any] = {"norm": training.norm, "seed": seed}
+    if training.network == "vgg":
+        data = _images(training.options["data"])
+        options["input_shape"] = tuple(data.train.x.shape[1:])
+        return build("vgg", width=training.options["width"], **options), data, cross_entropy
+    # a new matrix A and new inputs for every seed
     samples = training.options["samples"]
-    return DATASETS["gaussian"](samples=samples, test_samples=1, seed=seed)
-
-
-NETWORKS = {
-    "vgg": Network(_vgg, _vgg_data, cross_entropy),
-    "deep_linear": Network(_deep_linear, _deep_linear_data, summed_squares),
-}
+    data = DATASETS["gaussian"](samples=samples, test_samples=1, seed=seed)
+    return build("deep_linear", depth=training.options["depth"], **options), data, summed_squares
 
 
 class Curve:
@@ -259,16 +228,15 @@ def _aligned(record: xr.Dataset, training: Training) -> xr.Dataset:
 
 def _run(training: Training, seed: int) -> xr.Dataset:
     """Train once and measure."""
-    network = NETWORKS[training.network]
-    model, data = network.build(training, seed), network.data(training, seed)
+    model, data, loss = _problem(training, seed)
     optimizer = sgd(training.learning_rate)(model.parameters())
-    problem = Problem(model, network.loss, (data.train.x, data.train.y))
-    curve = Curve(data, network.loss, training.measured, training.evaluated)
+    problem = Problem(model, loss, (data.train.x, data.train.y))
+    curve = Curve(data, loss, training.measured, training.evaluated)
     with (
         RandomGenerators().preserved(seed),
         Scope(
             model,
-            network.loss,
+            loss,
             optimizer,
             probes=_probes(training),
             steps=training.measured,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import xarray as xr
 
 from normscope.experiments.tour.claims import claims_by_part
@@ -25,6 +24,7 @@ from normscope.experiments.tour.summary import (
     LEGEND,
     SAME_AGAIN,
     findings,
+    finite_median,
     question,
     summary_table,
 )
@@ -77,7 +77,7 @@ def _rates(results: xr.Dataset) -> Table:
     for norm in norms_of(results):
         for seed in map(int, results["seed"].values):
             own = results.sel(norm=norm, seed=seed)
-            rows.append([name_of(norm), seed, *(_number(own[name]) for name in _RATES)])
+            rows.append([name_of(norm), seed, *(finite_median(own[name]) for name in _RATES)])
     note = (
         "The limit lies between the largest rate that still trains and the smallest that breaks; "
         "take half of it. Stable at first: the rate below which no direction is unstable at the "
@@ -162,7 +162,7 @@ def _by_norm(
     """A row for each normalization, of medians over the seeds."""
     seeds = results.sizes["seed"] if seeds is None else seeds
     rows: list[list[Value]] = [
-        [name_of(norm), *(_number(values.sel(norm=norm)) for values in columns.values())]
+        [name_of(norm), *(finite_median(values.sel(norm=norm)) for values in columns.values())]
         for norm in norms_of(results)
     ]
     of_seeds = f"; medians over {seeds} seeds" if seeds > 1 else ""
@@ -170,12 +170,6 @@ def _by_norm(
     missing = any(value is None for row in rows for value in row)
     note = _MISSING if missing else ""
     return Table(f"{caption}{of_seeds}", heads, rows, note, _DIGITS)
-
-
-def _number(values: xr.DataArray) -> float | None:
-    """Return the median; None if it is not finite."""
-    found = float(np.median(values.values))
-    return found if np.isfinite(found) else None
 
 
 _TABLES: dict[str, Callable[[xr.Dataset], Table]] = {
@@ -300,12 +294,7 @@ def _summary(results: xr.Dataset) -> Table:
     seeds = results.sizes["seed"]
     caption = "The same net under each normalization"
     caption += f", medians over {seeds} seeds" if seeds > 1 else ""
-    cells = [[_value(value) for value in row.values()] for row in rows]
-    return Table(caption, list(HEADS.values()), cells, LEGEND, 3)
-
-
-def _value(value: object) -> Value:
-    return value if isinstance(value, str | float) or value is None else str(value)
+    return Table(caption, list(HEADS.values()), [list(row.values()) for row in rows], LEGEND, 3)
 
 
 def _section(part: str, results: xr.Dataset, picture: Picture, claims: Sequence[Claim]) -> Section:

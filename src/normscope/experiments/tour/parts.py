@@ -33,9 +33,7 @@ from normscope.training import Outcome, evaluate, fit, sgd, train
 LOSS = "cross_entropy"
 
 
-@functools.lru_cache(maxsize=2)
-def _loaded(data: str) -> Dataset:
-    return load(data)
+_loaded = functools.lru_cache(maxsize=2)(load)
 
 
 @dataclass(frozen=True)

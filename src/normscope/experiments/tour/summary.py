@@ -173,7 +173,7 @@ _DIGITS = 3
 _HEAD_WIDTH = 8  # of a terminal, for words that are not longer
 
 
-def summary_rows(results: xr.Dataset) -> list[dict[str, object]]:
+def summary_rows(results: xr.Dataset) -> list[dict[str, str | float | None]]:
     """One row for each normalization, medians over the seeds.
 
     Args:
@@ -197,12 +197,12 @@ def summary_rows(results: xr.Dataset) -> list[dict[str, object]]:
     }
     return [
         {"normalization": name_of(norm)}
-        | {name: _middle(values.sel(norm=norm)) for name, values in columns.items()}
+        | {name: finite_median(values.sel(norm=norm)) for name, values in columns.items()}
         for norm in norms_of(results)
     ]
 
 
-def summary_table(results: xr.Dataset) -> list[dict[str, object]]:
+def summary_table(results: xr.Dataset) -> list[dict[str, str | float | None]]:
     """The same for a reader: the values that matter, of few digits, under the heads in words.
 
     Args:
@@ -216,16 +216,14 @@ def summary_table(results: xr.Dataset) -> list[dict[str, object]]:
         name: "\n".join(textwrap.wrap(head, _HEAD_WIDTH, break_long_words=False))
         for name, head in HEADS.items()
     }
+    rows = [{head: row[name] for name, head in heads.items()} for row in summary_rows(results)]
     return [
-        {head: _rounded(row[name]) for name, head in heads.items()} for row in summary_rows(results)
+        {head: float(f"{x:.{_DIGITS}g}") if isinstance(x, float) else x for head, x in row.items()}
+        for row in rows
     ]
 
 
-def _rounded(value: object) -> object:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _middle(values: xr.DataArray) -> float | None:
+def finite_median(values: xr.DataArray) -> float | None:
     """The median over the seeds, if they all have a number."""
     found = float(np.median(values.values))
     return found if math.isfinite(found) else None

@@ -218,14 +218,10 @@ _SAMPLES = 2_000_000  # numbers drawn for an average over the sphere
 _NODES = 200
 
 
-def _relu_slope(x: Array) -> Array:
-    return (x > 0).astype(np.float64)
-
-
 # each with its derivative
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "linear": (lambda x: x, np.ones_like),
-    "relu": (lambda x: np.maximum(x, 0.0), _relu_slope),
+    "relu": (lambda x: np.maximum(x, 0.0), lambda x: (x > 0).astype(np.float64)),
     "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
 }
 
