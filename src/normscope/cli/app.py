@@ -91,18 +91,12 @@ def command(
     """
 
     def add(function: Function) -> Function:
-        text, example = _help_parts(function)
-        end = format_example(example)
+        text, _, example = (inspect.getdoc(function) or "").partition("\n\nExample: ")
+        end = format_example(" ".join(example.split()))
         to.command(name, cls=cls, help=text, short_help=summary or None, epilog=end)(function)
         return function
 
     return add
-
-
-def _help_parts(function: Callable[..., None]) -> tuple[str, str]:
-    """Return the help in a docstring, and the example at its end."""
-    text, _, example = (inspect.getdoc(function) or "").partition("\n\nExample: ")
-    return text, " ".join(example.split())
 
 
 def print_help(name: str, function: Callable[..., None]) -> None:

@@ -107,7 +107,10 @@ def verify_files(name: NameOrAll = None, root: Root = None, as_json: opt.Json = 
         print_json([check.to_dict() for checks in found.values() for check in checks])
     else:
         for each, checks in found.items():
-            _print_checks(each, checks)
+            for check in checks:
+                typer.echo(f"{'ok' if check.ok else 'FAILED':<8}{check.part}  {check.message}")
+            if not checks:
+                typer.echo(f"{each} needs no files")
         if not found:
             typer.echo("no data set that has files is here; see normscope data list")
     if not all(check.ok for checks in found.values() for check in checks):
@@ -143,10 +146,3 @@ def _folder(name: str, root: Path | None) -> Path | None:
     if where is None and parts(name):
         raise missing_error(name, root)
     return where
-
-
-def _print_checks(name: str, checks: list[Check]) -> None:
-    for check in checks:
-        typer.echo(f"{'ok' if check.ok else 'FAILED':<8}{check.part}  {check.message}")
-    if not checks:
-        typer.echo(f"{name} needs no files")

@@ -63,18 +63,14 @@ def unpickle_plain(raw: bytes, where: str) -> Any:
     {'labels': [3, 1]}
     """
     try:
-        _check_opcodes(raw)
+        for opcode, argument, _ in pickletools.genops(raw):
+            if opcode.name not in _OPCODES:
+                raise pickle.UnpicklingError(f"the instruction {opcode.name} is not allowed")
+            if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > _MEMO_LIMIT:
+                raise pickle.UnpicklingError(f"memo index {argument} is too large")
         return _Unpickler(raw).load()
     except Exception as error:  # damaged bytes can fail anywhere in the unpickler
         raise corrupt(where, f"it is not a pickle of plain data ({error})") from error
-
-
-def _check_opcodes(raw: bytes) -> None:
-    for opcode, argument, _ in pickletools.genops(raw):
-        if opcode.name not in _OPCODES:
-            raise pickle.UnpicklingError(f"the instruction {opcode.name} is not allowed")
-        if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > _MEMO_LIMIT:
-            raise pickle.UnpicklingError(f"memo index {argument} is too large")
 
 
 class _Sealed:

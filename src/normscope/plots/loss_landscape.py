@@ -52,7 +52,9 @@ def training_and_landscape(results: xr.Dataset) -> Figure:
     figure = new_figure(width=13.4, height=4.0)
     panels = figure.subplots(1, 4)
     draw_curves(panels[0], results["training_loss"])
-    _set_logarithmic(panels[0], results["training_loss"])
+    finite = results["training_loss"].where(np.isfinite(results["training_loss"]))
+    if float(finite.max()) > 10 * float(finite.min()) > 0:
+        logarithmic_axis(panels[0], "y")
     panels[0].set_ylabel("training loss")
     panels[0].set_title("(a) training", loc="left", fontsize=10)
     _draw_landscape(list(panels[1:]), results, "bcd")
@@ -94,12 +96,6 @@ def _band_ends(results: xr.Dataset, variable: str) -> tuple[xr.DataArray, xr.Dat
 def _positive(values: xr.DataArray) -> xr.DataArray:
     """Mask values that are not finite and positive."""
     return values.where(np.isfinite(values) & (values > 0))
-
-
-def _set_logarithmic(axes: Axes, values: xr.DataArray) -> None:
-    finite = values.where(np.isfinite(values))
-    if float(finite.max()) > 10 * float(finite.min()) > 0:
-        logarithmic_axis(axes, "y")
 
 
 def predictiveness(results: xr.Dataset) -> Figure:

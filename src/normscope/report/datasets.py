@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from normscope.errors import StateError
 from normscope.plots.names import dimension_name, display_settings, quantity_name
@@ -22,9 +23,6 @@ from normscope.report.pictures import draw_diagrams, scope_picture, try_drawing
 from normscope.results.tables import present_versions
 from normscope.text import Table as TextTable
 from normscope.text import join_words, plural
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def dataset_section(

@@ -7,15 +7,13 @@ import tempfile
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import xarray as xr
 
 from normscope.errors import InputError
 from normscope.report.document import Download, Name, Table
 from normscope.results.netcdf import write_netcdf
 from normscope.text import csv_value
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 LARGEST = 1_000_000  # bytes of an embedded file
 _CSV, NETCDF = "text/csv;charset=utf-8", "application/netcdf"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.plots.names import quantity_name
@@ -13,9 +14,6 @@ from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_ax
 from normscope.results import Claim
 from normscope.results.record import training_settings
 from normscope.text import join_words, plural
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 _FACTOR = "divergence_factor"
 _AGREES = "agrees within the grid"

@@ -7,6 +7,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xarray as xr
 
 from normscope.errors import NormscopeError, StateError
 from normscope.plots.names import BANDS
@@ -23,7 +24,6 @@ from normscope.report.narrative import (
 from normscope.text import plural
 
 if TYPE_CHECKING:
-    import xarray as xr
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 

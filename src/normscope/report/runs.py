@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import xarray as xr
 
 from normscope.errors import DataError, InputError
 from normscope.report.datasets import variables_table
@@ -14,9 +16,6 @@ from normscope.report.document import Download, Panel, Picture, Section
 from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import claims_sentence
 from normscope.results import Claim
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 _OF_THIS_RUN = "without what a store had from earlier runs"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -120,8 +119,6 @@ def read_numbers(path: Path) -> xr.Dataset:
     Raises:
         DataError: if it cannot be read.
     """
-    import xarray as xr
-
     try:
         with xr.open_dataset(path, engine="scipy") as opened:
             return opened.load()

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import xarray as xr
 
 from normscope.errors import DataError, InputError, NormscopeError
 from normscope.report.combine import Content
@@ -20,10 +21,7 @@ from normscope.report.drawing import inline_svg
 from normscope.report.runs import is_result_record, read_numbers, section_of_files
 from normscope.report.stores import store_sections
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-PageOf = Callable[["xr.Dataset"], Report | None]  # a complete page of a dataset, if it has one
+PageOf = Callable[[xr.Dataset], Report | None]  # a complete page of a dataset, if it has one
 
 _STORES = (".sqlite", ".sqlite3", ".db")
 _RESULT = (".json", ".svg", ".md", ".nc")  # files of `Result.write`

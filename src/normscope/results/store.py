@@ -58,8 +58,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
+import pandas as pd
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
@@ -74,9 +75,6 @@ from normscope.results.record import Identity, Record, State, json_value, matche
 from normscope.results.schema import damaged
 from normscope.results.tables import Row
 from normscope.text import Table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Store:
@@ -113,8 +111,10 @@ class Store:
         self._started: dict[str, float] = {}
         self._key_locks: dict[str, threading.RLock] = {}  # one computation of a key at a time
         self._revision = 1
-        if not read_only:
-            self._release_running()
+        if not read_only:  # a killed writer may have left records running
+            with self._writing() as connection:
+                for row in tables.running(connection, self._database.name):
+                    tables.set_state(connection, row, State.PENDING)
 
     @interrupts_wait
     def add(
@@ -440,12 +440,6 @@ class Store:
         with self._writing() as connection:
             row = tables.row_in_state(connection, self._database.name, key, states, verb)
             yield connection, row
-
-    def _release_running(self) -> None:
-        """Set records that a killed writer left running back to pending."""
-        with self._writing() as connection:
-            for row in tables.running(connection, self._database.name):
-                tables.set_state(connection, row, State.PENDING)
 
     def _forms_of(self, connection: Connection, row: Row) -> dict[str, Form]:
         """Forms of the chunks so far; read from the file after a rolled-back transaction."""

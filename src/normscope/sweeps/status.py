@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import torch
 
 from normscope.errors import NormscopeError
@@ -25,9 +26,6 @@ from normscope.sweeps.settings import Training
 from normscope.sweeps.work import Cell, Unit, Work
 from normscope.text import Rendered, Table
 from normscope.training import sgd, train
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SECONDS = 0.5  # of measuring steps, for each kind of network
 _LEAST_SECONDS = 0.1

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import xarray as xr
 
 from normscope.errors import InputError
 from normscope.results import record_key
 from normscope.text import Rendered, Table, plural
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure as Drawing
 
 from normscope.experiments.recipe import SCALES, experiment
 from normscope.experiments.santurkar2018.claims import (
@@ -44,9 +45,6 @@ from normscope.plots.training_curves import (
 )
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 Judge = Callable[[xr.Dataset, str, str], list[Claim]]
 """Judges one network's results; also takes the source and the network's name in the claims."""

@@ -198,7 +198,9 @@ def run_trainings(
             done = place * len(seeds) + len(runs)
             stage = f"{training.label}, seed {seed}"
             progress(Progress(stage, "", done, len(trainings) * len(seeds), "trainings"))
-            runs[seed] = _aligned(_record(training, seed, store), training)
+            found = _record(training, seed, store).drop_vars("seed", errors="ignore")
+            # over all steps that were to be measured, also after a divergence
+            runs[seed] = found.reindex(step=np.array(training.measured, dtype=np.int64))
         by_rate.setdefault(training.learning_rate, {})[training.norm] = side_by_side("seed", runs)
     rates = {rate: side_by_side("norm", runs) for rate, runs in by_rate.items()}
     found = side_by_side("learning_rate", rates)
@@ -218,12 +220,6 @@ def _record(training: Training, seed: int, store: Store) -> xr.Dataset:
         REVISION,
         diverged=lambda record: bool(record["diverged"] == 1),
     )
-
-
-def _aligned(record: xr.Dataset, training: Training) -> xr.Dataset:
-    """Return the record over all steps that were to be measured, also after a divergence."""
-    steps = np.array(training.measured, dtype=np.int64)
-    return record.drop_vars("seed", errors="ignore").reindex(step=steps)
 
 
 def _run(training: Training, seed: int) -> xr.Dataset:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import xarray as xr
+from matplotlib.figure import Figure
 
 from normscope.experiments.tour.claims import claims_by_part
 from normscope.experiments.tour.findings import (
@@ -40,9 +40,6 @@ from normscope.plots.verdicts import verdicts
 from normscope.report import Picture, Report, Section, Table, dataset_downloads, picture_of
 from normscope.report.document import Value
 from normscope.results import Claim
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _DIGITS = 3
 _MISSING = "-: no finite number, as a training diverged or the mode has none."
@@ -202,7 +199,7 @@ def _phases(results: xr.Dataset) -> Figure:
 
 
 # drawing, what it shows in words, caption
-_Drawing = tuple[Callable[[xr.Dataset], "Figure"], str, str]
+_Drawing = tuple[Callable[[xr.Dataset], Figure], str, str]
 _OVERVIEW: _Drawing = (
     overview,
     "Three panels. Learning-rate limits of every normalization on a logarithmic axis: verified, "
