@@ -97,19 +97,12 @@ def _theory(settings: Mapping[str, Any], axis: str, values: Sequence[float]) -> 
 
     if not {*settings, axis} >= TRAINED:  # the theory would be of another training
         return None
-    import xarray as xr
-
-    from normscope.meanfield import CLOSURES
     from normscope.sweeps.settings import Training
-    from normscope.sweeps.theory import NO_ANSWER, critical_rates, missing_rate_reasons
+    from normscope.sweeps.theory import critical_lines
 
     try:
-        training = Training.of(settings)
-        if training.import_paths:  # reading a store must not run user code
+        if Training.of(settings).import_paths:  # reading a store must not run user code
             return None
-        rates = critical_rates(training, axis, values)
-        reasons = missing_rate_reasons(training, axis, values, rates)
+        return critical_lines(settings, {axis: values})
     except (NormscopeError, TypeError, AttributeError):  # records of another program
         return None
-    attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}
-    return xr.DataArray(rates, {"closure": list(CLOSURES)}, ("closure", axis), attrs=attributes)

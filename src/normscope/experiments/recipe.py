@@ -25,6 +25,7 @@ from normscope.progress import ProgressCallback, ignore_progress
 from normscope.registry import Registry, unknown_name
 from normscope.results import Claim, Store
 from normscope.sweeps import Cell, Unit, Work, grid_cells
+from normscope.sweeps.run import open_store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -224,11 +225,8 @@ def run(
     recipe = EXPERIMENTS[name]
     settings = recipe.settings(scale, overrides)
     begun = time.perf_counter()
-    if store is None:
-        with Store(":memory:") as own:
-            dataset = recipe(own, progress, **settings)
-    else:
-        dataset = recipe(store, progress, **settings)
+    with open_store(store) as kept:
+        dataset = recipe(kept, progress, **settings)
     seconds = time.perf_counter() - begun
     claims = tuple(recipe.claims(dataset))
     return Result(name, scale, dataset, claims, settings, dict(overrides), seconds, recipe.figure)

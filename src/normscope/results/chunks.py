@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,37 +13,18 @@ from normscope.results.codec import RawDataset, RawVariable
 STEP = "step"
 
 
-@dataclass(frozen=True)
-class Form:
-    """What a variable must have in common in all chunks."""
-
-    dims: tuple[str, ...]
-    sizes: tuple[int, ...]  # 0 for the dimension of steps
-    dtype: str
-    is_coordinate: bool
-    values: bytes | None  # of a variable without steps, which must not change
-
-    @classmethod
-    def of(cls, variable: RawVariable) -> Form:
-        """Return the form of one variable."""
-        sizes = zip(variable.dims, variable.values.shape, strict=True)
-        dtype = variable.values.dtype
-        return cls(
-            variable.dims,
-            tuple(0 if dim == STEP else size for dim, size in sizes),
-            dtype.kind if dtype.kind in "US" else dtype.str,  # strings may be of any length
-            variable.is_coordinate,
-            None if STEP in variable.dims else repr(variable.values.tolist()).encode(),
-        )
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"{dim}: {size}" for dim, size in zip(self.dims, self.sizes, strict=True))
-        kind = "coordinate" if self.is_coordinate else "variable"
-        values = "" if self.values is None else f" of values {self.values.decode():.60}"
-        return f"a {kind} ({sizes.replace('step: 0', 'step')}) of dtype {self.dtype}{values}"
+def _form(variable: RawVariable) -> str:
+    """Describe what all chunks of a variable have in common; without steps, its values too."""
+    sizes = zip(variable.dims, variable.values.shape, strict=True)
+    dims = ", ".join(dim if dim == STEP else f"{dim}: {size}" for dim, size in sizes)
+    dtype = variable.values.dtype
+    name = dtype.kind if dtype.kind in "US" else dtype.str  # strings may be of any length
+    kind = "coordinate" if variable.is_coordinate else "variable"
+    values = "" if STEP in variable.dims else f" of values {variable.values.tolist()!r}"
+    return f"a {kind} ({dims}) of dtype {name}{values}"
 
 
-def add_chunk_forms(known: dict[str, Form], chunk: RawDataset) -> dict[str, Form]:
+def add_chunk_forms(known: dict[str, str], chunk: RawDataset) -> dict[str, str]:
     """Return the forms of the variables so far together with those of one more chunk.
 
     A chunk may leave variables out or add new ones; shared variables must have the same form.
@@ -57,12 +37,12 @@ def add_chunk_forms(known: dict[str, Form], chunk: RawDataset) -> dict[str, Form
             f"a chunk needs a variable with the dimension 'step', got {list(chunk.variables)}; "
             "use .expand_dims(step=[...])."
         )
-    added = {name: Form.of(each) for name, each in chunk.variables.items()}
+    added = {name: _form(each) for name, each in chunk.variables.items()}
     for name, form in added.items():
         if known.get(name, form) != form:
             raise InputError(
-                f"variable {name!r} does not fit the chunks before it: {known[name]} there, "
-                f"{form} here; give every chunk the same variables."
+                f"variable {name!r} does not fit the chunks before it: {known[name]:.120} there, "
+                f"{form:.120} here; give every chunk the same variables."
             )
     return known | added
 

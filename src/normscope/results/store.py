@@ -66,7 +66,7 @@ import xarray as xr
 from normscope.errors import ArgumentTypeError, InputError, NormscopeError, StateError
 from normscope.interrupts import interrupt_safe, interrupts_wait
 from normscope.results import tables
-from normscope.results.chunks import Form, add_chunk_forms, join
+from normscope.results.chunks import add_chunk_forms, join
 from normscope.results.codec import RawDataset, decode, encode, from_raw, to_raw
 from normscope.results.database import Database
 from normscope.results.grid import Cell, combine, latest_results, no_results_error
@@ -107,7 +107,7 @@ class Store:
         self.path = None if in_memory else Path(path)
         self.read_only = read_only
         self._database = Database(self.path, read_only)
-        self._forms: dict[str, dict[str, Form]] = {}  # of the chunks of running records
+        self._forms: dict[str, dict[str, str]] = {}  # of the chunks of running records
         self._started: dict[str, float] = {}
         self._key_locks: dict[str, threading.RLock] = {}  # one computation of a key at a time
         self._revision = 1
@@ -441,10 +441,10 @@ class Store:
             row = tables.row_in_state(connection, self._database.name, key, states, verb)
             yield connection, row
 
-    def _forms_of(self, connection: Connection, row: Row) -> dict[str, Form]:
+    def _forms_of(self, connection: Connection, row: Row) -> dict[str, str]:
         """Forms of the chunks so far; read from the file after a rolled-back transaction."""
         if row.key not in self._forms:
-            forms: dict[str, Form] = {}
+            forms: dict[str, str] = {}
             for content in tables.contents(connection, self._database.name, row):
                 with self._reading_data(row):
                     forms = add_chunk_forms(forms, decode(content))

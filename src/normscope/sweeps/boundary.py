@@ -137,7 +137,7 @@ def boundary(
             f"tolerance must be at least {LEAST_TOLERANCE:g} and finite, got {tolerance}."
         )
     fixed, gammas, seeds = _plan(gammas, settings, seeds)
-    theory = critical_rates(Training.of(fixed), "gamma", gammas)
+    theory = critical_rates(Training.of(fixed), gammas)
     searches = {
         (gamma, seed): Search(_start(column), tolerance)
         for gamma, column in zip(gammas, theory.T, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -39,8 +38,8 @@ def critical_lines(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]
     for values in product(*others.values()):
         training = Training.of({**settings, **dict(zip(others, values, strict=True))})
         gammas = axes.get("gamma", [training.gamma])
-        rows.append(critical_rates(training, "gamma", gammas))
-        reasons |= missing_rate_reasons(training, "gamma", gammas, rows[-1])
+        rows.append(critical_rates(training, gammas))
+        reasons |= _missing_rate_reasons(training, gammas, rows[-1])
     found = np.moveaxis(np.array(rows).reshape(*shape, len(CLOSURES), -1), -2, 0)
     attributes = {NO_ANSWER: reasons.pop()} if len(reasons) == 1 else {}
     labels, dims = {"closure": list(CLOSURES)}, ("closure", *others, "gamma")
@@ -48,10 +47,8 @@ def critical_lines(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]
     return lines.transpose("closure", *axes) if "gamma" in axes else lines.squeeze("gamma")
 
 
-def critical_rates(
-    training: Training, axis: str, values: Sequence[float], closures: Sequence[str] = CLOSURES
-) -> NDArray[np.float64]:
-    r"""Learning rate at which training becomes unstable, for each value of a setting.
+def critical_rates(training: Training, gammas: Sequence[float]) -> NDArray[np.float64]:
+    r"""Learning rate at which training becomes unstable, for each gamma.
 
     .. math:: \eta^* = 2 (1 + \mu) / (\lambda_{\max} h)
 
@@ -63,36 +60,24 @@ def critical_rates(
 
     Args:
         training: all other settings.
-        axis: gamma, or an option of the model such as sigma_w2.
-        values: of that setting.
-        closures: of the theory.
+        gammas: initial scales of the normalization.
 
     Returns:
-        (closures, values); NaN where the theory has no answer.
+        (closures, gammas); NaN where the theory has no answer.
     """
-    return np.array([_rates(training, axis, values, closure) for closure in closures])
+    return np.array([_rates(training, gammas, closure) for closure in CLOSURES])
 
 
-def missing_rate_reasons(
-    training: Training, axis: str, values: Sequence[float], rates: NDArray[np.float64]
+def _missing_rate_reasons(
+    training: Training, gammas: Sequence[float], rates: NDArray[np.float64]
 ) -> set[str]:
-    """Reasons why the closure train has no critical learning rate.
-
-    Args:
-        training: all other settings.
-        axis: as for `critical_rates`.
-        values: of that setting.
-        rates: the result of `critical_rates` for all closures.
-
-    Returns:
-        Sentences; empty if it has a rate for every value.
-    """
+    """Reasons why the closure train has no critical learning rate; empty if it has all."""
     if not np.isnan(rates[CLOSURES.index("train")]).any():
         return set()
     if training.loss not in LOSSES:
         return {f"it knows the losses {' and '.join(LOSSES)}, not {training.loss}."}
     try:
-        found = _predictions(training, axis, values, "train")
+        found = _predictions(training, gammas, "train")
     except InputError as error:
         return {str(error)}
     return {
@@ -107,15 +92,12 @@ def _regimes(found: Prediction) -> list[tuple[str, str]]:
     return list(zip(found.regime, found.reason, strict=True))
 
 
-def _rates(
-    training: Training, axis: str, values: Sequence[float], closure: str
-) -> NDArray[np.float64]:
-    nothing = np.full(len(values), np.nan)
+def _rates(training: Training, gammas: Sequence[float], closure: str) -> NDArray[np.float64]:
+    nothing = np.full(len(gammas), np.nan)
     if training.loss not in LOSSES:
         return nothing
     try:
-        found = _predictions(training, axis, values, closure)
-        rates = [_rate(each, training) for each in found]
+        rates = [_rate(each, training) for each in _predictions(training, gammas, closure)]
     except InputError:
         return nothing  # the closure does not cover this network
     return np.concatenate([np.atleast_1d(np.asarray(rate, dtype=float)) for rate in rates])
@@ -129,21 +111,12 @@ def _rate(found: Prediction, training: Training) -> NDArray[np.float64]:
     return np.asarray(found.max_learning_rate(training.momentum), dtype=float) / curvature
 
 
-def _predictions(
-    training: Training, axis: str, values: Sequence[float], closure: str
-) -> list[Prediction]:
-    """One prediction over all gammas, or one for each value of another setting."""
+def _predictions(training: Training, gammas: Sequence[float], closure: str) -> list[Prediction]:
+    """One prediction over all gammas; without a normalization, which has no scale, one for each."""
     inputs = training.data_set.train.x[:_SAMPLES]
     moments = None if closure == "printed" else inputs
-    shape, size = tuple(inputs.shape[1:]), training.batch_size
-    if axis == "gamma" and training.norm != "none":
-        network, gammas = training.network(seed=0), np.asarray(values, dtype=float)
-        return [predict(network, shape, closure, moments, gamma=gammas, batch_size=size)]
-    networks = (_with_option(training, axis, value).network(seed=0) for value in values)
-    return [predict(each, shape, closure, moments, batch_size=size) for each in networks]
-
-
-def _with_option(training: Training, name: str, value: float) -> Training:
-    if name == "gamma":
-        return replace(training, gamma=value)
-    return replace(training, options={**(training.options or {}), name: value})
+    given = training.network(seed=0), tuple(inputs.shape[1:]), closure, moments
+    if training.norm == "none":
+        return [predict(*given, batch_size=training.batch_size)] * len(gammas)
+    scales = np.asarray(gammas, dtype=float)
+    return [predict(*given, gamma=scales, batch_size=training.batch_size)]

@@ -16,22 +16,16 @@ from normscope.experiments.santurkar2018.judging import (
     weighted_mean,
     weighted_median,
 )
+from normscope.plots.names import name_of
 from normscope.results import Claim
 
-NAMES = {
-    "none": "standard",
-    "batch": "BatchNorm",
-    "noisy": "noisy BatchNorm",
-    "l1": "l1 norm",
-    "l2": "l2 norm",
-    "linf": "l-infinity norm",
-}
+L_P = ("l1", "l2", "linf")
+NAMES = {norm: name_of(norm) for norm in ("batch", "noisy", *L_P)} | {"none": "standard"}
 _LANDSCAPE = {
     "loss_width": "variation of the loss along the gradient",
     "gradient_distance_high": "change of the gradient along the gradient",
     "effective_smoothness": "effective beta",
 }
-L_P = ("l1", "l2", "linf")
 VGG = "VGG"  # its landscape is judged by the second half of the measured steps; see `judging`
 _SIMILAR_COSINE, _SIMILAR_DISTANCE, _AS_WELL = 0.05, 0.1, 0.1
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ import xarray as xr
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.data import Dataset, load
+from normscope.data import Dataset, Split, load
 from normscope.data.dataset import DATASETS
 from normscope.experiments.recipe import side_by_side
 from normscope.models import build
@@ -48,7 +49,6 @@ ALL_PROBES = (
     *("covariate_shift", "activation_moments"),
 )
 _UNITS, _BINS = 4, 24  # units sampled per layer, and bins of each unit's histogram
-_CURVES = ("training_loss", "training_accuracy", "test_accuracy")
 
 
 @dataclass(frozen=True)
@@ -125,54 +125,6 @@ def _problem(training: Training, seed: int) -> tuple[nn.Module, Dataset, Loss]:
     return build("deep_linear", depth=training.options["depth"], **options), data, summed_squares
 
 
-class Curve:
-    """Training loss and accuracies at the measured steps and at the end.
-
-    Args:
-        data: training and test data.
-        loss: the training loss.
-        measured: the steps at which to record.
-        evaluated: samples of either split on which the accuracy is measured; 0 for none.
-    """
-
-    def __init__(self, data: Dataset, loss: Loss, measured: Sequence[int], evaluated: int) -> None:
-        self._due = frozenset(measured)
-        self._loss = loss
-        self._size = min(evaluated, len(data.train.x), len(data.test.x))
-        self._data = data
-        self._losses_since: list[float] = []
-        self._rows: dict[str, list[float]] = {name: [] for name in _CURVES}
-        self._last = (0, float("nan"))
-
-    def record(self, step: int, loss: float, model: nn.Module) -> None:
-        """Record a step's loss and, at a measured step, the accuracies."""
-        self._losses_since.append(loss)
-        self._last = (step, loss)
-        if step in self._due:
-            self._rows["training_loss"].append(float(np.mean(self._losses_since)))
-            self._losses_since = []
-            for name, split in (("training", self._data.train), ("test", self._data.test)):
-                self._rows[f"{name}_accuracy"].append(self._accuracy(model, *split))
-
-    def _accuracy(self, model: nn.Module, x: Tensor, y: Tensor) -> float:
-        if not self._size:
-            return float("nan")
-        part = (x[: self._size], y[: self._size])
-        found = evaluate(model, self._loss, part).accuracy
-        return float("nan") if found is None else found
-
-    def variables(self, model: nn.Module, diverged: bool) -> dict[str, Any]:
-        """Return the curves and the numbers at the end."""
-        curves = {name: ("step", np.array(values)) for name, values in self._rows.items()}
-        return {
-            **curves,
-            "final_loss": float("nan") if diverged else self._last[1],
-            "final_test_accuracy": self._accuracy(model, *self._data.test),
-            "updates_taken": self._last[0] + (not diverged),
-            "diverged": int(diverged),
-        }
-
-
 def run_trainings(
     trainings: Sequence[Training], seeds: Iterable[int], store: Store, progress: ProgressCallback
 ) -> xr.Dataset:
@@ -227,25 +179,37 @@ def _run(training: Training, seed: int) -> xr.Dataset:
     model, data, loss = _problem(training, seed)
     optimizer = sgd(training.learning_rate)(model.parameters())
     problem = Problem(model, loss, (data.train.x, data.train.y))
-    curve = Curve(data, loss, training.measured, training.evaluated)
-    with (
-        RandomGenerators().preserved(seed),
-        Scope(
-            model,
-            loss,
-            optimizer,
-            probes=_probes(training),
-            steps=training.measured,
-            seed=seed,
-            distances=training.distances,
-        ) as scope,
-    ):
+    size = min(training.evaluated, len(data.train.x), len(data.test.x))
+    losses: list[float] = []
+    accuracies: list[tuple[float, float]] = []  # in training and test, at the measured steps
+    options: dict[str, Any] = {"steps": training.measured, "distances": training.distances}
+    scope = Scope(model, loss, optimizer, probes=_probes(training), seed=seed, **options)
+    with RandomGenerators().preserved(seed), scope:
         for step in train(problem, optimizer, training.steps, training.batch_size, seed):
-            curve.record(step.index, step.loss, model)
+            losses.append(step.loss)
+            if step.index in training.measured:
+                in_training = _accuracy(model, loss, data.train, size)
+                accuracies.append((in_training, _accuracy(model, loss, data.test, size)))
             scope.step(*step.batch)
             diverged = step.diverged
-    measured = scope.results.drop_vars(("channel", "learning_rate"), errors="ignore")
-    return measured.assign(curve.variables(model, diverged))
+    ends = [each + 1 for each in training.measured if each < len(losses)]
+    means = [np.mean(losses[begin:end]) for begin, end in pairwise((0, *ends))]
+    found = scope.results.drop_vars(("channel", "learning_rate"), errors="ignore")
+    return found.assign(
+        training_loss=("step", means),
+        training_accuracy=("step", [each for each, _ in accuracies]),
+        test_accuracy=("step", [each for _, each in accuracies]),
+        final_loss=float("nan") if diverged else losses[-1],
+        final_test_accuracy=_accuracy(model, loss, data.test, size),
+        updates_taken=len(losses) - diverged,
+        diverged=int(diverged),
+    )
+
+
+def _accuracy(model: nn.Module, loss: Loss, split: Split, size: int) -> float:
+    """Return the accuracy on the first samples of a split; NaN if it is not measured."""
+    found = evaluate(model, loss, (split.x[:size], split.y[:size])).accuracy if size else None
+    return float("nan") if found is None else found
 
 
 def _probes(training: Training) -> list[Probe]:

@@ -421,22 +421,23 @@ def _without_eps(model: nn.Module) -> nn.Module:
     return copied
 
 
+# variables of the verdicts, with the keys of their dictionaries
+_COLUMNS = {
+    **{name: (name, str) for name in ("statement", "form", "kind")},
+    "norm_layer": ("layer", str),
+    "left": ("lhs", float),
+    "right": ("rhs", float),
+    "slack": ("slack", float),
+    "refuted": ("refuted", int),
+}
+
+
 def _table(verdicts: list[Verdict]) -> xr.Dataset:
-    rows = [{**each.to_dict(), "statement": each.label} for each in verdicts]
-    texts = {
-        name: ("verdict", [str(row[own]) for row in rows])
-        for name, own in {
-            "statement": "statement",
-            "form": "form",
-            "kind": "kind",
-            "norm_layer": "layer",
-        }.items()
+    rows = [
+        {**each.to_dict(), "statement": each.label, "refuted": each.refuted} for each in verdicts
+    ]
+    columns = {
+        name: ("verdict", [kind(row[key]) for row in rows])
+        for name, (key, kind) in _COLUMNS.items()
     }
-    numbers = {
-        name: ("verdict", [float(row[own]) for row in rows])
-        for name, own in {"left": "lhs", "right": "rhs", "slack": "slack"}.items()
-    }
-    refuted = ("verdict", [int(each.refuted) for each in verdicts])
-    return xr.Dataset(
-        {**texts, **numbers, "refuted": refuted}, coords={"verdict": np.arange(len(rows))}
-    )
+    return xr.Dataset(columns, coords={"verdict": np.arange(len(rows))})
