@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from normscope.cli.batches import note_conversion
 from normscope.cli.progress_bar import show_progress
 from normscope.cli.render import print_to_stderr
 from normscope.cli.sources import device_setting
-from normscope.cli.sweep import DIAGRAM, STATUS
+from normscope.cli.sweep import DIAGRAM
 from normscope.cli.sweep_table import (
     describe_earlier,
     find_in_words,
@@ -31,7 +31,6 @@ from normscope.errors import InputError
 from normscope.experiments import EXPERIMENTS
 from normscope.experiments.recipe import experiment_sweep
 from normscope.progress import Progress, ProgressCallback
-from normscope.registry import unknown_name
 from normscope.report.narrative import divergence_sentence
 from normscope.results import Store
 from normscope.results.record import custom_parts
@@ -171,12 +170,8 @@ class Request:
     as_json: bool
 
     def __post_init__(self) -> None:
-        if self.name == DIAGRAM:
-            settings = {field.name for field in fields(Training)}
-        elif self.name in EXPERIMENTS:
-            settings = set(EXPERIMENTS[self.name].defaults)
-        else:
-            raise unknown_name("sweep", self.name, [DIAGRAM, STATUS, *EXPERIMENTS])
+        of_training = self.name == DIAGRAM
+        settings = Training.names() if of_training else EXPERIMENTS[self.name].defaults
         moved = device_setting(self.name, settings, self.device)
         self.given.update({name: [value] for name, value in moved.items()})
         if self.out.suffix.lower() not in _STORES:

@@ -10,22 +10,16 @@ from normscope.errors import InputError
 from normscope.ranges import RANGE, number_range
 
 
-def named_value(text: str) -> tuple[str, Any]:
-    """Return a name and a value, which is a Python literal or else a string.
+def named_values(texts: Iterable[str]) -> dict[str, Any]:
+    """Return values by name, each a Python literal or else a string; of a name the last one.
 
-    >>> named_value("width=100"), named_value("data=mnist")
-    (('width', 100), ('data', 'mnist'))
+    >>> named_values(["width=100", "data=mnist"])
+    {'width': 100, 'data': 'mnist'}
 
     Raises:
         InputError: if there is no name or no equals sign.
     """
-    name, value = _halves(text)
-    return name, _literal(value)
-
-
-def named_values(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the values by name; of a name that is given twice the last one."""
-    return dict(named_value(text) for text in texts)
+    return {name: _literal(value) for name, value in map(_halves, texts)}
 
 
 def named_lists(texts: Iterable[str]) -> dict[str, list[Any]]:

@@ -20,17 +20,7 @@ _VARIANT_LIMIT = 1 << 30  # bytes of a part that is not the official one
 _TAR_OVERHEAD = 1 << 20  # headers, padding and the small text files of the official archives
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part of a data set, read from disk.
-
-    Args:
-        array: its bytes, in the shape of its format.
-        sha256: digest of its raw content.
-    """
-
-    array: Pixels
-    sha256: str
+Part = tuple[Pixels, str]  # the pixels or labels of a file, and the sha256 of its content
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +75,7 @@ def _part(collection: Collection, name: str, raw: bytes, where: str, verify: boo
             f"{where} does not have the official content: its sha256 is {sha256} and should be "
             f"{official}; replace the file, or allow a variant with verify=False."
         )
-    return Part(array, sha256)
+    return array, sha256
 
 
 def check_parts(collection: Collection, source: Source, progress: ProgressCallback) -> list[Check]:
@@ -114,10 +104,10 @@ def check_parts(collection: Collection, source: Source, progress: ProgressCallba
 
 def _check(collection: Collection, part: str, path: Path, where: str, raw: bytes) -> Check:
     try:
-        found = _part(collection, part, raw, where, verify=True)
+        _, sha256 = _part(collection, part, raw, where, verify=True)
     except DataError as error:
         return Check(path, part, False, str(error))
-    return Check(path, part, True, f"sha256 {found.sha256}")
+    return Check(path, part, True, f"sha256 {sha256}")
 
 
 def _contents(

@@ -253,9 +253,8 @@ def _example_files(collection: Collection) -> list[str]:
 
 def _read(collection: Collection, source: Source, verify: bool) -> tuple[Arrays, dict[str, str]]:
     parts = read_parts(collection, source, verify)
-    splits = collection.assemble(
-        {name: part.array for name, part in parts.items()}, str(source.folder)
-    )
+    pixels = {name: array for name, (array, _) in parts.items()}
+    splits = collection.assemble(pixels, str(source.folder))
     train, test = standardize(splits.train_images, splits.test_images)
     arrays: Arrays = {
         "train_x": train,
@@ -263,7 +262,7 @@ def _read(collection: Collection, source: Source, verify: bool) -> tuple[Arrays,
         "test_x": test,
         "test_y": splits.test_labels.astype(np.int64),
     }
-    return arrays, {name: part.sha256 for name, part in parts.items()}
+    return arrays, {name: sha256 for name, (_, sha256) in parts.items()}
 
 
 def _dataset(collection: Collection, arrays: Arrays) -> Dataset:

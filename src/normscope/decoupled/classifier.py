@@ -15,7 +15,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from normscope.decoupled.design import SignedDesign
+from normscope.decoupled.design import SignedDesign, WhitenedMoment
 from normscope.decoupled.gdnp import Minimum, Options, minimum
 from normscope.decoupled.halfspace import (
     GaussianObjective,
@@ -23,7 +23,6 @@ from normscope.decoupled.halfspace import (
     SampleObjective,
     margin_loss,
 )
-from normscope.decoupled.precondition import WhitenedMoment
 from normscope.errors import InputError
 from normscope.registry import unknown_name
 

@@ -156,29 +156,19 @@ class Objective(ABC):
 
     Reference: kohler2018, as told in the encyclopaedia article on batch normalization.
 
+    The attributes ``mean``, ``largest`` and ``smallest`` are u = E[z] and the largest and smallest
+    eigenvalue of S; the smallest is None if unknown.
+
     Args:
+        design: the samples.
         loss: phi.
-        mean: u = E[z].
-        largest: the largest eigenvalue of S.
-        smallest: the smallest; None if unknown.
         weights: of the samples or nodes, with sum one.
     """
 
-    def __init__(
-        self,
-        loss: MarginLoss,
-        mean: Array,
-        largest: float,
-        smallest: float | None,
-        weights: Array,
-    ) -> None:
-        self.loss = loss
-        self.mean = mean
-        self.largest = largest
-        self.smallest = smallest
-        self.weights = weights
-
-    design: SignedDesign
+    def __init__(self, design: SignedDesign, loss: MarginLoss, weights: Array) -> None:
+        self.design, self.loss, self.weights = design, loss, weights
+        self.mean = design.mean
+        self.largest, self.smallest = design.spectrum
 
     @abstractmethod
     def direction(self, w: Array) -> Direction:
@@ -220,8 +210,7 @@ class SampleObjective(Objective):
     """
 
     def __init__(self, design: SignedDesign, loss: MarginLoss) -> None:
-        super().__init__(loss, design.mean, *design.spectrum, design.weights)
-        self.design = design
+        super().__init__(design, loss, design.weights)
 
     def direction(self, w: Array) -> Direction:
         """Return the direction of a vector; all zeros if |w|_S = 0."""
@@ -267,9 +256,8 @@ class GaussianObjective(Objective):
                 "Gauss-Hermite rule with many more underflow."
             )
         points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-        super().__init__(loss, design.mean, *design.spectrum, weights / weights.sum())
+        super().__init__(design, loss, weights / weights.sum())
         self.nodes = points
-        self.design = design
 
     def direction(self, w: Array) -> Direction:
         """Return the direction of a vector; all zeros if |w|_S = 0."""

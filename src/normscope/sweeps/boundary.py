@@ -18,19 +18,12 @@ from normscope.meanfield import CLOSURES
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.results import Store
 from normscope.sweeps.cell import has_diverged, train_unit
-from normscope.sweeps.diagram import refuse_settings, seed_list
+from normscope.sweeps.diagram import Diagram, refuse_settings, seed_list
 from normscope.sweeps.engines import open_engine
 from normscope.sweeps.run import open_store, sweep
-from normscope.sweeps.settings import (
-    Training,
-    check_axes,
-    check_buildable,
-    check_settings,
-    complete_settings,
-    value_list,
-)
+from normscope.sweeps.settings import Training, value_list
 from normscope.sweeps.theory import critical_rates
-from normscope.sweeps.work import Cell, Unit, Work, grid_cells
+from normscope.sweeps.work import Cell, Unit, Work
 
 # Not the records of a phase diagram: a small net trained alone differs by rounding from a group.
 SEARCH = Work("phase_boundary", train_unit, revision=1, diverged=has_diverged)
@@ -159,13 +152,12 @@ def _plan(
     refuse_settings(
         settings, gamma="give its values as gammas", learning_rate="it is what is searched for"
     )
-    check_settings(settings)
-    axes, all_seeds = check_axes({"gamma": value_list("gammas", gammas)}), seed_list(seeds)
-    fixed = complete_settings(settings)
-    grid_cells(axes, fixed, all_seeds)  # raises for empty and repeated values
-    check_buildable(axes, fixed, all_seeds[0])
-    fixed.pop("learning_rate"), fixed.pop("gamma")
-    return fixed, axes["gamma"], all_seeds
+    plan = Diagram(
+        {"gamma": value_list("gammas", gammas)}, settings, seed_list(seeds)
+    )  # checks all
+    searched = ("gamma", "learning_rate")
+    fixed = {name: value for name, value in plan.settings.items() if name not in searched}
+    return fixed, plan.axes["gamma"], plan.seeds
 
 
 def _in_round(progress: ProgressCallback, number: int) -> ProgressCallback:

@@ -152,10 +152,7 @@ def _span(limit: xr.DataArray) -> str:
 
 def _prediction(results: xr.Dataset) -> str:
     """Describe the error of the prediction."""
-    offs = {
-        norm: factor(*(float(results[name].sel(norm=norm).median()) for name in _PREDICTED))
-        for norm in norms_of(results)
-    }
+    offs = prediction_errors(results)
     best, worst = min(offs, key=offs.__getitem__), max(offs, key=offs.__getitem__)
     apart = (
         f"by a factor of {offs[worst]:.2f}"
@@ -167,6 +164,14 @@ def _prediction(results: xr.Dataset) -> str:
         "Predicted from the first weights, before any run, the limit is off "
         f"{apart}{worst_in_a_seed(results)}."
     )
+
+
+def prediction_errors(results: xr.Dataset) -> dict[str, float]:
+    """Return by which factor the median prediction is off the median limit, by normalization."""
+    return {
+        norm: factor(*(float(results[name].sel(norm=norm).median()) for name in _PREDICTED))
+        for norm in norms_of(results)
+    }
 
 
 def worst_in_a_seed(results: xr.Dataset) -> str:
@@ -237,8 +242,7 @@ def about_training(results: xr.Dataset) -> list[str]:
 def _ended(results: xr.Dataset, prefix: str) -> str:
     """How many trainings diverged, and the losses of those that never did."""
     of, steps = results.sizes["seed"], results.sizes["training_step"]
-    outcome = results[f"{prefix}outcome"] == "diverged"
-    counts = {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
+    counts = diverged_seeds(results, prefix)
     parts = [f"{n} of {of} {with_norm(norm)}" for norm, n in counts.items() if n]
     begin = f"trainings diverge: {join_words(parts)}" if parts else "no training diverges"
     whole = [norm for norm, n in counts.items() if not n]
@@ -246,6 +250,12 @@ def _ended(results: xr.Dataset, prefix: str) -> str:
         return begin
     late = late_loss(results, prefix).sel(norm=whole)
     return f"{begin}; after {steps} steps the loss {contrast(late, 'is highest', 'lowest')}"
+
+
+def diverged_seeds(results: xr.Dataset, prefix: str) -> dict[str, int]:
+    """Return in how many seeds training diverged, by normalization."""
+    outcome = results[f"{prefix}outcome"] == "diverged"
+    return {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
 
 
 def late_loss(results: xr.Dataset, prefix: str = "") -> xr.DataArray:

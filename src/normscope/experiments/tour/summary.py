@@ -14,15 +14,17 @@ import xarray as xr
 
 from normscope.experiments.tour.findings import (
     boundary_rows,
+    diverged_seeds,
     late_loss,
     norms_of,
     over_steps,
+    prediction_errors,
     shift_cosine,
     statement_counts,
     worst_in_a_seed,
 )
 from normscope.experiments.tour.parts import diagram_part
-from normscope.experiments.tour.wording import extremes, factor, shared_rate
+from normscope.experiments.tour.wording import contrast, factor, shared_rate
 from normscope.plots.names import name_of, statement_name, with_norm
 from normscope.text import format_number, join_words
 
@@ -61,15 +63,12 @@ def findings(results: xr.Dataset) -> list[str]:
 
 def _limits(results: xr.Dataset) -> str:
     limit = results["limit"].median("seed")
-    offs = [
-        factor(float(results["predicted"].sel(norm=norm).median()), float(limit.sel(norm=norm)))
-        for norm in norms_of(results)
-    ]
+    offs = prediction_errors(results).values()
     span = format_number(float(limit.max() / limit.min()))
     apart = f": a factor of {span} apart" if limit.size > 1 else ""
     which = "every limit" if limit.size > 1 else "it"
     return (
-        f"The learning rate at which training breaks {_ends(limit)}{apart}. The prediction from "
+        f"The learning rate at which training breaks {contrast(limit)}{apart}. The prediction from "
         f"the first weights, before any run, is within {max(offs):.2f}x of {which}"
         f"{worst_in_a_seed(results)}."
     )
@@ -85,8 +84,7 @@ def _training(results: xr.Dataset) -> str:
 
 def _diverged(results: xr.Dataset, prefix: str) -> str:
     """Describe which trainings diverged."""
-    outcome, of = results[f"{prefix}outcome"] == "diverged", results.sizes["seed"]
-    counts = {norm: int(outcome.sel(norm=norm).sum()) for norm in norms_of(results)}
+    of, counts = results.sizes["seed"], diverged_seeds(results, prefix)
     broken = [f"{with_norm(norm)} ({n} of {of} seeds)" for norm, n in counts.items() if n]
     return f"training diverges {join_words(broken)}" if broken else "no training diverges"
 
@@ -96,13 +94,13 @@ def _landscape(results: xr.Dataset) -> str:
     rate = format_number(float(results["common_rate"]))
     return (
         f"Along the gradient, at the learning rate {rate} for all, the loss "
-        f"{_ends(widths, 'varies most', 'least', 'varies by')}."
+        f"{contrast(widths, 'varies most', 'least', alone='varies by')}."
     )
 
 
 def _curvature(results: xr.Dataset) -> str:
     largest = results["lambda_max"].sel(mode="train")
-    return f"Before training the largest eigenvalue of the curvature {_ends(largest)}."
+    return f"Before training the largest eigenvalue of the curvature {contrast(largest)}."
 
 
 def _theory(results: xr.Dataset) -> str:
@@ -126,24 +124,6 @@ def _theory(results: xr.Dataset) -> str:
             f"{max(offs):.1f} away."
         )
     return " ".join(sentences)
-
-
-def _ends(
-    values: xr.DataArray, most: str = "is largest", least: str = "smallest", alone: str = "is"
-) -> str:
-    """The largest and the smallest over the normalizations; NaN counts as infinite.
-
-    >>> _ends(xr.DataArray([1.0, 4.0], dims="norm", coords={"norm": ["none", "batch"]}))
-    'is largest with BatchNorm, 4, and smallest without normalization, 1'
-    """
-    known = values.fillna(np.inf)
-    shown = {
-        norm: format_number(float(known.sel(norm=norm))) for norm in map(str, known["norm"].values)
-    }
-    if len(shown) < 2:
-        return " ".join(f"{alone} {value} {with_norm(norm)}" for norm, value in shown.items())
-    low, high = extremes(known)
-    return f"{most} {with_norm(high)}, {shown[high]}, and {least} {with_norm(low)}, {shown[low]}"
 
 
 # heads of the table by the name of the value, in words that fit a terminal; on page and terminal

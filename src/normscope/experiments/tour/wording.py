@@ -76,43 +76,42 @@ def factor(value: float, reference: float) -> float:
     return max(ratio, 1 / ratio)
 
 
-def extremes(values: xr.DataArray) -> tuple[str, str]:
-    """The labels along ``norm`` of the smallest and of the largest value.
+def contrast(
+    values: xr.DataArray,
+    most: str = "is largest",
+    least: str = "smallest",
+    digits: int = 2,
+    alone: str = "is",
+) -> str:
+    """Describe which normalization has the largest value and which the smallest.
 
-    >>> extremes(xr.DataArray([3.0, 1.0], dims="norm", coords={"norm": ["none", "batch"]}))
-    ('batch', 'none')
-    """
-    return str(values.idxmin("norm").item()), str(values.idxmax("norm").item())
-
-
-def contrast(values: xr.DataArray, most: str, least: str, digits: int = 2) -> str:
-    """Which normalization has the largest value and which the smallest, in how many seeds.
-
-    Named are those of the medians over the seeds; among several each is counted by itself.
+    Over several seeds the extremes are those of the medians, and in how many seeds each of the two
+    is the extreme is counted.
 
     >>> pair = xr.DataArray([[1.0], [4.0]], [("norm", ["none", "batch"]), ("seed", [0])])
     >>> contrast(pair, "is most", "least")
     'is most with BatchNorm, 4, and least without normalization, 1, in this run'
+    >>> contrast(pair.isel(seed=0))
+    'is largest with BatchNorm, 4, and smallest without normalization, 1'
 
     Args:
-        values: over (norm, seed); NaN counts as infinite.
+        values: over (norm, seed), or over norm only; NaN counts as infinite.
         most: what to say of the largest.
         least: what to say of the smallest.
         digits: of the numbers.
-
-    Returns:
-        The part of a sentence.
+        alone: what to say of a single normalization.
     """
     known = values.fillna(np.inf)
     if known.sizes["norm"] < 2:
         norm = str(known["norm"].values[0])
-        return f"is {typical(known.isel(norm=0), digits)} {with_norm(norm)}"
-    low, high = extremes(known.median("seed"))
-    one, other = known.sel(norm=low), known.sel(norm=high)
-    return (
-        f"{most} {with_norm(high)}, {typical(other, digits)}, and {least} {with_norm(low)}, "
-        f"{typical(one, digits)}, {_so_often(known, low, high)}"
+        return f"{alone} {typical(known.isel(norm=0), digits)} {with_norm(norm)}"
+    middle = known.median("seed") if "seed" in known.dims else known
+    low, high = str(middle.idxmin("norm").item()), str(middle.idxmax("norm").item())
+    words = (
+        f"{most} {with_norm(high)}, {typical(known.sel(norm=high), digits)}, and {least} "
+        f"{with_norm(low)}, {typical(known.sel(norm=low), digits)}"
     )
+    return f"{words}, {_so_often(known, low, high)}" if "seed" in known.dims else words
 
 
 def _so_often(values: xr.DataArray, low: str, high: str) -> str:
