@@ -119,7 +119,8 @@ def _measure(
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
     """Return the top eigenvalues, and the spectrum if its options are given."""
     from normscope.cli.progress_bar import show_progress
-    from normscope.curvature import spectrum, top_eigenvalue
+    from normscope.curvature import top_eigenvalue
+    from normscope.curvature.spectrum import spectrum
     from normscope.errors import NormscopeWarning
     from normscope.problem.precheck import locate_errors, try_batches
     from normscope.problem.problem import Problem

@@ -71,24 +71,14 @@ def write_csv(results: xr.Dataset, path: str | os.PathLike[str]) -> None:
     Raises:
         StateError: if the file cannot be written.
     """
-    table = _without_formulas(long_table(results))
+    table = long_table(results)
+    texts = table.select_dtypes(exclude=["number", "bool"])
+    table[texts.columns] = texts.map(csv_value)
     try:
         with replacing(path) as unfinished:
-            table.to_csv(unfinished, index=False)
+            table.rename(columns=csv_value).to_csv(unfinished, index=False)
     except OSError as error:
         raise StateError(f"{path} cannot be written ({error.strerror or error}).") from error
-
-
-def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    columns = {
-        str(csv_value(name)): column.map(csv_value) if _has_texts(column) else column
-        for name, column in table.items()
-    }
-    return pd.DataFrame(columns)
-
-
-def _has_texts(column: pd.Series) -> bool:
-    return not (pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
 
 
 def _rows(variable: xr.DataArray) -> pd.DataFrame:

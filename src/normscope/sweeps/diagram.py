@@ -16,7 +16,7 @@ from normscope.import_path import is_import_path
 from normscope.interrupts import interrupt_safe
 from normscope.progress import ProgressCallback, ignore_progress
 from normscope.registry import unknown_name
-from normscope.results import Record, State, Store
+from normscope.results import State, Store
 from normscope.results.record import canonical_json
 from normscope.sweeps.cell import GROUP, group_key, has_diverged, train_unit
 from normscope.sweeps.run import open_store, sweep
@@ -29,7 +29,7 @@ from normscope.sweeps.settings import (
     value_list,
 )
 from normscope.sweeps.theory import critical_lines
-from normscope.sweeps.work import Cell, Report, Unit, Work, grid_cells, group_cells
+from normscope.sweeps.work import Report, Unit, Work, grid_cells, group_cells
 
 TRAININGS = Work("phase_diagram", train_unit, revision=1, diverged=has_diverged)
 """The trainings of phase diagrams, for `sweep` with the units of a `Diagram`."""
@@ -121,24 +121,27 @@ class Diagram:
         )
 
     def _collect(self, store: Store) -> xr.Dataset:
-        shape = (*map(len, self.axes.values()), len(self.seeds))
+        """Return the stored results on the grid; NaN where there is none."""
+        dims, shape = (*self.axes, "seed"), (*map(len, self.axes.values()), len(self.seeds))
         values = {name: np.full(shape, np.nan) for name in SCALARS}
         flags = {name: np.zeros(shape, dtype=bool) for name in ("diverged", "failed")}
         records = {each.key: each for each in store.select(TRAININGS.experiment)}
         for cell in self.cells:
-            if record := records.get(TRAININGS.key(cell)):
-                _fill(record, self._index(cell), values, flags)
-        dims = (*self.axes, "seed")
-        labels = {name: _labels(values) for name, values in self.axes.items()}
+            record = records.get(TRAININGS.key(cell))
+            if record is None:
+                continue
+            labels = (self.axes[name].index(cell.parameters[name]) for name in self.axes)
+            index = (*labels, self.seeds.index(cell.seed))
+            flags["failed"][index] = record.state is State.FAILED
+            if record.state.has_result:
+                flags["diverged"][index] = has_diverged(record.dataset)
+                for name, array in values.items():
+                    array[index] = float(record.dataset[name])
+        coordinates = {name: _labels(each) for name, each in self.axes.items()}
         return xr.Dataset(
             {name: (dims, array) for name, array in {**values, **flags}.items()},
-            coords={**labels, "seed": self.seeds},
+            {**coordinates, "seed": self.seeds},
         )
-
-    def _index(self, cell: Cell) -> tuple[int, ...]:
-        """Index of a cell in the grid."""
-        labels = (self.axes[name].index(cell.parameters[name]) for name in self.axes)
-        return (*labels, self.seeds.index(cell.seed))
 
 
 @interrupt_safe
@@ -286,18 +289,3 @@ def _labels(values: list[Any]) -> list[Any]:
         if all(isinstance(each, kind) for each in values):
             return values
     return [canonical_json(each) for each in values]
-
-
-def _fill(
-    record: Record,
-    index: tuple[int, ...],
-    values: Mapping[str, np.ndarray],
-    flags: Mapping[str, np.ndarray],
-) -> None:
-    """Write the results of one record into the arrays of the grid."""
-    flags["failed"][index] = record.state is State.FAILED
-    if not record.state.has_result:
-        return
-    for name, array in values.items():
-        array[index] = float(record.dataset[name])
-    flags["diverged"][index] = has_diverged(record.dataset)

@@ -453,6 +453,16 @@ def test_theory_is_drawn_only_for_a_training_that_is_known_whole():
         assert _theory({k: v for k, v in settings.items() if k != name}, "gamma", [1.0]) is None
 
 
+def test_theory_over_the_momentum_follows_its_factor():
+    from normscope.cli.report import _theory
+
+    settings = {name: value for name, value in TRAINED.items() if name != "momentum"}
+    lines = _theory({**settings, "width": 20, "samples": 256}, "momentum", [0.0, 0.9])
+    assert lines.dims == ("closure", "momentum")
+    without, with_momentum = lines.values.T
+    np.testing.assert_allclose(with_momentum / without, 1.9)  # 2 (1 + mu) / lambda_max
+
+
 def test_caption_explains_the_lines_that_are_drawn_and_no_others():
     rates = [[0.1, 0.2], [np.nan, np.nan]]
     lines = xr.Dataset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -39,7 +39,6 @@ from normscope.plots.spectrum import spectra
 from normscope.plots.verdicts import verdicts
 from normscope.report import Picture, Report, Section, Table, dataset_downloads, picture_of
 from normscope.report.document import Value
-from normscope.results import Claim
 
 _DIGITS = 3
 _MISSING = "-: no finite number, as a training diverged or the mode has none."
@@ -265,11 +264,15 @@ def tour_report(results: xr.Dataset) -> Report:
     """
     claims = claims_by_part(results)
     first = _drawn(_OVERVIEW, results)
-    pictures = {
-        part: first if part in _OVERVIEWED else _drawn(_PICTURES[part], results) for part in STORIES
-    }
     sections = [
-        _section(part, results, picture, claims.get(part, ())) for part, picture in pictures.items()
+        Section(
+            _TITLES[part],
+            tell(results),
+            [first if part in _OVERVIEWED else _drawn(_PICTURES[part], results)],
+            tables=tables_of(part, results),
+            claims=claims.get(part, ()),
+        )
+        for part, tell in STORIES.items()
     ]
     return Report(
         "What normalization does to a net",
@@ -292,16 +295,6 @@ def _summary(results: xr.Dataset) -> Table:
     caption = "The same net under each normalization"
     caption += f", medians over {seeds} seeds" if seeds > 1 else ""
     return Table(caption, list(HEADS.values()), [list(row.values()) for row in rows], LEGEND, 3)
-
-
-def _section(part: str, results: xr.Dataset, picture: Picture, claims: Sequence[Claim]) -> Section:
-    return Section(
-        _TITLES[part],
-        STORIES[part](results),
-        [picture],
-        tables=tables_of(part, results),
-        claims=claims,
-    )
 
 
 def _record(results: xr.Dataset) -> Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,31 +137,22 @@ def figure4(
     cells = grid_cells(axes, complete_settings(settings), seed_list(seeds, seed))
     units = [Unit((cell,)) for cell in cells]
     report = sweep(TRAININGS, units, store, threads=threads, progress=progress)
-    found = _curves(cells, store)
     words = f"{data}, {samples or 'all'} samples, batch size {batch_size}, {epochs} epochs, "
     words += f"width {width:g}, learning rate {learning_rate:g}, momentum {momentum:g}, "
     words += f"weight decay {weight_decay:g}, {seeds} seeds"
     labels: dict[str, list[Any]] = {**axes, "seed": seed_list(seeds, seed)}
-    return _gridded(found, labels).assign_attrs(settings=words, failures=len(report.failures))
+    found = _curves(cells, store, labels)
+    return found.assign_attrs(settings=words, failures=len(report.failures))
 
 
-def _curves(cells: Sequence[Cell], store: Store) -> dict[tuple[Any, ...], xr.Dataset]:
-    """What is drawn of every training that has a result."""
-    found = {}
+def _curves(cells: Sequence[Cell], store: Store, labels: Mapping[str, Sequence[Any]]) -> xr.Dataset:
+    """Return the curves of all trainings that have a result on their grid; NaN elsewhere."""
+    found = []
     for cell in cells:
         record = store.get(TRAININGS.key(cell))
         if record.state.has_result:
-            place = (cell.parameters["model"], cell.parameters["gamma"], cell.seed)
-            found[place] = record.dataset[list(CURVES)]
-    return found
-
-
-def _gridded(found: dict[tuple[Any, ...], xr.Dataset], labels: dict[str, list[Any]]) -> xr.Dataset:
-    """The curves on their grid; not-a-number after a divergence."""
-    each = [
-        dataset.expand_dims({name: [label] for name, label in zip(labels, place, strict=True)})
-        for place, dataset in found.items()
-    ]
-    together = xr.combine_by_coords(each, join="outer")
+            place = {"model": [cell.parameters["model"]], "gamma": [cell.parameters["gamma"]]}
+            found.append(record.dataset[list(CURVES)].expand_dims({**place, "seed": [cell.seed]}))
+    together = xr.combine_by_coords(found, join="outer")
     assert isinstance(together, xr.Dataset)
     return together.reindex(labels, fill_value=np.nan)

@@ -346,10 +346,12 @@ def _profiles(
     """Squared gradients of the networks of a sweep, over those of their last layers."""
     made = []
     for *choice, seed in itertools.product(*sweeps.values(), seeds):
-        parameters = {"architecture": "batch", "activation": "relu", **base}
+        parameters: dict[str, Any] = {"architecture": "batch", "activation": "relu", **base}
         parameters |= dict(zip(sweeps, choice, strict=True))
         progress(Progress(", ".join(f"{key} {value}" for key, value in parameters.items())))
-        made.append(_stored(store, parameters, seed))
+        compute = partial(_network, seed=seed, **parameters)
+        found = store.compute("yang2019/explosion network", parameters, seed, compute)
+        made.append(found["squared_gradient"].values)
     return np.stack(made).reshape(*(len(each) for each in sweeps.values()), len(seeds), -1)
 
 
@@ -382,13 +384,6 @@ def growth_per_layer(profiles: Any) -> Any:
     layers = np.arange(logarithm.shape[-1], dtype=np.float64)
     layers -= layers.mean()
     return np.exp(-(logarithm @ layers) / (layers @ layers))
-
-
-def _stored(store: Store, parameters: dict[str, Any], seed: int) -> Any:
-    measured = store.compute(
-        "yang2019/explosion network", parameters, seed, lambda: _network(seed=seed, **parameters)
-    )
-    return measured["squared_gradient"].values
 
 
 def _network(

@@ -267,18 +267,11 @@ def _trainings(
         label = f"{architecture}, depth {depth}, learning rate {rate:g}, seed {seed}"
         progress(Progress(f"{label}, {common['steps']} steps"))
         kind = {"architecture": architecture, "depth": depth, "learning_rate": rate}
-        losses.append(_stored(store, samples, {**common, **kind}, seed))
+        parameters = {**common, **kind}
+        compute = partial(_trained, samples, seed=seed, **parameters)
+        found = store.compute("yang2019/trainability run", parameters, seed, compute)
+        losses.append(float(found["loss"]))
     return np.reshape(losses, [len(each) for each in values])
-
-
-def _stored(store: Store, samples: Any, parameters: dict[str, Any], seed: int) -> float:
-    found = store.compute(
-        "yang2019/trainability run",
-        parameters,
-        seed,
-        lambda: _trained(samples, seed=seed, **parameters),
-    )
-    return float(found["loss"])
 
 
 def _trained(
