@@ -1,4 +1,4 @@
-"""What the papers say of such nets, judged by the tour's numbers.
+"""Claims of the papers about such nets, judged by the tour's numbers.
 
 The rules are those of the papers' own experiments: a statement holds if it does so in every seed,
 fails if in none, and is undecided otherwise or with fewer than three seeds.
@@ -25,7 +25,7 @@ _NEAR = 0.1  # of the growth that theory expects of a wide net
 
 
 def tour_claims(results: xr.Dataset) -> list[Claim]:
-    """The claims these numbers say something of.
+    """Return the claims that the tour's numbers can judge.
 
     Args:
         results: of the tour.
@@ -37,7 +37,7 @@ def tour_claims(results: xr.Dataset) -> list[Claim]:
 
 
 def claims_by_part(results: xr.Dataset) -> dict[str, list[Claim]]:
-    """The same, by the part of the tour that is their evidence.
+    """Return the claims by the part of the tour that is their evidence.
 
     Args:
         results: of the tour.
@@ -79,13 +79,13 @@ def _smoother(results: xr.Dataset, norm: str) -> list[Claim]:
 
 
 def _shift(results: xr.Dataset) -> list[Claim]:
-    """The paper's rule takes another mean of the distances than the table does: both are named."""
+    """Name the means: the claim's mean of the distances is not the table's."""
     cosine, distance = shifts_no_less(results, "santurkar2018, Section 2.2", _NET)
     return [_named(cosine, "arithmetic"), _named(distance, "geometric")]
 
 
 def _named(claim: Claim, mean: str = "") -> Claim:
-    """The net that the paper calls standard under the name it has on the page."""
+    """Replace the paper's name "standard" by the name of that net on the page."""
     measured = re.sub(rf"\b{NAMES['none']}\b", name_of("none"), claim.measured)
     note = f" ({mean} means over the steps and all layers but the first)" if mean else ""
     return replace(claim, measured=f"{measured}{note}")
@@ -127,7 +127,7 @@ def _skips(results: xr.Dataset) -> Claim:
 
 
 def _theorems(results: xr.Dataset) -> list[Claim]:
-    """One claim for each statement in the form the paper prints."""
+    """Return a claim for each statement in the form that the paper prints."""
     return [
         Claim(
             f"{statement_name(name)}, as printed, on the layers of this net",

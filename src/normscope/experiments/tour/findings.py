@@ -19,12 +19,12 @@ from normscope.text import format_number, join_words
 
 
 def norms_of(results: xr.Dataset) -> list[str]:
-    """The normalizations, in their order."""
+    """Return the normalizations, in their order."""
     return [str(norm) for norm in results["norm"].values]
 
 
 def reference_of(results: xr.Dataset) -> str:
-    """The normalization that others are held against: none, if it was measured."""
+    """Return the normalization that others are compared with: none, if it was measured."""
     norms = norms_of(results)
     return "none" if "none" in norms else norms[0]
 
@@ -52,13 +52,13 @@ def about_landscape(results: xr.Dataset) -> list[str]:
 
 
 def over_steps(curves: xr.DataArray) -> xr.DataArray:
-    """The median over the steps; infinite where half of them are not finite."""
+    """Return the median over the steps; infinite where half of them are not finite."""
     middle: xr.DataArray = curves.where(np.isfinite(curves), np.inf).median("step")
     return middle
 
 
 def _smaller(results: xr.Dataset, values: xr.DataArray) -> str:
-    """With which normalizations a value is smaller than the reference's in every seed."""
+    """Name the normalizations whose value is below the reference's in every seed."""
     reference = reference_of(results)
     base = values.sel(norm=reference).fillna(np.inf)
     found = [
@@ -88,7 +88,7 @@ def about_shift(results: xr.Dataset) -> list[str]:
 
 
 def shift_cosine(results: xr.Dataset) -> xr.DataArray:
-    """The mean over the steps and all layers but the first, which none precedes."""
+    """Return the mean over the steps and all layers but the first, which no other precedes."""
     later: xr.DataArray = results["shift_cosine"].isel(layer=slice(1, None))
     return later.mean(("step", "layer"))
 
@@ -228,7 +228,7 @@ def _estimate(results: xr.Dataset, norm: str) -> str:
 
 
 def about_training(results: xr.Dataset) -> list[str]:
-    """How the nets train, all at one rate and each at half its own limit."""
+    """Describe training, all at one rate and each at half its own limit."""
     steps = results.sizes["training_step"]
     accuracy = results["test_accuracy"].fillna(0.0)  # a net that broke classifies nothing
     return [
@@ -240,7 +240,7 @@ def about_training(results: xr.Dataset) -> list[str]:
 
 
 def _ended(results: xr.Dataset, prefix: str) -> str:
-    """How many trainings diverged, and the losses of those that never did."""
+    """Describe how many trainings diverged, and the losses of the others."""
     of, steps = results.sizes["seed"], results.sizes["training_step"]
     counts = diverged_seeds(results, prefix)
     parts = [f"{n} of {of} {with_norm(norm)}" for norm, n in counts.items() if n]
@@ -265,7 +265,7 @@ def late_loss(results: xr.Dataset, prefix: str = "") -> xr.DataArray:
 
 
 def about_depth(results: xr.Dataset) -> list[str]:
-    """How gradients grow backwards through depth."""
+    """Describe the growth of gradients, backwards through the layers."""
     layers = results.sizes["depth_layer"]
     norms, growth = norms_of(results), results["growth"]
     shown = contrast(growth, "is largest", "smallest", 3)
@@ -284,7 +284,7 @@ def about_depth(results: xr.Dataset) -> list[str]:
 
 
 def statement_counts(results: xr.Dataset) -> dict[str, dict[str, tuple[int, int]]]:
-    """How many of the verdicts on each statement hold, by form.
+    """Count the verdicts on each statement that hold, by form.
 
     Args:
         results: of the tour.
@@ -303,7 +303,7 @@ def statement_counts(results: xr.Dataset) -> dict[str, dict[str, tuple[int, int]
 
 
 def about_theorems(results: xr.Dataset) -> list[str]:
-    """Which statements hold on the net's own layers."""
+    """Describe which statements hold on the net's own layers."""
     layers = len(np.unique(results["norm_layer"].values))
     sentences: list[str] = []
     for form, counts in statement_counts(results).items():
@@ -328,14 +328,14 @@ _HOW = {"exact": "in their exact form", "printed": "as printed, at a vanishing e
 
 
 def _miss(results: xr.Dataset, form: str, statement: str) -> str:
-    """The largest difference of the sides among the failures, relative to their terms."""
+    """Return the largest difference of the sides among the failures, relative to their terms."""
     own = (results["form"].values == form) & (results["statement"].values == statement)
     failed = own & (results["refuted"].values == 1)
     return f"{np.abs(results['slack'].values[failed]).max():.1g} of its terms"
 
 
 def about_diagram(results: xr.Dataset) -> list[str]:
-    """How near the theory's line is to where training breaks."""
+    """Describe the distance of the theory's line from the measured limits."""
     part = diagram_part(results)
     both = boundary_rows(part)
     runs = f"{part['test_loss'].size} short trainings over the scale of BatchNorm and the learning"

@@ -45,7 +45,7 @@ _MISSING = "-: no finite number, as a training diverged or the mode has none."
 
 
 def tables_of(part: str, results: xr.Dataset) -> list[Table]:
-    """The tables of a part of the tour.
+    """Return the tables of a part of the tour.
 
     Args:
         part: a name of ``STORIES``.
@@ -155,7 +155,7 @@ def _by_norm(
     columns: Mapping[str, xr.DataArray],
     seeds: int | None = None,
 ) -> Table:
-    """A row for each normalization, of medians over the seeds."""
+    """Return a table of medians over the seeds, a row for each normalization."""
     seeds = results.sizes["seed"] if seeds is None else seeds
     rows: list[list[Value]] = [
         [name_of(norm), *(finite_median(values.sel(norm=norm)) for values in columns.values())]
@@ -254,7 +254,7 @@ _PICTURES: dict[str, _Drawing] = {
 
 
 def tour_report(results: xr.Dataset) -> Report:
-    """The report of a tour.
+    """Return the report of a tour.
 
     Args:
         results: of the experiment "tour"; `with_record` adds what they were made with.
@@ -298,7 +298,7 @@ def _summary(results: xr.Dataset) -> Table:
 
 
 def _record(results: xr.Dataset) -> Section:
-    """Settings and data of the whole."""
+    """Return the section with settings and data."""
     record = record_of(results)
     return Section(
         "Settings and data",

@@ -56,11 +56,11 @@ class Net:
 
     @property
     def samples(self) -> Dataset:
-        """Its data, loaded once."""
+        """The data set, loaded once."""
         return _loaded(self.data)
 
     def model(self, norm: str, seed: int, depth: int | None = None) -> nn.Module:
-        """The network before training; the seed alone decides its weights, whatever the norm.
+        """Return the network before training; its weights depend on the seed, not on the norm.
 
         Args:
             norm: its normalization.
@@ -81,7 +81,7 @@ class Net:
         )
 
     def problem(self, norm: str, seed: int, depth: int | None = None) -> Problem:
-        """The network with its loss and all training samples; arguments as of `model`."""
+        """Return the network with its loss and all training samples; arguments as in `model`."""
         return Problem(self.model(norm, seed, depth), LOSS, self.samples.train)
 
     def batch(self, samples: int | None = None) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class Net:
         return x[:size], y[:size]
 
     def settings(self, **further: Any) -> dict[str, Any]:
-        """Its settings and further ones by name, as the store keeps them."""
+        """Return its settings and further ones by name, as the store keeps them."""
         return {**asdict(self), **further}
 
 
@@ -99,7 +99,7 @@ _RATES = ("limit", "curvature_bound", "recommended", "predicted")
 
 
 def limits(net: Net, norm: str, seed: int, progress: Callable[[object], None]) -> xr.Dataset:
-    """The learning-rate limit of one net: by curvature, by theory, verified by short runs.
+    """Return the learning-rate limit of one net: by curvature, by theory, and by short runs.
 
     Args:
         net: the network.
@@ -134,7 +134,7 @@ def limits(net: Net, norm: str, seed: int, progress: Callable[[object], None]) -
 
 
 def training(net: Net, norm: str, seed: int, rate: float, steps: int) -> xr.Dataset:
-    """One training at a learning rate, and how good the net is at its end.
+    """Train once at a learning rate; return the losses and the final accuracy.
 
     Args:
         net: the network.
@@ -208,7 +208,7 @@ THRESHOLD = 1e-3  # of the linear part of the axis, the same for every normaliza
 def curvature(
     net: Net, norm: str, seed: int, samples: int, probes: int, products: int
 ) -> xr.Dataset:
-    """Density of the Hessian's eigenvalues in train mode, and lambda_max as each mode has it.
+    """Return the Hessian's spectral density in train mode, and lambda_max in each mode.
 
     Args:
         net: the network.
@@ -259,7 +259,7 @@ def _largest(net: Net, norm: str, seed: int, batch: tuple[Tensor, Tensor], mode:
 
 
 def depth(net: Net, norm: str, seed: int, layers: int) -> xr.Dataset:
-    """Gradients of a net of the same width with more layers.
+    """Return gradients of a net of the same width with more layers.
 
     Reference: yang2019.
 
@@ -288,7 +288,7 @@ def depth(net: Net, norm: str, seed: int, layers: int) -> xr.Dataset:
 
 
 def skips(net: Net, seed: int, layers: int) -> xr.Dataset:
-    """The same growth with BatchNorm in residual blocks.
+    """Return the same growth with BatchNorm in residual blocks.
 
     Args:
         net: the network.
@@ -307,7 +307,7 @@ def skips(net: Net, seed: int, layers: int) -> xr.Dataset:
 
 
 def expected_growth(net: Net) -> float:
-    """The growth that theory expects of a wide net with BatchNorm at this batch size."""
+    """Return the growth that theory expects of a wide net with BatchNorm at this batch size."""
     return batch_growth("relu", net.batch_size)
 
 
@@ -324,7 +324,7 @@ def diagram(
     store: Store,
     progress: Callable[[object], None],
 ) -> xr.Dataset:
-    """Where training converges over the scale of BatchNorm and the learning rate.
+    """Return the phase diagram over the scale of BatchNorm and the learning rate.
 
     The loss is the squared error, which the theory is about. Reference: wei2018, Figure 2.
 
@@ -361,7 +361,7 @@ def diagram(
 
 
 def diagram_part(results: xr.Dataset) -> xr.Dataset:
-    """The diagram in the results of the tour, as `normscope.sweeps.phase_diagram` returns it."""
+    """Return the tour's diagram in the form of `normscope.sweeps.phase_diagram`."""
     part = results[[f"{_PREFIX}{name}" for name in _OWN]]
     names = {f"{_PREFIX}{name}": name for name in (*_OWN, "seed")}
     settings = {
@@ -377,7 +377,7 @@ _NOTHING = 1e-30
 
 
 def statements(net: Net, seed: int, rate: float, steps: int, samples: int) -> xr.Dataset:
-    """Every statement about a layer on every layer of the net with BatchNorm, after some training.
+    """Check every statement about a layer on all BatchNorm layers of the net, after some training.
 
     The printed forms take eps for zero, and are checked on a copy of the net whose eps vanishes.
 
@@ -414,7 +414,7 @@ def _is_informative(verdict: Verdict) -> bool:
 
 
 def _without_eps(model: nn.Module) -> nn.Module:
-    """A copy as the printed forms suppose it."""
+    """Return a copy with a vanishing eps, as the printed forms assume."""
     copied = copy.deepcopy(model)
     for layer in norm_layers(copied).values():
         layer.eps = _VANISHING  # type: ignore[assignment]  # torch types attributes as tensors

@@ -46,7 +46,7 @@ class Record:
 
 
 def with_record(result: Result, command: str, earlier: float = 0.0) -> xr.Dataset:
-    """The numbers of a tour, with its record in their attributes.
+    """Return the numbers of a tour with its record in their attributes.
 
     Args:
         result: of the experiment "tour".
@@ -69,7 +69,7 @@ def with_record(result: Result, command: str, earlier: float = 0.0) -> xr.Datase
 
 
 def record_of(results: xr.Dataset) -> Record:
-    """How the numbers of a tour were made; of those without a record, the net they are of."""
+    """Return how the numbers of a tour were made; without a record, only the net's settings."""
     kept = {
         str(name).removeprefix(_PREFIX): json.loads(value)
         for name, value in results.attrs.items()
@@ -83,12 +83,12 @@ def record_of(results: xr.Dataset) -> Record:
 
 
 def is_tour(results: xr.Dataset) -> bool:
-    """Whether numbers are those of a tour."""
+    """Return whether a dataset is that of a tour."""
     return all(name in results for name in _MARKS)
 
 
 def seconds_in_store(store: Store, settings: Mapping[str, Any]) -> float:
-    """The seconds of a tour's parts that a store has already.
+    """Return the seconds of a tour's parts that a store has already.
 
     Args:
         store: of tours, such as an interrupted one.
