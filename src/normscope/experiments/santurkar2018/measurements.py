@@ -163,12 +163,8 @@ def beside(vgg: xr.Dataset, linear: xr.Dataset) -> xr.Dataset:
     """
     own = [name for name in _DIMENSIONS if name in linear.coords]
     names = {str(name): f"linear_{name}" for name in (*linear.data_vars, *own)}
-    return xr.merge(
-        [vgg, linear.rename(names)],
-        compat="equals",
-        join="outer",
-        combine_attrs="drop_conflicts",
-    )
+    parts = [vgg, linear.rename(names)]
+    return xr.merge(parts, compat="equals", join="outer", combine_attrs="drop_conflicts")
 
 
 def linear_part(results: xr.Dataset) -> xr.Dataset:
