@@ -10,12 +10,18 @@ from torch import Tensor
 
 from normscope.curvature.autograd import record_cotangent_only
 from normscope.curvature.custom_functions import custom_functions, missing_derivative_error
+from normscope.curvature.directional import Differences, forward_mode, lacks_derivative
 from normscope.curvature.precision import evaluate_in_double, inner_products, length
+from normscope.errors import NormscopeError
 from normscope.problem.batch import Batch
 from normscope.problem.diagnose import check_finite
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _VERIFIED = "jacobian"
+# ways to J v in the order they are tried; the one that serves is in `Evaluator.verified`
+_BY_GRAPH, _BY_FORWARD_MODE, _BY_DIFFERENCES = (
+    f"jacobian {way}" for way in ("through the graph", "in forward mode", "by differences")
+)
 _ADJOINT_TOLERANCE = 1e-3  # a tensor without derivatives has a part of one over their number
 _OTHER_SCALE = 1.37  # not a power of two, which would round in the same way
 _LEAST_GRADIENT = 1e-3  # of the longest; a gradient of zero up to rounding must not count
@@ -84,7 +90,8 @@ class GraphJacobian(Jacobian):
 
     PyTorch takes that derivative as zero where a user-defined backward pass is not differentiable.
     Therefore the first product of an evaluator is preceded by one that `adjoint_error` compares
-    with J^T u.
+    with J^T u. Where the backward pass has no derivative, J v is taken in forward mode, or by
+    differences of outputs, if these agree with J^T u.
 
     Args:
         evaluator: of the model.
@@ -104,6 +111,7 @@ class GraphJacobian(Jacobian):
         self._number = number
         self._cotangent: Tensor | None = None
         self._pulled_back: tuple[Tensor, ...] = ()
+        self._differences: Differences | None = None
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
         """Return J^T u, a flat parameter vector."""
@@ -130,6 +138,16 @@ class GraphJacobian(Jacobian):
         return pulled
 
     def _push_forward(self, tensors: Sequence[Tensor]) -> Tensor:
+        if _BY_DIFFERENCES in self._evaluator.verified:
+            pushed = self._by_differences(self._evaluator.layout.join(tensors))
+        elif _BY_FORWARD_MODE in self._evaluator.verified:
+            pushed = forward_mode(self._evaluator, self._batch, self._number, tensors)
+        else:
+            pushed = self._through_graph(tensors)
+        check_finite(pushed, "the derivative of the output")
+        return pushed
+
+    def _through_graph(self, tensors: Sequence[Tensor]) -> Tensor:
         if self._cotangent is None:
             self._cotangent = self._record_backward()
         reached = [
@@ -146,8 +164,14 @@ class GraphJacobian(Jacobian):
             retain_graph=True,
             materialize_grads=True,
         )
-        check_finite(pushed, "the derivative of the output")
         return pushed
+
+    def _by_differences(self, vector: Tensor) -> Tensor:
+        if self._differences is None:
+            self._differences = Differences(
+                *(self._evaluator, self._batch, self._number, _output), "products with the Jacobian"
+            )
+        return self._differences.times(vector).view(self.output_shape).to(self.dtype)
 
     def _record_backward(self) -> Tensor:
         """Record the graph of J^T u; return u, a random vector of length one."""
@@ -161,19 +185,44 @@ class GraphJacobian(Jacobian):
         return cotangent
 
     def _verify(self) -> None:
-        """Raise if J v misses a derivative; checked once for all evaluators of a model."""
-        if _VERIFIED in self._evaluator.verified:
+        """Choose a way to J v that agrees with J^T u, once for all evaluators of a model."""
+        verified = self._evaluator.verified
+        if _VERIFIED in verified:
             return
-        if self.adjoint_error() > _ADJOINT_TOLERANCE:  # of rounding, or of a missing derivative
-            double = evaluate_in_double(self._evaluator, self._batch, self._number)
-            evaluator, batch, evaluation = double or (self._evaluator, self._batch, None)
-            same = self
-            if evaluation is not None:
-                same = GraphJacobian(evaluator, evaluation, batch, self._number)
-            with evaluator.isolated(same._leaves, self._number):
-                if same.adjoint_error() > max(_ADJOINT_TOLERANCE, 2 * same.rounding()):
-                    raise missing_derivative_error(custom_functions(self.output))
+        reason: NormscopeError | None = None
+        for way in (_BY_GRAPH, _BY_FORWARD_MODE, _BY_DIFFERENCES):
+            verified.add(way)
+            try:
+                if self._is_adjoint():
+                    self._accept(way)
+                    return
+            except RuntimeError as error:
+                if not lacks_derivative(error):
+                    raise
+                reason = error if isinstance(error, NormscopeError) else None
+            verified.discard(way)
+        functions = custom_functions(self.output)
+        raise missing_derivative_error(functions) if functions or reason is None else reason
+
+    def _accept(self, way: str) -> None:
         self._evaluator.verified.add(_VERIFIED)
+        if way != _BY_GRAPH:
+            self._pulled_back = ()  # a graph that is not used
+        if self._differences is not None:
+            self._differences.state_error()
+
+    def _is_adjoint(self) -> bool:
+        """Return whether J v is that of J^T u: no derivative is missing."""
+        if self.adjoint_error() <= _ADJOINT_TOLERANCE:
+            return True
+        # of rounding, or of a missing derivative
+        double = evaluate_in_double(self._evaluator, self._batch, self._number)
+        evaluator, batch, evaluation = double or (self._evaluator, self._batch, None)
+        same = self
+        if evaluation is not None:
+            same = GraphJacobian(evaluator, evaluation, batch, self._number)
+        with evaluator.isolated(same._leaves, self._number):
+            return same.adjoint_error() <= max(_ADJOINT_TOLERANCE, 2 * same.rounding())
 
     def adjoint_error(self) -> float:
         """Return the difference between <u, J v> and <J^T u, v>, relative to the sum of its parts.
@@ -212,3 +261,8 @@ class GraphJacobian(Jacobian):
         pulled = [each.detach() for each in self._pulled_back]
         lengths = [length(each) for each in pulled]
         return lengths, _LEAST_GRADIENT * max(lengths)
+
+
+def _output(evaluation: Evaluation) -> Tensor:
+    assert evaluation.output is not None
+    return evaluation.output

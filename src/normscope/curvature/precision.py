@@ -55,7 +55,7 @@ def evaluate_in_double(
         the model, the loss or the device does not take float64 or so few samples.
     """
     try:
-        wide, samples = _in_double(evaluator), to_double(first_rows(batch, _FEW_SAMPLES))
+        wide, samples = in_double(evaluator), to_double(first_rows(batch, _FEW_SAMPLES))
         return wide, samples, wide(samples, number)
     except Exception as reason:  # user code may raise anything
         _LOGGER.debug("no evaluation in float64: %s", reason)
@@ -117,7 +117,8 @@ def random_like(tensor: Tensor, seed: int) -> Tensor:
     return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
 
 
-def _in_double(evaluator: Evaluator) -> Evaluator:
+def in_double(evaluator: Evaluator) -> Evaluator:
+    """Return an evaluator of the same model with parameters and buffers in float64."""
     wide = evaluator.on(evaluator.problem, to_double(evaluator.point))
     wide.layout = replace(evaluator.layout, dtype=torch.float64)
     return wide

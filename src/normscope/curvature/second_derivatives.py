@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
+from normscope.curvature.directional import LARGEST_ERROR, Differences, lacks_derivative
 from normscope.curvature.precision import evaluate_in_double, perturbed
-from normscope.curvature.products import HessianProduct
+from normscope.curvature.products import BatchCurvature, HessianProduct
 from normscope.errors import StateError
 from normscope.problem.batch import Batch
 from normscope.problem.evaluate import Evaluation, Evaluator
@@ -20,11 +21,12 @@ _KIND_ASYMMETRY = 1e-3  # of a user-defined kind, whose rounding is not known
 _NOISE = 10.0  # times the rounding of the products, which may cause as much
 _CHANGE = 5e-7  # relative, of the parameters: shows the rounding of float32 inside a model
 _SCALE = 1.37  # of vectors: not a power of two, which would round in the same way
+_DIFFERENCED = "differenced hessian"  # in `Evaluator.verified`
 _LOGGER = logging.getLogger(__name__)
 
 
-def check_hessian(evaluator: Evaluator, batch: Batch, number: int) -> None:
-    """Raise if the Hessian of a model lacks derivatives or is not symmetric.
+def check_hessian(evaluator: Evaluator, batch: Batch, number: int) -> bool:
+    """Return whether torch has the second derivatives of a model; raise if they are wrong.
 
     The check runs on a few samples in float64, where both stand out from rounding; it costs about
     five passes on these samples. For a model that takes neither float64 nor so few samples it runs
@@ -35,19 +37,30 @@ def check_hessian(evaluator: Evaluator, batch: Batch, number: int) -> None:
         batch: the batch.
         number: its number.
 
+    Returns:
+        False if torch cannot differentiate the gradient of an operation, and says so.
+
     Raises:
-        StateError: if a derivative is missing or wrong.
+        StateError: if a derivative is wrong, or missing without a word.
     """
     double = evaluate_in_double(evaluator, batch, number)
     try:
         found = None if double is None else _find_error(*double, number)
     except Exception as reason:  # user code that takes no float64, or not so few samples
+        if lacks_derivative(reason):
+            return False
         _LOGGER.debug("derivatives are not checked in float64: %s", reason)
         double = None
     if double is None:
-        found = _find_error(evaluator, batch, evaluator(batch, number), number)
+        try:
+            found = _find_error(evaluator, batch, evaluator(batch, number), number)
+        except RuntimeError as reason:
+            if lacks_derivative(reason):
+                return False
+            raise
     if found is not None:
         raise found
+    return True
 
 
 def _find_error(
@@ -81,6 +94,45 @@ def _asymmetry_error(difference: float) -> StateError:
         "an operation of the model or loss has a wrong second derivative; write it in other torch "
         "operations, or use kind='ggn' or 'fisher'."
     )
+
+
+class DifferencedHessian(BatchCurvature):
+    """The Hessian of the loss on one batch, by differences of gradients.
+
+    It is for operations whose gradient torch cannot differentiate. A product costs two gradients,
+    in float64 if the model takes it.
+
+    Args:
+        evaluator: of the model.
+        batch: the batch.
+        number: its number.
+
+    Raises:
+        StateError: if the products are not those of a symmetric matrix.
+    """
+
+    symmetric = True  # checked here
+
+    def __init__(self, evaluator: Evaluator, batch: Batch, number: int) -> None:
+        self._differences = Differences(
+            *(evaluator, batch, number, _gradient), "products with the Hessian"
+        )
+        if _DIFFERENCED not in evaluator.verified:
+            like = evaluator.layout.join(evaluator.leaves()).detach()
+            difference, _ = asymmetry(self.times, like)
+            if difference > LARGEST_ERROR:
+                raise _asymmetry_error(difference)
+            self._differences.state_error()
+            evaluator.verified.add(_DIFFERENCED)
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Return the Hessian times a flat vector."""
+        return self._differences.times(vector)
+
+
+def _gradient(evaluation: Evaluation) -> Tensor:
+    gradients = torch.autograd.grad(evaluation.loss, evaluation.leaves, materialize_grads=True)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
 def _move(evaluator: Evaluator, change: float) -> Evaluator:

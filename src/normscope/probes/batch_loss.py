@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normscope.probes.gradients import GradientComparison
-from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, copy_batch, map_tensors
 from normscope.problem.global_state import uncached_autocast
 from normscope.problem.isolation import Isolation, isolated
@@ -19,6 +18,7 @@ from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.problem.references import refuse_held_parameters
+from normscope.problem.twice_differentiable import TwiceDifferentiable
 from normscope.problem.wrappers import run_unwrapped
 
 
@@ -182,11 +182,11 @@ def dense(gradient: Tensor) -> Tensor:
     return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
 
 
-def _twice_differentiable(model: nn.Module) -> MathAttention:
-    """Return a context in which attention has second derivatives; the isolation restores it."""
-    attention = MathAttention()
-    attention.enter_in_modules(model)
-    return attention
+def _twice_differentiable(model: nn.Module) -> TwiceDifferentiable:
+    """Return a context in which operations have second derivatives; the isolation restores it."""
+    substitutes = TwiceDifferentiable()
+    substitutes.enter_in_modules(model)
+    return substitutes
 
 
 def _run_eagerly(model: nn.Module) -> None:

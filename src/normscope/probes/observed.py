@@ -163,7 +163,7 @@ class ObservedModel:
 
 def observe(
     model: nn.Module,
-    loss: Loss | WholeLoss | str,
+    loss: Loss | WholeLoss | str | None,
     optimizer: Optimizer | None,
     learning_rate: float | None,
     seed: int,

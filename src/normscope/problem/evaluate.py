@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import NormscopeError, ShapeError, StateError
-from normscope.problem.attention import MathAttention
 from normscope.problem.batch import Batch, batch_count, copy_batch, has_samples, sample_count
 from normscope.problem.diagnose import check_finite, explain_errors
 from normscope.problem.isolation import RandomGenerators, copy_tensors, isolated, substitute
@@ -32,6 +31,7 @@ from normscope.problem.references import (
     refuse_foreign_parameters,
     refuse_held_parameters,
 )
+from normscope.problem.twice_differentiable import TwiceDifferentiable
 from normscope.problem.wrappers import refuse_sharded, run_unwrapped
 
 _ORDER_SAMPLES = 4  # on which the two memory orders of images are compared
@@ -94,7 +94,7 @@ class Evaluator:
         self._losses: dict[int, float] = {}
         #: names of the checks that the derivatives passed, shared with evaluators made by `on`
         self.verified: set[str] = set()
-        self._attention = MathAttention()
+        self._substitutes = TwiceDifferentiable()
         #: whether the model takes images of a shape in channels_last order
         self._takes_channels_last: dict[torch.Size, bool] = {}
 
@@ -143,19 +143,19 @@ class Evaluator:
         with (
             isolated(model, *self._loss_modules, tensors=tensors, seed=self.seed + number),
             in_mode(model, self.mode, twice, self.flags),
-            self._attention if twice and self._may_attend(number) else nullcontext(),
+            self._substitutes if twice and self._may_need_substitutes(number) else nullcontext(),
             torch.inference_mode(False),
             torch.enable_grad(),
             explain_errors(),
         ):
             run_unwrapped(model)
-            if twice and self._attention.used:
-                self._attention.enter_in_modules(model)
+            if twice and self._substitutes.used:
+                self._substitutes.enter_in_modules(model)
             yield
 
-    def _may_attend(self, number: int) -> bool:
-        """Return whether the model may compute attention: not if a pass of the batch had none."""
-        return self._attention.used or number not in self._losses
+    def _may_need_substitutes(self, number: int) -> bool:
+        """Return whether operations may be replaced: not if a pass of the batch had none."""
+        return self._substitutes.used or number not in self._losses
 
     def reset(self, leaves: tuple[Tensor, ...]) -> None:
         """Inside `isolated`, continue with other leaves and with fresh copies of the buffers."""
@@ -176,7 +176,11 @@ class Evaluator:
             return tuple(self.point[name].detach().requires_grad_() for name in self.layout.names)
 
     def __call__(
-        self, batch: Batch, number: int = 0, differentiates_loss: bool = True
+        self,
+        batch: Batch,
+        number: int = 0,
+        differentiates_loss: bool = True,
+        leaves: tuple[Tensor, ...] | None = None,
     ) -> Evaluation:
         """Return output and loss on one batch.
 
@@ -184,6 +188,7 @@ class Evaluator:
             batch: as `batches` gives it.
             number: its number.
             differentiates_loss: False if only the output will be differentiated.
+            leaves: the parameters to differentiate by; None for those of `leaves`.
 
         Returns:
             The values, with their graph.
@@ -194,7 +199,7 @@ class Evaluator:
         """
         if self._uses_channels_last(batch):
             batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
-        leaves = self.leaves()
+        leaves = self.leaves() if leaves is None else leaves
         packed, refusal = None, None
         with self.isolated(leaves, number):
             output, loss = self._forward(batch)

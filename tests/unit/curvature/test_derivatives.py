@@ -18,7 +18,7 @@ from normscope.curvature import (
     top_eigenvalue,
     trace,
 )
-from normscope.errors import StateError
+from normscope.errors import NormscopeWarning, StateError
 
 
 def function(forward, backward, name="Custom"):
@@ -69,6 +69,29 @@ DETACHED = {
     "once_differentiable": function(square, once_differentiable(lambda c, g: 2 * saved(c) * g)),
 }
 
+#: neither differentiable nor the derivative of the forward pass: there is no way to J v
+CONTRADICTED = function(lambda c, x: x.round(), lambda c, g: g.detach())
+
+
+class ForwardSquare(torch.autograd.Function):
+    """A square whose backward pass is not differentiable, with a derivative in forward mode."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        context.save_for_forward(x)
+        return x**2
+
+    @staticmethod
+    @once_differentiable
+    def backward(context, gradient):
+        return 2 * context.saved_tensors[0] * gradient
+
+    @staticmethod
+    def jvp(context, tangent):
+        return 2 * context.saved_tensors[0] * tangent
+
+
 #: ... or not on the input: Gauss-Newton products are right, the Hessian is not
 FIRST_ORDER = {
     "detached input": function(square, lambda c, g: 2 * saved(c).detach() * g),
@@ -106,12 +129,36 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("kind", ["fisher", "ggn", "hessian"])
 @pytest.mark.parametrize("name", DETACHED)
-def test_backward_pass_that_is_detached_is_refused(name, kind, call):
+def test_hessian_of_a_detached_backward_pass_is_refused(name, call):
     model = Net(DETACHED[name].apply).double()
     with pytest.raises(StateError, match="backward pass of Custom is not differentiable"):
+        CALLS[call](model, "cross_entropy", data(), "hessian")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+@pytest.mark.parametrize("name", DETACHED)
+def test_gauss_newton_of_a_detached_backward_pass_is_by_differences(name, kind, dtype):
+    expected = dense(Net(torch.square).double(), "cross_entropy", data(), kind)
+    with pytest.warns(NormscopeWarning, match=r"by differences, with .* of \de-0[5-9]"):
+        found = dense(Net(DETACHED[name].apply).to(dtype), "cross_entropy", data(dtype), kind)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+def test_backward_pass_that_differences_contradict_is_refused_by_every_call(kind, call):
+    model = Net(CONTRADICTED.apply).double()
+    with pytest.raises(StateError, match="backward pass of Custom is not differentiable"):
         CALLS[call](model, "cross_entropy", data(), kind)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "ggn"])
+def test_function_with_a_forward_derivative_is_measured_without_differences(kind):
+    found = dense(Net(ForwardSquare.apply).double(), "cross_entropy", data(), kind)
+    expected = dense(Net(torch.square).double(), "cross_entropy", data(), kind)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -133,7 +180,7 @@ def test_missing_derivatives_are_found_in_less_precision(name, dtype):
 
 
 def test_refusal_is_repeated_for_the_same_operator():
-    curvature = operator(Net(DETACHED["detach"].apply).double(), "cross_entropy", data(), "fisher")
+    curvature = operator(Net(CONTRADICTED.apply).double(), "cross_entropy", data(), "fisher")
     for _ in range(2):
         with pytest.raises(StateError, match="not differentiable"):
             curvature @ torch.ones(83, dtype=torch.float64)
@@ -167,7 +214,7 @@ def test_part_of_the_network_behind_a_detached_backward_pass_is_found():
             x = self.stem(x)
             for block in self.blocks:
                 x = x + torch.tanh(block(x))
-            return self.head(x + 0.01 * DETACHED["detach"].apply(self.gate(x)))
+            return self.head(x + 0.01 * CONTRADICTED.apply(10 * self.gate(x)))
 
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         with pytest.raises(StateError, match="not differentiable"):
@@ -175,7 +222,7 @@ def test_part_of_the_network_behind_a_detached_backward_pass_is_found():
 
 
 def test_advisor_and_probe_refuse_too():
-    model = Net(DETACHED["detach"].apply).double()
+    model = Net(CONTRADICTED.apply).double()
     with pytest.raises(StateError, match="not differentiable"):
         ns.max_learning_rate(model, "cross_entropy", data(), verify=False)
     with (

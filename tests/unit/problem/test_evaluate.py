@@ -13,7 +13,7 @@ from normscope.curvature.autograd.batch_norm import channels_last
 from normscope.errors import StateError
 from normscope.problem import Evaluator, Problem, parameter_layout
 from normscope.problem import evaluate as evaluation
-from normscope.problem.attention import MathAttention
+from normscope.problem.twice_differentiable import TwiceDifferentiable
 
 SEEN: list[tuple[torch.dtype, bool]] = []  # not the model's own: that is put back as it was
 
@@ -230,7 +230,7 @@ def test_attention_is_that_of_the_reference_kernel(options):
     torch.manual_seed(0)
     inputs = [torch.randn(2, 4, 3, 8, requires_grad=True) for _ in range(3)]
     values = []
-    for context in (sdpa_kernel(SDPBackend.MATH), MathAttention()):
+    for context in (sdpa_kernel(SDPBackend.MATH), TwiceDifferentiable()):
         torch.manual_seed(1)
         with context:
             values.append(functional.scaled_dot_product_attention(*inputs, **options))

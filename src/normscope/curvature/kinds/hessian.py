@@ -8,8 +8,11 @@ from normscope.curvature.chains import ChainJacobian
 from normscope.curvature.kinds import KINDS, BatchPoint, no_dependence_error
 from normscope.curvature.output_hessian import output_hessian
 from normscope.curvature.products import BatchCurvature, HessianProduct
-from normscope.curvature.second_derivatives import check_hessian
+from normscope.curvature.second_derivatives import DifferencedHessian, check_hessian
 from normscope.problem.diagnose import no_gradient_error
+
+# in `Evaluator.verified`: how products are computed
+_BY_GRAPH, _BY_DIFFERENCES = "hessian", "hessian by differences"
 
 
 @KINDS.register
@@ -22,9 +25,12 @@ def hessian(at: BatchPoint) -> BatchCurvature:
     product = None if chain is None else _chain_hessian(at, chain)
     if product is not None:
         return product
-    if "hessian" not in at.evaluator.verified:
-        check_hessian(at.evaluator, at.batch, at.number)
-        at.evaluator.verified.add("hessian")
+    verified = at.evaluator.verified
+    if not verified.intersection((_BY_GRAPH, _BY_DIFFERENCES)):
+        served = check_hessian(at.evaluator, at.batch, at.number)
+        verified.add(_BY_GRAPH if served else _BY_DIFFERENCES)
+    if _BY_DIFFERENCES in verified:
+        return DifferencedHessian(at.evaluator, at.batch, at.number)
     evaluation = at.evaluate()
     if not evaluation.loss.requires_grad:
         output = evaluation.output
