@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normscope.curvature.lanczos import Basis, RitzPairs, wanted_positions
+from normscope.curvature.lanczos import Basis, RitzPairs, value_errors, wanted_positions
 from normscope.curvature.mean_model import ErrorEstimate, MeanModel
 from normscope.curvature.precision import length
+
+_SMALL_RESIDUAL = 0.02  # of a value, from which gaps between values found are trusted
 
 
 class Davidson(Basis):
@@ -65,6 +67,8 @@ class Davidson(Basis):
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
         """Return the best approximations in the basis, with the model's error estimates.
 
+        Once a residual is small, the gap to the next value in the basis may give a smaller one.
+
         Args:
             which: as in `wanted_positions`.
             count: how many.
@@ -72,11 +76,15 @@ class Davidson(Basis):
         Returns:
             The pairs; fewer if fewer vectors were multiplied.
         """
-        values, coefficients, norm = self._best(which, count)
+        values, coefficients, norm = self._best(which, count + 1)
         residuals = self._lengths(self._residuals(values, coefficients))
+        by_gaps = torch.where(
+            residuals <= _SMALL_RESIDUAL * values.abs(), value_errors(values, residuals), torch.inf
+        )[:count]
+        values, coefficients, residuals = values[:count], coefficients[:, :count], residuals[:count]
         estimates = self._estimates(values, coefficients, residuals)
         errors = values.new_tensor([estimate.error for estimate in estimates])
-        return RitzPairs(values, coefficients, residuals, errors, norm)
+        return RitzPairs(values, coefficients, residuals, errors.minimum(by_gaps), norm)
 
     def compress(self, which: str, keep: int) -> None:
         """Keep the best Ritz vectors and their products; drop the rest.

@@ -26,6 +26,8 @@ _SMALL_RANDOM_SHARE = 0.01  # ... of one with a model, which changes the value b
 # closer together than the tolerance (the outputs of a wide net) the value can be short by a small
 # multiple of the residual. The search continues to this part of the tolerance if matvecs remain.
 _MARGIN = 0.5
+# Gaps of two similar matrices differ by about the residual of one's eigenvector with the other.
+_GAP_DOUBT = 1.5
 _NEAR = 0.8  # of the first value: Ritz values above it may belong to the same cluster
 _REACHABLE = 4.0  # units of rounding: products leave no smaller residual
 
@@ -90,6 +92,8 @@ class Found:
         products: number of matvecs.
         mixture: the sum of the Ritz vectors whose values are close to the first; for a search of
             one eigenvalue only, and None if there is no such vector.
+        gap: distance of the first value to the next one, relative to the first, at least; 0 if it
+            is not known, or for a search of more than one eigenvalue.
     """
 
     values: Tensor
@@ -99,6 +103,7 @@ class Found:
     converged: bool
     products: int
     mixture: Tensor | None = None
+    gap: float = 0.0
 
 
 def start_block(
@@ -135,7 +140,11 @@ def start_block(
 
 
 def search(
-    space: SearchSpace, start: Tensor, request: Request, mean_model: MeanModel | None = None
+    space: SearchSpace,
+    start: Tensor,
+    request: Request,
+    mean_model: MeanModel | None = None,
+    gap: float = 0.0,
 ) -> Found:
     """Return the extreme eigenvalues of the matrix of a space.
 
@@ -144,6 +153,7 @@ def search(
         start: (size, count).
         request: parameters of the search.
         mean_model: of the matrix, for Davidson's method; None for Lanczos.
+        gap: of a similar matrix, of which the start is an eigenvector.
 
     Returns:
         The best approximations once all residuals are within the tolerance, or no product is left.
@@ -155,6 +165,10 @@ def search(
         basis.step()
         pairs = basis.ritz_pairs(request.which, request.count)
         residuals, errors = _relative(pairs, space, request.tolerance)
+        if basis.products == 1:  # of the similar matrix's eigenvector: how similar it is
+            gap -= _GAP_DOUBT * float(residuals.max())
+        if gap > 0:
+            errors = errors.minimum(residuals.square() / gap)
         complete = len(pairs.values) == min(request.wanted, space.size)
         _report(request, basis.products, pairs, residuals)
         at_end = basis.exhausted or basis.products >= request.max_products
@@ -175,6 +189,7 @@ def search(
                 converged=converged,
                 products=basis.products,
                 mixture=_mixture(basis, request, space.dtype) if mean_model is None else None,
+                gap=_gap(basis, request),
             )
         if basis.full:
             basis.compress(request.which, max(request.count + 2, basis.done // 3))
@@ -228,6 +243,17 @@ def _mixture(basis: Basis, request: Request, dtype: torch.dtype) -> Tensor | Non
         return None
     coefficients = pairs.coefficients[:, near].sum(1, keepdim=True)
     return basis.combination(coefficients)[:, 0].to(dtype)
+
+
+def _gap(basis: Basis, request: Request) -> float:
+    """Return the distance of the first value to the next one, less the next one's residual."""
+    if request.wanted > 1 or request.which == "magnitude":
+        return 0.0
+    pairs = basis.ritz_pairs(request.which, 2)
+    if len(pairs.values) < 2 or pairs.values[0] == 0:
+        return 0.0
+    distance = float((pairs.values[0] - pairs.values[1]).abs() - pairs.residuals[1])
+    return max(0.0, distance / abs(float(pairs.values[0])))
 
 
 def _within_tolerance(

@@ -217,7 +217,7 @@ class Lanczos(Basis):
         """
         values, vectors = self._eigen()
         residuals = (self._projected[self.done : self.held, : self.done] @ vectors).norm(dim=0)
-        errors = _value_errors(values, residuals)
+        errors = value_errors(values, residuals)
         chosen = wanted_positions(values, which, count)
         norm = float(values.abs().max())
         return RitzPairs(
@@ -242,7 +242,7 @@ class Lanczos(Basis):
         self.done, self.held = kept, kept + waiting
 
 
-def _value_errors(values: Tensor, residuals: Tensor) -> Tensor:
+def value_errors(values: Tensor, residuals: Tensor) -> Tensor:
     """Return the estimated distance of each Ritz value to its eigenvalue.
 
     The square of the residual over the gap to the other eigenvalues bounds it. The gap is known

@@ -149,6 +149,11 @@ class MeanModel:
         self.matrix = matrix
         self.frame = frame
 
+    def gap(self) -> float:
+        """Return the distance of the two largest eigenvalues of B, relative to the largest."""
+        values = torch.linalg.eigvalsh(self.matrix)
+        return float(1 - values[-2] / values[-1]) if len(values) > 1 else 1.0
+
     def estimate(
         self, value: float, length: float, means: Tensor, moved: Tensor, wanted: Tensor
     ) -> ErrorEstimate:

@@ -266,9 +266,9 @@ def _search(
     """Return the space searched, what was found in it, and the products it took."""
     warm = warm_start(operator, request) if guesses is None else None
     space = search_space(operator, request.which, request.count)
-    spent, mean_model = 0.0, None
+    spent, gap, mean_model = 0.0, 0.0, None
     if warm is not None:
-        spent, guesses = warm.cost, warm.carried_to(space)
+        spent, gap, guesses = warm.cost, warm.gap, warm.carried_to(space)
         mean_model = warm.mean_model_for(space)
     elif guesses is not None:
         guesses = torch.stack([space.embed(column.contiguous()) for column in guesses.T], 1)
@@ -277,7 +277,8 @@ def _search(
     del warm, guesses  # free vectors and a graph before the search
     # popped, so that only the search's copy of the block stays in memory
     each = 1.0 if mean_model is None else 1 + mean_model.frame.cost
-    found = search(space, blocks.pop(), request.with_fewer_products(spent, each), mean_model)
+    remaining = request.with_fewer_products(spent, each)
+    found = search(space, blocks.pop(), remaining, mean_model, gap)
     spent += each * found.products
     if not isinstance(space, ParameterSpace) and bool((found.values <= 0).any()):
         # the output space does not have the eigenvectors of the eigenvalue zero

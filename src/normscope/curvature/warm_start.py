@@ -8,6 +8,7 @@ gives the vectors.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,10 +28,15 @@ from normscope.curvature.mean_model import (
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
 from normscope.errors import NormscopeError
-from normscope.problem.batch import rows
+from normscope.problem.batch import Batch, rows
+from normscope.problem.evaluate import Evaluator
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.problem import Problem
 
-_FEWEST_SAMPLES = 32  # in a part; batch statistics of fewer differ too much from the whole's
+# Samples in a part, at least, by whether the model has batch statistics: those of fewer samples
+# differ too much from the whole's.
+_FEWEST_SAMPLES = {False: 16, True: 32}
+_FEWEST_SEQUENCES = 4  # ... of several outputs each, such as tokens
 _LARGEST_PART = 1 / 4  # of the data; a larger part costs more than it saves
 # ... also for vectors searched among outputs, where products are cheap (57 nets of 128 to 192
 # samples: 9.8 products to the residual and 7.4 to the value; without, 9.7 and 7.5), and for models
@@ -41,6 +47,12 @@ _AVERAGED = 1 / 8  # of the data, on which mean gradients are taken, at half the
 # Share of a product that is the same for every sample, from which mean gradients are used; by
 # whether the matrix is a Hessian, whose search among parameters gains more.
 _AGREEING = {False: 0.85, True: 0.75}
+_SAME = 0.97  # ... from which the mean gradients need no search on the part
+_ALIKE = 0.7  # ... below which eigenvectors of few samples are no guess
+# Relative gaps of the mean gradients' matrix between which a search on the part is better: closer
+# eigenvalues need the model, and the vector of one farther away is the mean gradient itself.
+_SEPARATE = (0.2, 0.4)
+_MANY_SAMPLES = 32  # whose eigenvectors are a guess in any case
 # Tolerances of the search on the part: below the distance between the part's vectors and the
 # whole's; far below among outputs, where products are cheap.
 _TOLERANCES = {OutputSpace: 0.005, ParameterSpace: 0.03}
@@ -69,6 +81,8 @@ class WarmStart:
         which: which eigenvalues were searched.
         cost: in products with the whole operator.
         mean_model: of the whole operator, or None.
+        gap: between the first eigenvalue and the next one on the part, relative to the first; 0 if
+            it is not known.
     """
 
     space: SearchSpace
@@ -76,6 +90,7 @@ class WarmStart:
     which: str
     cost: float
     mean_model: MeanModel | None = None
+    gap: float = 0.0
 
     def carried_to(self, space: SearchSpace) -> Tensor:
         """Return the corresponding vectors of another space, one column each."""
@@ -109,8 +124,25 @@ def warm_start(operator: CurvatureOperator, request: Request) -> WarmStart | Non
     Returns:
         The vectors; None where the data is too small for a part of it to help.
     """
-    spent, start = _try(_from_mean_gradients, operator, request) or (0.0, None)
-    return _try(_from_search, operator, request, spent) if start is None else start
+    means = _try(_from_mean_gradients, operator, request) or _Means()
+    return _try(_from_search, operator, request, means) if means.start is None else means.start
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Result of a trial of mean gradients on a part of the data.
+
+    Args:
+        cost: in products with the whole operator.
+        agreement: of the samples; None if it was not tried.
+        vectors: the top mean gradients as vectors of the part's space, one column each; or None.
+        start: from the model of the mean gradients; None if a search on the part is better.
+    """
+
+    cost: float = 0.0
+    agreement: float | None = None
+    vectors: Tensor | None = None
+    start: WarmStart | None = None
 
 
 def _try(function: Callable[..., _T], *arguments: object) -> _T | None:
@@ -125,26 +157,29 @@ def _try(function: Callable[..., _T], *arguments: object) -> _T | None:
         return None
 
 
-def _from_mean_gradients(
-    operator: CurvatureOperator, request: Request
-) -> tuple[float, WarmStart | None]:
-    """Return the cost of trying, and the start from mean gradients if the samples agree on them."""
+def _from_mean_gradients(operator: CurvatureOperator, request: Request) -> _Means:
+    """Return the start from mean gradients if the samples agree on them, else what was learned."""
     if request.which != "largest" or len(operator.batch_sizes) > 1:
-        return 0.0, None
+        return _Means()
     largest = _SMALLER_PART if operator.kind == "hessian" else _LARGEST_PART
     part = _part(operator, _AVERAGED, largest, request.seed)
     space = None if part is None else _space(part, request)
     if not isinstance(space, OutputSpace) or not _is_worthwhile(space, operator, request):
-        return 0.0, None
+        return _Means()
     share, outputs = space.samples / operator.samples, space.size // space.samples
-    if agreement(space, request.seed) < _AGREEING[operator.kind == "hessian"]:
-        return share, None
+    agreed = agreement(space, request.seed)
+    if agreed < _AGREEING[operator.kind == "hessian"]:
+        return _Means(share, agreed)
     mean_model = output_model(space, operator.samples)
     vectors = top_means(mean_model, space, request.count)
-    cost = share * (1 + outputs / 2 + space.embedding_cost * vectors.shape[1])
+    cost = share * (1 + outputs / 2)
+    if request.count == 1 and agreed < _SAME and _SEPARATE[0] < mean_model.gap() < _SEPARATE[1]:
+        return _Means(cost, agreed, vectors)
+    cost += share * space.embedding_cost * vectors.shape[1]
     if operator.kind == "hessian":
         mean_model = gradient_model(mean_model, space, share)
-    return cost, WarmStart(space, vectors, request.which, cost, mean_model)
+    start = WarmStart(space, vectors, request.which, cost, mean_model)
+    return _Means(cost, agreed, vectors, start)
 
 
 def _is_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Request) -> bool:
@@ -159,13 +194,13 @@ def _is_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Req
     return fits and held <= _GRADIENT_BYTES and share * (1 + outputs / 2) <= _affordable(request)
 
 
-def _from_search(operator: CurvatureOperator, request: Request, spent: float) -> WarmStart | None:
+def _from_search(operator: CurvatureOperator, request: Request, means: _Means) -> WarmStart | None:
     """Return the start from a search on a part of the data."""
     largest = _LARGEST_PART if operator.kind == "hessian" else _SMALLER_PART
     part = _part(operator, _SEARCHED, largest, request.seed)
-    if part is None:
+    if part is None or (part.samples < _MANY_SAMPLES and not _is_alike(means)):
         return None
-    share = part.samples / operator.samples
+    share, spent = part.samples / operator.samples, means.cost
     allowed = min(_PRODUCTS, int((_affordable(request) - spent) / share))
     if allowed < _FEWEST_PRODUCTS:
         return None
@@ -173,14 +208,22 @@ def _from_search(operator: CurvatureOperator, request: Request, spent: float) ->
     foreign = operator.kind == "hessian" and isinstance(space, OutputSpace)
     tolerance = _FOREIGN_TOLERANCE if foreign else _TOLERANCES[type(space)]
     rough = Request(request.count, request.which, tolerance, allowed, request.seed)
-    found = search(space, start_block(space, None, rough), rough)
+    guesses = (
+        means.vectors if means.vectors is not None and len(means.vectors) == space.size else None
+    )
+    found = search(space, start_block(space, guesses, rough), rough)
     cost = spent + share * (found.products + space.embedding_cost * found.vectors.shape[1])
     vectors = found.vectors
     if request.stop == "residual" and operator.kind != "hessian" and found.mixture is not None:
         # The largest eigenvalues of a Fisher matrix are close together, one for each output, and
         # in another order on the part: a start near one of them would hide the others.
         vectors = vectors + _MIXED * found.mixture.unsqueeze(1)
-    return WarmStart(space, vectors, request.which, cost)
+    return WarmStart(space, vectors, request.which, cost, gap=found.gap)
+
+
+def _is_alike(means: _Means) -> bool:
+    """Return whether a few samples have about the eigenvectors of all; assumed if not tried."""
+    return means.agreement is None or means.agreement >= _ALIKE
 
 
 def _affordable(request: Request) -> float:
@@ -211,10 +254,10 @@ def _part(
     if len(operator.batch_sizes) >= 1 / _LARGEST_PART:
         _, batch = next(evaluator.batches())
     elif len(operator.batch_sizes) == 1 and problem.has_outputs:
-        samples = max(_FEWEST_SAMPLES, round(share * operator.samples))
+        _, whole = next(evaluator.batches())
+        samples = max(_fewest_samples(evaluator, whole), round(share * operator.samples))
         if samples > largest * operator.samples:
             return None
-        _, whole = next(evaluator.batches())
         # at random: the data may be sorted by class
         order = torch.randperm(operator.samples, generator=torch.Generator().manual_seed(seed))
         batch = rows(whole, order[:samples].to(operator.device))
@@ -222,3 +265,22 @@ def _part(
         return None
     smaller = Problem(problem.model, problem.loss, [batch])
     return CurvatureOperator(evaluator.on(smaller), operator.kind)
+
+
+def _fewest_samples(evaluator: Evaluator, batch: Batch) -> int:
+    """Return how many samples a part needs; a sequence counts as several."""
+    modules = evaluator.problem.model.named_modules()
+    if any(evaluator.flags.get(name) and is_batch_norm(module) for name, module in modules):
+        return _FEWEST_SAMPLES[True]
+    return max(_FEWEST_SEQUENCES, math.ceil(_FEWEST_SAMPLES[False] / _positions(batch[1])))
+
+
+def _positions(target: object) -> int:
+    """Return the number of outputs of one sample that a loss averages, such as its tokens.
+
+    >>> _positions(torch.zeros(8, 5, dtype=torch.long)), _positions(torch.zeros(8, 10))
+    (5, 1)
+    """
+    if not isinstance(target, Tensor) or 0 in target.shape:
+        return 1
+    return math.prod(target.shape[2 if target.is_floating_point() else 1 :])

@@ -26,7 +26,9 @@ def data(samples: int = 128) -> tuple[Tensor, Tensor]:
 
 def without_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let vectors be searched on the part even where its samples agree."""
-    monkeypatch.setattr(warm_start, "_from_mean_gradients", lambda operator, request: (0.0, None))
+    monkeypatch.setattr(
+        warm_start, "_from_mean_gradients", lambda operator, request: warm_start._Means()
+    )
 
 
 class OneSize(nn.Module):
@@ -164,11 +166,11 @@ def test_samples_that_agree_give_a_model_of_their_mean_gradients(kind: str, k: i
             {},
         ),
         (wide_net(), {"which": "smallest"}),
-        (wide_net(), {"kind": "hessian", "samples": 192}),  # a sixth, which each step meets again
+        (wide_net(), {"kind": "hessian", "samples": 120}),  # a seventh, which each step uses again
         (wide_net(), {"kind": "hessian", "which": "smallest"}),
         (wide_net(50), {}),  # the gradients of fifty outputs would cost more than they save
         (wide_net(), {"max_products": 2}),
-        (wide_net(), {"samples": 127}),  # 32 samples would be more than a quarter
+        (wide_net(), {"samples": 63}),  # 16 samples would be more than a quarter
     ],
     ids=["odd", "smallest", "hessian", "other end", "outputs", "max_products", "samples"],
 )
@@ -196,9 +198,11 @@ def test_gradients_that_would_fill_the_memory_are_not_held(monkeypatch: pytest.M
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("stop", ["residual", "value"])
 @pytest.mark.parametrize(("kind", "samples"), [("fisher", 128), ("ggn", 128), ("hessian", 256)])
-def test_model_leads_to_the_eigenvalues_of_the_dense_matrix(
-    kind: str, samples: int, stop: str, k: int
+@pytest.mark.parametrize("searches", [False, True])
+def test_start_leads_to_the_eigenvalues_of_the_dense_matrix(
+    searches: bool, kind: str, samples: int, stop: str, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(warm_start, "_SEPARATE", (0.0, 1.0) if searches else (1.0, 1.0))
     x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1)).double()
     torch.manual_seed(0)
     layers = nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 6)
@@ -207,12 +211,43 @@ def test_model_leads_to_the_eigenvalues_of_the_dense_matrix(
     made = operator(model, "cross_entropy", batch, kind)
     guess = warm_start.warm_start(made, Request(k, "largest", 1e-5, 100, 0))
     assert guess is not None
-    assert guess.mean_model is not None
+    assert (guess.mean_model is None) == (searches and k == 1)
     found = top_eigenvalue(model, "cross_entropy", batch, kind, k=k, stop=stop, tol=1e-5)
     identity = torch.eye(made.shape[0], dtype=torch.float64)
     expected = torch.linalg.eigvalsh(made @ identity).flip(0)[:k]
     assert found.converged
     assert torch.allclose(found.values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("norm", "mode", "expected"), [(True, "train", 32), (True, "eval", 16), (False, "train", 16)]
+)
+def test_part_has_more_samples_where_the_batch_has_statistics(
+    norm: bool, mode: str, expected: int
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 60), *([nn.BatchNorm1d(60)] if norm else []), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(60, 10))
+    made = operator(model, "cross_entropy", data(128), "fisher", mode)
+    part = warm_start._part(made, 1 / 16, 1 / 4, seed=0)
+    assert part is not None
+    assert part.samples == expected
+
+
+def test_sequence_counts_as_several_samples() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).transpose(1, 2)  # (samples, classes, positions)
+
+    x, labels = torch.randn(40, 9, 3), torch.arange(360).view(40, 9) % 4
+    made = operator(Tagger(), functional.cross_entropy, (x, labels), "ggn")
+    part = warm_start._part(made, 1 / 16, 1 / 8, seed=0)
+    assert part is not None
+    assert part.samples == 4
 
 
 def test_trial_of_agreement_is_counted_where_vectors_are_searched_then(
