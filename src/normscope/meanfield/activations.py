@@ -1,4 +1,4 @@
-"""Activations, dropout and residual addition.
+"""Activations and dropout.
 
 An activation is given by its means over normal variables; :class:`Nonlinearity` applies one to the
 order parameters of a layer.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import erf, ndtr
 
-from normscope.errors import ShapeError
 from normscope.meanfield.field import PAIR, SAME, Field, Operation, Setting, Signal
 from normscope.meanfield.integrals import (
     Array,
@@ -171,6 +170,14 @@ def _sigmoid_slope(z: Array) -> Array:
     return np.asarray(_sigmoid(z) * _sigmoid(-z))
 
 
+def _hardswish(z: Array) -> Array:
+    return np.asarray(z * np.clip(z + 3, 0, 6) / 6)
+
+
+def _hardswish_slope(z: Array) -> Array:
+    return np.asarray(np.where(np.abs(z) < 3, (2 * z + 3) / 6, z > 0))
+
+
 _MEMBERS: tuple[Activation, ...] = (
     Rectifier(),
     Rectifier(0.01, "leaky_relu"),
@@ -180,6 +187,7 @@ _MEMBERS: tuple[Activation, ...] = (
     Smooth(lambda z: z * ndtr(z), lambda z: ndtr(z) + z * normal_density(z), "gelu"),
     Smooth(lambda z: z * _sigmoid(z), lambda z: _sigmoid(z) + z * _sigmoid_slope(z), "silu"),
     Smooth(_sigmoid, _sigmoid_slope, "sigmoid"),
+    Smooth(_hardswish, _hardswish_slope, "hardswish"),
 )
 ACTIVATIONS = {each.name: each for each in _MEMBERS}
 
@@ -188,7 +196,8 @@ def activation(choice: str | Activation | Callable[[Array], Array]) -> Activatio
     """Return an activation given by name, by a function, or as an Activation.
 
     Args:
-        choice: relu, leaky_relu, linear, erf, tanh, gelu, silu, sigmoid; an Activation; or a
+        choice: relu, leaky_relu, linear, erf, tanh, gelu, silu, sigmoid, hardswish; an
+            Activation; or a
             smooth function of arrays.
 
     Returns:
@@ -267,29 +276,6 @@ class Dropout(Operation):
             own = np.eye(kernel.shape[-1], dtype=bool)
             raised = np.where(own, raised, kernel[:, SAME])
         return np.stack([raised, kernel[:, 1 - SAME]], 1)
-
-
-class Addition:
-    """The sum of two branches whose units are independent, because weights separate them."""
-
-    needs_positions = False
-
-    def apply(self, first: Field, second: Field) -> Field:
-        """Return the order parameters of its output."""
-        if (first.channels, first.positions) != (second.channels, second.positions):
-            shapes = [(each.channels, *each.positions) for each in (first, second)]
-            raise ShapeError(f"branches to be added must have one shape, got {shapes}.")
-        if first.resolved != second.resolved:
-            first, second = first.expanded(), second.expanded()
-        crossed = first.mean[:, :, None] * second.mean[:, None, :]
-        kernel = first.kernel + second.kernel + (crossed + crossed.swapaxes(-1, -2))[:, None]
-        gaussian = first.gaussian and second.gaussian
-        mean = first.mean + second.mean
-        return replace(first, mean=mean, kernel=kernel, gathered=None, gaussian=gaussian)
-
-    def pull_back(self, signal: Signal, field: Field, output: Field) -> Signal:
-        """Return the gradients at one of its inputs."""
-        return signal if field.resolved == output.resolved else signal.collapsed()
 
 
 def _mean_curvature(function: Activation, mean: Array, std: Array) -> Array:

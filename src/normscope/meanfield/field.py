@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -213,6 +213,49 @@ class Operation(ABC):
             signal: the gradients at its output.
             field: the order parameters of its input.
             output: those of its output.
+            setting: of the closure.
+
+        Returns:
+            The signal.
+        """
+
+
+class Combination(ABC):
+    """A function of several branches."""
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether it makes the positions of a map differ, or weights them differently."""
+        return False
+
+    @abstractmethod
+    def apply(self, fields: Sequence[Field], setting: Setting) -> Field:
+        """Return the order parameters of its output.
+
+        Args:
+            fields: those of its inputs.
+            setting: of the closure.
+
+        Returns:
+            The field.
+        """
+
+    @abstractmethod
+    def pull_back(
+        self,
+        signal: Signal,
+        fields: Sequence[Field],
+        which: int,
+        output: Field,
+        setting: Setting,
+    ) -> Signal:
+        """Return the gradients at one of its inputs.
+
+        Args:
+            signal: the gradients at its output.
+            fields: the order parameters of its inputs.
+            which: the number of the input.
+            output: the order parameters of its output.
             setting: of the closure.
 
         Returns:

@@ -98,7 +98,7 @@ def estimate(
     start = data.field(setting.resolve)
     fields = graph.forward(start, setting)
     check_weight_means(graph, start, fields)
-    flow = _Flow(graph, start, fields, graph.backward(fields, setting), setting)
+    flow = _Flow(graph, start, fields, graph.backward(start, fields, setting), setting)
     rows, heads, direction = [], [], np.zeros(1)
     upper = np.zeros(1)
     for index, node in enumerate(graph.nodes):

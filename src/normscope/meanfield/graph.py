@@ -14,10 +14,13 @@ from itertools import pairwise
 import numpy as np
 
 from normscope.errors import InputError, NoClosureError, ShapeError
-from normscope.meanfield.activations import Activation, Addition, Nonlinearity
+from normscope.meanfield.activations import Activation, Nonlinearity
 from normscope.meanfield.activations import activation as activation_of
+from normscope.meanfield.arrangements import ChannelPart
+from normscope.meanfield.combinations import Addition, Product
 from normscope.meanfield.field import (
     LARGEST_RESOLVED_MAP,
+    Combination,
     Field,
     Operation,
     Setting,
@@ -47,7 +50,7 @@ class Node:
     """
 
     name: str
-    operation: Operation | Addition
+    operation: Operation | Combination
     inputs: tuple[int, ...]
 
 
@@ -90,10 +93,18 @@ class Graph:
     Args:
         nodes: the operations.
         shape: of one input, without the batch.
+        channel: the dimension of the input that has the channels; the others are positions.
     """
 
     nodes: tuple[Node, ...]
     shape: tuple[int, ...]
+    channel: int = 0
+
+    @property
+    def channels_first(self) -> tuple[int, ...]:
+        """Channels and positions of one input."""
+        others = (size for d, size in enumerate(self.shape) if d != self.channel)
+        return (self.shape[self.channel], *others)
 
     @property
     def needs_positions(self) -> bool:
@@ -148,21 +159,22 @@ class Graph:
         fields: list[Field] = []
         for node in self.nodes:
             inputs = [start if index == INPUT else fields[index] for index in node.inputs]
-            if isinstance(node.operation, Addition):
+            if isinstance(node.operation, (Addition, Product)):
                 self._refuse_dependent(node)
             try:
-                if isinstance(node.operation, Addition):
-                    fields.append(node.operation.apply(*inputs))
+                if isinstance(node.operation, Combination):
+                    fields.append(node.operation.apply(inputs, setting))
                 else:
                     fields.append(node.operation.apply(inputs[0], setting))
             except ShapeError as error:
                 raise ShapeError(f"{node.name}: {error}") from error
         return fields
 
-    def backward(self, fields: list[Field], setting: Setting) -> list[Signal | None]:
+    def backward(self, start: Field, fields: list[Field], setting: Setting) -> list[Signal | None]:
         """Return the gradients of one output with respect to the output of every node.
 
         Args:
+            start: the order parameters of the input.
             fields: the order parameters of the outputs of all nodes.
             setting: of the closure.
 
@@ -189,11 +201,12 @@ class Graph:
             signal = combined(arriving[index])
             arriving[index] = [signal]
             node = self.nodes[index]
-            for source in node.inputs:
+            for which, source in enumerate(node.inputs):
                 if source == INPUT:
                     continue
-                if isinstance(node.operation, Addition):
-                    part = node.operation.pull_back(signal, fields[source], fields[index])
+                if isinstance(node.operation, Combination):
+                    inputs = [start if at == INPUT else fields[at] for at in node.inputs]
+                    part = node.operation.pull_back(signal, inputs, which, fields[index], setting)
                 else:
                     part = node.operation.pull_back(signal, fields[source], fields[index], setting)
                 arriving[source].append(part)
@@ -202,21 +215,35 @@ class Graph:
     def _refuse_dependent(self, node: Node) -> None:
         """Raise for branches that no weights separate: they are dependent and have no closure."""
         first, second = (self._without_weights(index) for index in node.inputs)
-        if first & second:
+        for at in first.keys() & second.keys():
+            ours, theirs = first[at], second[at]
+            if ours is not None and theirs is not None and not ours & theirs:
+                continue  # other channels of one layer
+            does = "adds" if isinstance(node.operation, Addition) else "multiplies"
             raise NoClosureError(
-                f"{node.name} adds branches with no linear or convolution layer between their "
-                "fork and their sum, for which there is no closure",
+                f"{node.name} {does} branches with no linear or convolution layer between their "
+                f"fork and their {'sum' if does == 'adds' else 'product'}, for which there is no "
+                "closure",
                 MEASURE,
             )
 
-    def _without_weights(self, index: int) -> set[int]:
-        """Return a node and all nodes before it up to the closest weights."""
-        found, open_ = set(), [index]
+    def _without_weights(self, index: int) -> dict[int, frozenset[int] | None]:
+        """Return a node and all nodes before it up to the closest weights.
+
+        Each has the channels that are used of it; None for all.
+        """
+        found: dict[int, frozenset[int] | None] = {}
+        open_: list[tuple[int, frozenset[int] | None]] = [(index, None)]
         while open_:
-            at = open_.pop()
-            found.add(at)
-            if at != INPUT and not isinstance(self.nodes[at].operation, Weighted):
-                open_ += self.nodes[at].inputs
+            at, channels = open_.pop()
+            before = found.get(at, channels)
+            found[at] = None if before is None or channels is None else before | channels
+            if at == INPUT or isinstance(self.nodes[at].operation, Weighted):
+                continue
+            operation = self.nodes[at].operation
+            if isinstance(operation, ChannelPart):
+                channels = operation.chosen if channels is None else None
+            open_ += [(source, channels) for source in self.nodes[at].inputs]
         return found
 
 

@@ -44,6 +44,10 @@ class Norm(Operation):
         scale = self._scale(np.maximum(variance, 1e-300))
         mean = mean * scale[:, None]
         kernel = kernel * np.square(scale)[:, None, None, None]
+        return self._shifted(field, mean, kernel)
+
+    def _shifted(self, field: Field, mean: Array, kernel: Array) -> Field:
+        """Shift moments."""
         if self.beta or self.beta_variance:
             shifts = self.beta * (mean[:, None, :, None] + mean[:, None, None, :])
             kernel = kernel + shifts + self.beta**2 + self.beta_variance
@@ -124,6 +128,48 @@ class SampleNorm(Norm):
         scale = np.square(self._scale(_sample_variance(field)))
         kernel = signal.kernel * scale[:, None, None, None]
         return replace(signal, kernel=kernel, centred=False, bent=None)
+
+
+@dataclass(frozen=True)
+class TokenNorm(Norm):
+    """Normalization over the channels of each position: layer or root mean square.
+
+    The variance over the channels of a wide layer equals its mean over weights.
+
+    Args:
+        gamma: root mean square of the scale; a number, or one for each setting of a sweep.
+        beta: mean of the shift.
+        beta_variance: variance of the shift over channels.
+        eps: added to the variance.
+        centred: whether the mean over channels is subtracted (layer normalization).
+        dimension: of the tensor, which has the channels.
+    """
+
+    centred: bool = True
+    dimension: int = -1
+
+    def apply(self, field: Field, setting: Setting) -> Field:
+        """Return the order parameters of its output."""
+        scale, mean, kernel = self._scales(field), field.mean, field.kernel
+        if self.centred:
+            kernel = kernel - (mean[:, :, None] * mean[:, None, :])[:, None]
+            mean = np.zeros_like(mean)
+        mean = mean * scale
+        kernel = kernel * (scale[:, :, None] * scale[:, None, :])[:, None]
+        return self._shifted(field, mean, kernel)
+
+    def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
+        """Return the gradients at its input; the directions that it removes are negligible."""
+        scale = self._scales(field)
+        kernel = signal.kernel * (scale[:, :, None] * scale[:, None, :])[:, None]
+        return replace(signal, kernel=kernel, centred=False, bent=None)
+
+    def _scales(self, field: Field) -> Array:
+        """Return the factor at each position, (settings, held)."""
+        second = np.diagonal(field.kernel[:, SAME], axis1=-2, axis2=-1)
+        variance = second - np.square(field.mean) if self.centred else second
+        gamma = np.reshape(np.asarray(self.gamma, dtype=float), (-1, 1))
+        return np.asarray(gamma / np.sqrt(np.maximum(variance, 1e-300) + self.eps))
 
 
 def batch_variance(field: Field) -> Array:

@@ -229,7 +229,8 @@ def _no_inputs(data: Any) -> ArgumentTypeError:
 def _moments(graph: Graph, samples: Array | None) -> Input:
     """Return the second moments of the samples; products of two different samples without bias."""
     if samples is None:
-        return Input(graph.shape)
+        return Input(graph.channels_first)
+    samples = np.moveaxis(samples, graph.channel + 1, 1)
     count, channels = samples.shape[:2]
     if len(graph.shape) == 1:
         own = np.array([[np.square(samples).mean()]])
@@ -240,7 +241,7 @@ def _moments(graph: Graph, samples: Array | None) -> Input:
         centre = flat.mean(0)
         mean = centre.T @ centre / channels
     pair = (count * mean - own) / (count - 1)
-    return Input(graph.shape, own, pair)
+    return Input(graph.channels_first, own, pair)
 
 
 def in_pieces(

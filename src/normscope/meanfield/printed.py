@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normscope.errors import InputError
-from normscope.meanfield.activations import Addition, Nonlinearity, Rectifier
+from normscope.meanfield.activations import Nonlinearity, Rectifier
 from normscope.meanfield.assumptions import check_weight_means
-from normscope.meanfield.field import Operation, Setting, Weighted
+from normscope.meanfield.field import Combination, Operation, Setting, Weighted
 from normscope.meanfield.fisher import FisherEstimate
 from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
@@ -90,7 +90,7 @@ def _steps(graph: Graph) -> list[_Step]:
     return steps
 
 
-def _allowed(operation: Operation | Addition) -> bool:
+def _allowed(operation: Operation | Combination) -> bool:
     if isinstance(operation, Nonlinearity):
         return isinstance(operation.function, Rectifier) and operation.function.slope == 0
     return isinstance(operation, Flatten)

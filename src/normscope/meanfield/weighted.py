@@ -23,7 +23,7 @@ from normscope.meanfield.windows import Window, gathered, scattered, shared_plac
 
 @dataclass(frozen=True)
 class Linear(Weighted):
-    """A fully connected layer on a vector.
+    """A fully connected layer on a vector, or on the channels of each position.
 
     Args:
         inputs: size of the input vector.
@@ -32,6 +32,7 @@ class Linear(Weighted):
         bias_variance: variance of a bias.
         has_bias: whether it has biases.
         weight_mean: mean of its weights, which the theory takes to be zero.
+        each_position: whether it takes maps, position by position.
     """
 
     inputs: int
@@ -40,6 +41,7 @@ class Linear(Weighted):
     bias_variance: float = 0.0
     has_bias: bool = True
     weight_mean: float = 0.0
+    each_position: bool = False
 
     @property
     def fan_in(self) -> int:  # type: ignore[override]  # computed, where the base declares it
@@ -48,7 +50,7 @@ class Linear(Weighted):
 
     def apply(self, field: Field, setting: Setting) -> Field:
         """Return the order parameters of its output."""
-        if field.positions or field.channels != self.inputs:
+        if (field.positions and not self.each_position) or field.channels != self.inputs:
             shape = (field.channels, *field.positions)
             raise ShapeError(
                 f"a linear layer of {self.inputs} inputs got something of shape {shape}; give the "
@@ -56,7 +58,8 @@ class Linear(Weighted):
             )
         kernel = self.bias_variance + self.weight_variance * field.kernel
         mean = np.zeros_like(field.mean)
-        return Field(self.outputs, (), True, mean, kernel, gathered=field.kernel)
+        sizes = (field.positions, field.resolved)
+        return Field(self.outputs, *sizes, mean, kernel, gathered=field.kernel)
 
     def pull_back(self, signal: Signal, field: Field, output: Field, setting: Setting) -> Signal:
         """Return the gradients at its input."""

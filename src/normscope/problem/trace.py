@@ -25,6 +25,8 @@ from normscope.problem.isolation import RandomGenerators
 
 # Results that do not depend on the values of a tensor: shape, dtype, device, dimensions, flags.
 _NO_VALUES = (torch.Size, torch.dtype, torch.device, torch.layout, int)
+CALLER = "caller"  # key of a node's meta: qualified name of the module that makes the call
+GRADIENTS = "gradients"  # key of a node's meta: whether autograd records the call
 # Methods whose result must be a Python number or string, or that write values.
 _NEED_VALUES = {
     *("__bool__", "__len__", "__index__", "__int__", "__float__", "__complex__", "__contains__"),
@@ -115,6 +117,7 @@ class _Recorder(fx.Tracer):
         self._is_leaf = is_leaf
         self.graph = fx.Graph()
         self.reads: set[int] = set()  # ids of tensors that are arguments
+        self._callers = [""]  # qualified names of the modules whose forward pass is running
         self.tensor_attrs: dict[Any, str] = {
             value: f"{prefix}.{name}" if prefix else name
             for prefix, module in root.named_modules()
@@ -128,7 +131,10 @@ class _Recorder(fx.Tracer):
         """Record a node and return its symbolic result."""
         converted = tuple(self.create_arg(arg) for arg in args)
         named = {name: self.create_arg(value) for name, value in (kwargs or {}).items()}
-        return _SymbolicTensor(self, self.create_node(kind, target, converted, named))
+        made = self.create_node(kind, target, converted, named)
+        made.meta[CALLER] = self._callers[-1]
+        made.meta[GRADIENTS] = torch.is_grad_enabled()
+        return _SymbolicTensor(self, made)
 
     def record(self, function: Any, args: tuple[Any, ...], kwargs: Any) -> _SymbolicTensor:
         """Record a function, method or attribute of tensors."""
@@ -155,20 +161,32 @@ class _Recorder(fx.Tracer):
     @contextmanager
     def leaf_calls(self) -> Iterator[None]:
         """Record calls of leaf modules, hooks included, instead of executing them."""
-        leaves = [
-            (name, module)
-            for name, module in self.root.named_modules()
-            if module is not self.root
-            and (self._is_leaf(module) or self.is_leaf_module(module, name))
-        ]
-        for name, module in leaves:
+        replaced = []
+        for name, module in self.root.named_modules():
+            if module is self.root:
+                continue
             # nn.Module.__call__ calls this instead of hooks and forward, if it is set.
-            vars(module)["_compiled_call_impl"] = functools.partial(self._call_leaf, name)
+            if self._is_leaf(module) or self.is_leaf_module(module, name):
+                call = functools.partial(self._call_leaf, name)
+            elif vars(module).get("_compiled_call_impl") is None:
+                call = functools.partial(self._call_inner, name, module)
+            else:
+                continue
+            vars(module)["_compiled_call_impl"] = call
+            replaced.append(module)
         try:
             yield
         finally:
-            for _, module in leaves:
+            for module in replaced:
                 vars(module).pop("_compiled_call_impl", None)
+
+    def _call_inner(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call a module that is not a leaf, so that the calls inside carry its name."""
+        self._callers.append(name)
+        try:
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            self._callers.pop()
 
     def _call_leaf(self, name: str, *args: Any, **kwargs: Any) -> _SymbolicTensor:
         return self.node("call_module", name, args, kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,28 +13,45 @@ from torch.nn.utils.parametrize import is_parametrized
 from normscope.errors import InputError, NoClosureError, StateError
 from normscope.layers.surgery.call_graph import is_known_layer
 from normscope.layers.surgery.trial import trace_differs
-from normscope.meanfield.activations import Addition, Dropout, Nonlinearity
+from normscope.meanfield.activations import Dropout, Nonlinearity
+from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
+from normscope.meanfield.norms import SampleNorm, TokenNorm
 from normscope.meanfield.pooling import MaxPool
+from normscope.meanfield.reading import attention
+from normscope.meanfield.reading.builder import (
+    SECOND_INPUT,
+    SIZE,
+    TENSOR,
+    Builder,
+    Evaluator,
+    Other,
+    Parts,
+    Units,
+    call_name,
+    refused,
+)
+from normscope.meanfield.reading.calls import HANDLERS, RELABELLING, constant, flattened, relabel
+from normscope.meanfield.reading.layout import SAMPLES, Layout
+from normscope.meanfield.reading.own_norms import own_norm
 from normscope.meanfield.reading.refusals import refuse_hooks, unreadable
 from normscope.meanfield.reading.rules import (
-    SUPPORTED,
     Unsupported,
     operation_of_call,
     operation_of_module,
+    words_of_call,
 )
 from normscope.meanfield.weighted import Linear
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
-from normscope.problem.trace import trace
+from normscope.problem.isolation import RandomGenerators
+from normscope.problem.trace import GRADIENTS, trace
 from normscope.problem.wrappers import refuse_sharded, unwrapped
 
-# What a value of the forward pass is, if it is not the output of an operation.
-_OTHER_INPUT = "input"  # an input after the first
-_TENSOR = "tensor"  # a tensor that is neither an input nor the output of a layer
-_SIZE = "size"  # only a size
 _INCREASING = ("relu", "leaky_relu", "linear", "tanh", "sigmoid", "erf")
+_MOVING_MODULES = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle)
+_ELEMENTWISE = (Nonlinearity, Dropout)
 
 
 def read(
@@ -63,11 +79,21 @@ def read(
     refuse_hooks(model)
     with undisturbed(model):
         root, calls = _trace_copy(model)
-        reader = _Reader(model, root, activations or {})
-        for node in calls.nodes:
-            reader.take(node)
-        graph = Graph(tuple(_pooled_first(reader.nodes)), shape or _first_shape(reader.nodes))
-        inputs = torch.randn(2, *graph.shape, generator=torch.Generator().manual_seed(0))
+        known = shape or _first_shape(root, calls)
+        channel = _channel_dimension(root, calls, known)
+        reader = _Reader(model, root, Evaluator(root, calls, known), activations or {}, channel)
+        with RandomGenerators(root).preserved(seed=0):
+            for node in calls.nodes:
+                reader.evaluator.run(node)
+                reader.take(node)
+        nodes = tuple(_pooled_first(reader.nodes))
+        if known is None:
+            raise InputError(
+                "predict needs input_shape (without the batch), such as (3, 32, 32), or data: the "
+                "model does not begin with a linear layer."
+            )
+        graph = Graph(nodes, known, channel)
+        inputs = torch.randn(SAMPLES, *known, generator=torch.Generator().manual_seed(0))
         if trace_differs(root, calls, inputs):
             raise NoClosureError(
                 f"the forward pass of {type(model).__name__} gives other outputs than the calls "
@@ -85,7 +111,8 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
     except StateError as error:
         reason = str(error).partition(";")[0]
         raise NoClosureError(f"the theory cannot read {kind}: {reason}", MEASURE) from error
-    calls = trace(root, is_known_layer)
+    with torch.enable_grad():  # to find the calls that run without
+        calls = trace(root, lambda module: is_known_layer(module) or own_norm(module) is not None)
     if calls is None:
         raise NoClosureError(
             f"the forward pass of {kind} cannot be traced (it may branch on values, or take "
@@ -95,64 +122,99 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
     return root, calls[0]
 
 
-class _Reader:
-    """Collects operations call by call.
+class _Reader(Builder):
+    """Reads calls one by one.
 
     Args:
-        model: the user's model, to look up the names of its tensors.
+        model: the user's model, to look up names.
         root: the copy whose forward pass was traced.
+        evaluator: knows the sizes of all values.
         activations: further activation modules by type.
+        channel: dimension of the channels in the input, without the batch.
     """
 
-    def __init__(self, model: nn.Module, root: nn.Module, activations: dict[type, Any]) -> None:
-        self.model = model
-        self.root = root
+    def __init__(
+        self,
+        model: nn.Module,
+        root: nn.Module,
+        evaluator: Evaluator,
+        activations: dict[type, Any],
+        channel: int,
+    ) -> None:
+        super().__init__(model, root, evaluator)
         self.activations = activations
-        self.nodes: list[Node] = []
-        self.values: dict[fx.Node, Any] = {}  # index in ``nodes``, or one of the words above
+        self.channel = channel
         self._seen: set[str] = set()
         self._weights: dict[Any, str] = {}  # names of layers by the address of their weights
 
     def take(self, node: fx.Node) -> None:
         """Read one call of the forward pass."""
         if node.op == "placeholder":
-            first = INPUT not in self.values.values()
-            self.values[node] = INPUT if first else _OTHER_INPUT
+            self._take_input(node)
         elif node.op == "call_module":
             self._take_module(node)
         elif node.op in ("call_function", "call_method"):
             self._take_function(node)
         elif node.op == "get_attr":
-            self.values[node] = _TENSOR  # an error only if it is used
+            self.values[node] = TENSOR  # an error only if it is used
         else:
             self._check_output(node.args[0])
 
+    def _take_input(self, node: fx.Node) -> None:
+        if self.values:
+            self.values[node] = SECOND_INPUT
+            return
+        shape = self.evaluator.shape(node)
+        layout = None if shape is None else Layout.fresh(shape, self.channel + 1)
+        self.values[node] = Units(INPUT, layout)
+
     def _check_output(self, value: Any) -> None:
+        units = self.units(value)
         if not isinstance(value, fx.Node):
-            raise self._refused("the output", "anything but a single tensor")
-        if self.values[value] == INPUT:
-            raise self._refused("the output", "the model's input as it came")
-        if self.values[value] != len(self.nodes) - 1:
-            raise self._refused("the output", "another value than the last one computed")
+            raise refused("the output", "anything but a single tensor")
+        if units is None:
+            raise refused("the output", "a value that is not computed from the model's input")
+        if units.node == INPUT:
+            raise refused("the output", "the model's input as it came")
+        if units.layout is not None:
+            found = self.arrange("the output", units, (min(1, units.layout.index.dim() - 1),))
+            units = units if found is None else found[0]
+        if units.node != len(self.nodes) - 1:
+            raise refused("the output", "another value than the last one computed")
 
     def _take_module(self, node: fx.Node) -> None:
         name = str(node.target)
         module = self.root.get_submodule(name)
         held = [*module.parameters(), *module.buffers()]
         if any(is_lazy(each) or each.is_meta or not each.numel() for each in held):
-            raise self._refused(name, f"a {type(module).__name__} whose weights have no values")
+            raise refused(name, f"a {type(module).__name__} whose weights have no values")
+        if isinstance(module, nn.MultiheadAttention):
+            self.values[node] = attention.of_module(self, node, name, module)
+            return
         operation = operation_of_module(module, self.activations)
         if isinstance(operation, Unsupported):
-            raise self._refused(name, f"the module {type(module).__name__}")
+            raise refused(name, f"the module {type(module).__name__}")
         own = self.model.get_submodule(name)  # with its flag; the copy is in eval mode
         if isinstance(operation, Weighted):
             self._take_weights(name, own)
         reason = unreadable(own, self.model)
         if reason is not None:
-            raise self._refused(name, f"a {type(module).__name__} {reason}")
+            raise refused(name, f"a {type(module).__name__} {reason}")
         if isinstance(operation, Dropout) and self.model.training and not own.training:
             operation = None
-        self._add(node, name, operation)
+        if isinstance(module, _MOVING_MODULES) and self._moved(node, name, module):
+            return
+        self._apply(node, name, operation)
+
+    def _moved(self, node: fx.Node, name: str, module: nn.Module) -> bool:
+        """Read a module that only moves elements, if the layout of its input is known."""
+        units = self.units(node.args[0]) if node.args else None
+        if units is None or units.layout is None or self.evaluator.shape(node) is None:
+            return False
+        index = module(units.layout.index)
+        layout = replace(units.layout, index=index)
+        self.values[node] = flattened(self, name, Units(units.node, layout))
+        return True
 
     def _take_weights(self, name: str, module: nn.Module) -> None:
         """Refuse weights that are used twice."""
@@ -160,21 +222,47 @@ class _Reader:
         weight = module.get_parameter("weight") if not is_parametrized(module) else None
         first = self._weights.setdefault(name if weight is None else weight.data_ptr(), name)
         if name in self._seen:
-            raise self._refused(name, f"a {kind} that is called twice")
+            raise refused(name, f"a {kind} that is called twice")
         if first != name:
-            raise self._refused(name, f"a {kind} whose weights are those of {first}")
+            raise refused(name, f"a {kind} whose weights are those of {first}")
         self._seen.add(name)
 
     def _take_function(self, node: fx.Node) -> None:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = call_name(node)
         if self._holds_sizes(node):
-            self.values[node] = _SIZE
+            self.values[node] = SIZE
             return
-        operation = operation_of_call(str(name), node)
+        inputs = node.all_input_nodes
+        if all(self.values[each] in (TENSOR, SIZE) for each in inputs) and inputs:
+            self.values[node] = TENSOR
+            return
+        if not node.meta.get(GRADIENTS, True):
+            raise refused(self.where(node), f"the call of {name} in a function without gradients")
+        found = self._rearranged_or_combined(node, name)
+        if found is not None:
+            self.values[node] = found
+            return
+        operation = operation_of_call(name, node, lambda each: constant(self, each))
         if isinstance(operation, Unsupported):
-            kind = "method" if node.op == "call_method" else "function"
-            raise self._refused(node.name, f"the {kind} {name}")
-        self._add(node, node.name, operation)
+            self._refuse_tensors(node)
+            raise refused(self.where(node), words_of_call(name, node))
+        self._apply(node, self.name(node), operation)
+
+    def _rearranged_or_combined(self, node: fx.Node, name: str) -> Any:
+        """Return the value of a call that depends on layouts, None for other calls."""
+        if any(self.values[each] is SECOND_INPUT for each in node.all_input_nodes):
+            raise refused(self.name(node), "a second input")
+        found = attention.of_call(self, node, name)
+        if found is None and name in RELABELLING:
+            found = relabel(self, node)
+        if found is None and name in HANDLERS:
+            found = HANDLERS[name](self, node)
+        return found
+
+    def _refuse_tensors(self, node: fx.Node) -> None:
+        for each in node.all_input_nodes:
+            if self.values[each] is TENSOR:
+                raise self.refused_tensor(each, self.name(node))
 
     def _holds_sizes(self, node: fx.Node) -> bool:
         """Return whether a call only returns the shape of something, or computes with sizes."""
@@ -182,44 +270,71 @@ class _Reader:
             getattr(node.target, "__name__", "") == "getattr" and node.args[1] in ("shape", "ndim")
         )
         inputs = node.all_input_nodes
-        return asks or all(self.values.get(each) in (_SIZE, _OTHER_INPUT) for each in inputs)
+        return asks or all(self.values.get(each) in (SIZE, SECOND_INPUT) for each in inputs)
 
-    def _add(self, node: fx.Node, name: str, operation: Operation | Addition | None) -> None:
-        for each in node.all_input_nodes:
-            if self.values[each] == _TENSOR:
-                raise self._refused_tensor(str(each.target), name)
-        sources = [self.values[each] for each in node.args if isinstance(each, fx.Node)]
-        sources += [self.values[each] for each in node.kwargs.values() if isinstance(each, fx.Node)]
-        sources = [each for each in sources if each != _SIZE]
-        if _OTHER_INPUT in sources:
-            raise self._refused(name, "a second input")
-        if isinstance(operation, Addition) and len(sources) == 1:
-            raise self._refused(name, "a sum with a number")
+    def _apply(self, node: fx.Node, name: str, operation: Operation | Addition | None) -> None:
+        """Add an operation to the graph, after what it needs to find its channels."""
+        self._refuse_tensors(node)
+        values = [self.values[each] for each in node.args if isinstance(each, fx.Node)]
+        values += [self.values[each] for each in node.kwargs.values() if isinstance(each, fx.Node)]
+        values = [each for each in values if each is not SIZE]
+        if SECOND_INPUT in values:
+            raise refused(name, "a second input")
+        if isinstance(operation, Addition) and len(values) == 1:
+            raise refused(name, "a sum with a number")
         wanted = 2 if isinstance(operation, Addition) else 1
-        if len(sources) != wanted:
-            raise self._refused(name, f"a call with {len(sources)} inputs")
+        if len(values) != wanted:
+            raise refused(name, f"a call with {len(values)} inputs")
+        if any(isinstance(each, (Parts, Other)) or not isinstance(each, Units) for each in values):
+            raise refused(name, "a value that is not the output of a layer")
         if operation is None:
-            self.values[node] = sources[0]
-            return
-        self.nodes.append(Node(name, operation, tuple(sources)))
-        self.values[node] = len(self.nodes) - 1
+            self.values[node] = values[0]
+        elif isinstance(operation, Addition) or values[0].layout is None:
+            self.values[node] = Units(self.add(name, operation, [each.node for each in values]))
+        else:
+            self.values[node] = self._arranged(node, name, operation, values[0])
 
-    def _refused_tensor(self, tensor: str, user: str) -> NoClosureError:
-        """Return the error for a tensor, with its name in the model if it has one."""
-        try:
-            value = attrgetter(tensor)(self.model)
-        except AttributeError:  # not an attribute of the model
-            return self._refused(user, "a tensor that the forward pass makes itself")
-        kind = "a parameter" if isinstance(value, nn.Parameter) else "a tensor"
-        kind = "a buffer" if tensor in dict(self.model.named_buffers()) else kind
-        return self._refused(tensor, f"{kind} that the forward pass uses itself, in {user}")
+    def _arranged(self, node: fx.Node, name: str, operation: Operation, units: Units) -> Units:
+        """Add an operation to a field in the form that it needs."""
+        layout, shape = units.layout, self.evaluator.shape(node)
+        assert layout is not None
+        if isinstance(operation, _ELEMENTWISE):
+            return Units(self.add(name, operation, (units.node,)), layout)
+        if shape is None:  # the layer does not take the tensor; the graph finds out why
+            return Units(self.add(name, operation, (units.node,)))
+        dimensions: tuple[int, ...] = (-1 if isinstance(operation, Linear) else 1,)
+        if isinstance(operation, TokenNorm):
+            dimensions = (operation.dimension,)
+        if isinstance(operation, SampleNorm) and operation.shape is not None:
+            dimensions = tuple(range(-len(operation.shape), 0))
+            operation, whole = self._over(operation, layout, dimensions)
+            if whole:
+                return Units(self.add(name, operation, (units.node,)), layout)
+        found = self.arrange(name, units, dimensions)
+        if found is None:
+            raise refused(name, f"{type(operation).__name__} over positions instead of channels")
+        at, arrangement = found
+        made: Layout | None
+        if isinstance(operation, Linear):
+            operation = replace(operation, each_position=True)
+            made = arrangement.layout_of(operation.outputs)
+        elif isinstance(operation, TokenNorm):
+            made = at.layout
+        else:
+            made = Layout.fresh(shape)
+        return Units(self.add(name, operation, (at.node,)), made)
 
-    @staticmethod
-    def _refused(name: str, what: str) -> NoClosureError:
-        return NoClosureError(
-            f"{name}: mean-field theory has no closure here for {what}",
-            f"Supported are {SUPPORTED}. {MEASURE}",
-        )
+    def _over(
+        self, norm: SampleNorm, layout: Layout, dimensions: tuple[int, ...]
+    ) -> tuple[Operation, bool]:
+        """Return a layer normalization by what it averages over, and whether that is a sample."""
+        if not layout.positions and layout.is_complete:
+            return norm, True
+        arrangement = layout.arranged(dimensions)
+        if arrangement is not None and len(arrangement.units) == 1 and layout.is_complete:
+            return replace(norm, shape=None), True
+        affine = (norm.gamma, norm.beta, norm.beta_variance, norm.eps)
+        return TokenNorm(*affine), False
 
 
 def _pooled_first(nodes: list[Node]) -> list[Node]:
@@ -237,18 +352,34 @@ def _pooled_first(nodes: list[Node]) -> list[Node]:
         if before is None or not isinstance(before.operation, Nonlinearity):
             continue
         if before.operation.function.name not in _INCREASING or len(users) > 1:
-            raise _Reader._refused(node.name, f"max pooling after {before.name}")
+            raise refused(node.name, f"max pooling after {before.name}")
         nodes[source] = replace(node, inputs=before.inputs)
         nodes[index] = replace(before, inputs=(source,))
     return nodes
 
 
-def _first_shape(nodes: list[Node]) -> tuple[int, ...]:
+def _first_shape(root: nn.Module, calls: fx.Graph) -> tuple[int, ...] | None:
     """Return the shape of the input, if the first weights are those of a linear layer."""
-    first = next((n.operation for n in nodes if isinstance(n.operation, Weighted)), None)
-    if isinstance(first, Linear):
-        return (first.inputs,)
-    raise InputError(
-        "predict needs input_shape (without the batch), such as (3, 32, 32), or data: the model "
-        "does not begin with a linear layer."
+    modules = (root.get_submodule(str(n.target)) for n in calls.nodes if n.op == "call_module")
+    first = next((each for each in modules if is_known_layer(each)), None)
+    return (first.in_features,) if isinstance(first, nn.Linear) else None
+
+
+def _channel_dimension(root: nn.Module, calls: fx.Graph, shape: tuple[int, ...] | None) -> int:
+    """Return the dimension of a sample that a first linear layer takes, else the first one."""
+    if shape is None or len(shape) < 2:
+        return 0
+    user = next((each for each in calls.nodes if _takes_values_of_input(each)), None)
+    if user is None or user.op != "call_module":
+        return 0
+    module = root.get_submodule(str(user.target))
+    norm = own_norm(module)
+    last = isinstance(module, (nn.Linear, nn.RMSNorm, nn.MultiheadAttention)) or (
+        isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
     )
+    return len(shape) - 1 if last or (norm is not None and norm.last) else 0
+
+
+def _takes_values_of_input(node: fx.Node) -> bool:
+    sizes = node.target in ("size", "dim") or call_name(node) == "getattr"
+    return not sizes and any(each.op == "placeholder" for each in node.all_input_nodes)

@@ -20,23 +20,25 @@ from normscope.layers.surgery.call_graph import is_plain_layer
 from normscope.layers.surgery.fold_weights import spatial_dimensions
 from normscope.meanfield.activations import (
     ACTIVATIONS,
-    Addition,
     Dropout,
     Nonlinearity,
     Rectifier,
     Smooth,
 )
+from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation
-from normscope.meanfield.norms import BatchNorm, SampleNorm
+from normscope.meanfield.norms import BatchNorm, SampleNorm, TokenNorm
 from normscope.meanfield.pooling import AveragePool, Flatten, MaxPool
+from normscope.meanfield.reading.own_norms import OwnNorm, own_norm
 from normscope.meanfield.weighted import Convolution, Linear
 from normscope.meanfield.windows import Window
 
 SUPPORTED = (
-    "Linear, Conv1d/2d/3d, BatchNorm, LayerNorm over whole samples, GroupNorm with several "
-    "channels in a group, ReLU, LeakyReLU, "
-    "Tanh, GELU, SiLU, Sigmoid, erf, average and max pooling, Flatten, Dropout, Identity and "
-    "residual addition, and activations of your own by activations={Type: function}"
+    "Linear, Conv1d/2d/3d, BatchNorm, LayerNorm and RMSNorm over channels, LayerNorm over whole "
+    "samples, GroupNorm with several channels in a group, ReLU, LeakyReLU, Tanh, GELU, SiLU, "
+    "Hardswish, Sigmoid, erf, average and max pooling, Dropout, Identity, reshapes, permutations "
+    "and slices, residual addition, products and concatenations of branches, self-attention, and "
+    "activations of your own by activations={Type: function}"
 )
 
 
@@ -65,9 +67,10 @@ def operation_of_module(module: nn.Module, activations: dict[type, Any]) -> Made
     if is_batch_norm(module):
         return _batch_norm(module) if kind_of(module) == "batch" else Unsupported.HERE
     for kind, make in _RULES:
-        if isinstance(module, kind):
+        if isinstance(module, kind) and own_norm(module) is None:
             return make(module)
-    return Unsupported.HERE
+    found = own_norm(module)
+    return Unsupported.HERE if found is None else _own_norm(found)
 
 
 def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any, dimensions: int) -> Window:
@@ -87,8 +90,11 @@ def tuples(value: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _linear(module: nn.Linear) -> Made:
-    if not is_plain_layer(module):
-        return Unsupported.HERE
+    return linear_of(module) if is_plain_layer(module) else Unsupported.HERE
+
+
+def linear_of(module: nn.Linear) -> Linear:
+    """Return the operation of a linear layer, with the moments of its weights."""
     sizes = (module.in_features, module.out_features)
     return Linear(*sizes, **_weights(module, module.in_features))
 
@@ -150,6 +156,26 @@ def _normalizes(module: Any) -> bool:
 
 def _layer_norm(module: nn.LayerNorm) -> Made:
     return SampleNorm(**_affine(module), shape=tuple(module.normalized_shape))
+
+
+def _rms_norm(module: nn.RMSNorm) -> Made:
+    if len(module.normalized_shape) > 1:
+        return Unsupported.HERE
+    eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
+    scale = 1.0 if module.weight is None else _mean_square(module.weight) ** 0.5
+    return TokenNorm(scale, eps=float(eps), centred=False)
+
+
+def _own_norm(norm: OwnNorm) -> TokenNorm:
+    shift = torch.zeros(1) if norm.shift is None else norm.shift.detach().double()
+    return TokenNorm(
+        1.0 if norm.scale is None else _mean_square(norm.scale) ** 0.5,
+        float(shift.mean()),
+        float(shift.var(unbiased=False)),
+        norm.eps,
+        norm.centred,
+        1 - 2 * norm.last,
+    )
 
 
 def _group_norm(module: nn.GroupNorm) -> Made:
@@ -234,11 +260,13 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     (nn.GroupNorm, _group_norm),
     (nn.LayerNorm, _layer_norm),
+    (nn.RMSNorm, _rms_norm),
     (nn.ReLU, _named("relu")),
     (nn.LeakyReLU, lambda module: _leaky(module.negative_slope)),
     (nn.Tanh, _named("tanh")),
     (nn.GELU, lambda module: gelu_of(module.approximate)),
     (nn.SiLU, _named("silu")),
+    (nn.Hardswish, _named("hardswish")),
     (nn.Sigmoid, _named("sigmoid")),
     ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), _average),
     ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), _maximum),
@@ -251,18 +279,21 @@ _RULES: tuple[tuple[Any, Callable[[Any], Made]], ...] = (
 )
 
 
-def operation_of_call(name: str, node: fx.Node) -> Made:
+def operation_of_call(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made:
     """Return the operation of a call.
 
     Args:
         name: of the function or method.
         node: the call.
+        constant: returns the value of an argument that is a parameter of the model, else None.
 
     Returns:
         The operation, None for the identity; Unsupported.HERE if there is no closure.
     """
     if name in _NAMED_CALLS:
         return Nonlinearity(ACTIVATIONS[_NAMED_CALLS[name]])
+    if name in ("layer_norm", "rms_norm"):
+        return _call_norm(name, node, constant)
     rule = _CALL_RULES.get(name)
     if rule is None or (rule not in _TAKE_VALUES and len(node.all_input_nodes) > 1):
         return Unsupported.HERE  # a computed slope or dimension has no value
@@ -273,6 +304,24 @@ def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> A
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)
+
+
+def _call_norm(name: str, node: fx.Node, constant: Callable[[Any], Any]) -> Made:
+    """Return a layer or root-mean-square normalization called as a function."""
+    shape, centred = _argument(node, 1, "normalized_shape"), name == "layer_norm"
+    weight = _argument(node, 2, "weight")
+    bias = _argument(node, 3, "bias") if centred else None
+    default = 1e-5 if centred else torch.finfo(torch.float32).eps
+    eps = _argument(node, 4 if centred else 3, "eps") or default
+    found = [None if each is None else constant(each) for each in (weight, bias)]
+    given = [each is not None for each in (weight, bias)]
+    if given != [each is not None for each in found] or not isinstance(shape, (tuple, list)):
+        return Unsupported.HERE
+    module = nn.LayerNorm(tuple(shape), eps, elementwise_affine=False)
+    module.weight, module.bias = found  # type: ignore[assignment]  # tensors or None
+    if centred:
+        return _layer_norm(module)
+    return TokenNorm(_affine(module)["gamma"], eps=eps, centred=False)
 
 
 def _addition(node: fx.Node) -> Made:
@@ -326,7 +375,7 @@ def _call_dropout(node: fx.Node) -> Made:
     return Unsupported.HERE if _argument(node, 2, "training", True) else None
 
 
-_NAMED_CALLS = {name: name for name in ("relu", "tanh", "erf", "silu", "sigmoid")}
+_NAMED_CALLS = {name: name for name in ("relu", "tanh", "erf", "silu", "sigmoid", "hardswish")}
 _NAMED_CALLS["relu_"] = "relu"
 _CALL_RULES: dict[str, Callable[[fx.Node], Made]] = {
     **dict.fromkeys(("add", "iadd", "add_"), _addition),
@@ -346,3 +395,21 @@ _CALL_RULES: dict[str, Callable[[fx.Node], Made]] = {
     },
 }
 _TAKE_VALUES = (_addition, _reshape)  # the other rules have one input, and numbers
+
+_WORDS = {
+    "getitem": "an index or slice",
+    "matmul": "a product of two activations",
+    "bmm": "a product of two activations",
+    "einsum": "a product of two activations",
+    "mul": "a product of two branches",
+    "truediv": "a quotient",
+    "cat": "a concatenation",
+    "softmax": "a softmax outside of attention",
+}
+
+
+def words_of_call(name: str, node: fx.Node) -> str:
+    """Return what a call does in words, for a message."""
+    kind = "method" if node.op == "call_method" else "function"
+    words = f"the {kind} {name}"
+    return f"{_WORDS[name]} ({words})" if name in _WORDS else words
