@@ -1,4 +1,4 @@
-"""Networks that people train, for benchmarks: a CIFAR ResNet-18, a small ViT and a small GPT.
+"""Networks that people train, for benchmarks: a CIFAR ResNet-18, a ConvNeXt, a ViT and a GPT.
 
 They use torch's own layers in the usual way (residual connections, attention), so none of them is a
 plain sequence of layers.
@@ -50,6 +50,41 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class _ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int, layer_scale: float) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.expand, self.reduce = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), layer_scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm(self.depthwise(x).permute(0, 2, 3, 1))  # (samples, height, width, units)
+        inner = self.scale * self.reduce(functional.gelu(self.expand(inner)))
+        return x + inner.permute(0, 3, 1, 2)
+
+
+class SmallConvNeXt(nn.Module):
+    """ConvNeXt for 32x32 images: 4x4 patches, two stages of blocks, mean pooling."""
+
+    def __init__(
+        self, width: int = 64, depth: int = 3, layer_scale: float = 0.5, classes: int = 10
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        stages = [
+            nn.Sequential(*(_ConvNeXtBlock(units, layer_scale) for _ in range(depth)))
+            for units in (width, 2 * width)
+        ]
+        self.first, self.second = stages
+        self.down = nn.Conv2d(width, 2 * width, 2, 2)
+        self.norm, self.head = nn.LayerNorm(2 * width), nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.down(self.first(self.patches(x))))
+        return self.head(self.norm(x.mean((-2, -1))))
 
 
 class _TransformerBlock(nn.Module):

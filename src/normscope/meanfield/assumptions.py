@@ -8,12 +8,14 @@ import numpy as np
 
 from normscope.errors import InputError, NoClosureError
 from normscope.meanfield.activations import Nonlinearity
+from normscope.meanfield.attention import Attention
 from normscope.meanfield.field import PAIR, SAME, Field, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph
 from normscope.meanfield.integrals import Array
 from normscope.meanfield.norms import Norm
 
 FALSE_ALARM = 1e-6  # largest probability that weights of mean zero are refused, for one layer
+LARGEST_LOGITS = 2.0  # variance; attention terms are within 6 % of simulation at 1.7, 17 % at 4
 _LARGEST_SHIFT = 0.01  # of the second moment of a layer's output; changes lambda_max by 20 %
 _ROUNDING = 1e-12  # of a mean square
 _LARGEST_MEAN = 1.0  # squared, times fan in, over the variance; changes lambda_max by up to 22 %
@@ -81,6 +83,33 @@ def check_weight_means(graph: Graph, start: Field, fields: list[Field]) -> None:
                 f"{weights.weight_mean:.3g} at a standard deviation of {math.sqrt(variance):.3g}",
                 f"Pass weight_variance for weights of mean zero. {MEASURE}",
             )
+
+
+def logit_variances(graph: Graph, fields: list[Field]) -> dict[str, float]:
+    """Return the variance of the logits of every attention.
+
+    Args:
+        graph: the network.
+        fields: order parameters of every node's output.
+
+    Returns:
+        By the name of the node: the variance over the tokens that a token attends to.
+
+    Raises:
+        NoClosureError: if it is too large for weights that are nearly uniform.
+    """
+    found = {}
+    for node in graph.nodes:
+        if isinstance(node.operation, Attention):
+            query, key = (fields[index] for index in node.inputs[:2])
+            variance = found[node.name] = node.operation.logit_variance(query, key)
+            if not variance <= LARGEST_LOGITS:
+                raise NoClosureError(
+                    f"{node.name}: the theory takes attention weights as nearly uniform, which "
+                    f"needs logits of a variance up to {LARGEST_LOGITS:g}, got {variance:.3g}",
+                    f"Scale queries or keys down. {MEASURE}",
+                )
+    return found
 
 
 def _variance(weights: Weighted) -> float:

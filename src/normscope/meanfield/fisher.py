@@ -28,11 +28,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from normscope.errors import InputError
-from normscope.meanfield.activations import Nonlinearity
-from normscope.meanfield.assumptions import check_weight_means
+from normscope.meanfield.activations import Dropout, Nonlinearity
+from normscope.meanfield.assumptions import check_weight_means, logit_variances
 from normscope.meanfield.field import PAIR, SAME, Field, Setting, Signal, Weighted
 from normscope.meanfield.graph import INPUT, Graph, Input
 from normscope.meanfield.integrals import Array
+from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.norms import Norm
 from normscope.meanfield.prediction import LayerRow, row_of
 
@@ -207,6 +208,17 @@ def _approximations(flow: _Flow) -> tuple[str, ...]:
         nonlinear = isinstance(node.operation, Nonlinearity) and source != INPUT
         if nonlinear and not flow.fields[source].gaussian:
             notes.append(f"{node.name} takes values that are not normal as if they were")
+    logits = logit_variances(flow.graph, flow.fields)
+    if logits:
+        notes.append(
+            "attention weights are expanded about uniform ones, to first order in the variance of "
+            f"the logits ({max(logits.values()):.2g} or less, over tokens)"
+        )
+    operations = [node.operation for node in flow.graph.nodes]
+    if any(isinstance(each, MaxPool) for each in operations):
+        notes.append("max pooling takes the values of a window as normal and equally correlated")
+    if any(isinstance(each, Dropout) for each in operations):
+        notes.append("dropout counts by the mean and variance of its mask in train mode")
     if flow.setting.resolve and not flow.fields[0].resolved:
         notes.append("large maps are taken to be alike at all positions")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Attention in a forward pass: torch's function and module, and the usual products by hand."""
+"""Attention in a forward pass: torch's function, and the usual products by hand."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional
 
-from normscope.meanfield.arrangements import ChannelPart
 from normscope.meanfield.attention import Attention
 from normscope.meanfield.integrals import Array
-from normscope.meanfield.reading.builder import TENSOR, Builder, Parts, Units, refused
+from normscope.meanfield.reading.builder import TENSOR, Builder, Units
 from normscope.meanfield.reading.calls import argument, constant
 from normscope.meanfield.reading.layout import Layout
-from normscope.meanfield.reading.rules import linear_of
-from normscope.meanfield.weighted import Linear
 
 _MASKED = -1e4  # logits below it are those of tokens that are not attended to
 
@@ -55,7 +52,8 @@ def of_call(builder: Builder, node: fx.Node, name: str) -> Any:
 
 def _of_logits(builder: Builder, node: fx.Node, name: str, logits: Logits) -> Logits | None:
     """Return logits scaled, masked, or as weights."""
-    number = next((each for each in node.args if isinstance(each, (int, float))), None)
+    numbers = [found for each in node.args if (found := builder.number(each)) is not None]
+    number = numbers[0] if numbers else None
     if name in ("mul", "imul", "mul_", "__rmul__") and number is not None:
         return replace(logits, scale=logits.scale * number)
     if name in ("div", "truediv", "itruediv", "div_") and number:
@@ -143,9 +141,9 @@ def _of_function(builder: Builder, node: fx.Node) -> Units | None:
         return None
     mask = builder.evaluator.value(argument(node, 3, "attn_mask"))
     causal = bool(argument(node, 5, "is_causal", False))
-    scale = builder.evaluator.value(argument(node, 6, "scale"))
+    scale = builder.number(argument(node, 6, "scale"))
     sizes = [each[0].layout.count for each in (query, key) if each[0].layout is not None]
-    weights = _weights(sizes, mask, causal)
+    weights = weights_of_equal_logits(sizes, mask, causal)
     if weights is None or argument(node, 7, "enable_gqa", False):
         return None
     width = query[1][-1]
@@ -153,7 +151,7 @@ def _of_function(builder: Builder, node: fx.Node) -> Units | None:
     return _attend(builder, builder.name(node), logits, *value)
 
 
-def _weights(sizes: list[int], mask: Any, causal: bool) -> Array | None:
+def weights_of_equal_logits(sizes: list[int], mask: Any, causal: bool) -> Array | None:
     """Return the attention weights of equal logits; None if the mask differs between heads."""
     queries, keys = sizes
     zeros = torch.zeros(1, 1, queries, 1, dtype=torch.float64)
@@ -172,62 +170,3 @@ def _weights(sizes: list[int], mask: Any, causal: bool) -> Array | None:
         causal,
     )
     return np.asarray(weights[0, 0].numpy())
-
-
-def of_module(builder: Builder, node: fx.Node, name: str, module: nn.MultiheadAttention) -> Parts:
-    """Return the outputs of torch's module for self-attention.
-
-    Args:
-        builder: of the graph.
-        node: the call.
-        name: of the module.
-        module: the module.
-
-    Returns:
-        The output; attention weights are left out.
-
-    Raises:
-        NoClosureError: if it is not plain self-attention.
-    """
-    sources = [argument(node, k, n) for k, n in enumerate(("query", "key", "value"))]
-    units = builder.units(sources[0])
-    plain = (
-        len(set(sources)) == 1
-        and module._qkv_same_embed_dim
-        and module.bias_k is None
-        and not module.add_zero_attn
-        and argument(node, 3, "key_padding_mask") is None
-    )
-    if units is None or units.layout is None or not plain:
-        raise refused(name, "attention other than self-attention without padding")
-    last = units.layout.index.dim() - 1
-    found = builder.arrange(name, units, (last,), merge=False)
-    if found is None or last != 2:
-        raise refused(name, "attention over something else than tokens")
-    source, rows = found
-    width, heads = module.embed_dim, module.num_heads
-    assert rows.layout is not None
-    mask = builder.evaluator.value(argument(node, 5, "attn_mask"))
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        mask = ~mask  # True means not attended to, other than in torch's function
-    count = len(rows.units)
-    weights = _weights([count, count], mask, False)
-    if weights is None:
-        raise refused(name, "a mask that differs between heads")
-    at = builder.add(f"{name}.in_proj", _projection(module), (source.node,))
-    ranges = [frozenset(range(k * width, (k + 1) * width)) for k in range(3)]
-    parts = [builder.add(name, ChannelPart(each), (at,)) for each in ranges]
-    scale = (width // heads) ** -0.5
-    mixed = builder.add(name, Attention(weights, scale, width // heads), parts)
-    output = replace(linear_of(module.out_proj), each_position=True)
-    last_node = builder.add(f"{name}.out_proj", output, (mixed,))
-    return Parts((Units(last_node, rows.layout_of(width)),))
-
-
-def _projection(module: nn.MultiheadAttention) -> Linear:
-    weight, bias = module.in_proj_weight, module.in_proj_bias
-    inner = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    inner.weight = weight
-    if bias is not None:
-        inner.bias = bias
-    return replace(linear_of(inner), each_position=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from normscope.errors import NoClosureError
+from normscope.meanfield.arrangements import ChannelPart
 from normscope.meanfield.field import Combination, Operation
 from normscope.meanfield.graph import MEASURE, Node
 from normscope.meanfield.reading.layout import SAMPLES, Arrangement, Layout
-from normscope.meanfield.reading.rules import SUPPORTED
+from normscope.meanfield.reading.rules import SUPPORTED, linear_of
 from normscope.problem.batch import follow_model
 from normscope.problem.trace import CALLER
 
@@ -121,6 +123,8 @@ class Builder:
         self.evaluator = evaluator
         self.nodes: list[Node] = []
         self.values: dict[fx.Node, Any] = {}
+        self.linear: dict[int, tuple[Tensor, Tensor | None]] = {}  # weights and biases by node
+        self._parts: dict[tuple[int, ...], int] = {}  # nodes by that of a linear layer and its rows
 
     def add(self, name: str, operation: Operation | Combination, sources: Sequence[int]) -> int:
         """Add a node to the graph and return its index."""
@@ -130,6 +134,11 @@ class Builder:
     def value(self, node: Any) -> Any:
         """Return what an argument of a call is, None if it is not a value of the forward pass."""
         return self.values.get(node) if isinstance(node, fx.Node) else None
+
+    def number(self, node: Any) -> float | None:
+        """Return an argument that is a number or was computed from sizes, else None."""
+        known = self.evaluator.value(node) if self.value(node) is SIZE else node
+        return float(known) if isinstance(known, (int, float)) else None
 
     def units(self, node: Any) -> Units | None:
         """Return the units that a value holds; None for sizes, constants and numbers."""
@@ -165,7 +174,23 @@ class Builder:
         if arrangement is None or operations is None:
             return None
         layout = arrangement.layout_of(arrangement.units.shape[1], arrangement.inner_shape)
+        if operations and isinstance(operations[0], ChannelPart) and units.node in self.linear:
+            units = Units(self._rows(units.node, sorted(operations[0].chosen)), units.layout)
+            operations = operations[1:]
         return self.rearranged(name, units, operations, layout), arrangement
+
+    def _rows(self, node: int, rows: list[int]) -> int:
+        """Add a linear layer of some rows of another one, with the moments of their weights."""
+        key, whole = (node, *rows), self.nodes[node]
+        if key not in self._parts:
+            weight, bias = self.linear[node]
+            steps = {b - a for a, b in pairwise(rows)} or {1}
+            step = f":{steps.pop()}" if len(steps) == 1 and steps != {1} else ""
+            part = linear_of(weight[rows], None if bias is None else bias[rows])
+            name = f"{whole.name}[{rows[0]}:{rows[-1] + 1}{step}]"
+            made = self.add(name, replace(part, each_position=True), whole.inputs)
+            self._parts[key] = made
+        return self._parts[key]
 
     def compact(self, name: str, units: Units) -> Units:
         """Return a field that has all the units of its tensor, and no others."""

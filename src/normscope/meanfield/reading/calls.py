@@ -120,9 +120,9 @@ def multiply(builder: Builder, node: fx.Node) -> Units | None:
     """Return a product of two branches, or of a branch and a parameter or number."""
     if len(node.args) != 2 or node.kwargs:
         return None
-    number = next((each for each in node.args if isinstance(each, (int, float))), None)
-    if number is not None:
-        return _scaled(builder, node, float(number))
+    numbers = [found for each in node.args if (found := builder.number(each)) is not None]
+    if numbers:
+        return _scaled(builder, node, numbers[0])
     if (units := _of_constant(builder, node, Scale)) is not None:
         return units
     return _of_branches(builder, node, Product())
@@ -130,10 +130,10 @@ def multiply(builder: Builder, node: fx.Node) -> Units | None:
 
 def divide(builder: Builder, node: fx.Node) -> Units | None:
     """Return a quotient by a number."""
-    divisor = node.args[1] if len(node.args) == 2 else None
-    if node.kwargs or not isinstance(divisor, (int, float)) or not divisor:
+    divisor = builder.number(node.args[1]) if len(node.args) == 2 else None
+    if node.kwargs or not divisor:
         return None
-    return _scaled(builder, node, 1 / float(divisor))
+    return _scaled(builder, node, 1 / divisor)
 
 
 def _scaled(builder: Builder, node: fx.Node, number: float) -> Units | None:
@@ -235,7 +235,7 @@ def _with_tokens(builder: Builder, node: fx.Node, tensors: Sequence[Any], dim: i
     found = builder.arrange(builder.name(node), units, channels, merge=False)
     if found is None or not dim % total or tensor.dim() != total:
         return None
-    moved = tensor.movedim(dim % total, -1).double().cpu()
+    moved = tensor.detach().movedim(dim % total, -1).double().cpu()
     if not bool((moved == moved[:1]).all()) or not bool(moved.isfinite().all()):
         return None
     values = moved[0].reshape(-1, moved.shape[-1]).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,9 @@ from normscope.meanfield.activations import Dropout, Nonlinearity
 from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation, Weighted
 from normscope.meanfield.graph import INPUT, MEASURE, Graph, Node
-from normscope.meanfield.norms import SampleNorm, TokenNorm
-from normscope.meanfield.pooling import MaxPool
-from normscope.meanfield.reading import attention
+from normscope.meanfield.max_pooling import MaxPool
+from normscope.meanfield.norms import BatchNorm, SampleNorm, TokenNorm
+from normscope.meanfield.reading import attention, transformer
 from normscope.meanfield.reading.builder import (
     SECOND_INPUT,
     SIZE,
@@ -51,6 +52,7 @@ from normscope.problem.wrappers import refuse_sharded, unwrapped
 
 _INCREASING = ("relu", "leaky_relu", "linear", "tanh", "sigmoid", "erf")
 _MOVING_MODULES = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle)
+_OF_NUMBERS = {"div": "truediv", "floor_divide": "floordiv", "multiply": "mul", "subtract": "sub"}
 _ELEMENTWISE = (Nonlinearity, Dropout)
 
 
@@ -119,7 +121,29 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
             "several inputs)",
             MEASURE,
         )
+    _call_numbers(calls[0])
     return root, calls[0]
+
+
+def _call_numbers(calls: fx.Graph) -> None:
+    """Replace methods of sizes, which are traced as tensors, by functions of numbers."""
+    sizes: set[fx.Node] = set()
+    for node in calls.nodes:
+        inputs = node.all_input_nodes
+        if _asks_size(node):
+            sizes.add(node)
+        elif inputs and sizes.issuperset(inputs) and node.op in ("call_function", "call_method"):
+            sizes.add(node)
+            known = getattr(operator, _OF_NUMBERS.get(str(node.target), str(node.target)), None)
+            if node.op == "call_method" and known is not None:
+                node.op, node.target = "call_function", known
+
+
+def _asks_size(node: fx.Node) -> bool:
+    """Return whether a call returns the shape of something."""
+    return node.target in ("size", "dim") or (
+        call_name(node) == "getattr" and node.args[1] in ("shape", "ndim")
+    )
 
 
 class _Reader(Builder):
@@ -188,8 +212,8 @@ class _Reader(Builder):
         held = [*module.parameters(), *module.buffers()]
         if any(is_lazy(each) or each.is_meta or not each.numel() for each in held):
             raise refused(name, f"a {type(module).__name__} whose weights have no values")
-        if isinstance(module, nn.MultiheadAttention):
-            self.values[node] = attention.of_module(self, node, name, module)
+        if isinstance(module, transformer.MODULES):
+            self._take_transformer(node, name, module)
             return
         operation = operation_of_module(module, self.activations)
         if isinstance(operation, Unsupported):
@@ -205,6 +229,17 @@ class _Reader(Builder):
         if isinstance(module, _MOVING_MODULES) and self._moved(node, name, module):
             return
         self._apply(node, name, operation)
+
+    def _take_transformer(self, node: fx.Node, name: str, module: nn.Module) -> None:
+        """Read a module of several layers."""
+        for inner, each in self.model.get_submodule(name).named_modules(prefix=name):
+            reason = unreadable(each, self.model)
+            if reason is not None:
+                raise refused(inner, f"a {type(each).__name__} {reason}")
+        if name in self._seen:
+            raise refused(name, f"a {type(module).__name__} that is called twice")
+        self._seen.add(name)
+        self.values[node] = transformer.of_module(self, node, name, module)
 
     def _moved(self, node: fx.Node, name: str, module: nn.Module) -> bool:
         """Read a module that only moves elements, if the layout of its input is known."""
@@ -266,11 +301,10 @@ class _Reader(Builder):
 
     def _holds_sizes(self, node: fx.Node) -> bool:
         """Return whether a call only returns the shape of something, or computes with sizes."""
-        asks = node.target in ("size", "dim") or (
-            getattr(node.target, "__name__", "") == "getattr" and node.args[1] in ("shape", "ndim")
-        )
         inputs = node.all_input_nodes
-        return asks or all(self.values.get(each) in (SIZE, SECOND_INPUT) for each in inputs)
+        return _asks_size(node) or all(
+            self.values.get(each) in (SIZE, SECOND_INPUT) for each in inputs
+        )
 
     def _apply(self, node: fx.Node, name: str, operation: Operation | Addition | None) -> None:
         """Add an operation to the graph, after what it needs to find its channels."""
@@ -322,7 +356,11 @@ class _Reader(Builder):
             made = at.layout
         else:
             made = Layout.fresh(shape)
-        return Units(self.add(name, operation, (at.node,)), made)
+        index = self.add(name, operation, (at.node,))
+        if isinstance(operation, Linear):
+            module = self.root.get_submodule(name)
+            self.linear[index] = (module.weight, module.bias)  # type: ignore[assignment]
+        return Units(index, made)
 
     def _over(
         self, norm: SampleNorm, layout: Layout, dimensions: tuple[int, ...]
@@ -355,7 +393,16 @@ def _pooled_first(nodes: list[Node]) -> list[Node]:
             raise refused(node.name, f"max pooling after {before.name}")
         nodes[source] = replace(node, inputs=before.inputs)
         nodes[index] = replace(before, inputs=(source,))
-    return nodes
+    return [_after_batch_norm(node, nodes) for node in nodes]
+
+
+def _after_batch_norm(node: Node, nodes: list[Node]) -> Node:
+    """Return max pooling that knows whether its input comes from BatchNorm."""
+    source = node.inputs[0]
+    if source == INPUT or not isinstance(node.operation, MaxPool):
+        return node
+    normalized = isinstance(nodes[source].operation, BatchNorm)
+    return replace(node, operation=replace(node.operation, after_batch_norm=normalized))
 
 
 def _first_shape(root: nn.Module, calls: fx.Graph) -> tuple[int, ...] | None:
@@ -374,7 +421,7 @@ def _channel_dimension(root: nn.Module, calls: fx.Graph, shape: tuple[int, ...] 
         return 0
     module = root.get_submodule(str(user.target))
     norm = own_norm(module)
-    last = isinstance(module, (nn.Linear, nn.RMSNorm, nn.MultiheadAttention)) or (
+    last = isinstance(module, (nn.Linear, nn.RMSNorm, *transformer.MODULES)) or (
         isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
     )
     return len(shape) - 1 if last or (norm is not None and norm.last) else 0

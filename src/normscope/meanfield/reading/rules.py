@@ -27,8 +27,9 @@ from normscope.meanfield.activations import (
 )
 from normscope.meanfield.combinations import Addition
 from normscope.meanfield.field import Operation
+from normscope.meanfield.max_pooling import MaxPool
 from normscope.meanfield.norms import BatchNorm, SampleNorm, TokenNorm
-from normscope.meanfield.pooling import AveragePool, Flatten, MaxPool
+from normscope.meanfield.pooling import AveragePool, Flatten
 from normscope.meanfield.reading.own_norms import OwnNorm, own_norm
 from normscope.meanfield.weighted import Convolution, Linear
 from normscope.meanfield.windows import Window
@@ -90,13 +91,15 @@ def tuples(value: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _linear(module: nn.Linear) -> Made:
-    return linear_of(module) if is_plain_layer(module) else Unsupported.HERE
+    if not is_plain_layer(module):
+        return Unsupported.HERE
+    return linear_of(module.weight, module.bias)
 
 
-def linear_of(module: nn.Linear) -> Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
     """Return the operation of a linear layer, with the moments of its weights."""
-    sizes = (module.in_features, module.out_features)
-    return Linear(*sizes, **_weights(module, module.in_features))
+    outputs, inputs = weight.shape
+    return Linear(inputs, outputs, **_weights(weight, bias, inputs))
 
 
 def _convolution(module: _ConvNd) -> Made:
@@ -106,16 +109,16 @@ def _convolution(module: _ConvNd) -> Made:
         tuple(module.kernel_size), tuple(module.stride), _padding(module), tuple(module.dilation)
     )
     sizes = (module.in_channels, module.out_channels, window, module.groups)
-    return Convolution(*sizes, **_weights(module, module.weight[0].numel()))
+    return Convolution(*sizes, **_weights(module.weight, module.bias, module.weight[0].numel()))
 
 
-def _weights(module: Any, fan_in: int) -> dict[str, Any]:
+def _weights(weight: Tensor, bias: Tensor | None, fan_in: int) -> dict[str, Any]:
     """Return the moments of the weights and biases of a layer."""
     return {
-        "weight_variance": _mean_square(module.weight) * fan_in,
-        "bias_variance": _mean_square(module.bias),
-        "has_bias": module.bias is not None,
-        "weight_mean": float(module.weight.detach().double().mean()),
+        "weight_variance": _mean_square(weight) * fan_in,
+        "bias_variance": _mean_square(bias),
+        "has_bias": bias is not None,
+        "weight_mean": float(weight.detach().double().mean()),
     }
 
 
@@ -229,8 +232,8 @@ def _average(module: Any) -> Made:
 def _maximum(module: Any) -> Made:
     shape = (module.kernel_size, module.stride, module.padding, module.dilation)
     window = window_of(*shape, spatial_dimensions(module) or 0)
-    if window.stride != window.kernel or module.return_indices:
-        return Unsupported.HERE  # windows that share positions
+    if module.return_indices:
+        return Unsupported.HERE
     return MaxPool(replace(window, round_up=module.ceil_mode))
 
 
@@ -361,6 +364,15 @@ def _call_average(node: fx.Node) -> Made:
     return AveragePool(window, count_padding=bool(_argument(node, 5, "count_include_pad", True)))
 
 
+def _call_maximum(node: fx.Node) -> Made:
+    if _argument(node, 6, "return_indices", False):
+        return Unsupported.HERE
+    kernel, stride = _argument(node, 1, "kernel_size"), _argument(node, 2, "stride")
+    others = (_argument(node, 3, "padding", 0), _argument(node, 4, "dilation", 1))
+    window = window_of(kernel, stride, *others, _dimensions(node))
+    return MaxPool(replace(window, round_up=bool(_argument(node, 5, "ceil_mode", False))))
+
+
 def _dimensions(node: fx.Node) -> int:
     """Return the spatial dimensions of a function whose name ends in "1d", "2d" or "3d"."""
     return int(getattr(node.target, "__name__", "0d")[-2])
@@ -387,6 +399,7 @@ _CALL_RULES: dict[str, Callable[[fx.Node], Made]] = {
     "contiguous": lambda node: None,
     "dropout": _call_dropout,
     **{f"avg_pool{n}d": _call_average for n in (1, 2, 3)},
+    **{f"max_pool{n}d": _call_maximum for n in (1, 2, 3)},
     **{
         f"adaptive_avg_pool{n}d": lambda node: _adaptive(
             _argument(node, 1, "output_size"), _dimensions(node)
