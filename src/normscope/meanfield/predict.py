@@ -31,6 +31,8 @@ PARAMETERS = ("weights", "all")
 DEFAULT_BATCH_SIZE = 256
 _PIECE = 8  # values of gamma at once where kernels of all positions are held
 _MOST_BATCHES = 20  # of a loader, to measure moments on
+_MOST_SAMPLES = 512  # to count the directions along which data vary
+_FEW_DIMENSIONS = 30
 _HEAD_SHARE = 0.9  # of the largest eigenvalue, above which the last layer alone explains it
 _NO_DIRECTION = (
     "no layer has a mean gradient over the data (an odd activation without a shift, or nothing "
@@ -117,7 +119,25 @@ def predict(
         values,
         _PIECE if graph.needs_positions else None,
     )
+    found = replace(found, notes=(*found.notes, *_data_notes(samples)))
     return _prediction(found, closure, size, gamma)
+
+
+def _data_notes(samples: Array | None) -> tuple[str, ...]:
+    """Return a note if few principal components carry the variance of the data."""
+    if samples is None:
+        return ()
+    flat = samples[:_MOST_SAMPLES].reshape(min(len(samples), _MOST_SAMPLES), -1)
+    centred = flat - flat.mean(0)
+    products = centred @ centred.T
+    total = float(np.square(products).sum())
+    dimensions = float(np.trace(products)) ** 2 / total if total > 0 else 0.0
+    if dimensions >= min(_FEW_DIMENSIONS, len(flat) / 2):
+        return ()
+    return (
+        f"the data vary along about {dimensions:.2g} directions; the theory knows their mean and "
+        "single samples, so lambda_max may be larger by a factor of up to 3",
+    )
 
 
 def _estimate(graph: Graph, data: Input, closure: str, size: float, every: bool) -> FisherEstimate:
