@@ -29,6 +29,7 @@ from scipy.special import ndtri
 
 from normscope.errors import InputError
 from normscope.meanfield.activations import Dropout, Nonlinearity
+from normscope.meanfield.arrangements import Constant
 from normscope.meanfield.assumptions import check_weight_means, logit_variances
 from normscope.meanfield.field import PAIR, SAME, Field, Setting, Signal, Weighted
 from normscope.meanfield.graph import INPUT, Graph, Input
@@ -114,7 +115,8 @@ def estimate(
         rows.append(row)
     if not rows:
         raise InputError("the network has no linear or convolution layer, so there is no bound.")
-    return _summed(rows, heads, direction, upper, _approximations(flow))
+    notes = _approximations(flow) + (_left_out(flow) if every_parameter else ())
+    return _summed(rows, heads, direction, upper, notes)
 
 
 def _over_outputs(flow: _Flow, index: int, signal: Signal) -> Array:
@@ -222,6 +224,24 @@ def _approximations(flow: _Flow) -> tuple[str, ...]:
     if flow.setting.resolve and not flow.fields[0].resolved:
         notes.append("large maps are taken to be alike at all positions")
     return tuple(notes)
+
+
+def _left_out(flow: _Flow) -> tuple[str, ...]:
+    """Return a note on parameters beside weights that have no term."""
+    nodes = flow.graph.nodes
+    weighted = {k for k, node in enumerate(nodes) if isinstance(node.operation, Weighted)}
+    names = [
+        node.name
+        for node in nodes
+        if (isinstance(node.operation, Norm) and node.inputs[0] not in weighted)
+        or isinstance(node.operation, Constant)
+    ]
+    if not names:
+        return ()
+    return (
+        f"the parameters of {len(names)} norms and constants that do not follow a weighted layer "
+        f"have no term (the first is {names[0]})",
+    )
 
 
 def product_edge(ratio: Array, layers: Array) -> Array:

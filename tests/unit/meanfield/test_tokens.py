@@ -502,6 +502,24 @@ def test_data_of_tokens_has_its_channels_last():
     assert predict(model, data=shifted, closure="frozen").lambda_max > 1.1 * by_data
 
 
+def test_data_of_few_directions_is_noted():
+    torch.manual_seed(0)
+    model = Tokens(MLP, width=40)
+    few = torch.randn(200, 3) @ torch.randn(3, TOKENS * FEATURES)
+    found = predict(model, data=few.view(200, TOKENS, FEATURES))
+    assert any("vary along about" in note for note in found.notes)
+    many = predict(model, data=torch.randn(200, TOKENS, FEATURES))
+    assert not any("vary along about" in note for note in many.notes)
+
+
+def test_parameters_without_a_term_are_noted():
+    model = Tokens(MLP, width=40)
+    shape = (TOKENS, FEATURES)
+    note = "3 norms and constants that do not follow a weighted layer"
+    assert any(note in each for each in predict(model, shape, parameters="all").notes)
+    assert not any(note in each for each in predict(model, shape).notes)
+
+
 def test_constants_shift_and_scale():
     """A shift and a scale of all channels are those of the layer before, in its weights."""
     linear, head = nn.Linear(20, 64), nn.Linear(64, 5)
