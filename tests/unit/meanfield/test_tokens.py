@@ -132,6 +132,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.how, self.causal, self.scale = how, causal, scale
+        self.drop = nn.Dropout(0.0)
         self.register_buffer("mask", torch.ones(TOKENS, TOKENS).tril())
 
     def forward(self, x):
@@ -149,7 +150,7 @@ class SelfAttention(nn.Module):
             logits = self.scale * (q @ k.transpose(-2, -1)) / head**0.5
             if self.causal:
                 logits = logits.masked_fill(self.mask == 0, float("-inf"))
-            mixed = logits.softmax(dim=-1) @ v
+            mixed = self.drop(logits.softmax(dim=-1)) @ v
         else:
             mixed = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=self.causal, scale=self.scale * head**-0.5
@@ -176,6 +177,13 @@ def test_spellings_of_attention_are_the_same(causal):
         model = Tokens(lambda width, how=how: SelfAttention(width, how, causal), width=40)
         found.append(predict(model, (TOKENS, FEATURES)).lambda_max)
     assert found[1:] == pytest.approx(found[:1] * 2, rel=1e-12)
+
+
+def test_dropout_of_attention_weights_is_refused():
+    model = Tokens(lambda width: SelfAttention(width, "products"), width=40)
+    model.block.drop = nn.Dropout(0.1)
+    with pytest.raises(NoClosureError, match=r"^block\.drop: .* not the output of a layer"):
+        predict(model, (TOKENS, FEATURES))
 
 
 def test_attention_far_from_uniform_is_refused():

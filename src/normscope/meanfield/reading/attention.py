@@ -62,7 +62,7 @@ def _of_logits(builder: Builder, node: fx.Node, name: str, logits: Logits) -> Lo
         return logits
     if name in ("add", "iadd", "add_") and _is_mask(builder, node):
         return logits
-    if name == "dropout":
+    if name == "dropout" and not argument(node, 2, "training", True):
         return logits
     if name == "softmax":
         value = builder.evaluator.value(node)
@@ -144,7 +144,8 @@ def _of_function(builder: Builder, node: fx.Node) -> Units | None:
     scale = builder.number(argument(node, 6, "scale"))
     sizes = [each[0].layout.count for each in (query, key) if each[0].layout is not None]
     weights = weights_of_equal_logits(sizes, mask, causal)
-    if weights is None or argument(node, 7, "enable_gqa", False):
+    others = (argument(node, 4, "dropout_p", 0.0), argument(node, 7, "enable_gqa", False))
+    if weights is None or any(others):
         return None
     width = query[1][-1]
     logits = Logits(query[0], key[0], scale or width**-0.5, width, weights)

@@ -27,8 +27,6 @@ from normscope.meanfield.reading.builder import (
     TENSOR,
     Builder,
     Evaluator,
-    Other,
-    Parts,
     Units,
     call_name,
     refused,
@@ -319,7 +317,10 @@ class _Reader(Builder):
         wanted = 2 if isinstance(operation, Addition) else 1
         if len(values) != wanted:
             raise refused(name, f"a call with {len(values)} inputs")
-        if any(isinstance(each, (Parts, Other)) or not isinstance(each, Units) for each in values):
+        if operation is None and isinstance(values[0], attention.Logits):
+            self.values[node] = values[0]
+            return
+        if not all(isinstance(each, Units) for each in values):
             raise refused(name, "a value that is not the output of a layer")
         if operation is None:
             self.values[node] = values[0]
