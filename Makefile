@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real test-slow test-properties test-adversarial test-extras lint format docs bench figures clean
+.PHONY: help demo test test-real test-slow test-properties test-adversarial test-extras test-zoo lint format docs bench figures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ demo: $(VENV)/.base ## Install, run the main job on embedded data (a minute and 
 	@$(BIN)/normscope demo --out normscope-out
 
 test: lint $(VENV)/.browser ## Install what the tests need, then lint and run every quick test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real_data and not slow and not extras"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real_data and not slow and not extras and not zoo"
 
 test-real: $(VENV)/.test ## Tests on the real MNIST and CIFAR-10 (NORMSCOPE_DATA=folder)
 	$(BIN)/python -m pytest -m real_data
@@ -34,6 +34,11 @@ test-adversarial: $(VENV)/.test ## New random networks, interrupts and damaged f
 test-extras: $(VENV)/.test ## Install Ray, Dask, transformers, wandb and MLflow, and test with them
 	$(PIP) -e '.[test,ray,dask,transformers,wandb,mlflow]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m extras
+
+test-zoo: $(VENV)/.test ## Try every feature on small and on real networks, and write the table of supported models
+	$(PIP) -e '.[test,zoo]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/zoo -m zoo --zoo-results docs/supported_models.json; \
+		status=$$?; $(BIN)/python docs/supported_models.py && exit $$status
 
 lint: $(VENV)/.test ## Style (ruff) and types (mypy --strict)
 	$(BIN)/ruff check

@@ -80,12 +80,21 @@ def call(model: nn.Module, batch: Any) -> Any:
     """Return what the model returns for a batch, called as its training loop calls it."""
     if isinstance(batch, Mapping):
         return model(**batch)
+    if is_graph(batch):
+        return model(batch)
     *inputs, _ = batch
     return model(*inputs)
 
 
+def is_graph(batch: Any) -> bool:
+    """Return whether a batch is a graph of torch_geometric."""
+    return any(base.__module__.startswith("torch_geometric") for base in type(batch).__mro__)
+
+
 def target_of(batch: Any) -> Any:
     """Return the target of a batch."""
+    if is_graph(batch):
+        return batch.y
     return batch["labels"] if isinstance(batch, Mapping) else batch[-1]
 
 

@@ -26,7 +26,9 @@ class VAE(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden = self.encoder(x)
         mu, logvar = self.mu(hidden), self.logvar(hidden)
-        noise = torch.randn_like(mu) if self.training else torch.zeros_like(mu)
+        noise = torch.zeros_like(mu)
+        if self.training:  # the same draws in every dtype, so that float64 can be the reference
+            noise = torch.randn(mu.shape, dtype=torch.float32, device=mu.device).to(mu.dtype)
         decoded = self.decoder(mu + noise * torch.exp(0.5 * logvar))
         return decoded.view_as(x), mu, logvar
 

@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
-from tests.zoo.entry import Entry, call
+from tests.zoo.entry import Entry, call, is_graph
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LARGEST_SUBSET = 40
 """Entries of the parameters that a dense reference is made for."""
 
+LARGEST_SEARCH = 1_000_000
+"""Parameters up to which a reference searches eigenvalues itself."""
+
 
 def map_tensors(function: Any, value: Any) -> Any:
-    """Apply a function to every tensor of nested tuples, lists and mappings."""
+    """Apply a function to every tensor of a graph or of nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return function(value)
+    if is_graph(value):
+        return value.clone().apply(function)
     if isinstance(value, Mapping):
         return {key: map_tensors(function, each) for key, each in value.items()}
     if isinstance(value, tuple | list):
@@ -34,8 +39,6 @@ def in_double(batch: Any, dtype: torch.dtype) -> Any:
     def convert(tensor: Tensor) -> Tensor:
         return tensor.to(dtype).double() if tensor.is_floating_point() else tensor
 
-    if hasattr(batch, "apply") and not isinstance(batch, Mapping | tuple):  # a graph of PyG
-        return batch.clone().apply(convert)
     return map_tensors(convert, batch)
 
 
@@ -147,6 +150,21 @@ class Reference:
         start = np.random.default_rng(0).standard_normal(self.size)
         values = eigsh(self.operator(kind), 1, which="LA", v0=start, tol=1e-6, maxiter=2000)[0]
         return float(values[0])
+
+    def check_eigenvector(self, kind: str, vector: Tensor, value: float, tolerance: float) -> None:
+        """Assert that a vector is an eigenvector, by one product in float64.
+
+        Args:
+            kind: of the matrix.
+            vector: (size,).
+            value: its eigenvalue.
+            tolerance: relative, of the value; of the residual its root.
+        """
+        unit = (vector / vector.norm()).double()
+        product = torch.as_tensor(self.operator(kind).matvec(unit.numpy()))
+        rayleigh = float(unit @ product)
+        assert abs(rayleigh - value) <= tolerance * abs(rayleigh), (value, rayleigh)
+        assert float((product - rayleigh * unit).norm()) <= tolerance**0.5 * abs(rayleigh)
 
     def _hessian_product(self) -> Any:
         gradient = self._gradient(self.loss, self.leaves, create_graph=True)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tests.zoo.entry import call
-from tests.zoo.features import outcome
+from tests.zoo.features import FEATURES, outcome
+from tests.zoo.packages import PACKAGES
 from tests.zoo.reference import Reference, trainable
 from tests.zoo.registry import ZOO
 from tests.zoo.state import changes, snapshot
 
+DOCS = Path(__file__).parents[2] / "docs"
 QUICK = ("loss, gradient", "GGN top eigenvalue", "Hessian top eigenvalue", "dense, float64")
 STRUCTURED = ("GoogLeNet", "VAE", "segmentation", "GPT-2", "Llama", "BERT")
 SEVERAL_INPUTS = ("diffusion UNet", "GNN", "two inputs", "Siamese")
@@ -52,3 +59,16 @@ def test_plain_models_compute_the_same(name):
 def test_the_zoo_holds_the_networks_people_train():
     assert len(ZOO) == 28
     assert all(entry.name == name for name, entry in ZOO.items())
+
+
+def test_table_of_supported_models_is_up_to_date():
+    command = [sys.executable, str(DOCS / "supported_models.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_table_has_every_network_and_every_feature():
+    outcomes = json.loads((DOCS / "supported_models.json").read_text(encoding="utf-8"))
+    for group, entries in (("zoo", ZOO), ("packages", PACKAGES)):
+        assert list(outcomes[group]) == list(entries)
+        assert all(list(cells) == list(FEATURES) for cells in outcomes[group].values())
