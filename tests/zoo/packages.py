@@ -30,7 +30,7 @@ PACKAGES: dict[str, Entry] = {}
 """The entries by name; the first word is the package."""
 
 SIDE = 32
-LARGE_SIDE = 64  # for networks that reduce the side 32 times: batch statistics need values
+LARGE_SIDE = 48  # of networks that reduce the side 32 times: batch statistics need values
 VOCABULARY, LENGTH = 17, 6
 
 
@@ -109,7 +109,7 @@ CLASSIFIER_32 = CLASSIFIER | {
     "samples": 4,
     "tolerance": 1e-3,
 }
-CLASSIFIER_64 = CLASSIFIER_32 | {
+CLASSIFIER_48 = CLASSIFIER_32 | {
     "draw": images_of_side(LARGE_SIDE),
     "input_shape": (3, LARGE_SIDE, LARGE_SIDE),
     "samples": 6,
@@ -132,13 +132,13 @@ def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     return make
 
 
-_add("torchvision resnet18", _torchvision("resnet18"), layer="layer2.0.bn1", **CLASSIFIER_64)
+_add("torchvision resnet18", _torchvision("resnet18"), layer="layer2.0.bn1", **CLASSIFIER_48)
 _add(
     "torchvision googlenet",
     _torchvision("googlenet", aux_logits=True, init_weights=False),
     layer="inception3a.branch1.bn",
     tensors=googlenet_tensors,
-    **CLASSIFIER_64
+    **CLASSIFIER_48
     | {
         "loss": loss_of_output(googlenet_loss, googlenet_tensors),
         "plain_loss": loss_of_target(googlenet_loss),
@@ -150,13 +150,13 @@ _add(
     _mobilenet,
     make_plain=lambda: with_plain_activations(_mobilenet()),
     layer="features.0.1",
-    **CLASSIFIER_64,
+    **CLASSIFIER_48,
 )
 _add(
     "torchvision shufflenet_v2_x0_5",
     _torchvision("shufflenet_v2_x0_5"),
     layer="conv1.1",
-    **CLASSIFIER_64,
+    **CLASSIFIER_48,
 )
 _add(
     "torchvision DenseNet",
@@ -178,9 +178,9 @@ _add(
     convert_to="rms",
     **CLASSIFIER_32,
 )
-_add("timm test_resnet", _timm("test_resnet"), layer="layer1.0.bn1", **CLASSIFIER_64)
-_add("timm test_efficientnet", _timm("test_efficientnet"), layer="bn1", **CLASSIFIER_64)
-_add("timm test_nfnet", _timm("test_nfnet"), **CLASSIFIER_64)
+_add("timm test_resnet", _timm("test_resnet"), layer="layer1.0.bn1", **CLASSIFIER_48)
+_add("timm test_efficientnet", _timm("test_efficientnet"), layer="bn1", **CLASSIFIER_48)
+_add("timm test_nfnet", _timm("test_nfnet"), **CLASSIFIER_48)
 _add("timm convnext_atto", _timm("convnext_atto"), convert_to="rms", **CLASSIFIER_32)
 _add(
     "timm vit_tiny",
