@@ -107,10 +107,10 @@ class Gated(nn.Module):
 class OwnRMSNorm(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.gain, self.eps = nn.Parameter(torch.full((width,), 1.3)), 1e-6
+        self.weight, self.eps = nn.Parameter(torch.full((width,), 1.3)), 1e-6
 
     def forward(self, x):
-        return self.gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, OwnRMSNorm])
