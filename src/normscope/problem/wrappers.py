@@ -118,16 +118,22 @@ def uncompiled(function: Any) -> Any:
         changed = {name: each for name, each in new.items() if each is not own[name]}
         return replace(function, **changed) if changed else function
     if isinstance(function, nn.Module):
-        inner = vars(function).get("_modules", {}).get("_orig_mod")
+        inner = _compiled_module(function)
         return function if inner is None else inner
     return getattr(function, _ORIGINAL, function)
 
 
 def _wrapped_module(module: nn.Module) -> nn.Module | None:
     """Return the module inside torch.compile, DataParallel or DistributedDataParallel."""
-    inner = vars(module).get("_modules", {}).get("_orig_mod")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = module.module
+        wrapped: nn.Module = module.module
+        return wrapped
+    return _compiled_module(module)
+
+
+def _compiled_module(module: nn.Module) -> nn.Module | None:
+    children = vars(module).get("_modules")
+    inner = children.get("_orig_mod") if isinstance(children, dict) else None  # not of torch.jit
     return inner if isinstance(inner, nn.Module) else None
 
 
