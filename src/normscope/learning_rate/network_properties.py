@@ -173,10 +173,13 @@ def gradient_growth(
     evaluator = Evaluator(problem, parameter_layout(problem.model), mode, seed)
     outputs: list[Tensor] = []
 
-    def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if not output.requires_grad:  # of frozen layers, behind which there is no gradient
-            output.requires_grad_()
-        outputs.append(output)
+    def note(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        if output.requires_grad:
+            outputs.append(output)
+            return None
+        # of frozen layers, behind which there is no gradient
+        outputs.append(output.requires_grad_())
+        return output.clone()  # a leaf cannot be overwritten by an in-place activation
 
     layers = [m for m in problem.model.modules() if isinstance(m, nn.Linear | _ConvNd)]
     with evaluator.isolated(evaluator.leaves()):

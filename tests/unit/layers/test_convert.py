@@ -224,6 +224,20 @@ def test_one_group_becomes_as_many_as_fit_and_other_group_norms_stay(groups, cha
     assert len(plan_conversion(model, "group")) == (groups != expected)
 
 
+def test_group_norm_becomes_one_group_though_a_linear_layer_of_its_width_is_nearby():
+    class WithTime(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.time, self.norm = nn.Linear(4, 16), nn.GroupNorm(4, 16)
+
+        def forward(self, x):
+            return self.norm(x)
+
+    images = torch.randn(2, 16, 4, 4)
+    expected = nn.functional.group_norm(images, 1)
+    torch.testing.assert_close(convert(WithTime(), "layer")(images), expected)
+
+
 def test_group_norm_without_any_layer_is_refused():
     with pytest.raises(InputError, match="spatial dimensions"):
         convert(nn.Sequential(nn.GroupNorm(2, 4)), "batch")

@@ -274,6 +274,18 @@ def test_comparison_where_gradients_are_off_is_the_same(with_options, surroundin
     assert str(found) == str(expected)
 
 
+def test_gradient_growth_behind_a_frozen_layer_with_an_activation_in_place():
+    def build(inplace):
+        torch.manual_seed(0)
+        frozen = nn.Linear(4, 4).requires_grad_(False)
+        layers = [frozen, nn.ReLU(inplace=inplace), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
+        return nn.Sequential(*layers)
+
+    data = (torch.randn(8, 4), torch.randn(8, 2))
+    found = [gradient_growth(Problem(build(each), "squared_error", data), data) for each in (0, 1)]
+    assert found[0] == found[1] > 0
+
+
 def test_gradient_growth_of_linear_layers_is_exact():
     # h_{l+1} = 2 h_l: the gradient with respect to h_l is twice that of the next
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(4)))
