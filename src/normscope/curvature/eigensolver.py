@@ -269,14 +269,15 @@ def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[T
     """Return the residuals and errors relative to the eigenvalues.
 
     An eigenvalue that is zero up to rounding has no relative accuracy. Its magnitude is therefore
-    replaced by the smallest one that rounding lets a residual within the tolerance resolve.
+    replaced by the smallest one that rounding lets a residual within the tolerance resolve. A
+    residual below a unit of rounding is that of the projection, not of the products.
     """
     wide = torch.promote_types(space.dtype, torch.float32)
     resolvable = min(1.0, ROUNDING * torch.finfo(wide).eps / tolerance) * pairs.norm
     floor = max(resolvable, torch.finfo(torch.float64).tiny)
     sizes = pairs.values.abs().clamp(min=floor)
     lifted = pairs.residuals * space.residual_factor(sizes, pairs.norm)
-    return lifted / sizes, pairs.errors / sizes
+    return (lifted / sizes).clamp(min=torch.finfo(wide).eps), pairs.errors / sizes
 
 
 def _report(request: Request, products: int, pairs: RitzPairs, residuals: Tensor) -> None:

@@ -135,12 +135,14 @@ class _Means:
     Args:
         cost: in products with the whole operator.
         agreement: of the samples; None if it was not tried.
-        vectors: the top mean gradients as vectors of the part's space, one column each; or None.
+        space: of the part; None if mean gradients are not worthwhile.
+        vectors: the top mean gradients as vectors of that space, one column each; or None.
         start: from the model of the mean gradients; None if a search on the part is better.
     """
 
     cost: float = 0.0
     agreement: float | None = None
+    space: OutputSpace | None = None
     vectors: Tensor | None = None
     start: WarmStart | None = None
 
@@ -169,17 +171,17 @@ def _from_mean_gradients(operator: CurvatureOperator, request: Request) -> _Mean
     share, outputs = space.samples / operator.samples, space.size // space.samples
     agreed = agreement(space, request.seed)
     if agreed < _AGREEING[operator.kind == "hessian"]:
-        return _Means(share, agreed)
+        return _Means(share, agreed, space)
     mean_model = output_model(space, operator.samples)
     vectors = top_means(mean_model, space, request.count)
     cost = share * (1 + outputs / 2)
     if request.count == 1 and agreed < _SAME and _SEPARATE[0] < mean_model.gap() < _SEPARATE[1]:
-        return _Means(cost, agreed, vectors)
+        return _Means(cost, agreed, space, vectors)
     cost += share * space.embedding_cost * vectors.shape[1]
     if operator.kind == "hessian":
         mean_model = gradient_model(mean_model, space, share)
     start = WarmStart(space, vectors, request.which, cost, mean_model)
-    return _Means(cost, agreed, vectors, start)
+    return _Means(cost, agreed, space, vectors, start)
 
 
 def _is_worthwhile(space: OutputSpace, operator: CurvatureOperator, request: Request) -> bool:
@@ -204,7 +206,8 @@ def _from_search(operator: CurvatureOperator, request: Request, means: _Means) -
     allowed = min(_PRODUCTS, int((_affordable(request) - spent) / share))
     if allowed < _FEWEST_PRODUCTS:
         return None
-    space = _space(part, request)
+    same = means.space if means.space is not None and means.space.samples == part.samples else None
+    space = _space(part, request) if same is None else same
     foreign = operator.kind == "hessian" and isinstance(space, OutputSpace)
     tolerance = _FOREIGN_TOLERANCE if foreign else _TOLERANCES[type(space)]
     rough = Request(request.count, request.which, tolerance, allowed, request.seed)
