@@ -82,6 +82,7 @@ NETS = [
     Net("conv_bn", lambda: build("conv_net"), (3, 32, 32), 512),
     Net("vgg_bn", lambda: build("vgg", width=0.25), (3, 32, 32), 128, has_goal=False),
     Net("resnet18", ResNet18, (3, 32, 32), 128, has_goal=False),
+    Net("resnet18_quarter", lambda: ResNet18(width=16), (3, 32, 32), 128, has_goal=False),
     Net("vit", SmallViT, (3, 32, 32), 128, has_goal=False),
     Net("gpt", SmallGPT, (64,), 32, has_goal=False, vocabulary=256),
 ]
