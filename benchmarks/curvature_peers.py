@@ -145,6 +145,14 @@ def curvlinops_best(question: Question, true_value: float, most: int) -> Contend
 
 
 def eigenthings_operator(question: Question) -> Any:
+    """Its operator, with products detached: its Lanczos would keep the graph of each (20 GB)."""
+    operator = attached_operator(question)
+    matvec = operator.matvec
+    operator.matvec = lambda vector: matvec(vector).detach()
+    return operator
+
+
+def attached_operator(question: Question) -> Any:
     import hessian_eigenthings as library
 
     data = [(question.inputs, question.targets)]
