@@ -275,7 +275,8 @@ def _fewest_samples(evaluator: Evaluator, batch: Batch) -> int:
     modules = evaluator.problem.model.named_modules()
     if any(evaluator.flags.get(name) and is_batch_norm(module) for name, module in modules):
         return _FEWEST_SAMPLES[True]
-    return max(_FEWEST_SEQUENCES, math.ceil(_FEWEST_SAMPLES[False] / _positions(batch[1])))
+    positions = _positions(evaluator.problem.target_of(batch))
+    return max(_FEWEST_SEQUENCES, math.ceil(_FEWEST_SAMPLES[False] / positions))
 
 
 def _positions(target: object) -> int:
