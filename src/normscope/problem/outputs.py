@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from normscope.errors import StateError
@@ -208,9 +209,22 @@ def _positions_read(
         value, [copies[k] for k in real], allow_unused=True, create_graph=True
     )
     read = {k: g for k, g in zip(real, gradients, strict=True) if g is not None}
-    linear = any(g.dim() == 0 and not g.requires_grad for g in read.values())
+    constant = {k for k, g in read.items() if _is_constant(g, copies[k])}
+    linear = len(constant) == len(read) or any(tensors[k].dim() == 0 for k in constant)
     trained = [k for k in read if tensors[k].requires_grad]
     return trained or list(read), linear
+
+
+def _is_constant(gradient: Tensor, tensor: Tensor) -> bool:
+    """Return whether the gradient in a tensor does not change with it: the loss is linear."""
+    if not gradient.requires_grad:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(gradient.shape, generator=generator).to(gradient)
+    (change,) = torch.autograd.grad(
+        gradient, tensor, drawn, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return not bool(change.any())
 
 
 def _positions_before(
@@ -218,10 +232,38 @@ def _positions_before(
 ) -> tuple[list[int], frozenset[Node]]:
     """Return the outputs that a loss was computed from, and the nodes of the graph between.
 
-    The search stops at the first outputs that are not scalars: hidden states lie behind them.
+    The search stops at the first outputs that are not scalars: hidden states lie behind them. It
+    passes outputs in which the loss is linear, such as the losses of the samples, if there are
+    others behind them: the curvature is in these.
     """
-    outputs = [(k, t) for k, t in enumerate(tensors) if t.dim() and t.grad_fn is not None]
-    ends = {(t.grad_fn, t.output_nr): k for k, t in reversed(outputs)}
+    ends = [k for k, tensor in enumerate(tensors) if tensor.dim() and tensor.grad_fn is not None]
+    while True:
+        found, nodes = _first_outputs(loss, tensors, ends, leaves)
+        if any(isinstance(node, BackwardCFunction) for node in nodes):
+            return found, nodes  # a user-defined function may lack its second derivative
+        gradients = torch.autograd.grad(loss, [tensors[k] for k in found], create_graph=True)
+        pairs = zip(found, gradients, strict=True)
+        linear = {k for k, gradient in pairs if _is_constant(gradient, tensors[k])}
+        if not linear:
+            return found, nodes
+        ends = [k for k in ends if k not in linear]
+        try:
+            _first_outputs(loss, tensors, ends, leaves)
+        except StateError:  # nothing but parameters behind one of them
+            if len(linear) == len(found):
+                raise
+            return found, nodes
+
+
+def _first_outputs(
+    loss: Tensor, tensors: Sequence[Tensor], ends: Sequence[int], leaves: Mapping[str, Tensor]
+) -> tuple[list[int], frozenset[Node]]:
+    """Return which of some outputs are first on the way back from the loss, and the nodes passed.
+
+    Raises:
+        StateError: if the way leads to a parameter around them, or to none of them.
+    """
+    last = {(tensors[k].grad_fn, tensors[k].output_nr): k for k in reversed(ends)}
     parameters = {id(leaf): name for name, leaf in leaves.items()}
     found, seen, waiting = set(), set(), [loss.grad_fn]
     while waiting:
@@ -233,12 +275,13 @@ def _positions_before(
         if name is not None:
             raise StateError(
                 f"the model computes its loss from the parameter {name!r} beside its other outputs,"
-                " which a Gauss-Newton or Fisher matrix does not include; return the tensor that "
-                "the loss is computed from, or use kind='hessian'."
+                " or the loss is linear in these, so that a Gauss-Newton or Fisher matrix does not "
+                "include it; return the tensor that the loss is computed from, or use "
+                "kind='hessian'."
             )
         for edge in node.next_functions:
-            if edge in ends:
-                found.add(ends[edge])
+            if edge in last:
+                found.add(last[edge])
             else:
                 waiting.append(edge[0])
     if not found:

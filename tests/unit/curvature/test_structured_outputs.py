@@ -352,3 +352,46 @@ def test_user_defined_kind_sees_a_structured_output_as_one_tensor():
             ns.curvature.operator(model, loss, batch, kind="test_structured")
     finally:
         del REGISTRY._items["test_structured"]
+
+
+class SampleLosses(nn.Module):
+    """Returns its loss in several forms, in each of which the loss is linear."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.net = form, nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, x, labels):
+        scores = self.net(x)
+        log_probabilities = scores.log_softmax(1)
+        losses = functional.nll_loss(log_probabilities, labels, reduction="none")
+        forms = {
+            "mean and samples": {"loss": losses.mean(), "samples": losses, "logits": scores},
+            "samples": {"loss": losses, "logits": scores},
+            "one entry": {"loss": losses.mean().reshape(1), "logits": scores},
+            "log-probabilities": {"loss": log_probabilities, "logits": scores},
+            "no scores": {"loss": losses.mean(), "samples": losses},
+        }
+        return forms[self.form]
+
+
+LINEAR = {
+    "mean and samples": "model",
+    "samples": lambda output, target: output["loss"].mean(),
+    "one entry": lambda output, target: output["loss"].sum(),
+    "log-probabilities": lambda output, target: functional.nll_loss(output["loss"], target),
+}
+
+
+@pytest.mark.parametrize("form", LINEAR)
+def test_curvature_goes_through_the_scores_behind_outputs_in_which_the_loss_is_linear(form):
+    model, target = make(lambda: SampleLosses(form)), labels(3, 5)
+    found = ns.curvature.dense(model, LINEAR[form], {"x": X, "labels": target}, kind="ggn")
+    expected = ns.curvature.dense(model.net, "cross_entropy", (X, target), kind="ggn")
+    assert largest_error(found, expected) < 1e-12
+
+
+def test_loss_linear_in_all_outputs_is_refused_instead_of_a_matrix_of_zeros():
+    model = make(lambda: SampleLosses("no scores"))
+    with pytest.raises(StateError, match=r"linear in these.*kind='hessian'"):
+        ns.curvature.dense(model, "model", {"x": X, "labels": labels(3, 5)}, kind="ggn")
