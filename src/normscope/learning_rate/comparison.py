@@ -388,12 +388,12 @@ def compare(
         asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
         refuse_step_hooks(given, model)
         asked.warn_of_flags()
+        _check_independent(asked)
         dimensions = _input_dimensions(asked)
         vectors = {name for name, number in dimensions.items() if number == 2}
         if norms is None:
             norms = TOKEN_NORMS if dimensions.keys() > vectors else USUAL_NORMS
         _check_norms(asked, norms, vectors)
-        _check_independent(asked, norms[0])
         for number, norm in enumerate(norms):
             report = nested_progress(progress, norm, number, len(norms), "normalizations")
             network = convert_in_mode(model, norm, mode, vectors)
@@ -420,12 +420,12 @@ def _check_norms(setup: TrainingSetup, norms: Sequence[str], vectors: Collection
         raise UnfitNormError(reasons, [norm for norm in norms if norm not in reasons])
 
 
-def _check_independent(setup: TrainingSetup, norm: str) -> None:
+def _check_independent(setup: TrainingSetup) -> None:
     """Reject a loss that uses the parameters of the given model: the networks have others."""
     problem = setup.problem
     with setup.isolated(), torch.enable_grad():
         (batch,) = setup.batches(1)
-        model = convert_in_mode(problem.model, norm, setup.mode)
+        model = convert_in_mode(problem.model, "none", setup.mode)
         converted = Problem(model, problem.loss, problem.data)
         loss = converted.loss_on(converted.prepare(batch))
     name = first_reached([loss], dict(problem.model.named_parameters()))
