@@ -51,7 +51,11 @@ def lacks_derivative(error: BaseException | None) -> bool:
 
 
 def forward_mode(
-    evaluator: Evaluator, batch: Batch, number: int, tangents: Sequence[Tensor]
+    evaluator: Evaluator,
+    batch: Batch,
+    number: int,
+    tangents: Sequence[Tensor],
+    shape: torch.Size,
 ) -> Tensor:
     """Return J v, in the shape of the output, by one forward pass with dual numbers.
 
@@ -60,6 +64,10 @@ def forward_mode(
         batch: the batch.
         number: its number.
         tangents: v, one tensor for each parameter.
+        shape: of the output.
+
+    Raises:
+        StateError: if the loss reads other tensors of a structured output in this mode.
 
     Returns:
         The product; zero if no tangent reaches the output.
@@ -70,7 +78,8 @@ def forward_mode(
         pairs = zip(points, tangents, strict=True)
         duals = tuple(forward_ad.make_dual(point, v.to(point.dtype)) for point, v in pairs)
         output = evaluator(batch, number, differentiates_loss=False, leaves=duals).output
-        assert output is not None
+        if output is None or output.shape != shape:  # chosen by a graph, which duals do not have
+            raise StateError("this structured output is not available in forward mode AD.")
         primal, tangent = forward_ad.unpack_dual(output)
         return torch.zeros_like(primal) if tangent is None else tangent.contiguous()
 

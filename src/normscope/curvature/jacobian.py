@@ -141,7 +141,9 @@ class GraphJacobian(Jacobian):
         if _BY_DIFFERENCES in self._evaluator.verified:
             pushed = self._by_differences(self._evaluator.layout.join(tensors))
         elif _BY_FORWARD_MODE in self._evaluator.verified:
-            pushed = forward_mode(self._evaluator, self._batch, self._number, tensors)
+            pushed = forward_mode(
+                self._evaluator, self._batch, self._number, tensors, self.output_shape
+            )
         else:
             pushed = self._through_graph(tensors)
         check_finite(pushed, "the derivative of the output")

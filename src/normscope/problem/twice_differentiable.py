@@ -58,14 +58,20 @@ def _entered(mode: TwiceDifferentiable, forward: Callable[..., Any]) -> Callable
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Return scaled dot-product attention as torch's reference implementation computes it."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         blank = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
         attn_mask = blank.masked_fill(~attn_mask, -torch.inf)
     attention = torch.ops.aten._scaled_dot_product_attention_math
-    result: Tensor = attention(query, key, value, attn_mask, **options)[0]
+    result: Tensor = attention(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
     return result
 
 

@@ -220,3 +220,47 @@ def test_rounding_of_a_deep_residual_net_is_not_taken_for_a_wrong_derivative():
     assert single.converged
     assert double.converged
     assert single.value == pytest.approx(double.value, rel=2e-3)
+
+
+class OnlyForward(torch.autograd.Function):
+    """The cube, with a derivative in forward mode and a backward pass that has none."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * tangent
+
+
+def test_forward_mode_of_a_model_with_a_loss_inside():
+    class Inside(nn.Module):
+        def __init__(self, cube):
+            super().__init__()
+            self.first, self.last, self.cube = nn.Linear(3, 4), nn.Linear(4, 2), cube
+
+        def forward(self, x, labels):
+            logits = self.last(self.cube(self.first(x)))
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    batch = {"x": torch.randn(6, 3).double(), "labels": torch.randint(2, (6,))}
+    model = Inside(OnlyForward.apply).double()
+    plain = Inside(lambda x: x**3).double()
+    plain.load_state_dict(model.state_dict())
+    with pytest.warns(NormscopeWarning, match="by differences"):
+        found = dense(model, "model", batch, kind="ggn")
+    expected = dense(plain, "model", batch, kind="ggn")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)

@@ -312,3 +312,10 @@ def test_dynamic_tanh_replaces_the_norm_of_a_token():
     converted = convert(LlamaRMSNorm(4), "dyt")
     assert isinstance(converted, DynamicTanh)
     assert converted.bias is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 5, 5, 4)])
+def test_layer_norm_over_tokens_comes_back_from_group_norm(shape):
+    layer = nn.Sequential(layer_norm())
+    again = convert(convert(layer, "group"), "layer")
+    torch.testing.assert_close(again(tokens(*shape)), layer(tokens(*shape)))

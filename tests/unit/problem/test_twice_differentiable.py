@@ -18,6 +18,9 @@ def bags(**options):
 
 
 CASES = {
+    "attention, arguments by position": lambda x, y: functional.scaled_dot_product_attention(
+        x[None], y[None], x[None], None, 0.0, True
+    ),
     "hardsigmoid": lambda x, y: functional.hardsigmoid(4 * x),
     "hardsigmoid in place": lambda x, y: torch.nn.Hardsigmoid(inplace=True)(4 * x),
     "bag sum": bags(mode="sum"),

@@ -260,7 +260,7 @@ def _make(site: Site, to: str) -> nn.Module:
     accepted = NORMS[to].options
     options = {name: value for name, value in site.options.items() if name in accepted}
     size = site.num_features, site.dimensions
-    if to == "layer" and isinstance(site.norm, nn.GroupNorm):
+    if site.feature_axis is None and to == "layer" and isinstance(site.norm, nn.GroupNorm):
         # fits any number of dimensions, which the layers nearby only suggest
         options.pop("bias", None)
         layer: nn.Module = nn.GroupNorm(1, site.num_features, **options)

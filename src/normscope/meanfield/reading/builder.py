@@ -64,7 +64,7 @@ class Evaluator:
     """
 
     def __init__(self, root: nn.Module, calls: fx.Graph, shape: tuple[int, ...] | None) -> None:
-        self._interpreter = fx.Interpreter(fx.GraphModule(root, calls))
+        self._interpreter = fx.Interpreter(root, graph=calls)
         self._inputs: list[Tensor] = []
         if shape is not None:
             draws = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
