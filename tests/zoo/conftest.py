@@ -32,19 +32,26 @@ def record_cell(record_property: Callable[[str, object], None]) -> Callable[...,
     return record
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    found = _cells(terminalreporter.stats)
-    file = terminalreporter.config.getoption("zoo_results", default=None)
-    if file is None or not found:
-        return
-    update(file, found)
-    terminalreporter.write_line(f"zoo: outcomes written to {file}")
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("zoo_results", default=None)
+    if file is not None and not hasattr(config, "workerinput"):  # a worker reports to its parent
+        config.pluginmanager.register(Recorder(file), "zoo recorder")
 
 
-def _cells(stats: dict[str, list[Any]]) -> list[tuple[str, str, str, str]]:
-    reports = [report for reports in stats.values() for report in reports]
-    calls = [report for report in reports if getattr(report, "when", "") == "call"]
-    return [value for report in calls for name, value in report.user_properties if name == "zoo"]
+class Recorder:
+    """Writes each cell as it is found, so that an interrupted run keeps what it has.
+
+    Args:
+        file: the JSON file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        found = [value for name, value in report.user_properties if name == "zoo"]
+        if report.when == "call" and found:
+            update(self.file, found)
 
 
 def update(file: Path, found: list[tuple[str, str, str, str]]) -> None:
