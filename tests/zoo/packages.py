@@ -43,7 +43,7 @@ def load(name: str) -> Any:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of others, about others
-        if name.startswith(("torchvision", "timm")):
+        if name.startswith(("torchvision", "timm", "transformers")):  # which all import it
             _declare_missing_operators()
         return importlib.import_module(name)
 
