@@ -36,6 +36,7 @@ class Entry:
         layer: name of a batch norm layer, for ``check_layer``; None if there is none.
         input_shape: of one sample, for ``meanfield.predict``; None: the model takes no such input.
         tolerance: relative, of numbers in the model's own dtype against float64.
+        loss_precision: relative, of the loss of the model in float64.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Entry:
     layer: str | None = None
     input_shape: tuple[int, ...] | None = None
     tolerance: float = 1e-4
+    loss_precision: float = 1e-10
 
     def build(self, seed: int = 0) -> nn.Module:
         """Return the model of a seed, as its training starts."""

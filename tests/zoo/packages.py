@@ -242,6 +242,7 @@ LANGUAGE: dict[str, Any] = {
     "samples": 3,
     "convert_to": "rms",
     "tolerance": 1e-3,
+    "loss_precision": 2**-23,  # transformers computes the loss of language models in float32
 }
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
