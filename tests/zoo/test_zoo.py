@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.zoo.entry import call
-from tests.zoo.features import outcome
+from tests.zoo.features import FEATURES, outcome
+from tests.zoo.packages import PACKAGES
 from tests.zoo.reference import Reference, trainable
 from tests.zoo.registry import ZOO
 from tests.zoo.state import changes, snapshot
@@ -61,3 +62,9 @@ def test_table_of_supported_models_is_up_to_date():
     command = [sys.executable, str(DOCS / "supported_models.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_table_has_every_network_and_every_feature():
+    for group, entries in (("zoo", ZOO), ("packages", PACKAGES)):
+        assert list(OUTCOMES[group]) == list(entries)
+        assert all(list(cells) == list(FEATURES) for cells in OUTCOMES[group].values())
