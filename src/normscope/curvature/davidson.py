@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.curvature.lanczos import Basis, RitzPairs, value_errors, wanted_positions
 from normscope.curvature.mean_model import ErrorEstimate, MeanModel
-from normscope.curvature.precision import length
+from normscope.curvature.precision import components, length
 
 _SMALL_RESIDUAL = 0.02  # of a value, from which gaps between values found are trusted
 
@@ -56,7 +56,7 @@ class Davidson(Basis):
         vector = self._basis[row]
         image = self._product(vector)
         self.products += 1
-        coefficients = (self._basis[: self.held] @ image).double().cpu()
+        coefficients = components(self._basis[: self.held], image)
         self._images[row] = image
         self._means[row] = self._mean_model.frame.means(vector)
         self._moved[row] = self._mean_model.frame.means(image)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.curvature.precision import length
+from normscope.curvature.precision import components, length
 from normscope.registry import unknown_name
 
 WHICH = ("largest", "smallest", "both", "magnitude")
@@ -152,9 +152,9 @@ class Basis(ABC):
         total = torch.zeros(self.held, dtype=torch.float64)
         for _ in range(3):
             before = length(vector)
-            parts = basis @ vector
-            vector.addmv_(basis.T, parts, alpha=-1)
-            total += parts.double().cpu()
+            parts = components(basis, vector)
+            vector.addmv_(basis.T, parts.to(vector), alpha=-1)
+            total += parts
             if length(vector) > 0.5 * before:  # little was removed, so no digits were cancelled
                 break
         return total

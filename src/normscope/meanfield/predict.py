@@ -34,6 +34,9 @@ _MOST_BATCHES = 20  # of a loader, to measure moments on
 _MOST_SAMPLES = 512  # to count the directions along which data vary
 _FEW_DIMENSIONS = 30
 _HEAD_SHARE = 0.9  # of the largest eigenvalue, above which the last layer alone explains it
+# share of the mean direction's eigenvalue from which the spread of samples is mentioned: a residual
+# MLP of width 400 with LayerNorm has 0.36 and is 2.3 times above the prediction at 128 samples
+_NOTABLE_BULK = 0.1
 _NO_DIRECTION = (
     "no layer has a mean gradient over the data (an odd activation without a shift, or nothing "
     "that singles out a direction), so the bound is zero and says nothing; what remains falls "
@@ -358,4 +361,9 @@ def _verdict(closure: str, batch_size: float, values: tuple[float, ...]) -> Verd
         f"mean gradients of all layers add up, {share:.0%} of lambda_max from the last one (the "
         "shares of the layers are of the lower bound per output)."
     )
+    if bulk >= _NOTABLE_BULK * direction:
+        reason += (
+            f" A single sample reaches {bulk:.3g} in a batch of {batch_size:g}: lambda_max can be "
+            "several times larger; measure it by top_eigenvalue."
+        )
     return Verdict("bound", direction, reason)

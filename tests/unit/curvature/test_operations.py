@@ -7,7 +7,7 @@ from tests.unit.curvature.networks import randomized
 from torch import nn
 from torch.nn import functional
 
-from normscope.curvature import dense, top_eigenvalue
+from normscope.curvature import dense, operator, top_eigenvalue
 from normscope.errors import NormscopeWarning, StateError
 
 LENGTHS = torch.tensor([2, 3, 1])
@@ -260,7 +260,9 @@ def test_forward_mode_of_a_model_with_a_loss_inside():
     model = Inside(OnlyForward.apply).double()
     plain = Inside(lambda x: x**3).double()
     plain.load_state_dict(model.state_dict())
+    matrix = operator(model, "model", batch, kind="ggn")
+    vector = torch.randn(matrix.shape[0], dtype=torch.float64)
     with pytest.warns(NormscopeWarning, match="by differences"):
-        found = dense(model, "model", batch, kind="ggn")
-    expected = dense(plain, "model", batch, kind="ggn")
+        found = matrix @ vector
+    expected = operator(plain, "model", batch, kind="ggn") @ vector
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)

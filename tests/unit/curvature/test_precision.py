@@ -6,6 +6,7 @@ from tests.unit.curvature.networks import Residual, randomized
 from torch import nn
 
 from normscope.curvature import dense, operator, spectrum, top_eigenvalue, trace
+from normscope.curvature.precision import components, length
 
 LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)  # not one of the losses in closed form
 NETWORKS = {
@@ -37,3 +38,13 @@ def test_autocast_around_a_measurement_changes_nothing(network, kind, call):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = CALLS[call](model, LOSS, batch(), kind)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [5, 1 << 16, (1 << 16) + 3, 3_000_000])
+def test_length_and_components_are_those_in_double_precision(size):
+    vector = torch.randn(size, generator=torch.Generator().manual_seed(0)).abs()
+    exact = vector.double()
+    assert length(vector) == pytest.approx(float(exact.norm()), rel=1e-6)
+    basis = torch.stack([vector, torch.ones(size)])
+    expected = [float(exact @ exact), float(exact.sum())]
+    assert components(basis, vector).tolist() == pytest.approx(expected, rel=1e-5)
