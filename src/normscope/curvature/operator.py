@@ -258,8 +258,8 @@ def operator(
     that the model computes itself, the outputs that it is computed from. For several batches it is
     the mean weighted by samples, each batch with its own statistics; batches whose rows are not
     samples, such as graphs, count by their number of graphs, or once. A loss of torch that sums
-    over samples is summed over batches, too; class weights and ignored labels count as in the loss
-    over all data.
+    over samples is summed over batches, too; its class weights and ignored labels count as in the
+    loss over all data. A loss that the model computes, or a custom one, is weighted by samples.
 
     Reference: wei2018, Eq. (10), for the Fisher matrix F.
 
