@@ -147,7 +147,7 @@ def _broken(scope, broken, folder):
 
 
 def test_trainings_that_hide_their_loss_are_refused(tmp_path):
-    with pytest.raises(StateError, match="label_smoothing_factor: label smoothing takes"):
+    with pytest.raises(StateError, match="label_smoothing_factor: with label smoothing"):
         trained(callback(probes="economy"), tmp_path, label_smoothing_factor=0.1)
 
 
