@@ -1,6 +1,6 @@
 """Normalization recognized by what a module computes, or by how its weights are reparametrized.
 
-Layer and RMS normalization are written anew in many libraries, under many names and for features
+Many libraries define layer and RMS normalization themselves, under many names and for features
 in the last dimension or in the second. A name and a weight make a module a candidate; it counts if
 a copy of it gives the values of the definition.
 """
