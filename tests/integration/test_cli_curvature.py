@@ -61,7 +61,7 @@ def test_mode_and_kind_reach_the_matrix(capsys):
         ["--mode", "train"],
         ["--mode", "frozen"],
         ["--mode", "eval"],
-        ["--kind", "ggn"],
+        ["--kind", "fisher"],
     ):
         assert main(["curvature", *SMALL, *options, "--json"]) == 0
         values.add(round(json.loads(capsys.readouterr().out)["values"][0], 4))
@@ -137,8 +137,12 @@ def test_own_model_and_data_from_a_file(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "and not of cross_entropy (--kind ggn or hessian is of that loss)"),
-        (["--loss", "squared_error"], "curvature of half the squared error; fully_connected on"),
+        (["--kind", "fisher"], "and not of cross_entropy (--kind ggn or hessian is of that loss)"),
+        ([], "Of: the Gauss-Newton matrix of cross_entropy; fully_connected on"),
+        (
+            ["--kind", "fisher", "--loss", "squared_error"],
+            "curvature of half the squared error; fully_connected on",
+        ),
         (["--kind", "hessian", "--mode", "eval"], "Of: the Hessian of cross_entropy; fully_conn"),
         (["--batches", "2"], "on digits, batches of 32, mode train (the batch's statistics, diff"),
         (["--mode", "eval"], "on digits, one batch of 32, mode eval (running statistics), all"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from normscope.curvature import TopEigenvalue
 
 _KIND = (
-    "fisher (of half the squared error), ggn (Gauss-Newton, of the loss), hessian (of the loss) or "
+    "ggn (Gauss-Newton, of the loss), fisher (of half the squared error), hessian (of the loss) or "
     "another of normscope list kinds."
 )
 _WHICH = "largest, smallest, both, or magnitude (the largest by absolute value)."
@@ -45,7 +45,7 @@ def curvature(
     model: opt.Model,
     data: opt.Data,
     loss: opt.LossOfKind = "cross_entropy",
-    kind: Kind = "fisher",
+    kind: Kind = "ggn",
     mode: opt.Mode = "train",
     norm: opt.Norm = None,
     option: opt.ModelOptions = None,

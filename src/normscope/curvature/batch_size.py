@@ -125,7 +125,7 @@ def batch_size_effect(
     loss: Loss | WholeLoss | str | None,
     data: Data,
     batch_sizes: Sequence[int] | None = None,
-    kind: str = "fisher",
+    kind: str = "ggn",
     mode: str = "train",
     tol: float = 1e-3,
     max_products: int | None = None,
@@ -145,7 +145,7 @@ def batch_size_effect(
         batch_sizes: most samples in a batch. The samples are divided evenly, with none left over:
             10 samples in batches of at most 4 make 3, 3 and 4. None: all samples, half of them,
             and so on for up to four halvings, not below 4.
-        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        kind: "ggn", "fisher", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
         tol: as for `top_eigenvalue`.
         max_products: as for `top_eigenvalue`, for each batch size.

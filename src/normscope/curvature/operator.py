@@ -164,8 +164,8 @@ class CurvatureOperator:
         if length(product) >= least * length(vector) or "range" in self.evaluator.verified:
             return
         generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(2, self.shape[:1], generator=generator, dtype=torch.int8) * 2 - 1
-        probe = signs.to(self.device, self.dtype)
+        # not of signs: those are in the null space of some small matrices
+        probe = torch.randn(self.shape[0], generator=generator).to(self.device, self.dtype)
         image = self.weighted_mean(lambda curvature: curvature.times(probe))
         if float(image.abs().max()) < least and (size := self._size_in_double(probe, image)):
             raise InputError(
@@ -243,7 +243,7 @@ def operator(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
     data: Data,
-    kind: str = "fisher",
+    kind: str = "ggn",
     mode: str = "train",
     params: Parameters = None,
     seed: int = 0,
@@ -270,9 +270,9 @@ def operator(
             function alone has the Hessian only.
         data: one batch, a list of batches or a DataLoader; for the forms of a batch see
             `normscope.Problem`.
-        kind: "fisher", F: mean over samples of the outer products of the outputs' gradients,
-            summed over outputs; "ggn", G: with the loss's Hessian in the outputs; "hessian", H; or
-            another name of `KINDS`.
+        kind: "ggn", G: mean over samples of the outer products of the outputs' gradients, with the
+            loss's Hessian in the outputs; "fisher", F: without it, summed over outputs; "hessian",
+            H; or another name of `KINDS`.
         mode: "train": batch statistics, derivatives through them; "frozen": batch statistics as
             constants; "eval": running statistics; "as_is": each module by its own ``training``
             flag, train or eval.
@@ -313,7 +313,7 @@ def dense(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
     data: Data,
-    kind: str = "fisher",
+    kind: str = "ggn",
     mode: str = "train",
     params: Parameters = None,
     seed: int = 0,

@@ -38,7 +38,7 @@ def spectrum(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
     data: Data,
-    kind: str = "fisher",
+    kind: str = "ggn",
     mode: str = "train",
     probes: int = 5,
     lanczos_steps: int = 64,
@@ -67,7 +67,7 @@ def spectrum(
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`.
-        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        kind: "ggn", "fisher", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
         probes: random directions, at least two; the errors fall with the root of their number.
         lanczos_steps: matvecs for each; as many vectors are held in memory.

@@ -70,7 +70,7 @@ class TopEigenvalue(Rendered):
         seconds: wall-clock time of the whole call.
         batch_size: samples over which batch statistics were taken.
         samples: samples in all batches.
-        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        kind: "ggn", "fisher", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
         which: "largest", "smallest", "both" or "magnitude".
     """
@@ -160,7 +160,7 @@ def top_eigenvalue(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
     data: Data,
-    kind: str = "fisher",
+    kind: str = "ggn",
     mode: str = "train",
     k: int = 1,
     which: str = "largest",
@@ -187,7 +187,7 @@ def top_eigenvalue(
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`.
-        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        kind: "ggn", "fisher", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
         k: how many eigenvalues; of either end for "both".
         which: "largest" (algebraically), "smallest", "both" or "magnitude".

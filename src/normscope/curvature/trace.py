@@ -69,7 +69,7 @@ class Trace(Rendered):
         parameters: rows of the matrix.
         batch_size: samples over which batch statistics were taken.
         samples: samples in all batches.
-        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        kind: "ggn", "fisher", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
     """
 
@@ -145,7 +145,7 @@ def trace(
     model: nn.Module,
     loss: Loss | WholeLoss | str | None,
     data: Data,
-    kind: str = "fisher",
+    kind: str = "ggn",
     mode: str = "train",
     products: int = 60,
     params: Parameters = None,
@@ -162,7 +162,7 @@ def trace(
         model: any module whose parameters are on one device.
         loss: as for `operator`.
         data: as for `operator`.
-        kind: "fisher", "ggn", "hessian" or another name of `KINDS`.
+        kind: "ggn", "fisher", "hessian" or another name of `KINDS`.
         mode: "train", "frozen", "eval" or "as_is".
         products: number of matvecs, at least 4; a third as many vectors are held in memory twice.
         params: names of parameters or modules, or parameters; None for all that are trainable.

@@ -81,13 +81,13 @@ def test_samples_are_shared_out_evenly():
 def test_result_prints_tabulates_and_plots():
     effect = batch_size_effect(network("torch_batch"), LOSS, batch("torch_batch", 32), [32, 8])
     lines = str(effect).splitlines()
-    assert lines[0] == "fisher, mode train, the same 32 samples in batches"
+    assert lines[0] == "ggn, mode train, the same 32 samples in batches"
     assert lines[3].split()[:3] == ["32", "1", f"{effect.values[0]:.6g}"]
     assert lines[4].split()[:3] == ["8", "4", f"{effect.values[1]:.6g}"]
     frame = effect.to_dataframe()
     assert frame["eigenvalue"].tolist() == list(effect.values)
     assert frame["batches"].tolist() == [1, 4]
-    assert set(frame["kind"]) == {"fisher"}
+    assert set(frame["kind"]) == {"ggn"}
     assert all(f">{value:.6g}</td>" in effect._repr_html_() for value in effect.values)
     axes = effect.plot()
     assert axes.get_xscale() == "log"

@@ -182,7 +182,7 @@ def test_unknown_kind_names_the_choices():
 
 
 def test_fisher_metric_is_one_over_the_samples():
-    made = operator(network("torch_batch"), "cross_entropy", batch("torch_batch", 8))
+    made = operator(network("torch_batch"), "cross_entropy", batch("torch_batch", 8), "fisher")
     assert made.first_batch().metric == ScaledIdentity(0.125)
 
 

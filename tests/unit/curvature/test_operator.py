@@ -538,7 +538,7 @@ def test_frozen_refuses_a_layer_it_cannot_hold():
 def test_repr_says_what_it_is():
     made = operator(PLAIN, functional.cross_entropy, GOOD)
     assert repr(made) == (
-        "CurvatureOperator(fisher, mode='train', shape=(8, 8), 1 batch of 3 samples)"
+        "CurvatureOperator(ggn, mode='train', shape=(8, 8), 1 batch of 3 samples)"
     )
 
 

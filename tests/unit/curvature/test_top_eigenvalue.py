@@ -66,9 +66,9 @@ def test_several_eigenvalues_of_either_end(kind, which):
 def test_multiple_eigenvalues_are_all_found():
     # the head alone: J J^T is a Kronecker product with the identity over the outputs
     model, data = network("torch_batch"), batch("torch_batch", 9)
-    values = spectrum(model, data, params="3")
+    values = spectrum(model, data, kind="fisher", params="3")
     assert float(values[-1] - values[-2]) < 1e-10
-    top = top_eigenvalue(model, functional.cross_entropy, data, k=4, params="3", tol=1e-6)
+    top = top_eigenvalue(model, functional.cross_entropy, data, "fisher", k=4, params="3", tol=1e-6)
     assert torch.allclose(top.values, values.flip(0)[:4], rtol=1e-6)
 
 
@@ -288,9 +288,11 @@ def test_train_mode_fisher_is_that_of_mean_field_theory(gamma):
     data = (torch.randn(300, 200), torch.zeros(300, dtype=torch.long))
     # the theory is of the weights; biases and gammas add about 2 to lambda_max at any width
     weights = [f"{place}.weight" for place in (0, 3, 6)]
-    top = top_eigenvalue(model, functional.cross_entropy, data, params=weights)
+    top = top_eigenvalue(model, functional.cross_entropy, data, "fisher", params=weights)
     assert top.value == pytest.approx(width * gamma**2 / (2 * math.pi), rel=0.04)
-    frozen = top_eigenvalue(model, functional.cross_entropy, data, mode="frozen", params=weights)
+    frozen = top_eigenvalue(
+        model, functional.cross_entropy, data, "fisher", "frozen", params=weights
+    )
     assert frozen.value > 1.5 * top.value
 
 

@@ -97,7 +97,7 @@ VERDICT = Verdict(HOSTILE, "bound", "printed", 2.0, 1.0, False, -0.5, layer=HOST
 # what makes each result, and a text that must be in its table
 RESULTS = {
     "top eigenvalue": (lambda _: ns.curvature.top_eigenvalue(*problem()), "rel. residual"),
-    "trace": (lambda _: ns.curvature.trace(*problem()), "trace of the fisher"),
+    "trace": (lambda _: ns.curvature.trace(*problem()), "trace of the ggn"),
     "batch sizes": (lambda _: ns.curvature.batch_size_effect(*problem(), [8, 16]), "eigenvalue"),
     "prediction": (lambda _: ns.meanfield.predict(problem()[0], (4,)), "regime"),
     "prediction over gamma": (
