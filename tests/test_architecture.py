@@ -24,6 +24,7 @@ BASE = {
     "interrupts",
     "papers",
     "progress",
+    "progress_bar",
     "ranges",
     "registry",
     "text",
@@ -59,6 +60,8 @@ ALLOWED = (
     | {"__init__": EVERYTHING | {"integrations"}}
 )
 ALLOWED["files"] = {"interrupts"}
+ALLOWED["progress"] = {"errors"}
+ALLOWED["progress_bar"] = {"progress", "text"}
 ALLOWED["papers"] = {"registry", "errors"}
 ALLOWED["registry"] = {"errors", "interrupts"}
 ALLOWED["ranges"] = {"errors"}

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Progress", "ProgressCallback", "ignore_progress", "nested_progress"]
+from normscope.errors import ArgumentTypeError
+
+__all__ = [
+    "Progress",
+    "ProgressCallback",
+    "ProgressOption",
+    "callback_of",
+    "ignore_progress",
+    "nested_progress",
+]
 
 _QUANTIFIERS = {"exact": "", "estimate": "about ", "bound": "at most "}
 
@@ -59,11 +68,39 @@ class Progress:
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
-"""What a ``progress`` argument takes."""
+"""A function that receives the events."""
+
+ProgressOption: TypeAlias = ProgressCallback | bool | None
+"""What a ``progress`` argument takes: a function; True: show a bar; None: in a notebook or console.
+
+A bar appears after a second of work, on stderr."""
 
 
 def ignore_progress(event: Progress) -> None:
-    """Do nothing: the default of ``progress`` arguments."""
+    """Do nothing."""
+
+
+def callback_of(progress: ProgressOption) -> ProgressCallback:
+    """Return the function that receives the events of a call, which may ignore them.
+
+    Args:
+        progress: as given, after `normscope.progress_bar.shows_progress` has replaced a bar.
+
+    Raises:
+        ArgumentTypeError: if it is not of those.
+
+    >>> callback_of("yes")
+    Traceback (most recent call last):
+        ...
+    normscope.errors.ArgumentTypeError: progress must be a function, True, False or None, got 'yes'.
+    """
+    if progress is None or isinstance(progress, bool):
+        return ignore_progress
+    if not callable(progress):
+        raise ArgumentTypeError(
+            f"progress must be a function, True, False or None, got {progress!r}."
+        )
+    return progress
 
 
 def nested_progress(

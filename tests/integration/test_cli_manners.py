@@ -76,7 +76,7 @@ def test_wrong_names_are_one_line_with_the_closest(arguments, message, capsys):
 
 
 PRINTING = """
-from normscope.cli.progress_bar import show_progress
+from normscope.progress_bar import show_progress
 from normscope.cli.render import print_table
 from normscope.progress import Progress
 print_table("Title [bold]", [{"name": "[red]net", "value": 0.5}])

@@ -95,7 +95,7 @@ def check(
 
 def _check_everywhere(form: str, cases: int, seed: int) -> Found:
     """Check every statement on random cases, then on a layer of each built-in network."""
-    from normscope.cli.progress_bar import show_progress
+    from normscope.progress_bar import show_progress
     from normscope.theorems import THEOREMS
     from normscope.theorems import check as check_cases
 

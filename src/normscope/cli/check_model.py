@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from normscope.cli import sources
 from normscope.cli.batches import choose_batches, note_conversion
 from normscope.cli.check_table import Found, SampleCounts
-from normscope.cli.progress_bar import show_progress
 from normscope.cli.render import print_to_stderr
 from normscope.errors import InputError, NormscopeError
 from normscope.import_path import call_user_code
@@ -26,6 +25,7 @@ from normscope.problem.batch import rows, sample_count
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.progress_bar import show_progress
 from normscope.text import format_duration, join_words
 from normscope.theorems import TooLarge, Unchecked, Verdict, Verdicts, check_layer
 from normscope.theorems.layer import DENSE_LIMIT, UNITS, product_count

@@ -90,11 +90,11 @@ def compare(
 
 
 def _compare(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Comparison:
-    from normscope.cli.progress_bar import show_progress
     from normscope.cli.render import warnings_as_notes
     from normscope.import_path import call_user_code
     from normscope.learning_rate import compare as compare_norms
     from normscope.learning_rate.comparison import UnfitNormError
+    from normscope.progress_bar import show_progress
 
     with show_progress("compare") as show, warnings_as_notes():
         ask = partial(compare_norms, *problem, progress=show, **given)

@@ -118,12 +118,12 @@ def _measure(
     problem: tuple[Any, Any, Any], whose: Any, search: dict[str, Any], whole: dict[str, Any] | None
 ) -> tuple[TopEigenvalue, xr.Dataset | None]:
     """Return the top eigenvalues, and the spectrum if its options are given."""
-    from normscope.cli.progress_bar import show_progress
     from normscope.curvature import top_eigenvalue
     from normscope.curvature.spectrum import spectrum
     from normscope.errors import NormscopeWarning
     from normscope.problem.precheck import locate_errors, try_batches
     from normscope.problem.problem import Problem
+    from normscope.progress_bar import show_progress
 
     model, loss, batches = problem
     with locate_errors(Problem(model, loss, whose)):

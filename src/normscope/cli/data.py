@@ -128,7 +128,7 @@ def _names_with_files(root: Path | None) -> list[str]:
 
 
 def _verify(name: str, root: Path | None) -> list[Check]:
-    from normscope.cli.progress_bar import show_progress
+    from normscope.progress_bar import show_progress
 
     _folder(name, root)  # a missing file is an error before the progress bar starts
     from normscope.data import verify

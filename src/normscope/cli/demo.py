@@ -39,11 +39,11 @@ def demo(
 
     Example: normscope demo --out normscope-out
     """
-    from normscope.cli.progress_bar import show_progress
     from normscope.cli.sources import device_setting
     from normscope.experiments import EXPERIMENTS
     from normscope.experiments import run as run_experiment
     from normscope.experiments.tour.record import record_of, seconds_in_store, with_record
+    from normscope.progress_bar import show_progress
     from normscope.results import Store
 
     check_folder(out, "files")

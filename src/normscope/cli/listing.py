@@ -25,8 +25,8 @@ def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
 
     Example: normscope list experiments
     """
-    from normscope.cli.progress_bar import show_progress
     from normscope.cli.render import print_json, print_table
+    from normscope.progress_bar import show_progress
     from normscope.registry import unknown_name
 
     if kind is not None and kind not in KINDS:

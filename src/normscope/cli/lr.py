@@ -74,10 +74,10 @@ def lr(
 
 
 def _advise(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Advice:
-    from normscope.cli.progress_bar import show_progress
     from normscope.cli.render import warnings_as_notes
     from normscope.import_path import call_user_code
     from normscope.learning_rate import max_learning_rate
+    from normscope.progress_bar import show_progress
 
     with show_progress("learning rate") as show, warnings_as_notes():
         return call_user_code(source, partial(max_learning_rate, *problem, progress=show, **given))

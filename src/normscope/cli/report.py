@@ -41,8 +41,8 @@ def report(
 
     Example: normscope report normscope-out phase.sqlite -o report.html
     """
-    from normscope.cli.progress_bar import show_progress
     from normscope.cli.render import print_json, print_note, warnings_as_notes
+    from normscope.progress_bar import show_progress
     from normscope.report import report_of, write_report
 
     check_file(out, "report", "report.html")

@@ -42,8 +42,8 @@ def run(
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
-    from normscope.cli.progress_bar import show_progress
     from normscope.cli.render import print_json
+    from normscope.progress_bar import show_progress
 
     check_name("experiments", experiment)
     check_folder(out, "files")

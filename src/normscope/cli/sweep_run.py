@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from normscope.cli.batches import note_conversion
-from normscope.cli.progress_bar import show_progress
 from normscope.cli.render import print_to_stderr
 from normscope.cli.sources import device_setting
 from normscope.cli.sweep import DIAGRAM
@@ -31,6 +30,7 @@ from normscope.errors import InputError
 from normscope.experiments import EXPERIMENTS
 from normscope.experiments.recipe import experiment_sweep
 from normscope.progress import Progress, ProgressCallback
+from normscope.progress_bar import show_progress
 from normscope.report.narrative import divergence_sentence
 from normscope.results import Store
 from normscope.results.record import custom_parts

@@ -102,8 +102,8 @@ def _predict(
     network: Any, closure: str, options: dict[str, Any]
 ) -> tuple[list[Prediction], dict[str, str]]:
     """Return a prediction for each closure; of all three, also why one has none."""
-    from normscope.cli.progress_bar import show_progress
     from normscope.meanfield import CLOSURES, predict
+    from normscope.progress_bar import show_progress
 
     found, refused = [], {}
     with show_progress("theory") as show:

@@ -14,7 +14,7 @@ from normscope.curvature.mean_model import MeanModel
 from normscope.curvature.precision import length
 from normscope.curvature.spaces import SearchSpace
 from normscope.errors import InputError
-from normscope.progress import Progress, ProgressCallback
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 
 STOPS = ("residual", "value")
 ROUNDING = 32.0  # units of rounding that hide an eigenvalue beside the largest
@@ -66,7 +66,7 @@ class Request:
     max_products: int
     seed: int
     stop: str = "residual"
-    progress: ProgressCallback | None = None
+    progress: ProgressCallback = ignore_progress
 
     @property
     def wanted(self) -> int:
@@ -281,8 +281,6 @@ def _relative(pairs: RitzPairs, space: SearchSpace, tolerance: float) -> tuple[T
 
 
 def _report(request: Request, products: int, pairs: RitzPairs, residuals: Tensor) -> None:
-    if request.progress is None:
-        return
     value, residual = float(pairs.values[0]), float(residuals.max())
     request.progress(
         SearchProgress(

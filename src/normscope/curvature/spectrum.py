@@ -28,11 +28,13 @@ from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
 from normscope.problem.sharded import gather_shards
-from normscope.progress import Progress, ProgressCallback
-from normscope.validation import check_callback, check_integer, check_number
+from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
+from normscope.validation import check_integer, check_number
 
 
 @interrupt_safe
+@shows_progress("spectrum")
 @gather_shards
 def spectrum(
     model: nn.Module,
@@ -46,7 +48,7 @@ def spectrum(
     seed: int = 0,
     linear_threshold: float | None = None,
     smoothing: float = 0.1,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     r"""Return the density of all eigenvalues of a curvature matrix; the model is left as it is.
 
@@ -76,7 +78,8 @@ def spectrum(
         linear_threshold: the axis is linear from minus this to this; None for the power of ten
             about four decades below the largest eigenvalue. Give the same one to compare spectra.
         smoothing: standard deviation of the kernel, in decades.
-        progress: called with a `Progress` event after each matvec.
+        progress: called with a `Progress` event after each matvec; True shows a bar, and so does
+            None in a notebook or console.
 
     Returns:
         ``density`` and ``cumulative`` (the share of eigenvalues up to there, no kernel) over
@@ -93,13 +96,12 @@ def spectrum(
     [[0.5, 4.5], [0.5, 4.5]]
     """
     begin = time.perf_counter()
-    check_callback("progress", progress)
     _check(probes, lanczos_steps, smoothing)
     curvature = operator(model, loss, data, kind, mode, params, seed)
     # the output space, if available, has all eigenvalues but zeros, and none negative
     space = search_space(curvature, "largest", 1)
     share = space.size / curvature.shape[0]
-    count = _counter(progress, probes * min(lanczos_steps, space.size))
+    count = _counter(callback_of(progress), probes * min(lanczos_steps, space.size))
     with without_autocast():
         found_rules = random_quadratures(space, probes, lanczos_steps, seed, count)
         rules = [rule.diluted(share) for rule in found_rules]
@@ -121,15 +123,14 @@ def spectrum(
     )
 
 
-def _counter(progress: ProgressCallback | None, planned: int) -> Callable[[], None]:
+def _counter(progress: ProgressCallback, planned: int) -> Callable[[], None]:
     """Return a function that sends a progress event for each matvec."""
     done = 0
 
     def count() -> None:
         nonlocal done
         done += 1
-        if progress is not None:
-            progress(Progress(done=done, total=planned, unit="matrix-vector products"))
+        progress(Progress(done=done, total=planned, unit="matrix-vector products"))
 
     return count
 

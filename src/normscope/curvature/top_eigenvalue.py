@@ -30,10 +30,11 @@ from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters
 from normscope.problem.problem import Data
 from normscope.problem.sharded import gather_shards
-from normscope.progress import ProgressCallback
+from normscope.progress import ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
 from normscope.text import Rendered, Table, integer_if_whole
-from normscope.validation import check_bool, check_callback, check_integer, check_number
+from normscope.validation import check_bool, check_integer, check_number
 from normscope.warn import warn
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class TopEigenvalue(Rendered):
 
 
 @interrupt_safe
+@shows_progress("curvature")
 @gather_shards
 def top_eigenvalue(
     model: nn.Module,
@@ -170,7 +172,7 @@ def top_eigenvalue(
     seed: int = 0,
     start: Tensor | TopEigenvalue | None = None,
     stop: str = "residual",
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
     vectors: bool = True,
 ) -> TopEigenvalue:
     """Return the extreme eigenvalues of a curvature matrix; the model is left as it is.
@@ -205,7 +207,8 @@ def top_eigenvalue(
             eigenvalues one that the start hardly touches may be missed, and the value be short by
             more than ``tol``; by far, if that is the vector of a few samples unlike all others.
             (Gaps between values found are trusted only once the residual is below 20 ``tol``.)
-        progress: called with a `SearchProgress` after each product on all data.
+        progress: called with a `SearchProgress` after each product on all data; True shows a bar,
+            and so does None in a notebook or console.
         vectors: whether to compute the eigenvectors. If found among outputs, they take up to one
             more backward pass each; without them ``.vectors`` has no column.
 
@@ -221,14 +224,13 @@ def top_eigenvalue(
     """
     begin = time.perf_counter()
     check_bool("vectors", vectors)
-    check_callback("progress", progress)
     check_number("tol", tol)
     check_integer("k", k)
     check_integer("seed", seed)
     allowed = 100 + 20 * k if max_products is None else max_products
     check_integer("max_products", allowed)
     operator = unchecked_operator(model, loss, data, kind, mode, params, seed)
-    request = Request(k, which, tol, allowed, seed, stop, progress)
+    request = Request(k, which, tol, allowed, seed, stop, callback_of(progress))
     _check(request, operator)
     guesses = None if start is None else _columns(start, operator)
     return extreme_eigenvalues(operator, request, guesses, begin, vectors)

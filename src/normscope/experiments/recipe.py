@@ -21,7 +21,8 @@ import xarray as xr
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.experiments.result import Result
 from normscope.interrupts import interrupt_safe
-from normscope.progress import ProgressCallback, ignore_progress
+from normscope.progress import ProgressCallback, ProgressOption, callback_of, ignore_progress
+from normscope.progress_bar import shows_progress
 from normscope.registry import Registry, unknown_name
 from normscope.results import Claim, Store
 from normscope.sweeps import Cell, Unit, Work, grid_cells
@@ -194,12 +195,13 @@ def side_by_side(dimension: str, parts: Mapping[Any, xr.Dataset]) -> xr.Dataset:
 
 
 @interrupt_safe
+@shows_progress("experiment")
 def run(
     name: str,
     scale: str = "quick",
     *,
     store: Store | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressOption = None,
     **overrides: Any,
 ) -> Result:
     """Run an experiment: measure and judge the paper's claims.
@@ -209,7 +211,8 @@ def run(
         scale: quick (seconds, embedded data), small (minutes, real data) or paper.
         store: keeps finished trainings: an interrupted run resumes, and experiments that need the
             same trainings share them. None: kept in memory for this call.
-        progress: receives an event before each part.
+        progress: receives an event before each part; True shows a bar, and so does None in a
+            notebook or console.
         **overrides: settings that differ from the scale's.
 
     Returns:
@@ -226,7 +229,7 @@ def run(
     settings = recipe.settings(scale, overrides)
     begun = time.perf_counter()
     with open_store(store) as kept:
-        dataset = recipe(kept, progress, **settings)
+        dataset = recipe(kept, callback_of(progress), **settings)
     seconds = time.perf_counter() - begun
     claims = tuple(recipe.claims(dataset))
     return Result(name, scale, dataset, claims, settings, dict(overrides), seconds, recipe.figure)

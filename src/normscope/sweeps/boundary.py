@@ -15,7 +15,8 @@ import xarray as xr
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
 from normscope.meanfield import CLOSURES
-from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
 from normscope.results import Store
 from normscope.sweeps.cell import has_diverged, train_unit
 from normscope.sweeps.diagram import Diagram, refuse_settings, seed_list
@@ -86,13 +87,14 @@ class Search:
 
 
 @interrupt_safe
+@shows_progress("boundary")
 def boundary(
     gammas: Sequence[float],
     *,
     seeds: int | Sequence[int] = 1,
     tolerance: float = TOLERANCE,
     store: Store | str | os.PathLike[str] | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressOption = None,
     engine: str = "local",
     workers: int = 1,
     threads: int = 1,
@@ -111,6 +113,7 @@ def boundary(
         tolerance: relative width of the bracket at the end, at least 0.00001.
         store: of the trainings: a store, or the path of its file; None: in memory.
         progress: called with a `Progress` event as trainings end; the stage is the round.
+            True shows a bar, and so does None in a notebook or console.
         engine: local, ray or dask.
         workers: trainings at the same time.
         threads: of each worker.
@@ -129,6 +132,7 @@ def boundary(
         raise InputError(
             f"tolerance must be at least {LEAST_TOLERANCE:g} and finite, got {tolerance}."
         )
+    show = callback_of(progress)
     fixed, gammas, seeds = _plan(gammas, settings, seeds)
     theory = critical_rates(Training.of(fixed), gammas)
     searches = {
@@ -139,7 +143,7 @@ def boundary(
     with open_store(store) as kept, open_engine(engine, workers, threads, address) as opened:
         running = {"engine": opened, "threads": threads, "max_attempts": max_attempts}
         number = 1
-        while _take_round(searches, fixed, kept, progress=_in_round(progress, number), **running):
+        while _take_round(searches, fixed, kept, progress=_in_round(show, number), **running):
             number += 1
     found = _to_dataset(searches, gammas, seeds, theory)
     return found.assign_attrs(settings=json.dumps(fixed), tolerance=tolerance)

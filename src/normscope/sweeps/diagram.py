@@ -14,7 +14,8 @@ import xarray as xr
 from normscope.errors import InputError
 from normscope.import_path import is_import_path
 from normscope.interrupts import interrupt_safe
-from normscope.progress import ProgressCallback, ignore_progress
+from normscope.progress import ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
 from normscope.results import State, Store
 from normscope.results.record import canonical_json
@@ -145,6 +146,7 @@ class Diagram:
 
 
 @interrupt_safe
+@shows_progress("phase diagram")
 def phase_diagram(
     model: str = MODEL,
     data: str = "digits",
@@ -160,7 +162,7 @@ def phase_diagram(
     threads: int = 1,
     address: str | None = None,
     max_attempts: int = 3,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressOption = None,
     **settings: Any,
 ) -> xr.Dataset:
     """Train over all (gamma, learning rate, seed), and compute the theory's critical rates.
@@ -184,7 +186,8 @@ def phase_diagram(
         threads: of each worker.
         address: of a running Ray or Dask cluster.
         max_attempts: how often a training may lose its worker before it counts as failed.
-        progress: called with a `Progress` event as trainings end.
+        progress: called with a `Progress` event as trainings end; True shows a bar, and so does
+            None in a notebook or console.
         **settings: the other settings of :class:`normscope.sweeps.Training`, and options of the
             model.
 
@@ -224,7 +227,7 @@ def phase_diagram(
             threads=threads,
             address=address,
             max_attempts=max_attempts,
-            progress=progress,
+            progress=callback_of(progress),
         )
         return plan.results(opened)
 

@@ -17,14 +17,14 @@ from normscope.layers.kinds import is_batch_norm, is_norm, kind_of, norm_layers
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.problem import Data, Problem
 from normscope.problem.sharded import gather_shards
-from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
 from normscope.text import format_duration
 from normscope.theorems.layer_case import LayerCase, as_bound, inner
 from normscope.theorems.observation import observe
 from normscope.theorems.statement import THEOREMS, TOLERANCE, Sides, Statement, total, verdict
 from normscope.theorems.verdict import TooLarge, Unchecked, Verdict, Verdicts
-from normscope.validation import check_callback
 from normscope.warn import warn
 
 UNITS = 8  # checked one by one by default
@@ -33,6 +33,7 @@ _ASYMMETRY = 1e-3  # of products with a Hessian, above which their rounding erro
 
 
 @interrupt_safe
+@shows_progress("check")
 @gather_shards
 def check_layer(
     model: nn.Module,
@@ -46,7 +47,7 @@ def check_layer(
     dense_limit: int = DENSE_LIMIT,
     dtype: torch.dtype | None = torch.float64,
     seed: int = 0,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
 ) -> Verdicts:
     """Check the statements on one batch normalization of a network, per unit and in total.
 
@@ -80,7 +81,8 @@ def check_layer(
             tolerance.
         seed: of dropout and noise.
         progress: receives a `normscope.progress.Progress` event before each product with a
-            Hessian, from the second on with an estimate of the time in all; ``print`` shows them.
+            Hessian, from the second on with an estimate of the time in all. ``print`` shows
+            them; True shows a bar, and so does None in a notebook or console.
 
     Returns:
         The verdicts, which print as a table. What could not be checked is in ``unchecked``, with
@@ -102,13 +104,13 @@ def check_layer(
     0
     """
     bound = as_bound(bound)
-    check_callback("progress", progress)
+    show = callback_of(progress)
     problem = Problem(model, loss, data)
     module = _batch_norm(model, layer)
     precision = dtype or problem.dtype or torch.float64
     coarser = torch.finfo(precision).eps / torch.finfo(torch.float64).eps
     place = {"layer": layer, "tolerance": TOLERANCE * coarser**0.5}
-    count = _ProductCount(layer, progress or ignore_progress)
+    count = _ProductCount(layer, show)
     with observe(problem, layer, module, dtype, seed, count) as observation:
         chosen = _chosen(units, observation.y.shape[1])
         whole = observation.whole(bound)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from normscope.curvature.eigensolver import Request, search, start_block
 from normscope.curvature.spaces import SearchSpace
+from normscope.progress import ignore_progress
 
 TOLERANCE = 1e-3
 
@@ -39,7 +40,7 @@ def symmetric(values, seed=0):
     return q @ torch.diag(torch.as_tensor(values, dtype=torch.float64)) @ q.T
 
 
-def found_in(matrix, which, products, count=1, progress=None):
+def found_in(matrix, which, products, count=1, progress=ignore_progress):
     space = DenseSpace(matrix)
     request = Request(count, which, TOLERANCE, products, seed=0, progress=progress)
     return search(space, start_block(space, None, request), request)

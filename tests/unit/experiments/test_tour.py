@@ -8,7 +8,6 @@ import pytest
 import torch
 import xarray as xr
 
-from normscope.cli.progress_bar import Lines
 from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
@@ -27,6 +26,7 @@ from normscope.experiments.tour.summary import (
 from normscope.experiments.tour.tour import COSTS, WeightedProgress, total_cost
 from normscope.learning_rate import max_learning_rate
 from normscope.models import build
+from normscope.progress_bar import Lines
 from normscope.results import Store
 
 SETTINGS = EXPERIMENTS["tour"].settings("quick", {})

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from normscope.progress import Progress, ProgressCallback
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _TIME_COLUMNS = 35  # of a short bar, the elapsed time and "about 2.5 min left"
 _MIN_TEXT_COLUMNS = 20
 _SILENT = 2.0  # seconds before the first line of a log
+_QUICK = 1.0  # second within which a call of the library shows nothing
 _MIN_ELAPSED = 10.0  # seconds before the first estimate of the time left
 _MIN_LEFT = 1.0  # second: shown while anything is left
 
@@ -40,15 +47,77 @@ def show_progress(label: str) -> Iterator[ProgressCallback]:
         yield shown.show
 
 
+def shows_progress(label: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function with a ``progress`` argument, so that it shows a bar where one is wanted.
+
+    With ``progress=True``, and with None in a notebook or an interactive console, the function
+    receives a callback that shows the events on stderr. All else is passed on.
+
+    Args:
+        label: name of the work.
+
+    Returns:
+        The decorator.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        place = list(inspect.signature(function).parameters).index("progress")
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            given: Any = args[place] if len(args) > place else kwargs.get("progress")
+            if given is not True and not (given is None and _is_interactive()):
+                return function(*args, **kwargs)
+            positional: Any = list(args)
+            named: Any = dict(kwargs)
+            with _bar_of_call(label) as show:
+                if len(args) > place:
+                    positional[place] = show
+                else:
+                    named["progress"] = show
+                return function(*positional, **named)
+
+        return call
+
+    return decorate
+
+
+def _is_interactive() -> bool:
+    """Return whether Python runs in a console or a notebook, whose prompt IPython defines too."""
+    return hasattr(sys, "ps1")
+
+
+@contextmanager
+def _bar_of_call(label: str) -> Iterator[ProgressCallback]:
+    """Show the progress of one call, unless another call shows its own already."""
+    from rich.console import Console
+
+    if not _ONE_BAR.acquire(blocking=False):
+        yield ignore_progress
+        return
+    try:
+        console = Console(stderr=True)
+        has_bar = find_spec("ipywidgets") if console.is_jupyter else console.is_terminal
+        shown = Bar(label, console, _QUICK) if has_bar else Lines(label)
+        with shown:
+            yield shown.show
+    finally:
+        _ONE_BAR.release()
+
+
+_ONE_BAR = threading.Lock()  # rich draws one at a time
+
+
 class Bar:
     """Progress in a terminal.
 
     Args:
         label: name of the work.
         console: of stderr.
+        delay: seconds of work before the bar appears.
     """
 
-    def __init__(self, label: str, console: Console) -> None:
+    def __init__(self, label: str, console: Console, delay: float = 0.0) -> None:
         from rich import progress as columns
         from rich.table import Column
 
@@ -60,10 +129,13 @@ class Bar:
         self._left = TimeLeft(time.monotonic)  # formatted whenever the bar is drawn
         self._task = self._bar.add_task(label, total=None, count="", left=self._left)
         self._label = label
+        self._appears, self._is_shown = time.monotonic() + delay, delay == 0
 
     def show(self, event: Progress) -> None:
         """Show an event."""
         self._left.count(event)
+        if not self._is_shown and time.monotonic() >= self._appears:
+            self.__enter__()
         room = self._bar.console.width - len(event.count) - _TIME_COLUMNS
         text = f"{self._label}: {', '.join(filter(None, (event.stage, event.detail)))}"
         text = _shorten(text.removesuffix(": "), max(room, _MIN_TEXT_COLUMNS))
@@ -76,7 +148,9 @@ class Bar:
         )
 
     def __enter__(self) -> Bar:
-        self._bar.start()
+        self._is_shown = time.monotonic() >= self._appears
+        if self._is_shown:
+            self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:

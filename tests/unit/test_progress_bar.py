@@ -5,9 +5,9 @@ import time
 import pytest
 from rich.console import Console
 
-from normscope.cli import progress_bar
-from normscope.cli.progress_bar import Bar, Lines, TimeLeft, show_progress
-from normscope.progress import Progress
+from normscope import progress_bar
+from normscope.progress import Progress, callback_of, ignore_progress
+from normscope.progress_bar import Bar, Lines, TimeLeft, show_progress, shows_progress
 
 
 class Clock:
@@ -227,3 +227,58 @@ def test_long_text_in_a_narrow_terminal_leaves_room_for_the_times(width, monkeyp
     assert "60 % done (20 % by earlier runs)" in printed
     assert "about 1 s left" in printed
     assert re.search(r"-:--:--|\d:\d\d:\d\d", printed)
+
+
+@shows_progress("work")
+def work(seconds, progress=None):
+    """Return the callback's type after some work."""
+    send = callback_of(progress)
+    for done in range(3):
+        time.sleep(seconds / 3)
+        send(Progress("part", done=done, total=3))
+    return send
+
+
+def test_call_shows_its_progress_if_asked(capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "_SILENT", 0.1)
+    assert work(0.5, progress=True) is not ignore_progress
+    assert "work: part" in capsys.readouterr().err
+    work(0.5, True)
+    assert "work: part" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "shown"), [(None, True), (False, False)])
+def test_interactive_session_shows_progress_by_default(given, shown, capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "_SILENT", 0.1)
+    monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    work(0.5, progress=given)
+    assert ("work: part" in capsys.readouterr().err) == shown
+
+
+def test_script_shows_nothing_unless_asked(capsys, monkeypatch):
+    monkeypatch.delattr("sys.ps1", raising=False)
+    assert work(0.0) is ignore_progress
+    seen = []
+    work(0.0, progress=seen.append)
+    assert len(seen) == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_one_call_inside_another_shows_no_second_bar():
+    @shows_progress("outer")
+    def outer(progress=None):
+        return callback_of(progress), work(0.0, progress=True)
+
+    shown, inner = outer(progress=True)
+    assert shown is not ignore_progress
+    assert inner is ignore_progress
+
+
+def test_bar_of_a_quick_call_never_appears():
+    quick, slow = terminal(), terminal()
+    with Bar("work", quick, delay=60) as bar:
+        bar.show(Progress("part", done=1, total=2))
+    assert quick.file.getvalue() == ""
+    with Bar("work", slow, delay=0) as bar:
+        bar.show(Progress("part", done=1, total=2))
+    assert "work: part" in slow.file.getvalue()
