@@ -149,12 +149,14 @@ def _summary_row(label: str, group: Found) -> Row:
     row = _row(label, on, worst(verdicts) if verdicts else None)
     if verdicts and missing:
         count = plural(len(missing), "unit") if is_one else str(len(set(missing)))
-        return {**row, "verdict": f"{row['verdict']}; not checked on {count}"}
+        return {**row, "verdict": f"{row['verdict']} ({count} unchecked)"}
     return row
 
 
 def _location(subject: str, layer: str | None) -> str:
-    return f"layer {subject}" if subject == layer else subject
+    if subject == layer:
+        return f"layer {subject}"
+    return "random" if subject == "random cases" else subject
 
 
 def _row(label: str, on: str, verdict: Verdict | None) -> Row:

@@ -11,8 +11,6 @@ from normscope.cli.names import KINDS
 from normscope.progress import Progress
 from normscope.text import join_words
 
-_WIDTH = 100  # columns if stdout is not a terminal
-
 KindName = Annotated[
     str | None,
     opt.argument("KIND", f"{join_words(list(KINDS), 'or')}.", choices=tuple(KINDS), default="all"),
@@ -39,7 +37,7 @@ def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
         return
     for each, summaries in found.items():
         rows = [{"name": name, "what": what} for name, what in summaries.items()]
-        print_table(each, rows, piped=_WIDTH)
+        print_table(each, rows)
 
 
 def _summaries(kind: str) -> dict[str, str]:

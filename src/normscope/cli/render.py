@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, object]
 
 _RULE = re.compile("-{3,}")
-_PIPED = 80  # columns of paragraphs if stdout is not a terminal
-_PIPED_TABLE = 120
+_PIPED = 80  # columns if stdout is not a terminal
 
 
 class _Result(Protocol):
@@ -72,18 +71,15 @@ def _finite(value: object) -> object:
     return value
 
 
-def print_table(
-    title: str, rows: Sequence[Row], numbers: Collection[str] = (), piped: int = _PIPED_TABLE
-) -> None:
+def print_table(title: str, rows: Sequence[Row], numbers: Collection[str] = ()) -> None:
     """Print rows as a table with an empty line below.
 
     Args:
         title: above the table.
         rows: values by column.
         numbers: columns whose strings are numbers.
-        piped: columns if stdout is not a terminal and COLUMNS is not set.
     """
-    print_text(f"{text_table(rows, title, numbers, shown_width(piped))}\n\n")
+    print_text(f"{text_table(rows, title, numbers, shown_width())}\n\n")
 
 
 def print_note(text: str) -> None:
@@ -114,19 +110,15 @@ def print_to_stderr(note: str) -> None:
         print(f"normscope: note: {note}", file=sys.stderr)
 
 
-def shown_width(piped: int = _PIPED) -> int:
-    """Return the columns of the terminal; when piped, COLUMNS if it is a number above 0.
-
-    Args:
-        piped: columns if there is neither.
-    """
+def shown_width() -> int:
+    """Return the columns of the terminal; when piped, COLUMNS if it is a number above 0, or 80."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     try:
         asked = int(os.environ.get("COLUMNS", ""))
     except ValueError:
-        return piped
-    return asked if asked > 0 else piped
+        return _PIPED
+    return asked if asked > 0 else _PIPED
 
 
 def describe_parameters(model: nn.Module, whose: str = "") -> str:

@@ -82,7 +82,7 @@ def test_summary_has_a_row_for_each_statement_and_shows_what_is_false(capsys):
     rows = {line.split()[0]: line for line in short.splitlines() if "_" in line}
     assert list(rows) == ["fact_c1", "theorem_c1", "lemma_4_5"]
     assert rows["fact_c1"].split()[2:] == ["2", "layers", "18", "-", "2", "-5.0e-01", "false"]
-    assert rows["theorem_c1"].endswith("holds; not checked on 1")
+    assert rows["theorem_c1"].endswith("holds (1 unchecked)")
     assert rows["lemma_4_5"].endswith("premise not met")
     (line,) = [line for line in full.splitlines() if "fact_c1" in line]
     assert "layer 4" in line
@@ -116,7 +116,7 @@ def test_unit_that_is_false_or_not_checked_is_told_in_sum(capsys):
     found = [*units(2), false, ("1", Unchecked("fact_c1", "a scale of zero", "", "1", 4))]
     assert print_verdicts(found, "exact", as_json=False, every_row=False) == 1
     out = capsys.readouterr().out
-    assert "false; not checked on 1 unit" in out
+    assert "false (1 unit unchecked)" in out
     assert re.search(r"Those that are false\n.*\n-+\nfact_c1 .* layer 1, unit 3 ", out)
 
 

@@ -20,25 +20,25 @@ def test_table_is_plain_text_when_piped(capsys):
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_table_fits_120_columns_when_piped_and_else_its_terminal(capsys, monkeypatch):
+def test_table_fits_80_columns_when_piped_and_else_its_terminal(capsys, monkeypatch):
     rows = [{"name": "fact [bold]", "what": "words " * 30, "slack": "1.0e-15"}]
     print_table("Title", rows, numbers=["slack"])
     piped = capsys.readouterr().out
-    assert 100 < max(map(len, piped.splitlines())) <= 120
+    assert 60 < max(map(len, piped.splitlines())) <= 80
     assert piped.count("words") == 30
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("TERM", "dumb")
     print_table("Title", rows, numbers=["slack"])
     out = capsys.readouterr().out
-    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 70
     assert out.count("words") == 30
     assert "fact [bold]" in out
 
 
 @pytest.mark.parametrize(
     ("columns", "table", "note"),
-    [("60", 60, 60), ("200", 200, 200), ("", 120, 80), ("0", 120, 80), ("-5", 120, 80)],
+    [("60", 60, 60), ("200", 200, 200), ("", 80, 80), ("0", 80, 80), ("-5", 80, 80)],
 )
 def test_columns_says_the_width_of_what_is_piped(columns, table, note, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
