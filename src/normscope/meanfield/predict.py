@@ -44,7 +44,7 @@ _NO_DIRECTION = (
 )
 _FEWEST_SAMPLES = 4  # for which the mean inverse variance of a batch exists
 _FEW_SAMPLES = (
-    "gradients through the statistics of a batch of {:g} have no finite mean square; the theory "
+    "gradients below the statistics of a batch of {:g} have no finite mean square; the theory "
     "needs four samples or more."
 )
 
