@@ -27,11 +27,34 @@ from normscope.problem.isolation import RandomGenerators
 _NO_VALUES = (torch.Size, torch.dtype, torch.device, torch.layout, int)
 CALLER = "caller"  # key of a node's meta: qualified name of the module that makes the call
 GRADIENTS = "gradients"  # key of a node's meta: whether autograd records the call
-# Methods whose result must be a Python number or string, or that write values.
+# Methods whose result must be a Python number or string, or that write values, and what calls them.
 _NEED_VALUES = {
-    *("__bool__", "__len__", "__index__", "__int__", "__float__", "__complex__", "__contains__"),
-    *("__repr__", "__format__", "__setitem__", "__set__"),
+    "__bool__": "it branches on the values of a tensor",
+    "__len__": "it calls len() of a tensor, where x.shape[0] can be traced",
+    **dict.fromkeys(
+        ("__index__", "__int__", "__float__", "__complex__", "__contains__"),
+        "it converts a tensor to a number",
+    ),
+    **dict.fromkeys(("__repr__", "__format__"), "it converts a tensor to a string"),
+    **dict.fromkeys(("__setitem__", "__set__"), "it writes into a tensor"),
 }
+
+
+class UntraceableError(Exception):
+    """A forward pass that cannot be recorded.
+
+    Args:
+        path: qualified name of the innermost module whose forward pass failed, "" for the model.
+        reason: what it does; "" if it raised an error of its own.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
+class _NeedsValuesError(TypeError):
+    """Raised where the forward pass needs the values of a symbolic tensor."""
 
 
 def trace(
@@ -50,6 +73,20 @@ def trace(
         The graph, and ids of the tensors that are used outside of module calls; None if the
         forward pass cannot be traced, e.g. because it branches on values.
     """
+    try:
+        return record_calls(module, is_leaf)
+    except UntraceableError:
+        return None
+
+
+def record_calls(
+    module: nn.Module, is_leaf: Callable[[nn.Module], bool]
+) -> tuple[fx.Graph, set[int]]:
+    """Return what `trace` returns.
+
+    Raises:
+        UntraceableError: if the forward pass cannot be traced.
+    """
     recorder, reads = _Recorder(module, is_leaf), _Reads()
     try:
         parameters = inspect.signature(module.forward).parameters.values()
@@ -59,8 +96,9 @@ def trace(
         with RandomGenerators().preserved(), recorder.leaf_calls(), reads:
             output = module.forward(*inputs.values(), **by_name)
         recorder.graph.output(recorder.create_arg(output))
-    except Exception:  # user code that gets symbolic tensors may fail in any way
-        return None
+    except Exception as error:  # user code that gets symbolic tensors may fail in any way
+        reason = str(error) if isinstance(error, _NeedsValuesError) else ""
+        raise UntraceableError(recorder.failed or "", reason) from error
     return recorder.graph, reads.found | recorder.reads
 
 
@@ -118,6 +156,7 @@ class _Recorder(fx.Tracer):
         self.graph = fx.Graph()
         self.reads: set[int] = set()  # ids of tensors that are arguments
         self._callers = [""]  # qualified names of the modules whose forward pass is running
+        self.failed: str | None = None  # the innermost of them that raised an error
         self.tensor_attrs: dict[Any, str] = {
             value: f"{prefix}.{name}" if prefix else name
             for prefix, module in root.named_modules()
@@ -140,7 +179,7 @@ class _Recorder(fx.Tracer):
         """Record a function, method or attribute of tensors."""
         name = getattr(function, "__name__", "")
         if name in _NEED_VALUES:
-            raise TypeError(f"{name} needs values, which a symbolic tensor does not have")
+            raise _NeedsValuesError(_NEED_VALUES[name])
         if name == "__get__":
             return self.node("call_function", getattr, (args[0], function.__self__.__name__))
         if not is_tensor_method_or_property(function):
@@ -185,6 +224,9 @@ class _Recorder(fx.Tracer):
         self._callers.append(name)
         try:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        except Exception:
+            self.failed = self.failed or name
+            raise
         finally:
             self._callers.pop()
 

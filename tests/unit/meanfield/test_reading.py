@@ -156,6 +156,11 @@ class Branching(nn.Module):
         return self.linear(x) if x.sum() > 0 else x
 
 
+class Counting(Branching):
+    def forward(self, x):
+        return self.linear(x) + torch.zeros(4).expand(len(x), -1)
+
+
 class TwoInputs(Branching):
     def forward(self, x, mask=None, other=1.0):
         return self.linear(x) + other
@@ -179,7 +184,12 @@ class Dependent(Branching):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Branching(), "cannot be traced"),
+        (Branching(), r"of Branching cannot be traced \(it branches on the values of a tensor\)"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), Branching())),
+            r"of 1\.1 \(Branching\) cannot be traced \(it branches on the values",
+        ),
+        (nn.Sequential(Counting()), r"of 0 \(Counting\) cannot be traced \(it calls len\(\)"),
         (Twice(), "called twice"),
         (Dependent(), "no linear or convolution layer between"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)), "needs input_shape"),

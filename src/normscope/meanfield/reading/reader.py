@@ -45,7 +45,7 @@ from normscope.meanfield.weighted import Linear
 from normscope.problem.copies import copy_module, undisturbed
 from normscope.problem.diagnose import require_module
 from normscope.problem.isolation import RandomGenerators
-from normscope.problem.trace import GRADIENTS, trace
+from normscope.problem.trace import GRADIENTS, UntraceableError, record_calls
 from normscope.problem.wrappers import refuse_sharded, unwrapped
 
 _INCREASING = ("relu", "leaky_relu", "linear", "tanh", "sigmoid", "erf")
@@ -111,14 +111,16 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
     except StateError as error:
         reason = str(error).partition(";")[0]
         raise NoClosureError(f"the theory cannot read {kind}: {reason}", MEASURE) from error
-    with torch.enable_grad():  # to find the calls that run without
-        calls = trace(root, lambda module: is_known_layer(module) or own_norm(module) is not None)
-    if calls is None:
+    try:
+        with torch.enable_grad():  # to find the calls that run without
+            calls = record_calls(root, lambda m: is_known_layer(m) or own_norm(m) is not None)
+    except UntraceableError as error:
+        where = f"{error.path} ({type(model.get_submodule(error.path)).__name__})"
+        reason = error.reason or "it may branch on values, or take several inputs"
         raise NoClosureError(
-            f"the forward pass of {kind} cannot be traced (it may branch on values, or take "
-            "several inputs)",
+            f"the forward pass of {where if error.path else kind} cannot be traced ({reason})",
             MEASURE,
-        )
+        ) from error
     _call_numbers(calls[0])
     return root, calls[0]
 
