@@ -115,12 +115,11 @@ def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
         with torch.enable_grad():  # to find the calls that run without
             calls = record_calls(root, lambda m: is_known_layer(m) or own_norm(m) is not None)
     except UntraceableError as error:
-        where = f"{error.path} ({type(model.get_submodule(error.path)).__name__})"
         reason = error.reason or "it may branch on values, or take several inputs"
-        raise NoClosureError(
-            f"the forward pass of {where if error.path else kind} cannot be traced ({reason})",
-            MEASURE,
-        ) from error
+        if error.path:
+            kind = f"{error.path} ({type(model.get_submodule(error.path)).__name__})"
+        what = f"the forward pass of {kind} cannot be traced ({reason})"
+        raise NoClosureError(what, MEASURE) from error
     _call_numbers(calls[0])
     return root, calls[0]
 
