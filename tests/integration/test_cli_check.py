@@ -96,11 +96,20 @@ def test_layer_of_a_users_model_unit_by_unit(capsys):
 SMALL = [*DIGITS, "--option", "width=6", "--option", "depth=2"]
 
 
-def test_long_check_is_told_before_it_begins(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "way"), [("16", ", or take --batch-size 2."), ("8", " by --layer.")]
+)
+def test_long_check_is_estimated_from_its_first_layer(size, way, capsys, monkeypatch):
     monkeypatch.setattr(check_model, "_LONG", 0.0)
-    arguments = ["--batch-size", "8", "--option", "width=4", "--layer", "features.1"]
-    assert main(["check", *DIGITS, *arguments]) == 0
-    assert "normscope: note: this may take about" in capsys.readouterr().err
+    assert main(["check", *DIGITS, "--option", "width=6", "--batch-size", size]) == 0
+    said = capsys.readouterr().err
+    assert "at the pace of the first of 3 layers; for less, choose one of the 3 layers" in said
+    assert said.rstrip().endswith(way)
+
+
+def test_short_check_is_not_estimated(capsys):
+    assert main(["check", *SMALL, "--batch-size", "8"]) == 0
+    assert "this may take" not in capsys.readouterr().err
 
 
 def test_theorem_c1_is_checked_on_a_part_of_the_usual_batch(capsys):

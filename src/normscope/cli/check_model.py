@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normscope.cli import sources
 from normscope.cli.batches import choose_batches, note_conversion
@@ -22,21 +21,19 @@ from normscope.layers import is_batch_norm
 from normscope.layers.kinds import norm_layers
 from normscope.layers.surgery.unfit import unfit_norms
 from normscope.problem.batch import rows, sample_count
-from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.progress_bar import show_progress
 from normscope.text import format_duration, join_words
 from normscope.theorems import TooLarge, Unchecked, Verdict, Verdicts, check_layer
-from normscope.theorems.layer import DENSE_LIMIT, UNITS, product_count
+from normscope.theorems.layer import DENSE_LIMIT, UNITS
 from normscope.theorems.verdict import worst
 
 _USUAL_NORMS = ("none", "batch", "layer")
 # values of a unit in a part of the batch, if two samples have fewer; 128 take much longer
 _PART_VALUES = 16
 _LONG = 60.0  # seconds: a shorter check needs no note
-_PASSES = 2  # forward passes that one product with a Hessian costs
-_SET_UP = 4  # forward passes before the first product
+_CUT = 8  # of the batch, for a shorter check
 _FEW_UNITS = 2  # checked one by one in each layer, if all layers are checked
 _PART_PRODUCTS = 128  # of Theorem C.1 on a part of the batch
 _WHOLE_VALUES = 32  # of a unit, up to which Theorem C.1 is checked on the whole batch
@@ -80,7 +77,6 @@ class CheckedModel:
         norms = [name for name, module in named if is_batch_norm(module)]
         names = norms if layer is None else [layer]
         units = _FEW_UNITS if layer is None else UNITS
-        note_duration(self.network, self.batch, names, self.smaller, units)
         if layer is None:
             found = list(self._check_layers(names, form, samples))
         else:
@@ -98,7 +94,10 @@ class CheckedModel:
         with show_progress("check") as show:
             for number, name in enumerate(names):
                 show(Progress(f"layer {name}", done=number, total=len(names), unit="layers"))
+                begin = time.perf_counter()
                 checked = self._check_layer(name, form, samples, _FEW_UNITS, ignore_progress)
+                if number == 0:
+                    self._note_duration(time.perf_counter() - begin, len(names))
                 for each in worst_by_statement(checked):
                     yield name, each
 
@@ -118,6 +117,22 @@ class CheckedModel:
         if part is not None:
             samples[layer] = part
         return verdicts
+
+    def _note_duration(self, first: float, layers: int) -> None:
+        """Print a note on stderr if the check will take long, by the seconds of the first layer.
+
+        Most of the network follows that layer, so that others are seldom slower.
+        """
+        seconds = first * layers
+        if layers == 1 or seconds < _LONG:
+            return
+        ways = f"choose one of the {layers} layers by --layer"
+        if (size := _samples_of(self.batch)) is not None and size >= _CUT * 2:
+            ways += f", or {self.smaller} {size // _CUT}"
+        print_to_stderr(
+            f"this may take up to {format_duration(seconds)}, at the pace of the first of {layers} "
+            f"layers; for less, {ways}."
+        )
 
     def _evenly_spaced(self, layer: str, most: int) -> list[int] | None:
         """Return the indices of some units; None if the layer is not one that has them."""
@@ -286,112 +301,3 @@ def _part_size(samples: int, values: int) -> int:
 def _units_of_part(units: int, values: int) -> int:
     """Return how many units Theorem C.1 is checked on, which takes a product for each value."""
     return min(units, max(1, _PART_PRODUCTS // values))
-
-
-def hessian_products(units: int, positions: int, samples: int) -> dict[int, int]:
-    """Return how many products with a Hessian the exact forms take on a layer.
-
-    Args:
-        units: of the layer that are checked one by one.
-        positions: values of a unit in one sample.
-        samples: in the batch.
-
-    Returns:
-        Numbers of products by the samples of each. Theorem C.1 takes one for each value of a unit,
-        and repeats the other statements if it is checked on a part of the batch.
-
-    >>> hessian_products(units=8, positions=64, samples=256)  # two samples have 128 values
-    {256: 17, 2: 129}
-    """
-    values = samples * positions
-    found = {samples: product_count(units, values, limit=_WHOLE_VALUES)}
-    part = _part_size(samples, values)
-    if values > _WHOLE_VALUES and part * positions <= DENSE_LIMIT:
-        found[part] = product_count(_units_of_part(units, part * positions), part * positions)
-    return found
-
-
-def note_duration(
-    network: nn.Module,
-    batch: Any,
-    names: Sequence[str],
-    smaller: str,
-    units: int = UNITS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
-    """Print a note on stderr if a check will take long, and how to shorten it.
-
-    The estimate is from forward passes on a copy of the model: a product costs a few passes
-    through what follows the layer.
-
-    Args:
-        network: the model; it is not changed.
-        batch: inputs and targets; for other batches there is no note.
-        names: of the layers to be checked.
-        smaller: how to ask for a smaller batch; its size follows.
-        units: of each layer that are checked one by one, at most.
-        clock: returns the seconds.
-    """
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        return
-    seconds = _expected_seconds(network, inputs, names, units, clock)
-    if seconds < _LONG:
-        return
-    ways = [f"choose one of the {len(names)} layers by --layer"] if len(names) > 1 else []
-    fewer = max(len(inputs) // 8, 2)
-    # Theorem C.1 takes few samples anyway, and may be the largest part
-    if _expected_seconds(network, inputs[:fewer], names, units, clock) < seconds / 2:
-        ways.append(f"{smaller} {fewer}")
-    remedy = f"; for less, {', or '.join(ways)}" if ways else ""
-    print_to_stderr(f"this may take about {format_duration(seconds)}{remedy}.")
-
-
-def _expected_seconds(
-    network: nn.Module,
-    inputs: Tensor,
-    names: Sequence[str],
-    units: int,
-    clock: Callable[[], float],
-) -> float:
-    """Return a rough estimate; 0 if the model fails, which the check itself reports."""
-    try:
-        own = next((each.dtype for each in network.parameters()), inputs.dtype)
-        dtype = torch.promote_types(own, torch.float32)
-        twin, inputs = copy.deepcopy(network).to(dtype).train(), inputs.to(dtype)
-        seen = {
-            name: sizes for name, (sizes, _) in _time_layers(twin, inputs, names, clock).items()
-        }
-        needed = {
-            name: hessian_products(min(units, seen[name][0]), seen[name][1], len(inputs))
-            for name in names
-        }
-        sizes = {size for each in needed.values() for size in each}
-        passes = {size: _time_layers(twin, inputs[:size], names, clock) for size in sizes}
-    except Exception:  # user code may raise anything
-        return 0.0
-    return sum(
-        (_PASSES * count + _SET_UP) * passes[size][name][1]
-        for name, each in needed.items()
-        for size, count in each.items()
-    )
-
-
-def _time_layers(
-    network: nn.Module, inputs: Tensor, names: Sequence[str], clock: Callable[[], float]
-) -> dict[str, tuple[tuple[int, int], float]]:
-    """Return (units, positions) of each layer, and the seconds of what follows it in a pass."""
-    found: dict[str, tuple[tuple[int, int], float]] = {}
-
-    def record(name: str, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        found[name] = (output.shape[1], output[0, 0].numel()), clock()
-
-    modules = dict(network.named_modules(remove_duplicate=False))
-    handles = [modules[name].register_forward_hook(partial(record, name)) for name in names]
-    device = next((each.device for each in network.parameters()), inputs.device)
-    with torch.no_grad(), RandomGenerators().preserved():
-        network(inputs.to(device, copy=True))  # it may be overwritten
-    end = clock()
-    for handle in handles:
-        handle.remove()
-    return {name: (sizes, end - begun) for name, (sizes, begun) in found.items()}
