@@ -79,7 +79,8 @@ class Jacobian(ABC):
         Returns:
             J^T u_i times J^T u_j, for every i and j.
         """
-        return inner_products([self.pull_back(cotangent) for cotangent in cotangents])
+        pulled = (self.pull_back(cotangent) for cotangent in cotangents)
+        return inner_products(pulled, len(cotangents))
 
 
 class GraphJacobian(Jacobian):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from normscope.problem.batch import Batch, first_rows, to_double
+from normscope.problem.batch import Batch, first_rows, positions_per_sample, to_double
 from normscope.problem.evaluate import Evaluation, Evaluator
 
 _DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 _FEW_SAMPLES = 4  # enough for batch statistics
+_FEW_SEQUENCES = 2  # ... of samples with several outputs each, such as tokens
 # Entries summed in the vector's own dtype. In float32 torch's norm of 10^8 entries is 1 % short.
 _NORM_ENTRIES = 1 << 16
 _PRODUCT_ENTRIES = 1 << 17
@@ -58,7 +59,9 @@ def evaluate_in_double(
         the model, the loss or the device does not take float64 or so few samples.
     """
     try:
-        wide, samples = in_double(evaluator), to_double(first_rows(batch, _FEW_SAMPLES))
+        several = positions_per_sample(evaluator.problem.target_of(batch)) >= _FEW_SAMPLES
+        few = first_rows(batch, _FEW_SEQUENCES if several else _FEW_SAMPLES)
+        wide, samples = in_double(evaluator), to_double(few)
         return wide, samples, wide(samples, number)
     except Exception as reason:  # user code may raise anything
         _LOGGER.debug("no evaluation in float64: %s", reason)
@@ -72,10 +75,15 @@ def length(vector: Tensor) -> float:
     (0.0, '2.0e-30')
     """
     found = _norm(vector)
-    limits = torch.finfo(vector.dtype)
-    if limits.tiny**0.5 / limits.eps < found < limits.max**0.5 * limits.eps:
+    if _keeps_squares(found, vector.dtype):
         return found
     return float(vector_norm(vector, dtype=torch.float64))  # exact, and much slower
+
+
+def _keeps_squares(length: float, dtype: torch.dtype) -> bool:
+    """Return whether squares of entries of a vector of that length lose no digits that count."""
+    limits = torch.finfo(dtype)
+    return limits.tiny**0.5 / limits.eps < length < limits.max**0.5 * limits.eps
 
 
 def _norm(vector: Tensor) -> float:
@@ -98,17 +106,28 @@ def components(basis: Tensor, vector: Tensor) -> Tensor:
     return torch.stack([(rows @ part).double().cpu() for rows, part in pairs]).sum(0)
 
 
-def inner_products(vectors: Sequence[Tensor]) -> Tensor:
+def inner_products(vectors: Iterable[Tensor], count: int) -> Tensor:
     """Return the inner products of vectors, float64, (count, count); no square underflows.
 
-    >>> inner_products([torch.tensor([1e-25]), torch.tensor([2e-25])])
+    Args:
+        vectors: of one size; each is copied when it is drawn.
+        count: how many.
+
+    >>> inner_products([torch.tensor([1e-25]), torch.tensor([2e-25])], 2)
     tensor([[1.0000e-50, 2.0000e-50],
             [2.0000e-50, 4.0000e-50]], dtype=torch.float64)
     """
-    stacked = torch.stack(list(vectors))
-    unit = float(stacked.abs().max()) or 1.0
-    stacked /= unit
-    return (stacked @ stacked.T).double().cpu() * unit**2
+    rows = torch.empty(0)
+    for row, vector in enumerate(vectors):
+        if row == 0:
+            rows = vector.new_empty(count, len(vector))
+        rows[row] = vector
+    products = (rows @ rows.T).double().cpu()
+    if _keeps_squares(math.sqrt(float(products.diagonal().max())), rows.dtype):
+        return products
+    unit = float(rows.abs().max()) or 1.0
+    rows /= unit
+    return (rows @ rows.T).double().cpu() * unit**2
 
 
 def least_product(dtype: torch.dtype) -> float:

@@ -28,7 +28,7 @@ from normscope.curvature.mean_model import (
 from normscope.curvature.operator import CurvatureOperator
 from normscope.curvature.spaces import OutputSpace, ParameterSpace, SearchSpace, search_space
 from normscope.errors import NormscopeError
-from normscope.problem.batch import Batch, rows
+from normscope.problem.batch import Batch, positions_per_sample, rows
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.modes import is_batch_norm
 from normscope.problem.problem import Problem
@@ -275,16 +275,5 @@ def _fewest_samples(evaluator: Evaluator, batch: Batch) -> int:
     modules = evaluator.problem.model.named_modules()
     if any(evaluator.flags.get(name) and is_batch_norm(module) for name, module in modules):
         return _FEWEST_SAMPLES[True]
-    positions = _positions(evaluator.problem.target_of(batch))
+    positions = positions_per_sample(evaluator.problem.target_of(batch))
     return max(_FEWEST_SEQUENCES, math.ceil(_FEWEST_SAMPLES[False] / positions))
-
-
-def _positions(target: object) -> int:
-    """Return the number of outputs of one sample that a loss averages, such as its tokens.
-
-    >>> _positions(torch.zeros(8, 5, dtype=torch.long)), _positions(torch.zeros(8, 10))
-    (5, 1)
-    """
-    if not isinstance(target, Tensor) or 0 in target.shape:
-        return 1
-    return math.prod(target.shape[2 if target.is_floating_point() else 1 :])

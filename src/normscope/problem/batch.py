@@ -7,6 +7,7 @@ of different lengths, have no such rows: they are moved and copied, but never cu
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -186,6 +187,19 @@ def first_rows(batch: Batch, count: int) -> Batch:
         return batch
     few = min(count, sample_count(batch))
     return rows(batch, torch.arange(few, device=next(tensors_of(batch)).device))
+
+
+def positions_per_sample(target: object) -> int:
+    """Return the number of outputs of one sample that a loss averages, such as its tokens.
+
+    >>> positions_per_sample(torch.zeros(8, 5, dtype=torch.long))
+    5
+    >>> positions_per_sample(torch.zeros(8, 10))
+    1
+    """
+    if not isinstance(target, Tensor) or 0 in target.shape:
+        return 1
+    return math.prod(target.shape[2 if target.is_floating_point() else 1 :])
 
 
 def random_rows(batch: Batch, count: int, generator: torch.Generator) -> Batch:
