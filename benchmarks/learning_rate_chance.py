@@ -26,7 +26,8 @@ from pathlib import Path
 from learning_rate_cases import BATCH_SIZE, CASES
 
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import STEPS, short_run
+from normscope.learning_rate.stability import short_run
+from normscope.learning_rate.thresholds import STEPS
 from normscope.problem.problem import Problem
 from normscope.training import sgd
 

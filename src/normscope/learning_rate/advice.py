@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from normscope.errors import StateError
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import explain, table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.theory import MeanFieldBound
+from normscope.learning_rate.thresholds import PREDICTION_FACTOR
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 from normscope.text import Rendered, Table
@@ -26,8 +28,10 @@ class Advice(Rendered):
 
     Args:
         rule: of the optimizer.
-        curvature: at the current weights and after the first steps.
-        prediction: of the limit, before any run.
+        curvature: at the current weights and after the first steps; None if it is not known, for
+            the reason in ``curvature_reason``.
+        prediction: of the limit, before any run; None if there is none, for the reason in
+            ``prediction_reason``.
         mean_field: the bound of the theory, from the architecture alone.
         verification: short runs; None without ``verify``.
         invariant: names of the scale-invariant weights.
@@ -42,11 +46,15 @@ class Advice(Rendered):
         held: names of the norm layers that used their running statistics.
         calibrated: whether the loss is one on which prediction and threshold were calibrated.
         hooked: whether hooks on parameters or modules change or observe gradients.
+        curvature_reason: why there is no curvature, in a few words.
+        prediction_reason: why there is no prediction, in a few words.
+        effort: "quick", "default" or "thorough".
+        objective: of the recommended rate: "fastest" or "half_limit".
     """
 
     rule: UpdateRule
-    curvature: MeasuredCurvature
-    prediction: LimitPrediction
+    curvature: MeasuredCurvature | None
+    prediction: LimitPrediction | None
     mean_field: MeanFieldBound
     verification: Verification | None
     invariant: tuple[str, ...]
@@ -59,22 +67,40 @@ class Advice(Rendered):
     held: tuple[str, ...] = ()
     calibrated: bool = True
     hooked: bool = False
+    curvature_reason: str = ""
+    prediction_reason: str = ""
+    effort: str = "thorough"
+    objective: str = "half_limit"
+
+    def __post_init__(self) -> None:
+        if self.verification is None and self.prediction is None:
+            raise StateError(
+                "there is no learning rate to advise: the limit cannot be predicted "
+                f"({self.prediction_reason or 'no prediction was made'}), and no run has verified "
+                "it; use verify=True."
+            )
 
     @property
-    def bound(self) -> float:
-        """2 (1 + momentum) / lambda_max; less if a few steps at that rate were unstable."""
-        return self.curvature.bound(self.rule)
+    def bound(self) -> float | None:
+        """2 (1 + momentum) / lambda_max; less if a few steps at that rate were unstable.
+
+        None if the curvature is not known, see ``curvature_reason``.
+        """
+        return None if self.curvature is None else self.curvature.bound(self.rule)
 
     @property
-    def curvature_bound(self) -> float:
-        """The bound, lowered if a run failed below it."""
-        found = self.verification
-        return self.bound if found is None else found.lowered_bound(self.bound)
+    def curvature_bound(self) -> float | None:
+        """The bound, lowered if a run failed below it; None if there is none."""
+        found, bound = self.verification, self.bound
+        return bound if found is None or bound is None else found.lowered_bound(bound)
 
     @property
-    def predicted(self) -> float:
-        """The predicted limit, from the last layer or from trial runs on a few samples."""
-        return self.prediction.rate
+    def predicted(self) -> float | None:
+        """The predicted limit, from the last layer or from trial runs on a few samples.
+
+        None if there is no prediction, see ``prediction_reason``.
+        """
+        return None if self.prediction is None else self.prediction.rate
 
     @property
     def theory(self) -> float | None:
@@ -100,7 +126,8 @@ class Advice(Rendered):
         """
         if self.verification is not None:
             return self.verification.limit
-        return max(self.predicted, self.curvature_bound)
+        assert self.prediction is not None  # checked when the advice is made
+        return max(self.prediction.rate, self.curvature_bound or 0.0)
 
     @property
     def recommended(self) -> float:
@@ -118,13 +145,13 @@ class Advice(Rendered):
         """
         below, above = self._batch_spread()
         if self.verification is None:
-            return self.limit * below / 2, self.limit * above * 2
+            return self.limit * below / PREDICTION_FACTOR, self.limit * above * PREDICTION_FACTOR
         low, high = self.verification.ends
         return low * below, high * above
 
     def _batch_spread(self) -> tuple[float, float]:
         """Return the median curvature of the batches over the largest, and over the smallest."""
-        values = self.curvature.values
+        values = self.curvature.values if self.curvature is not None else ()
         curved = sorted(value for value in values if value > 0)
         if not curved:
             return 1.0, 1.0
@@ -134,8 +161,8 @@ class Advice(Rendered):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Squared length of the top eigenvector in each module."""
-        return self.curvature.shares
+        """Squared length of the top eigenvector in each module; empty if it is not known."""
+        return {} if self.curvature is None else self.curvature.shares
 
     @property
     def explanation(self) -> str:
@@ -144,7 +171,7 @@ class Advice(Rendered):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings."""
-        found = self.verification
+        found, curvature = self.verification, self.curvature
         collapse = math.inf if found is None else found.lowest_collapse
         return {
             "optimizer": self.rule.name,
@@ -152,6 +179,8 @@ class Advice(Rendered):
             "nesterov": self.rule.nesterov,
             "weight_decay": self.rule.weight_decay,
             "exact": self.rule.is_exact,
+            "effort": self.effort,
+            "objective": self.objective,
             "batch_size": self.batch_size,
             "mode": self.mode,
             "curvature_bound": self.curvature_bound,
@@ -160,7 +189,7 @@ class Advice(Rendered):
             "recommended": self.recommended,
             "interval": list(self.interval),
             "predicted": self.predicted,
-            "predicted_reason": self.prediction.reason,
+            "predicted_reason": _reason(self.prediction, self.prediction_reason),
             "theory": self.theory,
             "theory_reason": self.mean_field.reason,
             "theory_frozen": list(self.mean_field.frozen),
@@ -169,11 +198,12 @@ class Advice(Rendered):
             "growth_limit": self.growth_limit,
             "verification_steps": None if found is None else found.steps,
             "trials": [vars(each) for each in (found.all_runs if found else ())],
-            "lambda_max": list(self.curvature.values),
-            "lambda_max_later": list(self.curvature.later),
-            "lambda_max_beyond": self.curvature.beyond,
-            "curvature": self.curvature.kind,
-            "converged": self.curvature.converged,
+            "lambda_max": [] if curvature is None else list(curvature.values),
+            "lambda_max_later": [] if curvature is None else list(curvature.later),
+            "lambda_max_beyond": None if curvature is None else curvature.beyond,
+            "curvature": None if curvature is None else curvature.kind,
+            "curvature_reason": self.curvature_reason,
+            "converged": None if curvature is None else curvature.converged,
             "shares": self.shares,
             "scale_invariant": list(self.invariant),
             "explanation": self.explanation,
@@ -192,7 +222,8 @@ class Advice(Rendered):
         for name in ("interval", "verified"):
             low, high = values[name] or (None, None)
             values |= {f"{name}_low": low, f"{name}_high": high, name: []}
-        values |= {"lambda_max": max(self.curvature.values), "runs": len(values["trials"])}
+        largest = max(values["lambda_max"], default=None)
+        values |= {"lambda_max": largest, "runs": len(values["trials"])}
         return {name: each for name, each in values.items() if not isinstance(each, list | dict)}
 
     def to_xarray(self) -> xr.Dataset:
@@ -226,3 +257,8 @@ class Advice(Rendered):
 
     def _table(self) -> Table:
         return Table(table_rows(self), table_title(self), [self.explanation], numbers=("value",))
+
+
+def _reason(prediction: LimitPrediction | None, without: str) -> str:
+    """Return how the prediction was found, or why there is none."""
+    return without if prediction is None else prediction.reason

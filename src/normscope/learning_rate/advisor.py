@@ -31,6 +31,7 @@ from normscope.learning_rate.setup import (
 )
 from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.theory import mean_field_bound
+from normscope.learning_rate.thresholds import EFFORTS, OBJECTIVES, PREDICTION_BATCHES, Effort
 from normscope.learning_rate.trial_run import TrialStart, gradient_on
 from normscope.learning_rate.update_rule import (
     Preconditioner,
@@ -38,7 +39,7 @@ from normscope.learning_rate.update_rule import (
     preconditioner_of,
     rule_of,
 )
-from normscope.learning_rate.verification import verify_limit
+from normscope.learning_rate.verification import Verification, verify_limit
 from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import has_backward_hooks, has_gradient_hooks
@@ -50,14 +51,12 @@ from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error
 from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.registry import unknown_name
 from normscope.validation import check_bool, check_callback, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
     from normscope.training.optimizers import OptimizerFactory
-
-_BATCHES = 4  # for the prediction
-_CURVATURE_BATCHES = 3  # of these for the curvature bound
 
 
 @interrupt_safe
@@ -75,6 +74,8 @@ def max_learning_rate(
     batch_size: int | None = None,
     mode: str = "as_is",
     seed: int = 0,
+    effort: str = "default",
+    objective: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> Advice:
     r"""Find how large a learning rate training can take from the current weights.
@@ -110,6 +111,8 @@ def max_learning_rate(
             statistics as constants) or "eval": all modules alike. A model in eval mode gets a
             warning with "as_is".
         seed: of the data order, dropout and noise.
+        effort: "quick", "default" or "thorough": how much may be spent on the answer.
+        objective: what ``recommended`` is; None: "half_limit".
         progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
             shows them.
 
@@ -133,38 +136,63 @@ def max_learning_rate(
     check_integer("seed", seed)
     check_callback("progress", progress)
     check_mode(mode)
+    plan, aim = _check_effort(effort), _check_objective(objective)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     setup = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
     setup.warn_of_flags()
-    return advise(setup, verify, progress or ignore_progress)
+    return advise(setup, verify, progress or ignore_progress, plan, aim)
 
 
-def advise(setup: TrainingSetup, verify: bool, progress: ProgressCallback) -> Advice:
+def _check_effort(name: str) -> Effort:
+    if name not in EFFORTS:
+        raise unknown_name("effort", name, EFFORTS)
+    return EFFORTS[name]
+
+
+def _check_objective(name: str | None) -> str:
+    if name is not None and name not in OBJECTIVES:
+        raise unknown_name("objective", name, OBJECTIVES)
+    return name or "half_limit"
+
+
+def advise(
+    setup: TrainingSetup,
+    verify: bool,
+    progress: ProgressCallback,
+    effort: Effort = EFFORTS["thorough"],
+    objective: str = "half_limit",
+) -> Advice:
     """Return the advice for a training setup, which is left unchanged.
 
     Args:
         setup: model, loss, data, optimizer, batch size and seed.
         verify: whether short runs verify the limit.
         progress: receives an event as each part begins.
+        effort: what may be spent.
+        objective: of the recommended rate.
     """
     begin = time.perf_counter()
     optimizer = bind_all_parameters(setup.optimizer, setup.problem.model)
     refuse_step_hooks(setup.optimizer, setup.problem.model)
     with torch.inference_mode(False), setup.isolated():
-        advice = _measure(setup, optimizer, verify, progress)
-    return replace(advice, seconds=time.perf_counter() - begin)
+        advice = _measure(setup, optimizer, verify, progress, effort)
+    return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 
 def _measure(
-    setup: TrainingSetup, optimizer: Optimizer, verify: bool, progress: ProgressCallback
+    setup: TrainingSetup,
+    optimizer: Optimizer,
+    verify: bool,
+    progress: ProgressCallback,
+    effort: Effort,
 ) -> Advice:
     """Return the advice without its time; the caller isolates the model."""
     problem, seed, mode, rule = setup.problem, setup.seed, setup.mode, rule_of(optimizer)
-    batches = setup.batches(_BATCHES)
+    batches = setup.batches(PREDICTION_BATCHES)
     check_data(problem, batches, setup.batch_size, seed, mode)
     _check_first_loss(problem, batches[0], seed, mode)
     preconditioner = _preconditioner(setup, batches, optimizer, rule)
-    few = batches[:_CURVATURE_BATCHES]
+    few = batches[: effort.curvature_batches]
     curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress, mode)
     _check_curvature(curvature, rule)
     progress(Progress("prediction"))
@@ -178,7 +206,7 @@ def _measure(
         rule=rule,
         curvature=curvature,
         prediction=prediction,
-        verification=verify_limit(setup, prediction.rate, progress) if verify else None,
+        verification=_verify(setup, prediction.rate, progress, effort) if verify else None,
         mean_field=mean_field_bound(problem, batches[0], rule, closure, mode),
         invariant=scale_invariant_weights(problem, batches[0], seed, mode),
         batch_size=max(map(batch_count, batches)),
@@ -190,7 +218,14 @@ def _measure(
         held=held,
         calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
         hooked=has_gradient_hooks(problem.model.parameters()) or has_backward_hooks(problem.model),
+        effort=effort.name,
     )
+
+
+def _verify(
+    setup: TrainingSetup, guess: float, progress: ProgressCallback, effort: Effort
+) -> Verification:
+    return verify_limit(setup, guess, progress, effort.limit_steps)
 
 
 def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:

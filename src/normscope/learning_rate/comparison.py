@@ -20,7 +20,7 @@ from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.advisor import advise
 from normscope.learning_rate.network_properties import constant_output_loss, gradient_growth
 from normscope.learning_rate.setup import TrainingSetup, optimizer_or_sgd, refuse_step_hooks
-from normscope.learning_rate.stability import STEPS
+from normscope.learning_rate.thresholds import STEPS
 from normscope.problem.batch import Batch
 from normscope.problem.hooks import copy_gradient_hooks
 from normscope.problem.loss import WholeLoss
@@ -214,7 +214,7 @@ class Comparison(Rendered):
         for row, line in zip(self.rows, losses, strict=True):
             line[: len(row.losses)] = row.losses
         rates = {
-            name: ("norm", [float(getattr(row.advice, name)) for row in self.rows])
+            name: ("norm", [_or_nan(getattr(row.advice, name)) for row in self.rows])
             for name in ("curvature_bound", "limit", "recommended", "predicted")
         }
         low, high = zip(*(row.advice.interval for row in self.rows), strict=True)
@@ -259,6 +259,10 @@ class Comparison(Rendered):
             found.append({"norm": row.norm, **cells})
         title = "The same net under several normalizations"
         return Table(found, title, self.notes, numbers=[*found[0]][1:])
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _is_enclosed(advice: Advice) -> bool:
@@ -399,7 +403,7 @@ def compare(
             network = convert_in_mode(model, norm, mode, vectors)
             copy_gradient_hooks(model, network)
             setup = replace(asked, problem=Problem(network, loss, data))
-            advice = advise(setup, verify, report)
+            advice = advise(setup, verify, report, objective="half_limit")
             report(Progress("training at half the limit"))
             rows.append(_compare_norm(norm, setup, advice, steps))
     return Comparison(tuple(rows), steps)
@@ -450,7 +454,7 @@ def _compare_norm(norm: str, setup: TrainingSetup, advice: Advice, steps: int) -
         )
         losses = np.array([step.loss for step in loop.run(steps)])
     diverged = loop.outcome is Outcome.DIVERGED
-    kind = advice.curvature.kind
+    kind = "ggn" if advice.curvature is None else advice.curvature.kind
     values = {mode: _eigenvalue(problem, batches[0], kind, mode, seed) for mode in MODES}
     growth = gradient_growth(problem, batches[0], seed, setup.mode)
     guess = constant_output_loss(problem, batches) if problem.has_outputs else None

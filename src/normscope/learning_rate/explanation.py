@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from normscope.learning_rate.bound import MeasuredCurvature
-from normscope.learning_rate.stability import STEPS
+from normscope.learning_rate.thresholds import STEPS
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 
@@ -26,13 +26,11 @@ def table_rows(advice: Advice) -> list[dict[str, str | None]]:
     rows: list[tuple[str, str | None, str]] = [
         ("recommended", f"{advice.recommended:.3g}", "half the limit"),
         ("limit", f"{advice.limit:.3g}", _limit_remark(advice)),
-        ("curvature bound", f"{advice.curvature_bound:.3g}", _bound_remark(advice)),
-        ("predicted", f"{advice.predicted:.3g}", _prediction_remark(advice)),
+        ("curvature bound", _rate(advice.curvature_bound), _bound_remark(advice)),
+        ("predicted", _rate(advice.predicted), _prediction_remark(advice)),
         ("theory", _rate(advice.theory), _theory_remark(advice)),
         ("verified", _rate(found.low or None if found else None), _verified_remark(found)),
-        ("lambda_max", f"{max(advice.curvature.values):.4g}", _curvature_remark(advice)),
-        *_later_row(advice),
-        ("top direction", "", _shares_remark(advice)),
+        *_curvature_rows(advice),
     ]
     return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
 
@@ -51,22 +49,26 @@ def _limit_remark(advice: Advice) -> str:
 
 
 def _bound_remark(advice: Advice) -> str:
-    found = advice.verification
-    if found is not None and found.lowest_failure < advice.bound:
+    found, bound, lowered = advice.verification, advice.bound, advice.curvature_bound
+    if advice.curvature is None or bound is None or lowered is None:
+        return f"none: {advice.curvature_reason}"
+    if found is not None and found.lowest_failure < bound:
         base = "that rate" if found.lowest_failure <= found.limit else "the limit"
-        divisor = min(found.lowest_failure, found.limit) / advice.curvature_bound
+        divisor = min(found.lowest_failure, found.limit) / lowered
         share = "half" if divisor < 2.005 else f"{1 / divisor:.2g} times"
-        failed = f"a run failed at {found.lowest_failure:.3g}, below the bound {advice.bound:.3g}"
+        failed = f"a run failed at {found.lowest_failure:.3g}, below the bound {bound:.3g}"
         return f"{failed}: lowered to {share} {base}"
-    if advice.curvature_bound < advice.bound:
-        return f"the limit; the bound itself, {advice.bound:.3g}, was not tried"
-    if advice.bound < advice.rule.largest_stable_rate(advice.curvature.largest):
-        return f"lowered: a few steps at {2 * advice.bound:.3g} were unstable"
+    if lowered < bound:
+        return f"the limit; the bound itself, {bound:.3g}, was not tried"
+    if bound < advice.rule.largest_stable_rate(advice.curvature.largest):
+        return f"lowered: a few steps at {2 * bound:.3g} were unstable"
     return "a quadratic with the largest curvature measured is stable below it"
 
 
 def _prediction_remark(advice: Advice) -> str:
-    ratio = advice.limit / advice.predicted
+    if advice.prediction is None:
+        return f"none: {advice.prediction_reason}"
+    ratio = advice.limit / advice.prediction.rate
     source = "the curvature bound is" if advice.verification is None else "the runs found"
     far = f"; {source} {ratio:.2g} times that" if not 1 / 2 <= ratio <= 2 else ""
     return f"{advice.prediction.reason}{far}"
@@ -92,18 +94,29 @@ def _theory_remark(advice: Advice) -> str:
     return "; ".join(words)
 
 
-def _curvature_remark(advice: Advice) -> str:
-    rule = advice.rule
-    values = ", ".join(f"{value:.4g}" for value in advice.curvature.values)
-    matrix = {"ggn": "Gauss-Newton matrix"}.get(advice.curvature.kind, "Hessian")
+def _curvature_rows(advice: Advice) -> list[tuple[str, str | None, str]]:
+    """Return the rows of the measured curvature, if there is one."""
+    curvature = advice.curvature
+    if curvature is None:
+        return []
+    return [
+        ("lambda_max", f"{max(curvature.values):.4g}", _curvature_remark(advice.rule, curvature)),
+        *_later_row(curvature),
+        ("top direction", "", _shares_remark(advice)),
+    ]
+
+
+def _curvature_remark(rule: UpdateRule, curvature: MeasuredCurvature) -> str:
+    values = ", ".join(f"{value:.4g}" for value in curvature.values)
+    matrix = {"ggn": "Gauss-Newton matrix"}.get(curvature.kind, "Hessian")
     decay = " and its weight decay" if rule.weight_decay and not rule.decoupled else ""
     scaled = "" if rule.is_exact else f"{decay} over {rule.name}'s scale"
     return f"measured: {matrix} of the loss{scaled}, all trained parameters; by batch {values}"
 
 
-def _later_row(advice: Advice) -> list[tuple[str, str | None, str]]:
+def _later_row(curvature: MeasuredCurvature) -> list[tuple[str, str | None, str]]:
     """Return a row for the largest eigenvalue, if it was measured after the first steps."""
-    start, largest = max(advice.curvature.values), advice.curvature.largest
+    start, largest = max(curvature.values), curvature.largest
     if largest <= 1.03 * max(start, 0.0):
         return []
     times = f", {largest / start:.3g} times lambda_max at the start" if start > 0 else ""
@@ -152,8 +165,8 @@ def explain(advice: Advice) -> str:
         _explain_held(advice),
         _explain_bound(advice),
         *_explain_difference(advice),
-        _explain_later_curvature(advice.curvature),
-        _explain_estimate(advice.rule),
+        "" if advice.curvature is None else _explain_later_curvature(advice.curvature),
+        "" if advice.curvature is None else _explain_estimate(advice.rule),
         _explain_changes(advice),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
@@ -162,9 +175,10 @@ def explain(advice: Advice) -> str:
 def _explain_limit(advice: Advice) -> str:
     found = advice.verification
     if found is None:
+        source = "" if advice.prediction is None else f", from {advice.prediction.reason}"
         return (
-            f"Training is expected to become unstable near {advice.limit:.3g}, from "
-            f"{advice.prediction.reason}; no run has verified it. Half of that is recommended."
+            f"Training is expected to become unstable near {advice.limit:.3g}{source}; no run has "
+            "verified it. Half of that is recommended."
         )
     if math.isinf(found.high) and not found.collapsed_first:
         text = f"No learning rate up to {found.low:.3g} was unstable in short runs."
@@ -220,7 +234,10 @@ def _explain_held(advice: Advice) -> str:
 
 
 def _explain_bound(advice: Advice) -> str:
-    found, bound, text = advice.verification, advice.curvature_bound, _explain_curvature(advice)
+    found, bound, curvature = advice.verification, advice.curvature_bound, advice.curvature
+    if curvature is None or bound is None or advice.bound is None:
+        return f"There is no curvature bound: {advice.curvature_reason}."
+    text = _explain_curvature(advice, curvature, advice.bound)
     if found is not None and found.lowest_failure < advice.bound:
         collapsed = found.lowest_failure == found.lowest_collapse
         why = "the network collapsed" if collapsed else "its curvature grows later"
@@ -234,9 +251,8 @@ def _explain_bound(advice: Advice) -> str:
     return f"{text}, the curvature bound{margin if advice.recommended < bound else ''}."
 
 
-def _explain_curvature(advice: Advice) -> str:
+def _explain_curvature(advice: Advice, curvature: MeasuredCurvature, bound: float) -> str:
     """Return a sentence without its end: the largest curvature and the rate that it allows."""
-    curvature, bound = advice.curvature, advice.bound
     allowed, start = advice.rule.largest_stable_rate(curvature.largest), max(curvature.values)
     name, share = next(iter(advice.shares.items()))
     where = f"{share:.0%} of its direction in {_module_label(name)}"
@@ -264,17 +280,21 @@ def _explain_difference(advice: Advice) -> list[str]:
             "do not count in the curvature bound and the theory; those of modules do not count in "
             "the prediction either, only in short runs."
         ]
-    return [_explain_gap(advice), _explain_recommendation(advice)]
+    bound = advice.curvature_bound
+    if bound is None or advice.bound is None:
+        return []
+    gap = "" if bound < advice.bound else _explain_gap(advice, bound)
+    return [gap, _explain_recommendation(advice, bound)]
 
 
-def _explain_gap(advice: Advice) -> str:
+def _explain_gap(advice: Advice, bound: float) -> str:
     """Return why the limit is at least 1.5 times the curvature bound, if it is."""
-    factor = advice.limit / advice.curvature_bound
-    if factor < 1.5 or advice.curvature_bound < advice.bound:
+    factor = advice.limit / bound
+    if factor < 1.5:
         return ""
     modules = {name.rpartition(".")[0] for name in advice.invariant}
     share = sum(part for name, part in advice.shares.items() if name in modules)
-    reason = _beyond_bound(advice)
+    reason = _beyond_bound(advice.verification, bound)
     if share > 0.2:
         which = "that feed a norm layer, whose" if advice.norms else "whose"
         reason = (
@@ -284,9 +304,8 @@ def _explain_gap(advice: Advice) -> str:
     return f"The limit is {factor:.1f} times that: {reason}"
 
 
-def _beyond_bound(advice: Advice) -> str:
+def _beyond_bound(found: Verification | None, bound: float) -> str:
     """Return what the runs between the curvature bound and the limit showed."""
-    found, bound = advice.verification, advice.curvature_bound
     if found is None:
         return "beyond the curvature bound the loss may jump at first."
     held = [run.worst for run in found.runs if not run.failed and run.rate > bound]
@@ -298,9 +317,9 @@ def _beyond_bound(advice: Advice) -> str:
     return f"in the runs beyond the curvature bound that held, the loss {rise}."
 
 
-def _explain_recommendation(advice: Advice) -> str:
+def _explain_recommendation(advice: Advice, bound: float) -> str:
     """Return when to prefer the curvature bound, if the recommended rate is above it."""
-    if advice.recommended <= advice.curvature_bound:
+    if advice.recommended <= bound:
         return ""
     if advice.verification is None:
         return (
@@ -359,7 +378,7 @@ def _explain_changes(advice: Advice) -> str:
         depth += ", but hardly changed the limit of the BatchNorm networks measured"
         batches = "Small batches lower the limit and, by noisy statistics, the curvature bound."
     gamma = ""
-    if advice.scaled_layer is not None and advice.scaled_layer == next(iter(advice.shares)):
+    if advice.scaled_layer is not None and advice.scaled_layer == next(iter(advice.shares), None):
         gamma = (
             "a smaller gamma of the last norm layer, since the curvature of the last layer goes as "
             "its square; "

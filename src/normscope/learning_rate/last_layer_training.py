@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.learning_rate.last_layer import LastLayer
-from normscope.learning_rate.stability import STEPS, growth_limit
+from normscope.learning_rate.stability import growth_limit
+from normscope.learning_rate.thresholds import STEPS
 from normscope.learning_rate.update_rule import RuleSteps, UpdateRule
 from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.problem import Problem

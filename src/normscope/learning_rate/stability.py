@@ -10,15 +10,17 @@ from typing import Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normscope.learning_rate.thresholds import (
+    COLLAPSE_EVERY,
+    EARLY_STEPS,
+    GROWTH,
+    SQUARED_ERROR_GROWTH,
+    STEPS,
+)
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_squared_error
 from normscope.text import Rendered
 from normscope.training.loop import Loop
-
-STEPS = 100
-"""Steps within which an instability counts."""
-_EARLY_STEPS = 20  # an instability within these is caused by the rate, not by the data order
-_CHECK_EVERY = 10  # steps between two checks for constant outputs
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class ShortRun(Rendered):
         A rate that breaks the first steps does so on nearly every data order. Later instabilities
         depend on chance: one order breaks at a third of the rate at which another does.
         """
-        return self.unstable and self.steps > _EARLY_STEPS
+        return self.unstable and self.steps > EARLY_STEPS
 
 
 def growth_limit(loss: object) -> float:
@@ -71,7 +73,7 @@ def growth_limit(loss: object) -> float:
     >>> growth_limit(nn.MSELoss()), growth_limit(nn.CrossEntropyLoss())
     (3.0, 1.5)
     """
-    return 3.0 if is_squared_error(loss) else 1.5
+    return SQUARED_ERROR_GROWTH if is_squared_error(loss) else GROWTH
 
 
 def short_run(
@@ -147,7 +149,7 @@ class _CollapseCheck:
     def check(self, index: int) -> bool:
         """Check every tenth step; collapsed once outputs are constant at two checks in a row."""
         output = self._output
-        if output is None or output.dim() == 0 or len(output) < 2 or index % _CHECK_EVERY:
+        if output is None or output.dim() == 0 or len(output) < 2 or index % COLLAPSE_EVERY:
             return self.found
         if bool((output != output[:1]).any()):
             self._has_differed, self._constant = True, 0

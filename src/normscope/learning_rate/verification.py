@@ -8,18 +8,24 @@ from enum import Enum
 
 from normscope.errors import StateError
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import STEPS, ShortRun, short_run
+from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.thresholds import (
+    EFFORTS,
+    FAILURE_MARGIN,
+    RAMP_DELAY,
+    RAMP_FACTOR,
+    RAMP_GROWTH,
+    RAMP_RESTART,
+    RAMP_START,
+    STEPS,
+    TOLERANCE,
+    WIDENING,
+)
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table
 
-BUDGET = 600
+BUDGET = EFFORTS["thorough"].limit_steps
 """Gradients of all short runs together."""
-_TOLERANCE = 0.05  # relative, on the limit
-_RAMP_START = 1 / 8  # of the prediction
-_RAMP_GROWTH = 1.08  # per step: 2200 times in 100 steps
-_RAMP_DELAY = 2.0  # a ramp becomes unstable at about this multiple of the limit
-_WIDENING = 1.6  # ratio of rates until the limit is enclosed
-_MARGIN = 2.0  # below the lowest failure, if the curvature did not foresee it
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Verification(Rendered):
         """
         if self.lowest_failure >= bound:
             return min(bound, self.limit)
-        return min(self.lowest_failure, self.limit) / max(_MARGIN, self.spread)
+        return min(self.lowest_failure, self.limit) / max(FAILURE_MARGIN, self.spread)
 
     @property
     def steps(self) -> int:
@@ -153,8 +159,8 @@ def verify_limit(
         StateError: if the losses of untrained batches differ by more than the limit of growth.
     """
     search = _Search(setup, budget, progress)
-    end = search.ramp(guess * _RAMP_START)
-    search.go_down(end / _RAMP_DELAY)
+    end = search.ramp(guess * RAMP_START)
+    search.go_down(end / RAMP_DELAY)
     search.go_up()
     search.bisect({_Verdict.UNSTABLE})
     search.bisect({_Verdict.UNSTABLE, _Verdict.COLLAPSED})
@@ -198,13 +204,13 @@ class _Search:
                 self.setup.batch_size,
                 self.setup.seed,
                 min(STEPS, self.left),
-                rate_at=lambda step: start * _RAMP_GROWTH**step,
+                rate_at=lambda step: start * RAMP_GROWTH**step,
                 keeps_flags=True,
             )
         self.all_runs.append(done)
         self.ramps += 1
-        if done.failed and done.steps <= 6 and self.ramps < 4:
-            return self.ramp(start / 64)  # it started too high
+        if done.failed and done.steps <= RAMP_RESTART and self.ramps < 4:
+            return self.ramp(start / RAMP_FACTOR)  # it started too high
         return done.rate
 
     def judge(self, rate: float) -> _Verdict:
@@ -246,14 +252,14 @@ class _Search:
         """Decrease a rate until it holds; after six failures check the data."""
         tried = 0
         while self.left >= STEPS and self.judge(rate) is not _Verdict.HELD:
-            tried, rate = tried + 1, rate / _WIDENING
+            tried, rate = tried + 1, rate / WIDENING
             if tried == 6 or self.left < 2 * STEPS:
                 self._check_untrained()
 
     def go_up(self) -> None:
         """Increase the largest rate until one is unstable, if none was."""
         while self.left >= STEPS and _Verdict.UNSTABLE not in self.verdicts.values():
-            self.judge(max(self.verdicts) * _WIDENING)
+            self.judge(max(self.verdicts) * WIDENING)
 
     def _check_untrained(self) -> None:
         """Reject data on which even an untrained network counts as unstable.
@@ -275,7 +281,7 @@ class _Search:
         """Try the geometric mean of the enclosing rates until they are within the tolerance."""
         while self.left >= STEPS:
             low, high = self.enclosing(failures)
-            if low == 0 or not math.isfinite(high) or high <= low * (1 + _TOLERANCE):
+            if low == 0 or not math.isfinite(high) or high <= low * (1 + TOLERANCE):
                 return
             self.judge(math.sqrt(low * high))
 

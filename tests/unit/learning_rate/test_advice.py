@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
+from normscope.errors import StateError
 from normscope.learning_rate import Advice, max_learning_rate
 from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import table_rows, table_title
@@ -449,6 +450,35 @@ def test_dataset_tells_ramps_from_runs_and_holds_the_theory():
 def test_prediction_far_off_the_limit_is_said_to_be(rate, ends, words):
     found = advice(rate=rate, verification=verified(*ends))
     assert row(found, "predicted")["remark"] == words
+
+
+def test_advice_without_curvature_and_prediction_is_that_of_the_runs():
+    found = replace(
+        advice(verification=verified(0.2, 0.3)),
+        curvature=None,
+        prediction=None,
+        curvature_reason="the rule of Lion is not known",
+        prediction_reason="the rule of Lion is not known",
+    )
+    assert (found.bound, found.curvature_bound, found.predicted) == (None, None, None)
+    assert found.limit == pytest.approx(0.06**0.5)
+    assert found.interval == (0.2, 0.3)
+    assert found.shares == {}
+    for quantity in ("curvature bound", "predicted"):
+        expected = {"value": None, "remark": "none: the rule of Lion is not known"}
+        assert row(found, quantity) == {"quantity": quantity, **expected}
+    assert "There is no curvature bound: the rule of Lion is not known." in found.explanation
+    plain = found.to_dict()
+    assert (plain["bound"], plain["predicted"], plain["lambda_max"]) == (None, None, [])
+    assert plain["predicted_reason"] == plain["curvature_reason"] == "the rule of Lion is not known"
+    assert found.scalars()["lambda_max"] is None
+    assert math.isnan(found.to_xarray().attrs["predicted"])
+    assert found.plot().get_xlabel() == "learning rate"
+
+
+def test_advice_needs_a_prediction_or_runs():
+    with pytest.raises(StateError, match=r"cannot be predicted \(unknown rule\).*verify=True"):
+        replace(advice(), prediction=None, prediction_reason="unknown rule")
 
 
 def test_seconds_are_those_of_the_call():

@@ -18,7 +18,7 @@ from normscope.learning_rate.last_layer_training import (
     last_layer_limit,
     losses_and_gradients,
 )
-from normscope.learning_rate.stability import STEPS
+from normscope.learning_rate.thresholds import STEPS
 from normscope.learning_rate.update_rule import RuleSteps, rule_of
 from normscope.problem import Problem, cross_entropy, squared_error
 

@@ -9,7 +9,8 @@ from torch.optim import SGD
 
 from normscope import whole_loss
 from normscope.learning_rate import growth_limit, is_unstable
-from normscope.learning_rate.stability import STEPS, short_run
+from normscope.learning_rate.stability import short_run
+from normscope.learning_rate.thresholds import STEPS
 from normscope.problem import Problem, cross_entropy, squared_error
 from normscope.training import sgd
 
