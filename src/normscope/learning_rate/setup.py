@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.problem.wrappers import run_unwrapped
 from normscope.training.batches import batch_source
+from normscope.training.common_rate import CommonRate, SchedulerFactory, relative_rates
+from normscope.training.loop import Loop
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
 
 
@@ -34,6 +37,9 @@ class TrainingSetup:
         batch_size: samples per step; None: the batches of the data.
         seed: of the data order, dropout and noise.
         mode: of everything measured and of the runs: "train", "frozen", "eval" or "as_is".
+        scheduler: makes the schedule of the learning rate for an optimizer; None: a constant rate.
+        clip_norm: largest norm of the gradient in the runs; None: not clipped.
+        accumulate: batches per step.
     """
 
     problem: Problem
@@ -41,6 +47,9 @@ class TrainingSetup:
     batch_size: int | None
     seed: int
     mode: str = "train"
+    scheduler: SchedulerFactory | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
 
     @property
     def orders_differ(self) -> bool:
@@ -56,19 +65,63 @@ class TrainingSetup:
         have the flags of the mode: its ``train()`` must not be called.
 
         Args:
-            rate: learning rate of every parameter group.
+            rate: learning rate of the group whose own rate is the largest, before the schedule; all
+                other rates keep their ratio to it.
 
         Yields:
-            An optimizer of the model's parameters, with the state of the user's.
+            An optimizer of the model's parameters, with the state of the user's. The learning rate
+            of its groups is the one given.
         """
         model = self.problem.model
         own = list(model.parameters())
         with self.isolated(trainable=True), in_mode(model, self.mode, twice=False):
             trained = zip(own, model.parameters(), strict=True)
             optimizer = self._new_optimizer(dict(trained))
+            plain = self.scheduler is None and self.clip_norm is None
+            if not plain or set(relative_rates(optimizer)) != {1.0}:
+                optimizer = CommonRate(optimizer, self.scheduler, self.clip_norm)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             yield optimizer
+
+    def loop(self, optimizer: Optimizer, order: int, divergence_factor: float | None) -> Loop:
+        """Return a training loop of the problem, as short runs use it.
+
+        Args:
+            optimizer: as `training` yields it.
+            order: seed of the data order.
+            divergence_factor: as in `normscope.train`.
+        """
+        return Loop(
+            self.problem,
+            optimizer,
+            self.batch_size,
+            order,
+            divergence_factor=divergence_factor,
+            own_gradients_only=True,
+            keeps_flags=True,
+            accumulate=self.accumulate,
+        )
+
+    def peak_rates(self, optimizer: Optimizer, steps: int) -> list[float]:
+        """Return the largest rate of every group within some steps, for a common rate of 1.
+
+        Args:
+            optimizer: of the user, or what the factory made; not changed.
+            steps: of the schedule that count, at least 1; it may end before.
+        """
+        if self.scheduler is None:
+            return relative_rates(optimizer)
+        own = (each for group in optimizer.param_groups for each in group["params"])
+        clone = copy_optimizer(optimizer, {each: each for each in own}, "pass a factory")
+        scheduled = CommonRate(clone, self.scheduler)
+        peaks = scheduled.relative_rates
+        with warnings.catch_warnings(), suppress(InputError):
+            warnings.simplefilter("ignore", UserWarning)  # torch's: no update was taken before
+            for _ in range(steps - 1):
+                scheduled.step_schedule()
+                peaks = list(map(max, peaks, scheduled.relative_rates))
+        return peaks
 
     @contextmanager
     def isolated(self, trainable: bool = False) -> Iterator[None]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from normscope.errors import ArgumentTypeError, InputError
+from normscope.errors import InputError
 from normscope.problem.parameters import ParameterLayout
 
 
@@ -33,6 +33,7 @@ class UpdateRule:
         amsgrad: whether the largest mean so far divides, rather than the current one.
         centered: whether the squared mean gradient is subtracted from the mean squared one.
         corrected: whether running means are corrected for their start at zero (Adam's are).
+        unknown: why the rule is not known, so that only runs can find the limit; None if it is.
     """
 
     name: str
@@ -46,11 +47,12 @@ class UpdateRule:
     amsgrad: bool = False
     centered: bool = False
     corrected: bool = False
+    unknown: str | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether the bound is a theorem on quadratics, rather than an estimate."""
-        return self.second_moment is None
+        return self.second_moment is None and self.unknown is None
 
     def largest_stable_rate(self, curvature: float) -> float:
         r"""Return the learning rate above which a quadratic of this curvature diverges.
@@ -108,7 +110,7 @@ class UpdateRule:
 
 # options that all parameter groups must share: together they make the rule
 _SHARED_OPTIONS = (
-    *("lr", "momentum", "nesterov", "dampening"),
+    *("momentum", "nesterov", "dampening"),
     *("betas", "alpha", "eps", "amsgrad", "centered", "decoupled_weight_decay"),
 )
 
@@ -117,34 +119,30 @@ def rule_of(optimizer: Optimizer) -> UpdateRule:
     """Return the update rule of a torch optimizer.
 
     Args:
-        optimizer: SGD, Adam, AdamW or RMSprop.
+        optimizer: any; the rules of SGD, Adam, AdamW and RMSprop are known.
 
     Returns:
-        Its rule; with the largest of several weight decays.
+        Its rule, with the largest of several weight decays. Learning rates do not belong to it. It
+        is unknown for an optimizer of another class, and for one whose groups differ in an option
+        that the rule has once.
 
     Raises:
-        ArgumentTypeError: if it is of another class.
-        InputError: if it maximizes, or its groups differ in an option that must be shared.
+        InputError: if it maximizes.
     """
     readers = {SGD: _sgd, Adam: _adam, AdamW: _adamw, RMSprop: _rmsprop}
-    reader = readers.get(type(optimizer))
-    if reader is None:
-        raise ArgumentTypeError(
-            "the curvature bound knows SGD, Adam, AdamW and RMSprop, got "
-            f"{type(optimizer).__name__}; use one of these."
-        )
-    groups = optimizer.param_groups
+    groups, name = optimizer.param_groups, type(optimizer).__name__
     if any(group.get("maximize") for group in groups):
         raise InputError("the optimizer has maximize=True; the advice is for minimizing a loss.")
-    for name in _SHARED_OPTIONS:
-        values = {str(group[name]) for group in groups if name in group}
+    reader = readers.get(type(optimizer))
+    if reader is None:
+        return UpdateRule(name, unknown=f"the update rule of {name} is not known")
+    for option in _SHARED_OPTIONS:
+        values = {str(group[option]) for group in groups if option in group}
         if len(values) > 1:
-            raise InputError(
-                f"the optimizer's groups differ in {name!r} ({', '.join(sorted(values))}); the "
-                "advice is one learning rate for all: give groups that agree in it."
-            )
+            differ = f"the groups of {name} differ in {option!r} ({', '.join(sorted(values))})"
+            return UpdateRule(name, unknown=differ)
     decay = max(float(group["weight_decay"]) for group in groups)
-    return UpdateRule(type(optimizer).__name__, weight_decay=decay, **reader(groups[0]))
+    return UpdateRule(name, weight_decay=decay, **reader(groups[0]))
 
 
 def _sgd(group: dict[str, Any]) -> dict[str, Any]:
@@ -262,17 +260,19 @@ class RuleSteps:
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """The divisor of each entry of the gradient in Adam and RMSprop.
+    """The divisor of each entry of the gradient: of Adam and RMSprop, and of slower groups.
 
     Args:
         scale: flat, in the layout's order, positive.
         is_given: whether it comes from the optimizer's state, rather than from a few gradients.
         decay: weight decay that is part of the gradient, entry by entry; None if there is none.
+        has_group_rates: whether it divides by the relative learning rates of parameter groups.
     """
 
     scale: Tensor
     is_given: bool
     decay: Tensor | None = None
+    has_group_rates: bool = False
 
 
 def preconditioner_of(
@@ -281,10 +281,13 @@ def preconditioner_of(
     parameters: Mapping[str, Tensor],
     layout: ParameterLayout,
     gradients: list[Tensor],
+    group_rates: Sequence[float] | None = None,
 ) -> Preconditioner | None:
     r"""Return the divisor of the optimizer's steps.
 
-    .. math:: P = \sqrt{\hat v} + \epsilon
+    .. math:: P = (\sqrt{\hat v} + \epsilon) / r
+
+    with the relative learning rate r of the entry's group; for SGD the root is one.
 
     Args:
         optimizer: its state holds the mean squared gradients once it has taken steps.
@@ -292,10 +295,28 @@ def preconditioner_of(
         parameters: of the model, by name.
         layout: of the flat vectors.
         gradients: flat ones of a few batches, whose mean square replaces a missing state.
+        group_rates: learning rate of every group, for a common rate of 1; None: all 1.
 
     Returns:
-        The divisor; None for SGD.
+        The divisor; None for SGD with one learning rate.
     """
+    found = _divisor(optimizer, rule, parameters, layout, gradients)
+    if group_rates is None or set(group_rates) == {1.0}:
+        return found
+    rates = _entries(optimizer, group_rates, 1.0, parameters, layout)
+    if found is None:
+        return Preconditioner(1 / rates, is_given=True, has_group_rates=True)
+    return replace(found, scale=found.scale / rates, has_group_rates=True)
+
+
+def _divisor(
+    optimizer: Optimizer,
+    rule: UpdateRule,
+    parameters: Mapping[str, Tensor],
+    layout: ParameterLayout,
+    gradients: list[Tensor],
+) -> Preconditioner | None:
+    """Return the divisor of Adam and RMSprop; None for SGD."""
     if rule.second_moment is None:
         return None
     decay = None if rule.decoupled else _decay(optimizer, parameters, layout)
@@ -321,14 +342,21 @@ def _decay(
     optimizer: Optimizer, parameters: Mapping[str, Tensor], layout: ParameterLayout
 ) -> Tensor | None:
     """Return the weight decay of every entry; None if all are zero."""
-    decays = {
-        id(parameter): float(group["weight_decay"])
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    found = [decays.get(id(parameters[name]), 0.0) for name in layout.names]
-    if not any(found):
-        return None
+    decays = [float(group["weight_decay"]) for group in optimizer.param_groups]
+    return _entries(optimizer, decays, 0.0, parameters, layout) if any(decays) else None
+
+
+def _entries(
+    optimizer: Optimizer,
+    values: Sequence[float],
+    other: float,
+    parameters: Mapping[str, Tensor],
+    layout: ParameterLayout,
+) -> Tensor:
+    """Return a value of each group as a flat vector; ``other`` where no group has the entry."""
+    groups = zip(optimizer.param_groups, values, strict=True)
+    by_parameter = {id(each): value for group, value in groups for each in group["params"]}
+    found = [by_parameter.get(id(parameters[name]), other) for name in layout.names]
     sizes = torch.tensor([shape.numel() for shape in layout.shapes])
     return torch.tensor(found, dtype=layout.dtype).repeat_interleave(sizes).to(layout.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -16,9 +16,15 @@ from normscope.errors import InputError, StateError
 from normscope.interrupts import Undo
 from normscope.problem.batch import Batch
 from normscope.problem.global_state import uncached_autocast
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
-from normscope.training.optimizers import OptimizerFactory, bind_optimizer, take_step
+from normscope.training.optimizers import (
+    OptimizerFactory,
+    bind_optimizer,
+    needs_closure,
+    take_step,
+)
 from normscope.validation import check_integer
 
 
@@ -39,8 +45,8 @@ class Step:
 
     Args:
         index: number of updates taken before.
-        loss: loss on the batch, before the update.
-        batch: the batch of this step, (inputs, targets).
+        loss: loss on the batch, before the update; with accumulation the mean over its batches.
+        batch: the batch of this step, (inputs, targets); with accumulation the last one.
         model: the model; the gradient of the loss is in its parameters' ``.grad``.
         learning_rate: of the coming update (of the first parameter group).
         optimizer: takes the update when the loop continues; a learning rate set here takes effect.
@@ -114,6 +120,7 @@ class Loop:
         own_gradients_only: whether a step leaves the ``.grad`` of all tensors alone that are not
             parameters of the model, such as those of a second model that the loss calls.
         keeps_flags: leave every module's ``training`` flag as it is, also in eval mode.
+        accumulate: batches per step, whose mean gradient is taken.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Loop:
         divergence_factor: float | None = 1e3,
         own_gradients_only: bool = False,
         keeps_flags: bool = False,
+        accumulate: int = 1,
     ) -> None:
         if divergence_factor is not None and not divergence_factor > 1:
             raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
@@ -139,6 +147,11 @@ class Loop:
         self._divergence_factor, self._keeps_flags = divergence_factor, keeps_flags
         self._parameters = list(problem.model.parameters())
         self._own_gradients_only = own_gradients_only
+        self._accumulate = accumulate
+        self._closure: Callable[[], Tensor] | None = None
+        # only optimizers with a closure run the model twice on a batch
+        needed = needs_closure(self.optimizer)
+        self._generators = RandomGenerators(problem.model) if needed else None
 
     def run(
         self, steps: int, after_update: Callable[[], None] = lambda: None
@@ -166,14 +179,46 @@ class Loop:
                 if step.diverged:
                     self.outcome = Outcome.DIVERGED
                     return
-                take_step(self.optimizer)
+                take_step(self.optimizer, self._closure)
                 self.taken += 1
                 after_update()
         self.outcome = Outcome.STOPPED if self.stop_requested else Outcome.FINISHED
 
     def _gradient_step(self) -> Step:
-        """Draw a batch and leave the gradient of its loss in the parameters."""
-        batch = self.batches.draw()
+        """Draw the batches of a step and leave the gradient of their loss in the parameters."""
+        batches = [self.batches.draw() for _ in range(self._accumulate)]
+        if self._generators is not None:
+            self._closure = self._repeat(batches, self._generators)
+        loss = self._accumulate_gradient(batches)
+        self.losses.append(loss)
+        diverged = has_diverged(loss, self.losses[0], self._divergence_factor)
+        if diverged and len(batches) > 1:
+            self._clear_gradients()
+        return Step(
+            index=self.taken,
+            loss=loss,
+            batch=batches[-1],
+            model=self.problem.model,
+            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+            optimizer=self.optimizer,
+            diverged=diverged,
+        )
+
+    def _accumulate_gradient(self, batches: Sequence[Batch]) -> float:
+        """Return the mean loss of batches and leave its gradient, unless the loss diverged."""
+        total, count = 0.0, len(batches)
+        for number, batch in enumerate(batches):
+            loss = self._loss(batch)
+            if number == 0:
+                self._clear_gradients()
+            total += loss.item() / count
+            factor = self._divergence_factor if number == count - 1 else None
+            if has_diverged(total, self.losses[0] if self.losses else total, factor):
+                break
+            self._backward(loss, count)
+        return total
+
+    def _loss(self, batch: Batch) -> Tensor:
         with torch.enable_grad(), uncached_autocast(self.problem.device):
             loss = self.problem.loss_on(batch)
         if not loss.requires_grad:
@@ -181,28 +226,37 @@ class Loop:
                 "the loss does not depend on any parameter with requires_grad=True; look for "
                 "frozen parameters, and for detach or no_grad in the model and the loss."
             )
-        # Freed only here, so that the backward pass can reuse the memory of the last gradients.
+        return loss
+
+    def _clear_gradients(self) -> None:
+        """Free the last gradients: after a forward pass, so that the next ones reuse the memory."""
         for parameter in self._parameters:
             parameter.grad = None
-        self.losses.append(loss.item())
-        diverged = has_diverged(self.losses[-1], self.losses[0], self._divergence_factor)
-        if not diverged:
-            self._backward(loss)
-        return Step(
-            index=self.taken,
-            loss=self.losses[-1],
-            batch=batch,
-            model=self.problem.model,
-            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-            optimizer=self.optimizer,
-            diverged=diverged,
-        )
 
-    def _backward(self, loss: Tensor) -> None:
+    def _repeat(
+        self, batches: Sequence[Batch], generators: RandomGenerators
+    ) -> Callable[[], Tensor]:
+        """Return a closure for the optimizer: loss and gradient anew, with the same dropout."""
+        states = generators.torch_states()
+
+        def closure() -> Tensor:
+            generators.set_torch_states(states)
+            self._clear_gradients()
+            losses = []
+            for batch in batches:
+                losses.append(self._loss(batch))
+                self._backward(losses[-1], len(batches))
+            return torch.stack([loss.detach() for loss in losses]).mean()
+
+        return closure
+
+    def _backward(self, loss: Tensor, count: int) -> None:
+        """Add the gradient of one of ``count`` losses, whose mean is the loss of the step."""
         inputs = None
         if self._own_gradients_only:
             inputs = [parameter for parameter in self._parameters if parameter.requires_grad]
-        loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]  # untyped in torch
+        mean = loss if count == 1 else loss / count
+        mean.backward(inputs=inputs)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def has_diverged(loss: float, first: float, factor: float | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -123,7 +124,27 @@ def bind_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) ->
     return optimizer
 
 
-def take_step(optimizer: Optimizer) -> None:
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether a step of the optimizer evaluates the loss again, on the same batch.
+
+    Args:
+        optimizer: any torch optimizer.
+
+    Returns:
+        The optimizer's attribute ``needs_closure``, if it has one. Otherwise True if ``step`` has a
+        closure without a default, or if the optimizer takes its step in two parts, ``first_step``
+        and ``second_step``, as implementations of SAM do.
+    """
+    declared = getattr(optimizer, "needs_closure", None)
+    if declared is not None:
+        return bool(declared)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        return True
+    return all(hasattr(optimizer, name) for name in ("first_step", "second_step"))
+
+
+def take_step(optimizer: Optimizer, closure: Callable[[], Tensor] | None = None) -> None:
     """Step an optimizer, unfused at steps that torch's fused SGD cannot take.
 
     Fused SGD takes neither sparse gradients nor, with momentum, a parameter whose first gradient
@@ -131,10 +152,13 @@ def take_step(optimizer: Optimizer) -> None:
 
     Args:
         optimizer: any optimizer whose parameters hold their gradients.
+        closure: evaluates loss and gradients again, for optimizers that need it.
     """
     groups = optimizer.param_groups
     fused = [group for group in groups if type(optimizer) is SGD and group["fused"]]
-    if not any(_fused_step_fails(optimizer, group) for group in fused):
+    if closure is not None:
+        optimizer.step(closure)  # type: ignore[arg-type]  # torch's closures return floats
+    elif not any(_fused_step_fails(optimizer, group) for group in fused):
         optimizer.step()
     else:
         _step_unfused(optimizer, fused)
