@@ -50,6 +50,9 @@ class Advice(Rendered):
         prediction_reason: why there is no prediction, in a few words.
         effort: "quick", "default" or "thorough".
         objective: of the recommended rate: "fastest" or "half_limit".
+        group_rates: learning rate of every parameter group over that of the fastest one, whose rate
+            all rates of the advice are.
+        notes: sentences about the groups, the schedule, clipping and accumulation.
     """
 
     rule: UpdateRule
@@ -71,6 +74,8 @@ class Advice(Rendered):
     prediction_reason: str = ""
     effort: str = "thorough"
     objective: str = "half_limit"
+    group_rates: tuple[float, ...] = (1.0,)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.verification is None and self.prediction is None:
@@ -134,6 +139,13 @@ class Advice(Rendered):
         """Half the limit: the rate that solves a quadratic's top direction in one step."""
         return self.limit / 2
 
+    def rates(self) -> tuple[float, ...]:
+        """Return the recommended learning rate of every parameter group, in the optimizer's order.
+
+        With a schedule these are the rates before it.
+        """
+        return tuple(self.recommended * relative for relative in self.group_rates)
+
     @property
     def interval(self) -> tuple[float, float]:
         """Where the limit, the median over data orders, may be on other batches.
@@ -187,6 +199,8 @@ class Advice(Rendered):
             "bound": self.bound,
             "limit": self.limit,
             "recommended": self.recommended,
+            "group_rates": list(self.group_rates),
+            "notes": list(self.notes),
             "interval": list(self.interval),
             "predicted": self.predicted,
             "predicted_reason": _reason(self.prediction, self.prediction_reason),

@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from normscope.errors import InputError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import kind_of, norm_layers
+from normscope.learning_rate.accumulation import effective_batches
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
+from normscope.learning_rate.group_rates import GroupRates, no_prediction, setup_notes
 from normscope.learning_rate.network_properties import (
     held_norm_layers,
     layer_scaled_by_gamma,
@@ -26,12 +28,19 @@ from normscope.learning_rate.prediction import predict_limit
 from normscope.learning_rate.setup import (
     TrainingSetup,
     bind_all_parameters,
+    first_step_rate,
     optimizer_or_sgd,
     refuse_step_hooks,
 )
 from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.theory import mean_field_bound
-from normscope.learning_rate.thresholds import EFFORTS, OBJECTIVES, PREDICTION_BATCHES, Effort
+from normscope.learning_rate.thresholds import (
+    EFFORTS,
+    FIRST_STEP,
+    OBJECTIVES,
+    PREDICTION_BATCHES,
+    Effort,
+)
 from normscope.learning_rate.trial_run import TrialStart, gradient_on
 from normscope.learning_rate.update_rule import (
     Preconditioner,
@@ -56,6 +65,7 @@ from normscope.validation import check_bool, check_callback, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
+    from normscope.training.common_rate import SchedulerFactory
     from normscope.training.optimizers import OptimizerFactory
 
 
@@ -76,6 +86,9 @@ def max_learning_rate(
     seed: int = 0,
     effort: str = "default",
     objective: str | None = None,
+    scheduler: SchedulerFactory | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
     progress: ProgressCallback | None = None,
 ) -> Advice:
     r"""Find how large a learning rate training can take from the current weights.
@@ -101,8 +114,10 @@ def max_learning_rate(
         verify: whether short runs verify the limit, at most 600 steps in all, after which the model
             is restored; without, the answer costs matvecs and gradients of a few samples.
         optimizer: in place of SGD: an optimizer of the model, whose state is used, or a factory
-            ``parameters -> Optimizer``; SGD, Adam, AdamW or RMSprop. Its own learning rate does
-            not matter.
+            ``parameters -> Optimizer``. Its own learning rate does not matter; parameter groups
+            with different rates keep their ratios, and the answer is the rate of the fastest one.
+            Curvature bound and prediction know SGD, Adam, AdamW and RMSprop; any other is advised
+            on by short runs alone.
         nesterov: whether SGD's momentum is Nesterov's.
         weight_decay: of SGD.
         batch_size: samples per step, drawn from data that is one batch; None: the batches of the
@@ -113,6 +128,11 @@ def max_learning_rate(
         seed: of the data order, dropout and noise.
         effort: "quick", "default" or "thorough": how much may be spent on the answer.
         objective: what ``recommended`` is; None: "half_limit".
+        scheduler: makes a scheduler for an optimizer, as in ``lambda optimizer:
+            LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
+            answer are those before the schedule.
+        clip_norm: largest norm of the gradient in the runs.
+        accumulate: batches whose mean gradient makes one step.
         progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
             shows them.
 
@@ -138,7 +158,17 @@ def max_learning_rate(
     check_mode(mode)
     plan, aim = _check_effort(effort), _check_objective(objective)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
-    setup = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
+    _check_around_step(clip_norm, accumulate)
+    setup = TrainingSetup(
+        Problem(model, loss, data),
+        given,
+        batch_size,
+        seed,
+        mode,
+        scheduler,
+        clip_norm,
+        accumulate,
+    )
     setup.warn_of_flags()
     return advise(setup, verify, progress or ignore_progress, plan, aim)
 
@@ -153,6 +183,16 @@ def _check_objective(name: str | None) -> str:
     if name is not None and name not in OBJECTIVES:
         raise unknown_name("objective", name, OBJECTIVES)
     return name or "half_limit"
+
+
+def _check_around_step(clip_norm: float | None, accumulate: int) -> None:
+    check_integer("accumulate", accumulate)
+    if accumulate < 1:
+        raise InputError(f"accumulate must be at least 1, got {accumulate}.")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise InputError(
+            f"clip_norm must be a positive number, or None for no clipping; got {clip_norm}."
+        )
 
 
 def advise(
@@ -188,16 +228,27 @@ def _measure(
 ) -> Advice:
     """Return the advice without its time; the caller isolates the model."""
     problem, seed, mode, rule = setup.problem, setup.seed, setup.mode, rule_of(optimizer)
-    batches = setup.batches(PREDICTION_BATCHES)
+    batches, unjoined = effective_batches(setup, PREDICTION_BATCHES)
     check_data(problem, batches, setup.batch_size, seed, mode)
     _check_first_loss(problem, batches[0], seed, mode)
-    preconditioner = _preconditioner(setup, batches, optimizer, rule)
+    rates = GroupRates.of(setup, optimizer)
+    preconditioner = _preconditioner(setup, batches, optimizer, rule, rates)
     few = batches[: effort.curvature_batches]
-    curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress, mode)
-    _check_curvature(curvature, rule)
-    progress(Progress("prediction"))
-    bound = functools.partial(curvature.bound, rule)
-    prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed, mode)
+    curvature, prediction = None, None
+    if rule.unknown is None:
+        curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress, mode)
+        _check_curvature(curvature, rule)
+    reason = unjoined or no_prediction(setup, rule, preconditioner)
+    if curvature is not None and not reason:
+        progress(Progress("prediction"))
+        bound = functools.partial(curvature.bound, rule)
+        prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed, mode)
+    if prediction is not None:
+        guess = prediction.rate
+    elif curvature is not None:
+        guess = curvature.bound(rule)
+    else:
+        guess = first_step_rate(setup, optimizer, FIRST_STEP)
     held = held_norm_layers(problem.model, training_flags(problem.model, mode))
     layers = norm_layers(problem.model).items()
     norms = {kind_of(layer) or "other" for name, layer in layers if name not in held}
@@ -206,10 +257,10 @@ def _measure(
         rule=rule,
         curvature=curvature,
         prediction=prediction,
-        verification=_verify(setup, prediction.rate, progress, effort) if verify else None,
-        mean_field=mean_field_bound(problem, batches[0], rule, closure, mode),
+        verification=_verify(setup, guess, progress, effort) if verify else None,
+        mean_field=mean_field_bound(problem, batches[0], rule, closure, mode, rates.are_one),
         invariant=scale_invariant_weights(problem, batches[0], seed, mode),
-        batch_size=max(map(batch_count, batches)),
+        batch_size=max(map(batch_count, batches)) * (setup.accumulate if unjoined else 1),
         seconds=0.0,
         norms=tuple(sorted(norms)),
         growth_limit=growth_limit(problem.loss),
@@ -219,6 +270,10 @@ def _measure(
         calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
         hooked=has_gradient_hooks(problem.model.parameters()) or has_backward_hooks(problem.model),
         effort=effort.name,
+        curvature_reason=rule.unknown or "",
+        prediction_reason=reason or "",
+        group_rates=rates.relative,
+        notes=setup_notes(setup, rates, unjoined),
     )
 
 
@@ -250,12 +305,17 @@ def _check_first_loss(problem: Problem, batch: Batch, seed: int, mode: str) -> N
 
 
 def _preconditioner(
-    setup: TrainingSetup, batches: list[Batch], optimizer: Optimizer, rule: UpdateRule
+    setup: TrainingSetup,
+    batches: list[Batch],
+    optimizer: Optimizer,
+    rule: UpdateRule,
+    rates: GroupRates,
 ) -> Preconditioner | None:
-    if rule.is_exact:
+    if rule.unknown is not None or (rule.is_exact and rates.are_one):
         return None
     layout = parameter_layout(setup.problem.model)
     evaluator = Evaluator(setup.problem, layout, setup.mode, setup.seed)
-    gradients = [gradient_on(evaluator, batch) for batch in batches]
+    needed = [] if rule.is_exact else batches
+    gradients = [gradient_on(evaluator, batch) for batch in needed]
     parameters = dict(setup.problem.model.named_parameters())
-    return preconditioner_of(optimizer, rule, parameters, layout, gradients)
+    return preconditioner_of(optimizer, rule, parameters, layout, gradients, rates.peak)

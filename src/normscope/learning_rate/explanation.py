@@ -161,6 +161,7 @@ def explain(advice: Advice) -> str:
     """Return a paragraph: where the numbers come from, and what would change them."""
     sentences = [
         _explain_limit(advice),
+        *advice.notes,
         _explain_criterion(advice),
         _explain_held(advice),
         _explain_bound(advice),

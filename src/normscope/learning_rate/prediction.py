@@ -71,7 +71,9 @@ def predict_limit(
     Returns:
         The prediction.
     """
-    found = _from_last_layer(problem, batches, rule, preconditioner, seed, mode)
+    found = None
+    if preconditioner is None or not preconditioner.has_group_rates:
+        found = _from_last_layer(problem, batches, rule, preconditioner, seed, mode)
     if found is not None:
         return found
     given = preconditioner if preconditioner is not None and preconditioner.is_given else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,12 @@ from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
 from normscope.problem.wrappers import run_unwrapped
 from normscope.training.batches import batch_source
-from normscope.training.common_rate import CommonRate, SchedulerFactory, relative_rates
+from normscope.training.common_rate import (
+    CommonRate,
+    SchedulerFactory,
+    base_rates,
+    relative_rates,
+)
 from normscope.training.loop import Loop
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
 
@@ -77,51 +83,35 @@ class TrainingSetup:
         with self.isolated(trainable=True), in_mode(model, self.mode, twice=False):
             trained = zip(own, model.parameters(), strict=True)
             optimizer = self._new_optimizer(dict(trained))
-            plain = self.scheduler is None and self.clip_norm is None
-            if not plain or set(relative_rates(optimizer)) != {1.0}:
-                optimizer = CommonRate(optimizer, self.scheduler, self.clip_norm)
+            around = self.scheduler, self.clip_norm, self.accumulate
+            if around != (None, None, 1) or set(relative_rates(optimizer)) != {1.0}:
+                optimizer = CommonRate(optimizer, *around)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             yield optimizer
 
-    def loop(self, optimizer: Optimizer, order: int, divergence_factor: float | None) -> Loop:
-        """Return a training loop of the problem, as short runs use it.
-
-        Args:
-            optimizer: as `training` yields it.
-            order: seed of the data order.
-            divergence_factor: as in `normscope.train`.
-        """
-        return Loop(
-            self.problem,
-            optimizer,
-            self.batch_size,
-            order,
-            divergence_factor=divergence_factor,
-            own_gradients_only=True,
-            keeps_flags=True,
-            accumulate=self.accumulate,
-        )
-
-    def peak_rates(self, optimizer: Optimizer, steps: int) -> list[float]:
-        """Return the largest rate of every group within some steps, for a common rate of 1.
+    def scheduled_rates(self, optimizer: Optimizer, steps: int) -> list[list[float]]:
+        """Return the rate of every group at each of the first steps, for a common rate of 1.
 
         Args:
             optimizer: of the user, or what the factory made; not changed.
-            steps: of the schedule that count, at least 1; it may end before.
+            steps: at most so many; a schedule may end before.
+
+        Returns:
+            One list for each step; only the first if there is no schedule.
         """
         if self.scheduler is None:
-            return relative_rates(optimizer)
+            return [relative_rates(optimizer)]
         own = (each for group in optimizer.param_groups for each in group["params"])
         clone = copy_optimizer(optimizer, {each: each for each in own}, "pass a factory")
         scheduled = CommonRate(clone, self.scheduler)
-        peaks = scheduled.relative_rates
+        found = [scheduled.relative_rates]
         with warnings.catch_warnings(), suppress(InputError):
             warnings.simplefilter("ignore", UserWarning)  # torch's: no update was taken before
             for _ in range(steps - 1):
                 scheduled.step_schedule()
-                peaks = list(map(max, peaks, scheduled.relative_rates))
-        return peaks
+                found.append(scheduled.relative_rates)
+        return found
 
     @contextmanager
     def isolated(self, trainable: bool = False) -> Iterator[None]:
@@ -249,3 +239,37 @@ def optimizer_or_sgd(
             "has its own: leave them out."
         )
     return optimizer
+
+
+def first_step_rate(setup: TrainingSetup, optimizer: Optimizer, share: float) -> float:
+    """Return the rate at which the first step changes the weights by a share of their norm.
+
+    One step is taken at the optimizer's own rate, without the schedule, and assumed to be
+    proportional to it.
+
+    Args:
+        setup: problem and optimizer; not changed.
+        optimizer: of the user, or what the factory made; for its own rate.
+        share: of the norm of all trained parameters.
+
+    Returns:
+        The rate; the optimizer's own if the step or the weights are zero, or not finite.
+    """
+    own = max(base_rates(optimizer)) or 1.0
+    model = setup.problem.model
+    with replace(setup, scheduler=None).training(own) as made:
+        trained = [each for each in model.parameters() if each.requires_grad]
+        before = torch.cat([each.detach().flatten().clone() for each in trained])
+        loop = Loop(
+            setup.problem,
+            made,
+            setup.batch_size,
+            setup.seed,
+            own_gradients_only=True,
+            keeps_flags=True,
+        )
+        for _ in loop.run(1):
+            pass
+        after = torch.cat([each.detach().flatten() for each in trained])
+    change = float((after - before).norm()) / (share * float(before.norm()) or math.inf)
+    return own / change if 0 < change < math.inf else own

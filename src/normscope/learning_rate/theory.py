@@ -47,6 +47,7 @@ def mean_field_bound(
     rule: UpdateRule,
     closure: str = "train",
     mode: str = "train",
+    one_rate: bool = True,
 ) -> MeanFieldBound:
     """Return the mean-field bound on the learning rate.
 
@@ -63,12 +64,15 @@ def mean_field_bound(
         rule: of the optimizer.
         closure: "train", "frozen" or "printed".
         mode: "train", "frozen", "eval" or "as_is". The theory has no running statistics.
+        one_rate: whether all parameters are trained at one learning rate.
 
     Returns:
         The bound, or a rate of None with the reason.
     """
     if not rule.is_exact:
         return MeanFieldBound(None, f"the theory is about SGD, not {rule.name}")
+    if not one_rate:
+        return MeanFieldBound(None, "the theory has one constant learning rate for all weights")
     if not problem.has_outputs:
         return MeanFieldBound(None, "the theory needs a loss(output, target)")
     flags = training_flags(problem.model, mode)

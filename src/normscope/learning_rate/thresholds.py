@@ -77,3 +77,12 @@ EFFORTS = {
 "default"."""
 OBJECTIVES = ("half_limit",)
 """What the recommended rate may be chosen by."""
+
+# Optimizers whose rule is not known (setup.py), and schedules (group_rates.py)
+
+FIRST_STEP = 0.1
+"""Share of the weights' norm that the first step changes at the guess of a limit: at the limits of
+Lion, a Muon, NAdam, Adafactor, Adagrad and Adadelta it was 0.1 to 2 (fully connected networks on
+the digits, with BatchNorm and without)."""
+SCHEDULE_STEPS = 10_000
+"""Steps of a schedule in which its largest rate is looked for; the runs see the first 100."""

@@ -1,4 +1,4 @@
-"""An optimizer behind one learning rate: own rates of groups, a schedule and clipping."""
+"""An optimizer behind one learning rate, with what a training does around its steps."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ class CommonRate(Optimizer):
         optimizer: takes the steps; its parameters are this one's.
         scheduler: makes a scheduler, which is stepped after every update; None: rates are constant.
         clip_norm: largest norm of the gradient of all parameters; None: not clipped.
+        accumulate: batches whose mean gradient a training loop takes for one step.
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class CommonRate(Optimizer):
         optimizer: Optimizer,
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
+        accumulate: int = 1,
     ) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         rates = base_rates(optimizer)
         super().__init__(parameters, {"lr": max(rates)})
-        self.inner, self._clip_norm = optimizer, clip_norm
+        self.inner, self._clip_norm, self.accumulate = optimizer, clip_norm, accumulate
         self._largest = max(rates)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # a schedule begins there

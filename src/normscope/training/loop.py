@@ -19,6 +19,7 @@ from normscope.problem.global_state import uncached_autocast
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.training.batches import batch_source
+from normscope.training.common_rate import CommonRate
 from normscope.training.optimizers import (
     OptimizerFactory,
     bind_optimizer,
@@ -120,7 +121,6 @@ class Loop:
         own_gradients_only: whether a step leaves the ``.grad`` of all tensors alone that are not
             parameters of the model, such as those of a second model that the loss calls.
         keeps_flags: leave every module's ``training`` flag as it is, also in eval mode.
-        accumulate: batches per step, whose mean gradient is taken.
     """
 
     def __init__(
@@ -133,7 +133,6 @@ class Loop:
         divergence_factor: float | None = 1e3,
         own_gradients_only: bool = False,
         keeps_flags: bool = False,
-        accumulate: int = 1,
     ) -> None:
         if divergence_factor is not None and not divergence_factor > 1:
             raise InputError(f"divergence_factor must be above 1 or None, got {divergence_factor}.")
@@ -147,7 +146,8 @@ class Loop:
         self._divergence_factor, self._keeps_flags = divergence_factor, keeps_flags
         self._parameters = list(problem.model.parameters())
         self._own_gradients_only = own_gradients_only
-        self._accumulate = accumulate
+        made = self.optimizer
+        self._accumulate = made.accumulate if isinstance(made, CommonRate) else 1
         self._closure: Callable[[], Tensor] | None = None
         # only optimizers with a closure run the model twice on a batch
         needed = needs_closure(self.optimizer)

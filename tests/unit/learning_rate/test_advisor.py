@@ -16,6 +16,7 @@ import normscope as ns
 from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
+from normscope.learning_rate.group_rates import GroupRates
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.update_rule import rule_of
@@ -273,7 +274,7 @@ def test_plot_draws_every_run(answer, tmp_path):
             "leave them out",
         ),
         ({"optimizer": 3}, ArgumentTypeError, "must be a torch Optimizer"),
-        ({"optimizer": torch.optim.Adagrad}, ArgumentTypeError, "got Adagrad"),
+        ({"optimizer": torch.optim.LBFGS}, ArgumentTypeError, "LBFGS evaluates the loss itself"),
         ({"batch_size": 1000}, InputError, "64 samples"),
     ],
 )
@@ -354,7 +355,8 @@ def test_divisor_is_that_of_the_gradients_of_all_batches_in_training():
     optimizer = Adam(model.parameters(), eps=1e-8)
     problem = Problem(model, "cross_entropy", halves)
     setup = TrainingSetup(problem, optimizer, None, 0)
-    found = advisor._preconditioner(setup, halves, optimizer, rule_of(optimizer))
+    rates = GroupRates.of(setup, optimizer)
+    found = advisor._preconditioner(setup, halves, optimizer, rule_of(optimizer), rates)
     squares = torch.zeros_like(found.scale)
     for features, labels in halves:
         loss = nn.functional.cross_entropy(model.train()(features), labels)

@@ -1,0 +1,105 @@
+"""Learning rates of parameter groups and of a schedule, in units of one common rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch.optim import Optimizer
+
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.thresholds import SCHEDULE_STEPS, STEPS
+from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
+from normscope.text import join_words
+from normscope.training.common_rate import relative_rates
+
+
+@dataclass(frozen=True)
+class GroupRates:
+    """Learning rates of every parameter group, for a common rate of 1.
+
+    Args:
+        relative: before any schedule.
+        peak: the largest within a short run.
+        reached: the largest within a short run over the largest of the whole schedule.
+    """
+
+    relative: tuple[float, ...]
+    peak: tuple[float, ...]
+    reached: float
+
+    @classmethod
+    def of(cls, setup: TrainingSetup, optimizer: Optimizer) -> Self:
+        """Return the rates of a setup.
+
+        Args:
+            setup: for its schedule.
+            optimizer: of the user, or what the factory made; not changed.
+        """
+        by_step = setup.scheduled_rates(optimizer, SCHEDULE_STEPS)
+        peak = tuple(map(max, zip(*by_step[:STEPS], strict=True)))
+        largest = max(map(max, by_step))
+        reached = max(peak) / largest if largest > 0 else 1.0
+        return cls(tuple(relative_rates(optimizer)), peak, reached)
+
+    @property
+    def are_one(self) -> bool:
+        """Whether every parameter has the common rate in all steps that count."""
+        return set(self.relative) == set(self.peak) == {1.0}
+
+
+def no_prediction(
+    setup: TrainingSetup, rule: UpdateRule, preconditioner: Preconditioner | None
+) -> str | None:
+    """Return why the limit cannot be predicted, in a few words; None if it can.
+
+    Args:
+        setup: problem, optimizer and what happens around its steps.
+        rule: of the optimizer.
+        preconditioner: of the optimizer, with the relative rates of its groups.
+    """
+    if rule.unknown is not None:
+        return rule.unknown
+    if setup.clip_norm is not None:
+        return "it does not know gradient clipping"
+    if setup.scheduler is not None:
+        return "it is for a constant learning rate, without a schedule"
+    own_rates = preconditioner is not None and preconditioner.has_group_rates
+    if own_rates and preconditioner is not None and not preconditioner.is_given:
+        return f"it knows one learning rate only for {rule.name} before its first step"
+    return None
+
+
+def setup_notes(
+    setup: TrainingSetup, rates: GroupRates, unjoined: str | None = None
+) -> tuple[str, ...]:
+    """Return a sentence for each thing around the steps that the answer depends on.
+
+    Args:
+        setup: problem, optimizer and what happens around its steps.
+        rates: of its groups and schedule.
+        unjoined: why the curvature is that of single batches; None if it is that of a step's.
+    """
+    notes = []
+    if set(rates.relative) != {1.0}:
+        ratios = join_words([f"{each:.3g}" for each in rates.relative])
+        notes.append(
+            "All rates are those of the fastest parameter group; the groups keep their ratios to "
+            f"it ({ratios}), and rates() returns each group's. The curvature counts these ratios."
+        )
+    if setup.scheduler is not None:
+        notes.append("All rates are those before the schedule, which the runs follow.")
+    if rates.reached < 0.99:
+        notes.append(
+            f"The {STEPS} steps of a run reach {rates.reached:.2g} times the schedule's largest "
+            "rate: later steps may break at lower rates than the limit found."
+        )
+    if setup.clip_norm is not None:
+        notes.append(
+            f"The runs clip gradients at the norm {setup.clip_norm:g}; the curvature does not "
+            "count that."
+        )
+    if setup.accumulate > 1:
+        each = "" if unjoined is None else "; the curvature is that of single batches"
+        notes.append(f"A step has the mean gradient of {setup.accumulate} batches{each}.")
+    return tuple(notes)

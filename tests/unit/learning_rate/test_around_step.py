@@ -1,0 +1,381 @@
+"""Parameter groups, schedules, clipping, accumulation and optimizers of unknown rules."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, small_network
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, NAdam
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+)
+
+import normscope as ns
+from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.learning_rate.accumulation import effective_batches
+from normscope.learning_rate.setup import TrainingSetup, first_step_rate
+from normscope.learning_rate.stability import short_run
+from normscope.problem import Problem
+from normscope.training import sgd, train
+
+
+class TwoWeights(nn.Module):
+    """Independent weights a and b of the inputs 2 and 3: curvatures 4 and 9."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x * torch.cat([self.a, self.b])
+
+
+INPUTS = torch.tensor([2.0, 3.0]).expand(4, 2).double()
+TARGETS = torch.full((4, 2), 20.0).double()
+
+
+def grouped(kind, rates, **options):
+    model = TwoWeights().double()
+    groups = [{"params": [model.a], "lr": rates[0]}, {"params": [model.b], "lr": rates[1]}]
+    return model, kind(groups, **options)
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"), [((0.1, 0.1), 2 / 9), ((0.02, 0.1), 2 / 9), ((0.1, 0.02), 2 / 4)]
+)
+def test_limit_of_groups_is_that_of_the_quadratic(rates, expected):
+    model, optimizer = grouped(SGD, rates)
+    advice = ns.max_learning_rate(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
+    assert advice.bound == pytest.approx(expected, rel=1e-6)
+    assert advice.limit == pytest.approx(expected, rel=0.05)
+    assert advice.predicted == pytest.approx(expected, rel=0.25)
+    largest = max(rates)
+    assert advice.rates() == pytest.approx([advice.recommended * r / largest for r in rates])
+    assert ("fastest parameter group" in str(advice)) == (rates[0] != rates[1])
+    assert [group["lr"] for group in optimizer.param_groups] == list(rates)
+
+
+def test_group_that_is_not_trained_does_not_count():
+    model, optimizer = grouped(SGD, (0.1, 0.0))
+    advice = ns.max_learning_rate(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
+    assert advice.bound == pytest.approx(2 / 4, rel=1e-6)
+    assert advice.rates()[1] == 0
+
+
+def test_run_scales_the_rates_of_all_groups():
+    model, optimizer = grouped(partial(SGD, momentum=0.5), (0.1, 0.05))
+    problem = Problem(model, "squared_error", (INPUTS, TARGETS))
+    with TrainingSetup(problem, optimizer, None, 0).training(0.2) as made:
+        losses = [step.loss for step in train(problem, made, 5)]
+        assert made.param_groups[0]["lr"] == 0.2
+    model, optimizer = grouped(partial(SGD, momentum=0.5), (0.2, 0.1))
+    problem = Problem(model, "squared_error", (INPUTS, TARGETS))
+    assert losses == [step.loss for step in train(problem, optimizer, 5)]
+
+
+def test_adam_with_group_rates_is_bounded_but_not_predicted():
+    found = []
+    for rates in [(1e-3, 1e-3), (1e-3, 1e-4)]:
+        model, optimizer = grouped(Adam, rates)
+        data = (INPUTS[:, :], TARGETS)
+        found.append(ns.max_learning_rate(model, "squared_error", data, optimizer=optimizer))
+    one, two = found
+    assert one.predicted is not None
+    assert two.predicted is None
+    assert "one learning rate" in two.prediction_reason
+    # G = diag(4, 9), P = |g| = (40, 60): eigenvalues 0.1, 0.15, and 0.1, 0.015
+    assert two.curvature.values[0] / one.curvature.values[0] == pytest.approx(2 / 3, rel=1e-3)
+
+
+def linear(epochs=3, start=0.1):
+    return lambda optimizer: LinearLR(optimizer, start, total_iters=epochs)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        linear(),
+        lambda optimizer: LambdaLR(optimizer, lambda step: step / 10),
+        lambda optimizer: CosineAnnealingLR(optimizer, 20, eta_min=0.01),
+        lambda optimizer: OneCycleLR(optimizer, 0.3, 50),
+    ],
+)
+def test_runs_follow_the_schedule(schedule):
+    """At the optimizer's own rate a run is the training with the user's schedule."""
+
+    def losses(model, optimizer, scheduler):
+        found = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            found.append(loss.item())
+        return found
+
+    inputs, targets = labelled()
+    model = small_network()
+    factory = partial(SGD, lr=0.2, momentum=0.9)
+    problem = Problem(model, "cross_entropy", (inputs, targets))
+    setup = TrainingSetup(problem, factory, None, 0, scheduler=schedule)
+    with setup.training(0.2) as optimizer:
+        mine = [step.loss for step in train(problem, optimizer, 8)]
+    optimizer = factory(model.parameters())
+    expected = losses(model, optimizer, schedule(optimizer))
+    assert mine == pytest.approx(expected, rel=1e-5)
+
+
+def test_schedule_of_an_optimizer_in_warm_up_starts_from_its_base_rate():
+    model = small_network()
+    optimizer = SGD(model.parameters(), lr=0.2)
+    LambdaLR(optimizer, lambda step: step / 10)
+    assert optimizer.param_groups[0]["lr"] == 0
+    problem = Problem(model, "cross_entropy", labelled())
+    warm_up = partial(LambdaLR, lr_lambda=lambda step: (step + 1) / 2)
+    setup = TrainingSetup(problem, optimizer, None, 0, scheduler=warm_up)
+    with setup.training(0.4) as made:
+        assert made.relative_rates == [0.5]
+    assert optimizer.param_groups[0]["lr"] == 0
+
+
+def test_limit_with_a_schedule_is_that_of_its_base_rate():
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    half = partial(LambdaLR, lr_lambda=lambda step: 0.5)
+    advice = ns.max_learning_rate(
+        model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=half
+    )
+    assert advice.bound == pytest.approx(2 * 2 / 9, rel=1e-6)
+    assert advice.limit == pytest.approx(2 * 2 / 9, rel=0.05)
+    assert advice.predicted is None
+    assert "before the schedule" in str(advice)
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+def test_schedule_that_the_runs_do_not_reach_is_reported():
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    advice = ns.max_learning_rate(
+        model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=linear(1000, 0.01)
+    )
+    assert "0.11 times the schedule's largest rate" in " ".join(advice.notes)
+
+
+def test_schedulers_that_do_not_fit_are_refused():
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    ask = partial(
+        ns.max_learning_rate, model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer
+    )
+    with pytest.raises(ArgumentTypeError, match="ReduceLROnPlateau follows a metric"):
+        ask(scheduler=ReduceLROnPlateau)
+    with pytest.raises(ArgumentTypeError, match="must be a function from an optimizer"):
+        ask(scheduler=lambda optimizer: None)
+    with pytest.raises(InputError, match="shorter than a short run"):
+        ask(scheduler=lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=20))
+    with pytest.raises(InputError, match="clip_norm must be a positive number"):
+        ask(clip_norm=0)
+    with pytest.raises(InputError, match="accumulate must be at least 1"):
+        ask(accumulate=0)
+
+
+def test_clipped_runs_equal_a_clipped_training():
+    model, data = small_network(), labelled()
+    problem = Problem(model, "cross_entropy", data)
+    with TrainingSetup(problem, sgd(1.0), None, 0, clip_norm=0.05).training(2.0) as made:
+        mine = [step.loss for step in train(problem, made, 6)]
+    optimizer, expected = SGD(model.parameters(), lr=2.0), []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data[0]), data[1])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        expected.append(loss.item())
+    assert mine == pytest.approx(expected, rel=1e-5)
+
+
+def test_clipping_raises_the_verified_limit_alone():
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    ask = partial(
+        ns.max_learning_rate, model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer
+    )
+    free, clipped = ask(), ask(clip_norm=1.0)
+    assert clipped.bound == free.bound
+    assert clipped.limit > 5 * free.limit
+    assert "clipping" in clipped.prediction_reason
+    with pytest.raises(StateError, match=r"does not know gradient clipping.*verify=True"):
+        ask(clip_norm=1.0, verify=False)
+
+
+def test_accumulated_steps_equal_those_on_joined_batches():
+    model = small_network()
+    model[1] = nn.Identity()  # no batch statistics
+    data = labelled()
+    problem = Problem(model, "cross_entropy", data)
+    runs = []
+    for size, accumulate in ((32, 1), (8, 4)):
+        setup = TrainingSetup(problem, sgd(1.0, 0.9), size, 3, accumulate=accumulate)
+        with setup.training(0.3) as made:
+            runs.append([step.loss for step in train(problem, made, 4, size, 3)])
+    assert runs[1] == pytest.approx(runs[0], rel=1e-5)
+
+
+def test_curvature_of_accumulated_batches_is_that_of_the_joined_batch():
+    model = small_network()
+    model[1] = nn.Sequential(nn.Dropout(0.2))
+    problem = Problem(model, "cross_entropy", labelled())
+    setup = TrainingSetup(problem, sgd(1.0), 8, 3, accumulate=4)
+    with setup.isolated():
+        batches, reason = effective_batches(setup, 3)
+        (whole, _), *_ = TrainingSetup(problem, sgd(1.0), 32, 3).batches(3)
+    assert reason is None
+    assert len(batches) == 2
+    assert torch.equal(batches[0][0], whole)
+    assert model[1][0].p == 0.2
+
+
+def test_batch_statistics_keep_accumulated_batches_apart():
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    advice = ns.max_learning_rate(
+        model, "cross_entropy", labelled(), batch_size=8, accumulate=4, effort="thorough"
+    )
+    assert advice.predicted is None
+    assert "not that of one joined batch" in advice.prediction_reason
+    assert "single batches" in " ".join(advice.notes)
+    assert advice.batch_size == 32
+    assert advice.verified is not None
+
+
+class SignDescent(torch.optim.Optimizer):
+    """A custom optimizer: the sign of the gradient."""
+
+    def __init__(self, parameters, lr=1e-3):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+class TwoPasses(torch.optim.Optimizer):
+    """SAM: the gradient at weights moved along the first gradient, by a closure."""
+
+    def __init__(self, parameters, lr=0.1, rho=0.05, **options):
+        super().__init__(parameters, {"lr": lr, "rho": rho})
+        self.base_optimizer = SGD(self.param_groups, lr=lr, **options)
+        self.param_groups = self.base_optimizer.param_groups
+        self.closures = []
+
+    @torch.no_grad()
+    def first_step(self):
+        weights = [each for group in self.param_groups for each in group["params"]]
+        norm = torch.stack([each.grad.norm() for each in weights]).norm()
+        for each in weights:
+            self.state[each]["before"] = each.clone()
+            each.add_(each.grad, alpha=self.param_groups[0]["rho"] / norm)
+
+    @torch.no_grad()
+    def second_step(self):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.copy_(self.state[each]["before"])
+        self.base_optimizer.step()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None
+        self.first_step()
+        with torch.enable_grad():
+            self.closures.append(float(closure()))
+        self.second_step()
+
+
+@pytest.mark.parametrize("factory", [SignDescent, NAdam, partial(TwoPasses, momentum=0.5)])
+def test_optimizer_of_unknown_rule_is_advised_on_by_runs(factory):
+    model = small_network()
+    before = [each.clone() for each in model.parameters()]
+    advice = ns.max_learning_rate(model, "cross_entropy", labelled(), optimizer=factory)
+    assert advice.curvature is None
+    assert advice.bound is None
+    assert advice.predicted is None
+    assert "is not known" in advice.curvature_reason
+    assert "is not known" in str(advice)
+    low, high = advice.verification.ends
+    assert low < advice.limit < high
+    made = factory(model.parameters(), lr=2 * high)
+    problem = Problem(model, "cross_entropy", labelled())
+    with TrainingSetup(problem, made, None, 0).training(2 * high) as optimizer:
+        assert short_run(problem, optimizer, None, 0).failed
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_optimizer_of_unknown_rule_needs_runs():
+    with pytest.raises(StateError, match=r"SignDescent is not known.*verify=True"):
+        ns.max_learning_rate(
+            small_network(), "cross_entropy", labelled(), optimizer=SignDescent, verify=False
+        )
+
+
+def test_optimizer_that_evaluates_the_loss_itself_is_refused():
+    with pytest.raises(ArgumentTypeError, match="LBFGS evaluates the loss itself"):
+        ns.max_learning_rate(
+            small_network(), "cross_entropy", labelled(), optimizer=torch.optim.LBFGS
+        )
+
+
+def test_groups_of_different_momentum_are_advised_on_by_runs():
+    model = TwoWeights().double()
+    groups = [{"params": [model.a], "momentum": 0.5}, {"params": [model.b]}]
+    optimizer = SGD(groups, lr=0.1)
+    advice = ns.max_learning_rate(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
+    assert "differ in 'momentum'" in advice.curvature_reason
+    assert advice.limit == pytest.approx(min(2 * 1.5 / 4, 2 / 9), rel=0.05)
+
+
+def test_second_pass_is_on_the_same_batch_with_the_same_dropout():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+    problem = Problem(model, "cross_entropy", labelled())
+    optimizer = TwoPasses(model.parameters(), rho=0.0)
+    steps = [step.loss for step in train(problem, optimizer, 6, batch_size=16)]
+    assert optimizer.closures == pytest.approx(steps, rel=1e-6)
+    assert len(set(steps)) == 6
+
+
+def test_first_step_rate_changes_the_weights_by_the_share():
+    model = small_network()
+    problem = Problem(model, "cross_entropy", labelled())
+    setup = TrainingSetup(problem, SignDescent, None, 0)
+    rate = first_step_rate(setup, SignDescent(model.parameters()), 0.1)
+    before = torch.cat([each.detach().flatten() for each in model.parameters()])
+    optimizer = SignDescent(model.parameters(), lr=rate)
+    for _ in train(problem, optimizer, 1):
+        pass
+    after = torch.cat([each.detach().flatten() for each in model.parameters()])
+    assert float((after - before).norm() / before.norm()) == pytest.approx(0.1, rel=0.02)
+
+
+def test_state_of_an_optimizer_behind_a_common_rate_can_be_saved():
+    model = small_network()
+    problem = Problem(model, "cross_entropy", labelled())
+    setup = TrainingSetup(problem, partial(AdamW, lr=0.1), None, 0, scheduler=linear())
+    with setup.training(0.05) as made:
+        for _ in train(problem, made, 2):
+            pass
+        saved = copy.deepcopy(made.state_dict())
+        weights = [each.detach().clone() for each in model.parameters()]
+        losses = [step.loss for step in train(problem, made, 3)]
+    with setup.training(0.07) as made:
+        with torch.no_grad():
+            for each, value in zip(model.parameters(), weights, strict=True):
+                each.copy_(value)
+        made.load_state_dict(saved)
+        again = [step.loss for step in train(problem, made, 3)]
+    assert again == pytest.approx(losses, rel=1e-6)
