@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,7 @@ class Network:
 
     def batches(self, order: int) -> list[Any]:
         """The batches of 500 steps in the order of a seed."""
-        data, generator = self.samples(), torch.Generator().manual_seed(order)
-        if self.batched:
-            return [data[i] for i in torch.randperm(STEPS, generator=generator)]
-        order_of_samples = torch.randperm(sample_count(data), generator=generator)
-        return [rows(data, index) for index in order_of_samples.split(self.batch_size)]
+        return _batches(self, order)
 
     def test_batches(self) -> list[Any]:
         """Batches of samples that training does not see."""
@@ -117,7 +113,11 @@ class Network:
 
     def new_optimizer(self, model: nn.Module, rate: float) -> Optimizer:
         """The optimizer with a learning rate."""
-        return OPTIMIZERS[self.optimizer](model.parameters(), lr=rate)
+        return self.optimizer_of(model.parameters(), rate)
+
+    def optimizer_of(self, parameters: Iterable[Any], rate: float) -> Optimizer:
+        """The optimizer of parameters, as a factory makes it."""
+        return OPTIMIZERS[self.optimizer](parameters, lr=rate)
 
 
 @functools.lru_cache(maxsize=1)
@@ -130,6 +130,15 @@ def _parts(network: Network) -> tuple[Any, Any]:
     data = network.draw(count + TEST_SAMPLES)
     index = torch.arange(count + TEST_SAMPLES)
     return rows(data, index[:count]), rows(data, index[count:])
+
+
+@functools.lru_cache(maxsize=2)  # the orders of one network
+def _batches(network: Network, order: int) -> list[Any]:
+    data, generator = network.samples(), torch.Generator().manual_seed(order)
+    if network.batched:
+        return [data[i] for i in torch.randperm(STEPS, generator=generator)]
+    index = torch.randperm(sample_count(data), generator=generator)
+    return [rows(data, part) for part in index.split(network.batch_size)]
 
 
 @functools.cache
