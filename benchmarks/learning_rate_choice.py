@@ -2,7 +2,7 @@
 
     python benchmarks/learning_rate_choice.py grid --store DIR      # runs at 16 rates
     python benchmarks/learning_rate_choice.py tools --store DIR     # suggestions, and runs at them
-    python benchmarks/learning_rate_choice.py report --store DIR --write docs/research/learning_rate_choice.md
+    python benchmarks/learning_rate_choice.py report --store DIR --write FILE
 
 Each network has one optimizer: SGD, SGD with momentum 0.9 or AdamW, torch's defaults otherwise. The
 measure, fixed before any run: the mean training loss of the last 50 of 500 steps, over two data
