@@ -7,7 +7,8 @@ prediction needs, from the model on: the features of four batches twice, one gra
 simulated last layer; or where that does not settle it, trial runs on a few samples
 (marked "trial runs"). The goal, a fifth, is for nets whose lambda_max takes fewer than ten
 products: those of `top_eigenvalue` with its defaults, for the Gauss-Newton matrix of one batch.
-"advice" is `max_learning_rate(..., verify=False)`, with the curvature bound.
+"advice" is `max_learning_rate(..., verify=False)`, with the curvature bound. The time of the advice
+with its runs, at each effort, is measured on other networks by ``learning_rate_choice.py``.
 """
 
 from __future__ import annotations
