@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ LAST = 50
 """Steps at the end whose mean training loss is the measure."""
 
 ORDERS = (0, 1)
-CLOSE = 1.3
+CLOSE = 1.15
 """The second order is run where the first was within this factor of the best."""
 
 MOST_EXTENSIONS = 6
@@ -130,24 +129,36 @@ def grid(network: Network, extension: int = 0) -> list[float]:
     return [float(f"{low * (high / low) ** (k / (GRID_SIZE - 1)):.3g}") for k in range(first, end)]
 
 
-def plan(networks: list[Network]) -> Iterator[tuple[Network, float]]:
-    """Runs of the first order: networks for tuning first, every second rate first."""
-    ordered = sorted(networks, key=lambda network: network.held_out)
-    for start in (0, 1):
-        for network in ordered:
-            for rate in grid(network)[start::2]:
-                yield network, rate
-
-
 def run_grid(store: RunStore, networks: list[Network]) -> None:
-    """Run the grid in the first order, extend it, then run the second order where it is close."""
-    for network, rate in plan(networks):
-        store.run(network, rate, ORDERS[0])
-    for network in networks:
-        extend(store, network)
-    for network in networks:
+    """Run the grid: every second rate, then those near the best in both orders, then the rest.
+
+    Networks for tuning come first.
+    """
+    ordered = sorted(networks, key=lambda network: network.held_out)
+    for network in ordered:
+        for rate in grid(network)[::2]:
+            store.run(network, rate, ORDERS[0])
+    for network in ordered:
+        refine(store, network)
+    for network in ordered:
         for rate in close_rates(store, network):
             store.run(network, rate, ORDERS[1])
+    for network in ordered:
+        for rate in grid(network):
+            store.run(network, rate, ORDERS[0])
+        for rate in close_rates(store, network):
+            store.run(network, rate, ORDERS[1])
+
+
+def refine(store: RunStore, network: Network) -> None:
+    """Run the neighbours of rates that are close to the best, and extend the grid."""
+    for _ in range(2):
+        rates = grid(network)
+        near = {rates.index(rate) for rate in close_rates(store, network) if rate in rates}
+        for number, rate in enumerate(rates):
+            if near & {number - 1, number, number + 1}:
+                store.run(network, rate, ORDERS[0])
+        extend(store, network)
 
 
 def grid_runs(store: RunStore, network: Network, order: int) -> dict[float, Run]:
