@@ -83,7 +83,7 @@ def length(vector: Tensor) -> float:
 def _keeps_squares(length: float, dtype: torch.dtype) -> bool:
     """Return whether squares of entries of a vector of that length lose no digits that count."""
     limits = torch.finfo(dtype)
-    return limits.tiny**0.5 / limits.eps < length < limits.max**0.5 * limits.eps
+    return bool(limits.tiny**0.5 / limits.eps < length < limits.max**0.5 * limits.eps)
 
 
 def _norm(vector: Tensor) -> float:
