@@ -8,6 +8,7 @@ a copy of it gives the values of the definition.
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,12 +46,14 @@ class PositionwiseNorm:
         feature_axis: -1 for (..., features), 1 for (batch, features, *positions).
         dimensions: spatial dimensions behind the features; 0 if they are last.
         followed: whether the module then applies its child modules in order.
+        offset: added to ``weight`` to give the scale: 1 in Gemma's RMSNorm, which learns 1 + weight.
     """
 
     kind: str
     feature_axis: int = -1
     dimensions: int = 0
     followed: bool = False
+    offset: float = 0.0
 
 
 _FOUND: weakref.WeakKeyDictionary[nn.Module, PositionwiseNorm] = weakref.WeakKeyDictionary()
@@ -62,7 +65,8 @@ def positionwise_norm(module: nn.Module) -> PositionwiseNorm | None:
     Torch's layers are known by their class. Other classes are candidates if they derive from one,
     or if their name contains RMSNorm or LayerNorm and they own a vector ``weight`` and an epsilon.
     A copy of a candidate runs on trial inputs, with other weights, and must give the values of
-    layer or RMS normalization. The module itself is not changed.
+    layer or RMS normalization, scaled by ``weight`` or by 1 + ``weight``. The module itself is not
+    changed.
 
     Args:
         module: any module.
@@ -129,11 +133,11 @@ def _identify(module: nn.Module) -> PositionwiseNorm | None:
             tail = copy.deepcopy(nn.Sequential(*children)).to("cpu", torch.float64).eval()
             with torch.no_grad(), RandomGenerators().preserved():
                 output = trial(x.clone())
-                for kind in ("layer", "rms"):
-                    y = _normalized(trial, x, kind, axis)
+                for kind, offset in itertools.product(("layer", "rms"), (0.0, 1.0)):
+                    y = _normalized(trial, x, kind, axis, offset)
                     for followed in (False, True) if children else (False,):
                         if _agree(output, tail(y.clone()) if followed else y):
-                            return PositionwiseNorm(kind, axis, dimensions, followed)
+                            return PositionwiseNorm(kind, axis, dimensions, followed, offset)
         except Exception:  # not of these dimensions; a user's forward may fail in any way
             continue
     return None
@@ -150,14 +154,14 @@ def _trial_inputs(features: int) -> Iterator[tuple[int, int, Tensor]]:
         yield axis, dimensions, x
 
 
-def _normalized(trial: Any, x: Tensor, kind: str, axis: int) -> Tensor:
+def _normalized(trial: Any, x: Tensor, kind: str, axis: int, offset: float) -> Tensor:
     """Return the values by the definition."""
     last = x.movedim(axis, -1)
     if kind == "layer":
         last = last - last.mean(-1, keepdim=True)
     y = last * torch.rsqrt(last.square().mean(-1, keepdim=True) + (epsilon(trial) or 0.0))
     weight, bias = getattr(trial, "weight", None), getattr(trial, "bias", None)
-    y = y if weight is None else y * weight
+    y = y if weight is None else y * (offset + weight)
     return (y if bias is None else y + bias).movedim(-1, axis)
 
 

@@ -35,10 +35,17 @@ class MyLayerNorm(nn.Module):
 
 
 class GemmaRMSNorm(LlamaRMSNorm):
-    """Its scale is one plus the weight, so it is not the RMS normalization of its weight."""
+    """Its scale is one plus the weight."""
 
     def forward(self, hidden):
         return super().forward(hidden) / self.weight * (1 + self.weight)
+
+
+class SquaredRMSNorm(LlamaRMSNorm):
+    """Its scale is the square of the weight, so it is not the RMS normalization of its weight."""
+
+    def forward(self, hidden):
+        return super().forward(hidden) * self.weight
 
 
 class OutsideRMSNorm(LlamaRMSNorm):
@@ -74,6 +81,7 @@ def own_forward(norm):
         (LlamaRMSNorm(2), PositionwiseNorm("rms")),
         (LlamaRMSNorm(64).bfloat16(), PositionwiseNorm("rms")),
         (T5LayerNorm(4), PositionwiseNorm("rms")),
+        (GemmaRMSNorm(4), PositionwiseNorm("rms", offset=1.0)),
         (MyLayerNorm(4), PositionwiseNorm("layer")),
         (MyLayerNorm(4, first=True), PositionwiseNorm("layer", 1, 2)),
         (LayerNorm2d(5), PositionwiseNorm("layer", 1, 2)),
@@ -91,7 +99,7 @@ def test_normalization_is_recognized_by_what_it_computes(module, expected):
     assert all(torch.equal(state[name], each) for name, each in module.state_dict().items())
 
 
-@pytest.mark.parametrize("make", [GemmaRMSNorm, lambda size: OutsideRMSNorm(size, 1e-2)])
+@pytest.mark.parametrize("make", [SquaredRMSNorm, lambda size: OutsideRMSNorm(size, 1e-2)])
 def test_name_alone_does_not_make_a_norm(make):
     module = make(4)
     assert positionwise_norm(module) is None
@@ -100,6 +108,17 @@ def test_name_alone_does_not_make_a_norm(make):
     model = nn.Sequential(nn.Linear(4, 4), module, nn.LayerNorm(4))
     with pytest.raises(InputError, match="RMSNorm '1' looks like a norm layer by its name and"):
         convert(model, "layer")
+
+
+def test_scale_of_one_plus_the_weight_is_kept():
+    norm = GemmaRMSNorm(4)
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1))
+    centred = x - x.mean(-1, keepdim=True)
+    converted = convert(norm, "layer")
+    assert torch.allclose(converted(x), norm(centred), atol=1e-5)
+    assert torch.allclose(converted.weight, 1 + norm.weight)
+    assert convert(norm, "rms").weight.equal(norm.weight)
 
 
 def test_module_that_only_contains_a_norm_is_none():

@@ -201,9 +201,22 @@ def test_networks_beyond_the_theory_are_refused(model, said):
         predict(model)
 
 
+class ChannelsLast(nn.Module):
+    """A convolution of images whose channels come last."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.convolution(x.permute(0, 3, 1, 2)).mean((2, 3)))
+
+
 def test_wrong_shapes_name_the_layer():
-    with pytest.raises(ShapeError, match=r"0: a linear layer of 4 inputs got something of shape"):
+    with pytest.raises(ShapeError, match=r"layer '0' \(Linear\) expects 4 features, got an input"):
         predict(nn.Sequential(nn.Linear(4, 2)), (5,))
+    with pytest.raises(ShapeError, match=r"input_shape of \(3, 8, 8\) .* 'convolution' \(Conv2d\)"):
+        predict(ChannelsLast(), (3, 8, 8))  # once had a prediction
     with pytest.raises(ShapeError, match="vector of outputs"):
         predict(nn.Sequential(nn.Conv2d(3, 4, 3)), (3, 5, 5))
     with pytest.raises(ArgumentTypeError, match=r"expects an nn\.Module"):

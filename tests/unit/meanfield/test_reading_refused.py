@@ -197,7 +197,7 @@ def test_compiled_model_is_refused():
             "the output: .* but a single tensor",
         ),
         (lambda net, x: net.head(net.features(x) + x.shape[1]), "add in Net: .* a number"),
-        (lambda net, x: net.head(net.first(x).mean(x.dim() - 1)), "Net: .* the method mean"),
+        (lambda net, x: net.first(x).mean(x.dim() - 1, keepdim=True), "Net: .* the method mean"),
     ],
 )
 def test_refusal_says_what_it_is_about(how, said):

@@ -113,7 +113,18 @@ class OwnRMSNorm(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, OwnRMSNorm])
+class OffsetRMSNorm(OwnRMSNorm):
+    """Its scale is one plus the weight, as in Gemma."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        nn.init.constant_(self.weight, 0.3)
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, OwnRMSNorm, OffsetRMSNorm])
 @pytest.mark.parametrize("block", [MLP, Gated])
 def test_normalization_and_mlp_of_each_token(block, norm):
     agree(lambda: Tokens(block, norm), (TOKENS, FEATURES))
@@ -482,7 +493,7 @@ def nested(how):
         (nested(lambda x: torch.cumsum(x, 1)), r"^0\.1\.1 \(Inner\): .* the function cumsum"),
         (nested(lambda x: x * x), r"^mul in 0\.1\.1 \(Inner\) multiplies branches"),
         (nested(lambda x: x.softmax(-1)), r"^0\.1\.1 \(Inner\): .* a softmax outside of attention"),
-        (nested(lambda x: x @ x.T), r"^0\.1\.1 \(Inner\): .* a product of two activations"),
+        (nested(lambda x: x @ x.T @ x), r"^0\.1\.1 \(Inner\): .* a product of two activations"),
         (nested(lambda x: x[0]), r"^the output|^1: .* channels|^0\.1\.1"),
         (Mixer(), "^mix: .* Linear over positions instead of channels"),
     ],

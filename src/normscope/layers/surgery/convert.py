@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from normscope.errors import InputError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from normscope.layers.detect import weight_norm_of
+from normscope.layers.detect import positionwise_norm, weight_norm_of
 from normscope.layers.kinds import (
     NORMS,
     NoNorm,
@@ -277,7 +277,7 @@ def _copy_tensors(new: nn.Module, old: nn.Module, new_for: dict[int, Any]) -> tu
     names = ["weight", "bias"]
     if is_batch_norm(new) and is_batch_norm(old):
         names += _BATCH_STATISTICS
-    kept = []
+    found, kept = positionwise_norm(old), []
     for name in names:
         source, target = getattr(old, name, None), getattr(new, name, None)
         if isinstance(source, Tensor) and isinstance(target, Tensor):
@@ -285,6 +285,8 @@ def _copy_tensors(new: nn.Module, old: nn.Module, new_for: dict[int, Any]) -> tu
                 continue
             with torch.no_grad():
                 target.copy_(source)
+                if name == "weight" and found is not None:
+                    target.add_(found.offset)
             target.requires_grad_(source.requires_grad)
             setattr(new, name, new_for.setdefault(id(source), target))  # tied tensors stay tied
             kept.append(name)

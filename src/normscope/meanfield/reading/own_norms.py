@@ -13,8 +13,8 @@ class OwnNorm(NamedTuple):
     """A normalization of each position over its channels.
 
     Attributes:
-        scale: its parameter; None without one.
-        shift: likewise.
+        scale: the factor of each channel; None without one.
+        shift: the summand of each channel, likewise.
         centred: whether it subtracts the mean.
         last: whether the channels are in the last dimension, else in the first after the batch.
         eps: added to the variance.
@@ -42,6 +42,7 @@ def own_norm(module: nn.Module | None) -> OwnNorm | None:
     if found is None or found.followed:
         return None
     scale, shift = (module._parameters.get(name) for name in ("weight", "bias"))
+    scale = None if scale is None else scale.detach() + found.offset
     return OwnNorm(
         scale, shift, found.kind == "layer", found.feature_axis == -1, epsilon(module) or 0.0
     )

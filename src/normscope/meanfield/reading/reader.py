@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from normscope.errors import InputError, NoClosureError, StateError
+from normscope.errors import InputError, MisfitError, NoClosureError, StateError
 from normscope.layers.surgery.call_graph import is_known_layer
 from normscope.layers.surgery.trial import trace_differs
 from normscope.meanfield.activations import Dropout, Nonlinearity
@@ -42,8 +42,9 @@ from normscope.meanfield.reading.rules import (
     words_of_call,
 )
 from normscope.meanfield.weighted import Linear
+from normscope.problem.batch import follow_model
 from normscope.problem.copies import copy_module, undisturbed
-from normscope.problem.diagnose import require_module
+from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.trace import GRADIENTS, UntraceableError, record_calls
 from normscope.problem.wrappers import refuse_sharded, unwrapped
@@ -79,6 +80,8 @@ def read(
     refuse_hooks(model)
     with undisturbed(model):
         root, calls = _trace_copy(model)
+        if shape is not None:
+            _check_shape(root, shape)
         known = shape or _first_shape(root, calls)
         channel = _channel_dimension(root, calls, known)
         reader = _Reader(model, root, Evaluator(root, calls, known), activations or {}, channel)
@@ -101,6 +104,25 @@ def read(
                 MEASURE,
             )
     return graph
+
+
+def _check_shape(root: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise if the model does not take inputs of this shape, naming the layer that does not."""
+    if any(is_lazy(each) for each in (*root.parameters(), *root.buffers())):
+        return  # a call would give them values
+    draws = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
+    inputs = follow_model((draws,), root)
+    try:
+        with torch.no_grad(), RandomGenerators(root).preserved(seed=0), FitCheck(root, inputs):
+            root(*inputs)
+    except MisfitError as error:
+        layer, _, _ = str(error).partition(": ")[2].partition(", from a batch")
+        raise MisfitError(
+            f"an input_shape of {shape} does not fit the model: {layer}; give the shape of one "
+            "sample, without the batch."
+        ) from error
+    except Exception:  # a model may raise anything; what else is wrong, reading finds out
+        return
 
 
 def _trace_copy(model: nn.Module) -> tuple[nn.Module, fx.Graph]:
