@@ -32,7 +32,7 @@ LAST = 50
 """Steps at the end whose mean training loss is the measure."""
 
 ORDERS = (0, 1)
-CLOSE = 1.15
+CLOSE = 1.05
 """The second order is run where the first was within this factor of the best."""
 
 MOST_EXTENSIONS = 6
