@@ -16,6 +16,8 @@ WHICH = ("largest", "smallest", "both", "magnitude")
 
 # relative residual below which the gap to a Ritz value is trusted
 _TRUSTED_RESIDUAL = 0.25
+# products for each wanted value, over which its gain is an estimate of what is left to gain
+_GAIN_PRODUCTS = 3
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,23 @@ class Lanczos(Basis):
     vectors not yet multiplied, and with them all relations exact.
 
     Notation: A Q[:done]^T = Q^T H.
+
+    Args:
+        product: the operator, on flat vectors.
+        start: (size, block), linearly independent columns.
+        basis_limit: how many vectors may be held.
+        generator: of random vectors, drawn when the basis spans an invariant subspace.
     """
+
+    def __init__(
+        self,
+        product: Callable[[Tensor], Tensor],
+        start: Tensor,
+        basis_limit: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(product, start, basis_limit, generator)
+        self._history: list[Tensor] = []  # Ritz values after each product
 
     def step(self) -> None:
         """Multiply the next basis vector by the operator: one product."""
@@ -201,12 +219,15 @@ class Lanczos(Basis):
             self._projected[self.held, row] = after
             self._basis[self.held] = image.div_(after)
             self.held += 1
+        self._history.append(self._eigen()[0])
 
     def ritz_pairs(self, which: str, count: int) -> RitzPairs:
         """Return the best approximations in the span of the basis.
 
         The error is the square of the residual over the gap to the other eigenvalues where the gap
-        is known, else twice the residual.
+        is known, else twice the residual. Close neighbours become known late. Until then, what the
+        last products added to the value is an estimate of what is left, unless the square of the
+        residual over the gap to the other values found is larger.
 
         Args:
             which: as in `wanted_positions`.
@@ -217,12 +238,22 @@ class Lanczos(Basis):
         """
         values, vectors = self._eigen()
         residuals = (self._projected[self.done : self.held, : self.done] @ vectors).norm(dim=0)
-        errors = value_errors(values, residuals)
         chosen = wanted_positions(values, which, count)
+        settled = (residuals**2 / ritz_gaps(values))[chosen].maximum(self._gains(which, count))
+        errors = value_errors(values, residuals)[chosen].minimum(settled)
         norm = float(values.abs().max())
-        return RitzPairs(
-            values[chosen], vectors[:, chosen], residuals[chosen], errors[chosen], norm
-        )
+        return RitzPairs(values[chosen], vectors[:, chosen], residuals[chosen], errors, norm)
+
+    def _gains(self, which: str, count: int) -> Tensor:
+        """Return what the last products added to each wanted value; infinite if not known."""
+        now, *before = reversed(self._history[-1 - _GAIN_PRODUCTS * self.block :])
+        values = now[wanted_positions(now, which, count)]
+        if len(before) < _GAIN_PRODUCTS * self.block:
+            return torch.full_like(values, torch.inf)
+        earlier = before[-1][wanted_positions(before[-1], which, count)]
+        if len(earlier) < len(values):
+            return torch.full_like(values, torch.inf)
+        return (values - earlier).abs()
 
     def compress(self, which: str, keep: int) -> None:
         """Keep the best Ritz vectors and the vectors not yet multiplied; drop the rest.
@@ -240,6 +271,16 @@ class Lanczos(Basis):
         self._projected[:kept, :kept] = torch.diag(pairs.values)
         self._projected[kept : kept + waiting, :kept] = outside
         self.done, self.held = kept, kept + waiting
+
+
+def ritz_gaps(values: Tensor) -> Tensor:
+    """Return the distance of each value to the nearest other one; infinite for a single value.
+
+    >>> ritz_gaps(torch.tensor([0.0, 1.0, 4.0]))
+    tensor([1., 1., 3.])
+    """
+    distances = (values.unsqueeze(1) - values).abs()
+    return distances.fill_diagonal_(torch.inf).min(dim=1).values
 
 
 def value_errors(values: Tensor, residuals: Tensor) -> Tensor:

@@ -63,7 +63,8 @@ class TopEigenvalue(Rendered):
             taken as at least what rounding lets ``tolerance`` resolve, 32 units of rounding times
             the largest eigenvalue over ``tolerance``.
         errors: estimated relative error of each value: the square of the residual over the gap to
-            the other eigenvalues found, or twice the residual where the gap is unknown.
+            the other eigenvalues found; where the gap is not reliable, twice the residual or, if it
+            is less, what the last three products added to the value.
         tolerance: on the residuals (or on the errors, for ``stop="value"``).
         converged: whether they are within it.
         matvecs: with the whole operator; one with a part of the data counts as that part.

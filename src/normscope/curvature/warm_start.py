@@ -48,7 +48,10 @@ _AVERAGED = 1 / 8  # of the data, on which mean gradients are taken, at half the
 # whether the matrix is a Hessian, whose search among parameters gains more.
 _AGREEING = {False: 0.85, True: 0.75}
 _SAME = 0.97  # ... from which the mean gradients need no search on the part
-_ALIKE = 0.7  # ... below which eigenvectors of few samples are no guess
+# ... below which eigenvectors of few samples are no guess, likewise. From 0.7 to 0.85 a search of a
+# Fisher or Gauss-Newton matrix on 16 of 128 samples saved 0.2 products on average (26 cases), and
+# cost up to 3.
+_ALIKE = {False: 0.85, True: 0.7}
 # Relative gaps of the mean gradients' matrix between which a search on the part is better: closer
 # eigenvalues need the model, and the vector of one farther away is the mean gradient itself.
 _SEPARATE = (0.2, 0.4)
@@ -200,7 +203,9 @@ def _from_search(operator: CurvatureOperator, request: Request, means: _Means) -
     """Return the start from a search on a part of the data."""
     largest = _LARGEST_PART if operator.kind == "hessian" else _SMALLER_PART
     part = _part(operator, _SEARCHED, largest, request.seed)
-    if part is None or (part.samples < _MANY_SAMPLES and not _is_alike(means)):
+    alike = _ALIKE[operator.kind == "hessian"]
+    agreed = 1.0 if means.agreement is None else means.agreement  # assumed if not tried
+    if part is None or (part.samples < _MANY_SAMPLES and agreed < alike):
         return None
     share, spent = part.samples / operator.samples, means.cost
     allowed = min(_PRODUCTS, int((_affordable(request) - spent) / share))
@@ -222,11 +227,6 @@ def _from_search(operator: CurvatureOperator, request: Request, means: _Means) -
         # in another order on the part: a start near one of them would hide the others.
         vectors = vectors + _MIXED * found.mixture.unsqueeze(1)
     return WarmStart(space, vectors, request.which, cost, gap=found.gap)
-
-
-def _is_alike(means: _Means) -> bool:
-    """Return whether a few samples have about the eigenvectors of all; assumed if not tried."""
-    return means.agreement is None or means.agreement >= _ALIKE
 
 
 def _affordable(request: Request) -> float:

@@ -143,3 +143,30 @@ def test_estimated_errors_are_right_within_a_factor_from_a_fair_start(width, see
         assert 100 - float(pairs.values) <= 3 * float(pairs.errors) + 1e-10
         sharper += float(pairs.errors) < 0.2 * float(pairs.residuals)
     assert sharper > 0  # or the estimate would be of no use
+
+
+def products_until_known(seed):
+    """Return after how many products the error of a value is estimated as 1e-3, and all errors.
+
+    The spectrum is like that of a transformer's Hessian: a band, and a few eigenvalues below the
+    top one, which make its last digits come slowly.
+    """
+    band = torch.linspace(-0.7, 0.8, 394, dtype=torch.float64)
+    near = torch.tensor([0.82, 0.88, 0.92, 0.95, 0.97, 1.0], dtype=torch.float64)
+    values, generator = torch.cat([band, near]), torch.Generator().manual_seed(seed)
+    start = 0.02 * torch.randn(400, generator=generator, dtype=torch.float64)
+    start[-6:] = 0.2 * torch.randn(6, generator=generator, dtype=torch.float64)
+    start[-1] = 1
+    lanczos = Lanczos(lambda vector: values * vector, start.unsqueeze(1), 100, generator)
+    errors = []
+    for _ in range(20):
+        lanczos.step()
+        pairs = lanczos.ritz_pairs("largest", 1)
+        errors.append((float(pairs.errors[0]), 1 - float(pairs.values[0])))
+    return next(step for step, (error, _) in enumerate(errors, 1) if error <= 1e-3), errors
+
+
+def test_value_that_has_settled_is_known_before_its_neighbours():
+    products, errors = zip(*(products_until_known(seed) for seed in range(5)), strict=True)
+    assert sum(products) <= 50  # from the gaps to the neighbours alone 61
+    assert all(true <= estimated for each in errors for estimated, true in each)
