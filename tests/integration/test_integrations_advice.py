@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.errors import InputError, StateError
-from normscope.integrations.lightning import LearningRateCallback
+from normscope.integrations.lightning import LearningRateCallback, find_learning_rate
+from normscope.integrations.lightning_training import read_optimizer
 from normscope.problem import cross_entropy
+from normscope.training.common_rate import CommonRate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -153,3 +155,163 @@ def test_example_trains_at_the_recommended_rate(capsys):
     rate = names["trainer"].optimizers[0].param_groups[0]["lr"]
     assert rate == names["advisor"].advice.recommended
     assert f"trained at {rate:.3g}" in capsys.readouterr().out
+
+
+class Classifier(Digits):
+    """A module whose loss, logs and optimizer are in its methods alone."""
+
+    def __init__(self, configuration=None, **options):
+        super().__init__(**options)
+        self.configuration = configuration
+
+    def training_step(self, batch, batch_idx):
+        assert self.trainer.max_epochs == 2
+        self.logger.experiment.add_scalar("step", batch_idx)
+        self.log_dict({"rate": 1.0})
+        return {"loss": super().training_step(batch)}
+
+    def configure_optimizers(self):
+        found = super().configure_optimizers()
+        return found if self.configuration is None else self.configuration(found)
+
+
+class DigitsData(lightning.LightningDataModule):
+    def setup(self, stage):
+        assert stage == "fit"
+        self.loader = loader()
+
+    def train_dataloader(self):
+        return self.loader
+
+
+def trainer_of(**options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "max_epochs": 2}
+    return lightning.Trainer(**quiet, **options)
+
+
+def modules_state(module, trainer):
+    state = {name: tensor.tolist() for name, tensor in module.state_dict().items()}
+    names = sorted(vars(module))
+    gradients = [each.grad for each in module.parameters()]
+    return repr([state, names, module._trainer, module.calls, gradients, trainer.loggers])
+
+
+@pytest.mark.parametrize("source", ["loader", "data module", "list"])
+def test_rate_is_found_for_a_module_and_its_trainer(source):
+    lightning.seed_everything(3, verbose=False)
+    module, trainer = Classifier(), trainer_of()
+    x, y = ns.data.load("digits").train
+    batches = list(zip(x[:96].split(24), y[:96].split(24), strict=True))
+    data = {"loader": loader(), "data module": DigitsData(), "list": batches}[source]
+    before, random = modules_state(module, trainer), torch.get_rng_state()
+    advice = find_learning_rate(trainer, module, data, effort="quick")
+    assert modules_state(module, trainer) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert source != "data module" or not hasattr(data, "loader")
+    assert advice.rule.momentum == 0.9
+    assert advice.batch_size == 24
+    assert advice.predicted is not None
+    low, high = advice.verified
+    assert low < high
+
+
+def test_rate_with_a_list_of_batches_is_that_of_the_plain_call():
+    lightning.seed_everything(3, verbose=False)
+    module = Classifier()
+    x, y = ns.data.load("digits").train
+    batches = list(zip(x[:96].split(24), y[:96].split(24), strict=True))
+    found = find_learning_rate(trainer_of(), module, batches, verify=False)
+    loss = ns.whole_loss(lambda module, batch: cross_entropy(module(batch[0]), batch[1]))
+    expected = ns.max_learning_rate(module, loss, batches, momentum=0.9, verify=False)
+    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.limit == pytest.approx(expected.limit, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "note"),
+    [
+        (lambda made: [made], None),
+        (lambda made: {"optimizer": made}, None),
+        (
+            lambda made: {
+                "optimizer": made,
+                "lr_scheduler": {
+                    "scheduler": torch.optim.lr_scheduler.LinearLR(made, 0.1, total_iters=5),
+                    "interval": "step",
+                },
+            },
+            "before the schedule",
+        ),
+        (
+            lambda made: ([made], [torch.optim.lr_scheduler.ExponentialLR(made, 0.9)]),
+            "before the schedule",
+        ),
+        (
+            lambda made: {
+                "optimizer": made,
+                "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(made),
+                "monitor": "loss",
+            },
+            None,
+        ),
+    ],
+    ids=["list", "dict", "warm-up", "by epoch", "by metric"],
+)
+def test_schedule_of_the_module_is_followed(configuration, note):
+    advice = find_learning_rate(trainer_of(), Classifier(configuration), loader(), effort="quick")
+    assert ("before the schedule" in " ".join(advice.notes)) == (note is not None)
+
+
+def test_followed_schedule_is_that_of_the_training():
+    def warm_up(made):
+        schedule = torch.optim.lr_scheduler.LinearLR(made, 0.1, total_iters=5)
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    module = Classifier(warm_up)
+    given = read_optimizer(trainer_of(), module, loader())
+    made = CommonRate(given["optimizer"](None), given["scheduler"])
+    followed = []
+    for _ in range(6):
+        followed.append(made.relative_rates[0])
+        for each in module.parameters():
+            each.grad = torch.zeros_like(each)
+        made.step()
+    expected = [0.1 + 0.9 * min(step, 5) / 5 for step in range(6)]
+    assert followed == pytest.approx(expected)
+
+
+def test_clipping_and_accumulation_of_the_trainer_are_used():
+    trainer = trainer_of(gradient_clip_val=0.5, accumulate_grad_batches=2)
+    advice = find_learning_rate(trainer, Classifier(), loader(), effort="quick")
+    notes = " ".join(advice.notes)
+    assert "norm 0.5" in notes
+    assert "2 batches" in notes
+    assert advice.batch_size == 48
+
+
+def test_trainings_of_unknown_steps_are_refused():
+    class Manual(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+    class Stepping(Classifier):
+        def optimizer_step(self, *given, **options):
+            super().optimizer_step(*given, **options)
+
+    by_value = {"gradient_clip_val": 1, "gradient_clip_algorithm": "value"}
+    cases = [
+        (Manual(), {}, loader(), "optimizes manually"),
+        (Stepping(), {}, loader(), "overrides optimizer_step"),
+        (Classifier(lambda made: [made, made]), {}, loader(), "the module has 2"),
+        (Classifier(lambda made: 1 / 0), {}, loader(), "configure_optimizers failed outside"),
+        (Classifier(), by_value, loader(), "clips gradients by value"),
+    ]
+    for module, options, data, message in cases:
+        with pytest.raises(StateError, match=message):
+            find_learning_rate(trainer_of(**options), module, data)
+    with pytest.raises(InputError, match="no training data"):
+        find_learning_rate(trainer_of(), Classifier())
+    with pytest.raises(InputError, match="not one DataLoader"):
+        find_learning_rate(trainer_of(), Classifier(), {"a": loader()})

@@ -174,3 +174,102 @@ def test_example_measures_every_layer(tmp_path, monkeypatch):
     assert results["step"].values.tolist() == [0, 5, 10, 15]
     assert np.isfinite(results["gradient_norm"]).all()
     assert (tmp_path / "scope.svg").stat().st_size > 10_000
+
+
+def trainer_of(folder, **options):
+    from transformers import Trainer, TrainingArguments, set_seed
+
+    set_seed(3)
+    texts = torch.arange(64).reshape(-1, 1).add(torch.arange(8)) % 11
+    data = [{"input_ids": text, "labels": text, "unused": 1} for text in texts]
+    quiet = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    arguments = TrainingArguments(
+        str(folder), max_steps=20, per_device_train_batch_size=4, **quiet, **options
+    )
+    model = language_model().eval()  # as from_pretrained returns it
+    return Trainer(model, arguments, train_dataset=data)
+
+
+def trainers_state(trainer):
+    state = {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
+    flags = [module.training for module in trainer.model.modules()]
+    gradients = [each.grad for each in trainer.model.parameters()]
+    own = sorted((name, id(value)) for name, value in vars(trainer).items())
+    accelerator = trainer.accelerator
+    held = [len(each) for each in vars(accelerator).values() if isinstance(each, list)]
+    random = torch.get_rng_state().tolist()
+    return repr([state, flags, gradients, own, held, sorted(vars(accelerator)), random])
+
+
+@pytest.mark.parametrize("after_training", [False, True])
+def test_rate_is_found_for_a_trainer_that_stays_as_it_is(after_training, tmp_path):
+    from normscope.integrations.transformers import find_learning_rate
+
+    trainer = trainer_of(tmp_path, gradient_accumulation_steps=2, warmup_steps=5)
+    if after_training:
+        trainer.train()
+    before = trainers_state(trainer)
+    advice = find_learning_rate(trainer)
+    assert trainers_state(trainer) == before
+    assert advice.rule.name == "AdamW"
+    assert advice.batch_size == 8
+    assert advice.mode == "train"
+    notes = " ".join(advice.notes)
+    assert "before the schedule" in notes
+    assert "the norm 1;" in notes
+    assert "2 batches" in notes
+    low, high = advice.verified
+    assert 0 < low < high
+
+
+def test_training_after_the_advice_ends_in_the_same_bits(tmp_path):
+    from normscope.integrations.transformers import find_learning_rate
+
+    asked, plain = trainer_of(tmp_path), None
+    find_learning_rate(asked, effort="quick")
+    asked.train()
+    state = left(asked.model, asked)
+    plain = trainer_of(tmp_path)
+    plain.train()
+    assert left(plain.model, plain) == state
+
+
+def test_curvature_is_that_of_the_trainers_loss(tmp_path):
+    from normscope.integrations.transformers import find_learning_rate, model_loss
+
+    trainer = trainer_of(tmp_path, max_grad_norm=0.0, label_smoothing_factor=0.2)
+    texts = torch.stack([each["input_ids"] for each in trainer.train_dataset])
+    batches = [{"input_ids": part, "labels": part} for part in texts.split(4)]
+    options = {"data": batches, "scheduler": None, "verify": False, "mode": "eval"}
+    smoothed = find_learning_rate(trainer, **options)
+
+    def loss(model, batch):
+        logits = model(batch["input_ids"]).logits[:, :-1].flatten(0, 1)
+        target = batch["labels"][:, 1:].flatten()
+        return torch.nn.functional.cross_entropy(logits, target, label_smoothing=0.2)
+
+    optimizer = trainer.create_optimizer()
+    expected = ns.max_learning_rate(
+        trainer.model, ns.whole_loss(loss), batches, optimizer=optimizer, verify=False, mode="eval"
+    )
+    assert smoothed.bound == pytest.approx(expected.bound, rel=1e-3)
+    plain = find_learning_rate(trainer, loss=model_loss, **options)
+    assert plain.bound != pytest.approx(expected.bound, rel=1e-3)
+
+
+def test_trainers_that_do_not_fit_are_refused(tmp_path):
+    from transformers import Trainer
+
+    from normscope.integrations.transformers import find_learning_rate
+
+    trainer = trainer_of(tmp_path)
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    own = Trainer(trainer.model, trainer.args, optimizers=(optimizer, schedule))
+    with pytest.raises(InputError, match="no train_dataset"):
+        find_learning_rate(own)
+    own.train_dataset = trainer.train_dataset
+    with pytest.raises(StateError, match="scheduler of its own"):
+        find_learning_rate(own)
+    advice = find_learning_rate(own, scheduler=None, clip_norm=None, verify=False)
+    assert advice.rule.name == "SGD"

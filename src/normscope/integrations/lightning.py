@@ -1,9 +1,11 @@
-"""The scope and the learning-rate advice as callbacks of a Lightning trainer."""
+"""The scope and the learning-rate advice for a Lightning trainer."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
 
@@ -11,10 +13,14 @@ from normscope.errors import InputError, StateError
 from normscope.integrations.logged_scope import ScopeCallbackBase
 from normscope.integrations.logger import RowLogger
 from normscope.learning_rate import Advice, max_learning_rate
+from normscope.problem.loss import WholeLoss, whole_loss
 
 try:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule
+    from lightning.pytorch.loggers.logger import DummyLogger
     from lightning.pytorch.utilities import rank_zero_info
+
+    from normscope.integrations.lightning_training import TrainingStep, read_optimizer
 except ImportError as error:
     raise StateError(
         "normscope.integrations.lightning needs the package lightning; install it by "
@@ -22,10 +28,10 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
     from torch.optim import Optimizer
 
-    from normscope.problem.loss import Loss, WholeLoss
+    from normscope.problem.loss import Loss
     from normscope.problem.problem import Data
 
 _LOGGED = ("curvature_bound", "limit", "recommended")  # fields of the advice
@@ -158,8 +164,8 @@ class LearningRateCallback(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(values, trainer.global_step)
         if self._sets_rate:
-            for group in optimizer.param_groups:  # max_learning_rate requires equal groups
-                group["lr"] = self._advice.recommended
+            for group, rate in zip(optimizer.param_groups, self._advice.rates(), strict=True):
+                group["lr"] = rate
 
     def _check_trainer(self, trainer: Trainer) -> None:
         if trainer.world_size > 1:
@@ -189,11 +195,152 @@ def _without_workers(loader: Any) -> DataLoader[Any]:
     """Return a copy of the loader without workers; reading it does not change the loader."""
     if not isinstance(loader, DataLoader):
         raise InputError(
-            f"the trainer's data is a {type(loader).__name__}, not one DataLoader; give the "
-            "callback its own by data=."
+            f"the trainer's data is a {type(loader).__name__}, not one DataLoader; give one by "
+            "data=."
         )
     twin = copy.copy(loader)
     # Bypass __setattr__, which rejects changes to an initialized loader.
     alone = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
     twin.__dict__.update(alone, persistent_workers=False, _iterator=None)
     return twin
+
+
+# methods of a module that change the step in ways that short runs do not know
+_STEP_METHODS = ("optimizer_step", "backward", "configure_gradient_clipping", "lr_scheduler_step")
+
+
+def find_learning_rate(
+    trainer: Trainer, module: LightningModule, data: Any = None, **options: Any
+) -> Advice:
+    """Return the learning-rate advice for a training that Lightning is about to run.
+
+    The loss is that of ``training_step``, the optimizer and the schedule are those of
+    ``configure_optimizers``, and the trainer's gradient clipping and accumulation are used. What
+    ``training_step`` logs is dropped. Module and trainer are left unchanged. A scheduler that
+    follows a metric does not act within short runs and is left out.
+
+    Args:
+        trainer: before or after a training.
+        module: its training step must return the loss.
+        data: a DataLoader, a list of batches or a LightningDataModule; None: the trainer's loader
+            after a training, else the module's own.
+        **options: other arguments of `max_learning_rate`, which replace what is read: ``loss``,
+            ``optimizer``, ``scheduler``, ``clip_norm``, ``accumulate``, ``verify``, ``effort``.
+
+    Returns:
+        The advice; its rates are those of the optimizer before the schedule.
+
+    Raises:
+        StateError: if the module optimizes manually, has several optimizers or changes the step by
+            a method of its own, or if the trainer runs in several processes or clips by value.
+        InputError: if there is no data, or more than one loader.
+
+    Examples:
+        >>> # advice = find_learning_rate(trainer, module, loader)
+        >>> # module.lr = advice.recommended; trainer.fit(module, loader)
+    """
+    _refuse_unknown_steps(trainer, module, options)
+    with _attached(trainer, module):
+        source = _prepare_data(trainer, module, data)
+        loader = source.train_dataloader() if _has_loader(source) else source
+        if not _is_list_of_batches(loader):
+            loader = _without_workers(loader)
+        given = {
+            "loss": whole_loss(TrainingStep(trainer, source)),
+            "clip_norm": trainer.gradient_clip_val or None,
+            "accumulate": trainer.accumulate_grad_batches,
+            **(read_optimizer(trainer, module, loader) if "optimizer" not in options else {}),
+            **options,
+        }
+        return max_learning_rate(module, data=loader, **given)
+
+
+def _refuse_unknown_steps(
+    trainer: Trainer, module: LightningModule, options: Mapping[str, Any]
+) -> None:
+    if not module.automatic_optimization:
+        raise StateError(
+            "the module optimizes manually, so that its step is not known; call "
+            "normscope.max_learning_rate with a whole_loss and an optimizer."
+        )
+    changed = [name for name in _STEP_METHODS if getattr(type(module), name) is not _method(name)]
+    if changed:
+        raise StateError(
+            f"the module overrides {changed[0]}, which short runs do not call; call "
+            "normscope.max_learning_rate with a whole_loss and an optimizer."
+        )
+    if trainer.world_size > 1:
+        raise StateError(
+            f"the advice is asked for in one process, this trainer has {trainer.world_size}; use "
+            "a Trainer with devices=1."
+        )
+    if trainer.gradient_clip_algorithm == "value" and "clip_norm" not in options:
+        raise StateError(
+            "the trainer clips gradients by value, short runs by norm; give clip_norm= (None for "
+            "no clipping), or clip by norm."
+        )
+
+
+def _method(name: str) -> Any:
+    return getattr(LightningModule, name)
+
+
+@contextmanager
+def _attached(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """Let the module see its trainer, without logging; restore it on exit."""
+    attached = module._trainer
+    silent = {"log": _ignore, "log_dict": _ignore}
+    try:
+        module.trainer = cast("Trainer", _SilentTrainer(trainer))
+        module.__dict__.update(silent)
+        yield
+    finally:
+        for name in silent:
+            module.__dict__.pop(name, None)
+        module.trainer = attached
+
+
+class _SilentTrainer:
+    """A trainer without its loggers; it is not copied with the module's attributes."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.logger = DummyLogger()
+        self.loggers = [self.logger]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SilentTrainer:
+        return self
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Log nothing."""
+
+
+def _prepare_data(trainer: Trainer, module: LightningModule, data: Any) -> Any:
+    """Return what has the training loader, or the loader itself; a data module as a copy."""
+    if isinstance(data, LightningDataModule):
+        twin = copy.copy(data)  # its setup sets attributes
+        twin.prepare_data()
+        twin.setup("fit")
+        return twin
+    if data is not None:
+        return data
+    if trainer.train_dataloader is not None:
+        return trainer.train_dataloader
+    if type(module).train_dataloader is _method("train_dataloader"):
+        raise InputError(
+            "there is no training data: the module has no train_dataloader; give data= a "
+            "DataLoader or a LightningDataModule."
+        )
+    return module
+
+
+def _has_loader(source: Any) -> bool:
+    return isinstance(source, LightningDataModule | LightningModule)
+
+
+def _is_list_of_batches(data: Any) -> bool:
+    return isinstance(data, list) and not any(isinstance(each, DataLoader) for each in data)

@@ -1,14 +1,20 @@
-"""The scope as a callback of a Hugging Face Trainer."""
+"""The scope and the learning-rate advice for a Hugging Face Trainer."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from normscope.errors import StateError
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from normscope.errors import InputError, StateError
 from normscope.integrations.logged_scope import ScopeCallbackBase
 from normscope.integrations.logger import require_package
+from normscope.learning_rate import Advice, max_learning_rate
+from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import WholeLoss, whole_loss
 
 if TYPE_CHECKING:
@@ -137,3 +143,136 @@ def _check_arguments(args: Any) -> None:
         raise StateError(
             "the callback watches one device in each process; start the training by torchrun."
         )
+
+
+def find_learning_rate(trainer: Any, **options: Any) -> Advice:
+    """Return the learning-rate advice for a training that a Trainer is about to run.
+
+    Model, training data, loss (``compute_loss``), optimizer, schedule, clipping and accumulation
+    are the Trainer's; Trainer and model are left unchanged. The model is measured in train mode, as
+    a Trainer trains it, with each batch's own mean as its loss.
+
+    Args:
+        trainer: a Hugging Face Trainer, before or after its training.
+        **options: other arguments of `max_learning_rate`, which replace what is read: ``loss``,
+            ``data``, ``optimizer``, ``scheduler``, ``clip_norm``, ``accumulate``, ``mode``,
+            ``verify``, ``effort``.
+
+    Returns:
+        The advice; its rates are those of the optimizer before the schedule, as
+        ``TrainingArguments.learning_rate`` is.
+
+    Raises:
+        StateError: if the training runs in several processes or on several devices, or if the
+            Trainer was given a scheduler of its own.
+        InputError: if it has no training data.
+
+    Examples:
+        >>> # advice = find_learning_rate(trainer)
+        >>> # trainer.args.learning_rate = advice.recommended; trainer.train()
+    """
+    require_package("transformers", "normscope.integrations.transformers")
+    _refuse_several_devices(trainer.args)
+    with _unchanged(trainer):
+        data = options["data"] if "data" in options else _plain_loader(trainer)
+        given = {
+            "loss": _training_loss(trainer),
+            "mode": "train",
+            "clip_norm": trainer.args.max_grad_norm or None,
+            "accumulate": trainer.args.gradient_accumulation_steps,
+            "optimizer": _own_optimizer(trainer),
+            "scheduler": _scheduler_factory(trainer, data, options),
+            **options,
+            "data": data,
+        }
+        return max_learning_rate(trainer.model, **given)
+
+
+def _refuse_several_devices(args: Any) -> None:
+    for name in ("deepspeed", "fsdp"):
+        if getattr(args, name, None):
+            raise StateError(
+                f"the advice cannot be computed with {name}: {_UNSUPPORTED[name]}; ask for it "
+                "before, with a Trainer without."
+            )
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise StateError(
+            f"the advice is asked for in one process on one device, this Trainer has "
+            f"{max(args.world_size, args.n_gpu)}; ask for it before, in one process."
+        )
+
+
+@contextmanager
+def _unchanged(trainer: Any) -> Iterator[None]:
+    """Restore the Trainer's attributes, its accelerator's and random numbers on exit."""
+    accelerator = trainer.accelerator
+    kept = [(each, dict(vars(each))) for each in (trainer, accelerator)]
+    registered = {name: list(each) for name, each in kept[1][1].items() if isinstance(each, list)}
+    try:
+        with RandomGenerators(trainer.model).preserved():
+            yield
+    finally:
+        for each, attributes in kept:
+            vars(each).clear()
+            vars(each).update(attributes)
+        for name, values in registered.items():
+            vars(accelerator)[name][:] = values  # prepared loaders are registered there
+
+
+def _plain_loader(trainer: Any) -> DataLoader[Any]:
+    """Return the Trainer's loader in this process, without workers and without accelerate."""
+    if trainer.train_dataset is None:
+        raise InputError("the Trainer has no train_dataset; make it with one, or give data=.")
+    loader = trainer.get_train_dataloader()
+    dataset, collate = loader.dataset, loader.collate_fn
+    options: dict[str, Any] = {"collate_fn": lambda features: dict(collate(features))}
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset, trainer.args.train_batch_size, **options)
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    shuffled = isinstance(sampler, RandomSampler)
+    order = {"shuffle": True} if shuffled else {"sampler": sampler}
+    drop_last = trainer.args.dataloader_drop_last
+    size = trainer.args.train_batch_size
+    return DataLoader(dataset, size, drop_last=drop_last, **order, **options)
+
+
+def _training_loss(trainer: Any) -> WholeLoss:
+    """Return the loss that the Trainer computes for a batch."""
+
+    def loss(model: Any, batch: Mapping[str, Any]) -> Any:
+        with trainer.compute_loss_context_manager():
+            return trainer.compute_loss(model, dict(batch))  # it may remove the labels
+
+    return whole_loss(loss)
+
+
+def _own_optimizer(trainer: Any) -> Any:
+    """Return the Trainer's optimizer, or the one that it would create."""
+    made = trainer.optimizer if trainer.optimizer is not None else trainer.create_optimizer()
+    return getattr(made, "optimizer", made)  # inside accelerate's
+
+
+def _scheduler_factory(trainer: Any, data: Any, options: Mapping[str, Any]) -> Any:
+    """Return a function that makes the Trainer's schedule for another optimizer."""
+    if "scheduler" in options:
+        return options["scheduler"]
+    if trainer.lr_scheduler is not None and not getattr(trainer, "_created_lr_scheduler", False):
+        raise StateError(
+            "the Trainer was given a scheduler of its own, which belongs to one optimizer; give "
+            "scheduler= a function that makes one for an optimizer, or None."
+        )
+    steps = _training_steps(trainer.args, data)
+
+    def make(optimizer: Any) -> Any:
+        trainer.lr_scheduler = None
+        return trainer.create_scheduler(steps, optimizer)
+
+    return make
+
+
+def _training_steps(args: Any, data: Any) -> int:
+    """Return the number of updates of the whole training."""
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    updates = -(-len(data) // int(args.gradient_accumulation_steps))
+    return math.ceil(updates * float(args.num_train_epochs))
