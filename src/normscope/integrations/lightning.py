@@ -160,7 +160,8 @@ class LearningRateCallback(Callback):
             pl_module, self._loss, data, optimizer=optimizer, **self._options
         )
         rank_zero_info(str(self._advice))
-        values = {f"learning_rate/{name}": getattr(self._advice, name) for name in _LOGGED}
+        found = {name: getattr(self._advice, name) for name in _LOGGED}
+        values = {f"learning_rate/{name}": each for name, each in found.items() if each is not None}
         for logger in trainer.loggers:
             logger.log_metrics(values, trainer.global_step)
         if self._sets_rate:

@@ -307,7 +307,8 @@ def _training_note(row: Compared, steps: int) -> str:
 
 def _matrix_note(rows: Sequence[Compared]) -> str:
     """Return which matrix λ belongs to, if the rates do not follow from it."""
-    name = next((row.advice.rule.name for row in rows if not row.advice.rule.is_exact), None)
+    rules = [row.advice.rule for row in rows if row.advice.curvature is not None]
+    name = next((rule.name for rule in rules if not rule.is_exact), None)
     if name is None:
         return ""
     return (

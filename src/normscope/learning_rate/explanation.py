@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def table_title(advice: Advice) -> str:
     """Return the title of the table: optimizer and batch size."""
-    kind = "" if advice.rule.is_exact else ", an estimate"
+    kind = "" if advice.rule.is_exact or advice.rule.unknown else ", an estimate"
     return f"Learning rate for {advice.rule}, batch size {advice.batch_size}{kind}"
 
 

@@ -379,3 +379,20 @@ def test_state_of_an_optimizer_behind_a_common_rate_can_be_saved():
         made.load_state_dict(saved)
         again = [step.loss for step in train(problem, made, 3)]
     assert again == pytest.approx(losses, rel=1e-6)
+
+
+def test_frozen_backbone_with_a_head_is_the_head_on_its_features():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(5, 12), nn.BatchNorm1d(12), nn.ReLU())
+    backbone.eval().requires_grad_(False)
+    backbone[1].running_var.uniform_(0.5, 2.0)
+    head, (inputs, targets) = nn.Linear(12, 3), labelled()
+    whole = nn.Sequential(backbone, head)
+    whole.training = True  # the backbone keeps its flags
+    features = backbone(inputs)
+    ask = partial(ns.max_learning_rate, momentum=0.5, batch_size=16, effort="thorough")
+    found = ask(whole, "cross_entropy", (inputs, targets))
+    expected = ask(head, "cross_entropy", (features, targets))
+    assert found.verified == expected.verified
+    assert found.bound == pytest.approx(expected.bound, rel=1e-4)
+    assert found.predicted == pytest.approx(expected.predicted, rel=1e-4)
