@@ -40,7 +40,8 @@ class GroupRates:
         peak = tuple(map(max, zip(*by_step[:STEPS], strict=True)))
         largest = max(map(max, by_step))
         reached = max(peak) / largest if largest > 0 else 1.0
-        return cls(tuple(relative_rates(optimizer)), peak, reached)
+        relative = relative_rates(optimizer, setup.scheduler is not None)
+        return cls(tuple(relative), peak, reached)
 
     @property
     def are_one(self) -> bool:

@@ -84,7 +84,8 @@ class TrainingSetup:
             trained = zip(own, model.parameters(), strict=True)
             optimizer = self._new_optimizer(dict(trained))
             around = self.scheduler, self.clip_norm, self.accumulate
-            if around != (None, None, 1) or set(relative_rates(optimizer)) != {1.0}:
+            rates = set(relative_rates(optimizer, self.scheduler is not None))
+            if around != (None, None, 1) or rates != {1.0}:
                 optimizer = CommonRate(optimizer, *around)
             for group in optimizer.param_groups:
                 group["lr"] = rate

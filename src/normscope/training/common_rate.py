@@ -17,24 +17,30 @@ from normscope.training.optimizers import needs_closure, take_step
 SchedulerFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
 
 
-def base_rates(optimizer: Optimizer) -> list[float]:
-    """Return the learning rate of every group before any schedule.
+def base_rates(optimizer: Optimizer, is_scheduled: bool = False) -> list[float]:
+    """Return the learning rate of every group before a schedule that is about to start.
 
     Args:
         optimizer: any torch optimizer.
+        is_scheduled: whether a schedule starts; if not, the present rates count.
 
     Returns:
-        ``initial_lr`` where a scheduler has kept it, else ``lr``.
+        The ``lr`` of every group. For a new schedule, or if all are zero as at the start of a
+        warm-up: the ``initial_lr`` that an earlier scheduler has kept, where it has.
     """
     groups = optimizer.param_groups
+    present = [float(group["lr"]) for group in groups]
+    if any(present) and not is_scheduled:
+        return present
     return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
 
-def relative_rates(optimizer: Optimizer) -> list[float]:
-    """Return the learning rate of every group over the largest one, before any schedule.
+def relative_rates(optimizer: Optimizer, is_scheduled: bool = False) -> list[float]:
+    """Return the learning rate of every group over the largest one.
 
     Args:
         optimizer: any torch optimizer.
+        is_scheduled: as in `base_rates`.
 
     Returns:
         Numbers from 0 to 1; all 1 if all rates are zero.
@@ -44,7 +50,7 @@ def relative_rates(optimizer: Optimizer) -> list[float]:
     >>> relative_rates(torch.optim.SGD(groups, lr=0.1))
     [1.0, 0.5]
     """
-    rates = base_rates(optimizer)
+    rates = base_rates(optimizer, is_scheduled)
     largest = max(rates)
     return [rate / largest if largest > 0 else 1.0 for rate in rates]
 
@@ -103,7 +109,7 @@ class CommonRate(Optimizer):
         accumulate: int = 1,
     ) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        rates = base_rates(optimizer)
+        rates = base_rates(optimizer, scheduler is not None)
         super().__init__(parameters, {"lr": max(rates)})
         self.inner, self._clip_norm, self.accumulate = optimizer, clip_norm, accumulate
         self._largest = max(rates)

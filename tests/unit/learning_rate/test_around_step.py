@@ -396,3 +396,15 @@ def test_frozen_backbone_with_a_head_is_the_head_on_its_features():
     assert found.verified == expected.verified
     assert found.bound == pytest.approx(expected.bound, rel=1e-4)
     assert found.predicted == pytest.approx(expected.predicted, rel=1e-4)
+
+
+def test_rates_of_a_scheduled_optimizer_are_the_present_ones_without_a_schedule():
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    schedule = LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5**step])
+    optimizer.step()
+    schedule.step()
+    problem = Problem(model, "squared_error", (INPUTS, TARGETS))
+    with TrainingSetup(problem, optimizer, None, 0).training(0.3) as made:
+        assert made.relative_rates == [1.0, 0.5]
+    with TrainingSetup(problem, optimizer, None, 0, scheduler=linear()).training(0.3) as made:
+        assert made.relative_rates == pytest.approx([0.1, 0.1])
