@@ -25,6 +25,7 @@ from normscope.learning_rate.network_properties import (
     scale_invariant_weights,
 )
 from normscope.learning_rate.prediction import predict_limit
+from normscope.learning_rate.sample_trials import trial_batch_count
 from normscope.learning_rate.setup import (
     TrainingSetup,
     bind_all_parameters,
@@ -242,7 +243,9 @@ def _measure(
     if curvature is not None and not reason:
         progress(Progress("prediction"))
         bound = functools.partial(curvature.bound, rule)
-        prediction = predict_limit(problem, batches, rule, bound, preconditioner, seed, mode)
+        count = max(PREDICTION_BATCHES, trial_batch_count(batches[0]))
+        several, _ = effective_batches(setup, count)
+        prediction = predict_limit(problem, several, rule, bound, preconditioner, seed, mode)
     if prediction is not None:
         guess = prediction.rate
     elif curvature is not None:

@@ -26,6 +26,7 @@ _COARSE = 4.0  # ratio of neighbours on the coarse grid of learning rates
 _PER_COARSE = 6  # points of the fine grid for each of the coarse one
 _FINE = _COARSE ** (1 / _PER_COARSE)
 _GRID = 5  # coarse rates tried at once
+_EARLY = 15  # steps within which an instability is due to curvature
 _Value = TypeVar("_Value")
 #: outputs (candidates, classes, samples * positions) -> losses (candidates,), their gradient
 LossAndGradient: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -72,6 +73,24 @@ def last_layer_limit(
                 break
         lowest = grid[-1] if stable[0] else lowest / _COARSE ** (_GRID - 1)
     return None
+
+
+def breaks_late(layer: LastLayer, problem: Problem, rule: UpdateRule, limit: float) -> bool:
+    """Return whether momentum takes more than 15 steps to act, or a last layer as long to break.
+
+    What momentum and the noise of small batches build up then decides, rather than the curvature.
+    The whole network behaves otherwise: its features follow what the last layer does. A last layer
+    breaks late if twice its limit is stable for 15 steps.
+
+    Args:
+        layer: weights, inputs and targets.
+        problem: for its loss.
+        rule: of the optimizer.
+        limit: as `last_layer_limit` returns it.
+    """
+    if not rule.corrected and rule.momentum > 1 - 1 / _EARLY:
+        return True
+    return LastLayerTraining(layer, problem, rule).stable([2 * limit], _EARLY)[0]
 
 
 def _limit_below(training: LastLayerTraining, high: float) -> float | None:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from normscope.layers.kinds import norm_layers
 from normscope.learning_rate.last_layer import LastLayer, last_layer
-from normscope.learning_rate.last_layer_training import last_layer_limit
+from normscope.learning_rate.last_layer_training import breaks_late, last_layer_limit
 from normscope.learning_rate.network_properties import held_norm_layers
 from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
 from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.problem.batch import Batch
+from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import has_gradient_hooks
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
 
+_FEATURE_BATCHES, _FEATURE_SAMPLES = 4, 512  # least number of batches, and of samples in them
 _CONSISTENT = 4.0  # largest accepted ratio of the last layer's limits before and after one step
 
 
@@ -93,6 +94,7 @@ def _from_last_layer(
     The first step changes these inputs too: they are computed again after one step of all other
     parameters, at the limit found before. None if the last layer does not decide.
     """
+    batches = batches[: max(_FEATURE_BATCHES, _FEATURE_SAMPLES // batch_count(batches[0]))]
     one, few = (Problem(problem.model, problem.loss, list(each)) for each in (batches[:1], batches))
     evaluator = Evaluator(few, parameter_layout(problem.model), mode, seed)
     hooked = has_gradient_hooks(evaluator.parameters.values())
@@ -104,6 +106,9 @@ def _from_last_layer(
     layer = last_layer(evaluator)
     standing = None if layer is None else last_layer_limit(layer, problem, rule)
     if layer is None or standing is None:
+        return None
+    is_alone = all(map(layer.owns, evaluator.layout.names))
+    if not is_alone and breaks_late(layer, problem, rule, standing):
         return None
     moved = limit_after_one_step(evaluator, batches[-1], layer, rule, preconditioner, standing)
     limit = standing if moved is None else moved

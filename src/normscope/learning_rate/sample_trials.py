@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import NormscopeError
+from normscope.learning_rate.thresholds import STEPS
 from normscope.learning_rate.trial_run import (
     TrialRun,
     TrialStart,
@@ -29,13 +30,14 @@ from normscope.problem.batch import (
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
 
-# Chosen on networks without normalization whose limits are known; docs/learning_rate.md lists the
-# accuracy for other values.
-_SAMPLES = 32  # in a small batch at most
-_BATCHES = 8  # small batches, in turn
-_STEPS = 15  # steps after which a rate counts as stable
-_GRADIENTS = 36  # in all
+# Chosen on the dev cells of benchmarks/learning_rate_cells.py; docs/research/learning_rate_cells.md
+# lists the accuracy for other values.
+_SAMPLES = 32  # in a small batch, or a fourth of a whole one if that is more
+_STEPS = 25  # steps after which a rate counts as stable, each on a batch of its own
+_ENOUGH = 15  # steps after which it does if no more gradients are left
+_GRADIENTS = 48  # in all
 _LEAST_GRADIENTS = 18  # for the rates, however many leaving a plateau has taken
+_LATE = 8  # an instability from this step on is one that momentum and noise build up
 _FAR, _NEAR = 4.0, 2.0  # ratios of one rate to the next while the limit is not enclosed
 
 
@@ -50,6 +52,9 @@ class SampleTrials(Rendered):
         samples: of the largest batch.
         gradients: taken in all.
         beyond: whether the network was first trained until it left a plateau.
+        reached: share of the velocity after 100 steps that the trials reached; below 1 only if the
+            lowest failure was a late one.
+        is_late: whether the lowest failure was a late one, which depends on chance.
     """
 
     low: float
@@ -57,13 +62,34 @@ class SampleTrials(Rendered):
     samples: int
     gradients: int
     beyond: bool
+    reached: float = 1.0
+    is_late: bool = False
 
     @property
     def rate(self) -> float | None:
-        """The limit, between the two; None if no rate was unstable."""
+        """The limit within 100 steps, between the two; None if no rate was unstable."""
         if math.isinf(self.high):
             return None
-        return math.sqrt(self.low * self.high) if self.low else self.high / math.sqrt(_NEAR)
+        middle = math.sqrt(self.low * self.high) if self.low else self.high / math.sqrt(_NEAR)
+        return middle * self.reached
+
+
+def trial_batch_count(batch: Batch) -> int:
+    """Return how many batches like this one give the trials a small batch for every step.
+
+    Args:
+        batch: of the problem's data.
+
+    >>> trial_batch_count(torch.zeros(4, 2)), trial_batch_count(torch.zeros(128, 2))
+    (25, 7)
+    """
+    count = batch_count(batch)
+    return math.ceil(_STEPS * min(_small_size(count), count) / count)
+
+
+def _small_size(count: int) -> int:
+    """Return the largest size of a small batch: a fourth of a whole one, but at least 32."""
+    return max(_SAMPLES, math.ceil(count / 4))
 
 
 def run_sample_trials(
@@ -76,18 +102,24 @@ def run_sample_trials(
 ) -> SampleTrials:
     """Find the stability limit of the whole network on a few of its samples.
 
-    Each run takes 15 steps on batches of 32 samples in turn, from the current weights; an unstable
-    loss ends it. The rates decrease from one that is usually too high, 8 over the curvature along
-    the gradient, until one is stable; bisection follows until 36 gradients are used. A network
-    whose outputs hardly differ is first trained until it leaves its plateau, on which every rate is
-    stable for a while. At least 18 gradients are left for the rates. Whole batches are used if the
-    network is already trained, if its loss differs much between batches of 32, if the loss depends
-    on the number of samples, as a sum over them does, or if batches cannot be cut: their rows are
-    not samples, or the model does not take so few.
+    Each run takes 25 steps from the current weights, each on a batch of its own, of 32 samples or a
+    fourth of the user's batches if that is more; smaller batches are used as they are, since their
+    noise is part of what makes training unstable. An unstable loss ends the run. The rates decrease
+    from one that is usually too high, 8 over the curvature along the gradient, until one is stable;
+    bisection follows until 48 gradients are used. A network whose outputs hardly differ is first
+    trained until it leaves its plateau, on which every rate is stable for a while. At least 18
+    gradients are left for the rates. Whole batches are used if the network is already trained, if
+    its loss differs much between small batches, if the loss depends on the number of samples, as a
+    sum over them does, or if batches cannot be cut: their rows are not samples, or the model does
+    not take so few.
+
+    Momentum moves the weights further in 100 steps than in 25. Where a run failed late, so that the
+    distance covered decides and not the curvature, the limit is lowered by the share of the
+    velocity that the runs reached, (1 - mu^25) / (1 - mu^100) for a constant gradient.
 
     Args:
         problem: model and loss; not changed.
-        batches: a few, from which samples are drawn.
+        batches: several, from which samples are drawn; `trial_batch_count` says how many.
         rule: of the optimizer, which starts without state.
         preconditioner: divisor from the optimizer's state, if it has one; None: the rule computes
             it from the gradients.
@@ -97,14 +129,14 @@ def run_sample_trials(
     Returns:
         The rates that enclose the limit.
     """
-    if all(map(has_samples, batches)):
+    if all(map(has_samples, batches)) and max(map(sample_count, batches)) > _SAMPLES:
         pieces = _small_batches(problem, batches, seed)
         small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
         with small.prepared():
             outputs = _outputs_of_similar(small, problem.prepare(batches[0]))
             if outputs is not None:
                 return _run_trials(small, rule, *outputs)
-    whole = TrialStart(problem, batches, preconditioner, seed, mode=mode)
+    whole = TrialStart(problem, batches[:_STEPS], preconditioner, seed, mode=mode)
     with whole.prepared():
         return _run_trials(whole, rule, TrialRun(whole, rule, 0.0).outputs())
 
@@ -127,7 +159,15 @@ def _run_trials(start: TrialStart, rule: UpdateRule, outputs: Tensor | None) -> 
     search = _Search(start, rule, after, can_collapse=not _are_constant(outputs))
     search.run(rate, max(_GRADIENTS - start.gradients, _LEAST_GRADIENTS))
     samples = max(map(batch_count, start.batches))
-    return SampleTrials(search.low, search.high, samples, start.gradients, after is not None)
+    return SampleTrials(
+        search.low,
+        search.high,
+        samples,
+        start.gradients,
+        after is not None,
+        search.reached,
+        search.is_late,
+    )
 
 
 def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> list[Batch]:
@@ -136,11 +176,11 @@ def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> lis
     Batches drawn from the data are already mixed; those of the user may be sorted by class and are
     shuffled first.
     """
-    if problem.is_one_batch and sample_count(batches[0]) < sample_count(problem.data):
-        return [piece for batch in batches for piece in split_batch(batch, _SAMPLES)][:_BATCHES]
-    generator = torch.Generator().manual_seed(seed)
-    mixed = [random_rows(batch, sample_count(batch), generator) for batch in batches]
-    return [small for batch in mixed for small in split_batch(batch, _SAMPLES)][:_BATCHES]
+    size = _small_size(max(map(sample_count, batches)))
+    if not problem.is_one_batch or sample_count(batches[0]) == sample_count(problem.data):
+        generator = torch.Generator().manual_seed(seed)
+        batches = [random_rows(batch, sample_count(batch), generator) for batch in batches]
+    return [small for batch in batches for small in split_batch(batch, size)][:_STEPS]
 
 
 def _is_mean(losses: Sequence[float], whole: float) -> bool:
@@ -190,6 +230,7 @@ class _Search:
         self._start, self._rule, self._after = start, rule, after
         self._can_collapse = can_collapse
         self.low, self.high = 0.0, math.inf
+        self._failed_after = 0  # steps of the run at the lowest rate that failed; 0: it collapsed
 
     def run(self, rate: float, steps: int) -> None:
         """Enclose the limit to a factor of 1.5.
@@ -205,16 +246,28 @@ class _Search:
             if not run.taken:  # unstable before any step, at any rate
                 break
             if run.is_unstable or self._has_collapsed(run):
-                self.high = rate
-            elif run.taken == _STEPS:
+                self.high, self._failed_after = rate, run.taken if run.is_unstable else 0
+            elif run.taken >= _ENOUGH:
                 self.low = rate
             else:  # out of steps: undecided
                 break
             # a rate that is far too high fails within 7 steps
             rate = self._next_rate(is_far=run.is_unstable and run.taken <= 7)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the run at the lowest rate that failed did so late."""
+        return self._failed_after >= _LATE
+
+    @property
+    def reached(self) -> float:
+        """Share of the velocity after 100 steps of a constant gradient that the runs reached."""
+        momentum = 0.0 if self._rule.corrected else self._rule.momentum
+        steps = max(self._failed_after, _STEPS if self.low else 0)
+        return (1 - momentum**steps) / (1 - momentum**STEPS) if self.is_late else 1.0
+
     def _has_collapsed(self, run: TrialRun) -> bool:
-        return self._can_collapse and run.taken == _STEPS and _are_constant(run.outputs())
+        return self._can_collapse and run.taken >= _ENOUGH and _are_constant(run.outputs())
 
     def _next_rate(self, is_far: bool) -> float:
         if not self.low:

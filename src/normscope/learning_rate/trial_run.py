@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,6 +28,7 @@ from normscope.problem.recognition import is_cross_entropy, known_loss
 Leaves: TypeAlias = tuple[Tensor, ...]  # the parameters, in the layout's order
 Gradients: TypeAlias = tuple[Tensor | None, ...]  # None where the loss does not depend on it
 
+_FIRST_LOSSES = 8  # batches whose losses at the start are known; their mean stands for the others
 DECREASED = 0.95
 """Share of its first value on the same batch at which a loss counts as decreased."""
 
@@ -101,8 +103,8 @@ class TrialStart:
 
     @cached_property
     def first_losses(self) -> list[float]:
-        """The loss of every batch at the start, by one forward pass each."""
-        return self.losses_on(self.placed)
+        """The losses of the first eight batches at the start, by one forward pass each."""
+        return self.losses_on(self.placed[:_FIRST_LOSSES])
 
     def losses_on(self, batches: Sequence[Batch]) -> list[float]:
         """Return the loss of other batches at the start, by one forward pass each.
@@ -140,6 +142,7 @@ class TrialRun:
         rate: the learning rate.
         taken: steps so far.
         leaves: the current parameters.
+        loss: of the next batch, at the current parameters.
         gradients: of the next batch, at the current parameters.
 
     Args:
@@ -163,13 +166,13 @@ class TrialRun:
         if start.preconditioner is not None:  # it divides weight decay in the gradient, too
             self._decay = 0.0 if rule.decoupled else rule.weight_decay
             rule = replace(rule, second_moment=None, weight_decay=rule.weight_decay - self._decay)
+        self._firsts = start.first_losses  # before the run: they need the parameters of the start
         self._count = 1 if first_only else len(start.batches)
         self.taken = 0
         if after is None:
-            leaves, loss, self.gradients = start.initial
-            self._ratio = self._relative(loss)
+            leaves, self.loss, self.gradients = start.initial
         else:
-            leaves, self.gradients, self._ratio = after.leaves, after.gradients, after._ratio
+            leaves, self.loss, self.gradients = after.leaves, after.loss, after.gradients
         self.leaves: Leaves = tuple(each.detach().clone().requires_grad_() for each in leaves)
         self._steps = [RuleSteps(rule) for _ in leaves]
 
@@ -201,14 +204,17 @@ class TrialRun:
     def is_unstable(self) -> bool:
         """Whether the current loss is unstable.
 
-        As in `normscope.learning_rate.is_unstable`, except that a loss is compared with the first
-        one on the same batch. Training compares it with that of the first step, on another batch.
+        As in `normscope.learning_rate.is_unstable`, except that a loss is compared with the mean of
+        the first ones. Training compares it with that of the first step, which is any of them.
         """
-        return not self._ratio <= growth_limit(self._start.problem.loss)
+        limit = growth_limit(self._start.problem.loss)
+        return not _divide(self.loss, statistics.fmean(self._firsts)) <= limit
 
     def has_decreased(self, share: float = DECREASED) -> bool:
         """Return whether the loss is at most this share of the first one on the same batch."""
-        return self._ratio <= share
+        firsts, number = self._firsts, self._next
+        first = firsts[number] if number < len(firsts) else statistics.fmean(firsts)
+        return _divide(self.loss, first) <= share
 
     def take(self, steps: int, until: float = -math.inf) -> TrialRun:
         """Take steps as long as the loss is stable.
@@ -236,8 +242,7 @@ class TrialRun:
                     steps.apply(leaf, gradient, self.rate)
         torch.clear_autocast_cache()  # an autocast around this keeps casts of the leaves
         self.taken += 1
-        loss, self.gradients = self._start.loss_and_gradients(self._next, self.leaves)
-        self._ratio = self._relative(loss)
+        self.loss, self.gradients = self._start.loss_and_gradients(self._next, self.leaves)
 
     def _divided_gradients(self) -> Gradients:
         """Return the gradients, divided by the constant preconditioner if there is one."""
@@ -250,12 +255,12 @@ class TrialRun:
             for gradient, leaf, part in parts
         )
 
-    def _relative(self, loss: float) -> float:
-        """Divide a loss by the first one of the same batch; 0 if that is not positive."""
-        first = self._start.first_losses[self._next]
-        if not math.isfinite(loss):
-            return math.nan
-        return loss / first if first > 0 else 0.0
+
+def _divide(loss: float, first: float) -> float:
+    """Divide a loss by a first one; 0 if that is not positive, NaN if the loss is not finite."""
+    if not math.isfinite(loss):
+        return math.nan
+    return loss / first if first > 0 else 0.0
 
 
 def gradient_on(evaluator: Evaluator, batch: Batch) -> Tensor:

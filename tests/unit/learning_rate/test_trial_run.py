@@ -45,9 +45,8 @@ def test_point_and_loss_are_those_of_torch(options):
     for name, parameter in moved.named_parameters():
         torch.testing.assert_close(walk.point[name], parameter.detach())
     inputs, targets = batches[5 % 3]
-    first = cross_entropy(copy.deepcopy(model)(inputs), targets).item()
     assert walk.taken == 5
-    assert walk._ratio == pytest.approx(cross_entropy(moved(inputs), targets).item() / first)
+    assert walk.loss == pytest.approx(cross_entropy(moved(inputs), targets).item())
 
 
 class TwoKinds(nn.Module):
@@ -170,7 +169,7 @@ def test_walks_from_elsewhere_begin_there_with_the_batch_that_comes_next():
     further = shared.moved_to(walk.taken, walk.point)
     torch.testing.assert_close(further.batches[0][0], shared.batches[1][0])
     assert len(further.batches) == 3
-    assert further.first_losses[0] == pytest.approx(walk._ratio * shared.first_losses[1])
+    assert further.first_losses[0] == pytest.approx(walk.loss)
     whole, parted = walk.take(2).point, TrialRun(further, UpdateRule("SGD"), 0.3).take(2).point
     for name, tensor in whole.items():
         torch.testing.assert_close(parted[name], tensor)
@@ -287,10 +286,25 @@ def test_inputs_that_the_model_overwrites_stay_as_they_are():
     assert torch.equal(batch[0], before)
 
 
-def test_first_ratio_is_one():
-    walk = TrialRun(walks(), UpdateRule("SGD"), 0.3)
-    assert walk._ratio == pytest.approx(1.0)
+def test_first_loss_is_that_of_the_first_batch():
+    shared = walks()
+    walk = TrialRun(shared, UpdateRule("SGD"), 0.3)
+    assert walk.loss == pytest.approx(shared.first_losses[0])
     assert math.isfinite(walk.rate)
+
+
+def test_loss_is_compared_with_the_mean_of_the_first_eight():
+    inputs = torch.arange(1.0, 21.0).sqrt().view(20, 1)
+    problem = Problem(nn.Linear(1, 1, bias=False), "squared_error", (inputs, torch.zeros(20, 1)))
+    with torch.no_grad():
+        problem.model.weight.fill_(math.sqrt(2.0))
+    batches = [(each, torch.zeros(1, 1)) for each in inputs.split(1)]  # losses 1, 2, ... 20
+    shared = TrialStart(problem, batches)
+    assert shared.first_losses == pytest.approx(list(range(1, 9)))
+    still = TrialRun(shared, UpdateRule("SGD"), 0.0)
+    assert still.take(20).taken == 13  # the loss of 14 is over three times the mean of 4.5
+    assert still.is_unstable
+    assert not TrialRun(shared, UpdateRule("SGD"), 0.0).take(7).has_decreased()
 
 
 def plateau_start(problem):
