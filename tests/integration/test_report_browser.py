@@ -1,24 +1,19 @@
 """A report as its reader meets it: in a real browser, opened from disk."""
 
-import functools
-import http.server
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from normscope.experiments.tour import summary
 from normscope.experiments.tour.tour import NORMS
 from normscope.plots.names import name_of
-from normscope.plots.overview import SIZE
 from normscope.report import (
     Report,
     Section,
@@ -30,7 +25,6 @@ from normscope.report import (
 from normscope.results import Claim
 
 HOSTILE = "<script>alert(1)</script>"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 DATASET = xr.Dataset({"loss": ("step", [2.0, 0.5])}, {"step": [0, 1]})
 PHONE = {"width": 375, "height": 812}
 
@@ -70,40 +64,9 @@ def whole_report():
 
 
 @pytest.fixture(scope="module")
-def browser():
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    assert path, (
-        "The tests of the report need a browser: install chromium "
-        "(Debian: apt-get install chromium)."
-    )
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
 def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     return write_report(whole_report(), path).as_uri()
-
-
-class _QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.fixture
-def served_report(tmp_path):
-    """URL of the report on loopback HTTP, where localStorage belongs to a real origin."""
-    write_report(whole_report(), tmp_path / "report.html")
-    handler = functools.partial(_QuietHandler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/report.html"
-        server.shutdown()
 
 
 @pytest.fixture
@@ -194,10 +157,10 @@ def test_theme_follows_the_system_and_switches(opened):
     assert colour(page, "svg.drawing", "fill") != drawn
 
 
-def test_theme_is_remembered_after_a_reload(browser, served_report):
+def test_theme_is_remembered_after_a_reload(browser, served):
     context = browser.new_context(color_scheme="dark")
     page = context.new_page()
-    page.goto(served_report)
+    page.goto(served(whole_report()))
     dark = colour(page, "body", "backgroundColor")
     page.locator("#theme").click()
     page.reload()
@@ -219,6 +182,7 @@ def test_lines_of_a_drawing_are_seen_in_both_themes(opened):
 
 def test_downloads_give_the_bytes(opened):
     page = opened()
+    page.get_by_text("Data to download (2 files)").click()
     wanted = {each.name: each.content for each in dataset_downloads(DATASET, "numbers")}
     for name, content in wanted.items():
         with page.expect_download() as waiting:
@@ -294,9 +258,9 @@ def test_phone_shows_wide_figures_panel_by_panel(browser, tmp_path):
     shown, whole = page.eval_on_selector(".scroll", "e => [e.clientWidth, e.scrollWidth]")
     assert shown == whole
     order = "all => all.map(e => e.getBoundingClientRect().top)"
-    tops = page.eval_on_selector_all(".finding, figure", order)
+    tops = page.eval_on_selector_all(".headline, figure, .finding", order)
     assert len(tops) == 6
-    assert tops == sorted(tops)  # no picture between the findings: they are one list
+    assert tops == sorted(tops)  # no picture between the further findings: they are one list
     page.set_viewport_size({"width": 1280, "height": 800})
     assert page.locator("svg.panel").first.is_hidden()
     assert page.locator("svg.drawing").bounding_box()["width"] > 900
@@ -351,41 +315,6 @@ def test_table_is_whole_or_ends_at_the_border_of_a_row(browser, tmp_path, rows):
     page.emulate_media(media="print")
     shown = page.eval_on_selector("#section-1-table-1", "e => [e.clientHeight, e.scrollHeight]")
     assert shown[0] == shown[1]
-    page.close()
-
-
-DEMO = [  # as long as those of the demo
-    "The learning rate at which training breaks is largest with BatchNorm, 2.1, and smallest "
-    "without normalization, 0.083: a factor of 25 apart. The prediction from the first weights, "
-    "before any run, meets every limit within a factor of 1.60 by the median over the seeds, at "
-    "worst 1.80 in one seed.",
-    "At one learning rate for all, 1.15 (half of 2.3, the largest limit in any seed), training "
-    "diverges without normalization (3 of 3 seeds); at half its own limit, no training diverges.",
-    "Along the gradient, at the learning rate 0.029 for all, the loss varies most without "
-    "normalization, 0.051, and least with BatchNorm, 0.016.",
-    "Before training the largest eigenvalue of the curvature is largest without normalization, "
-    "180, and smallest with BatchNorm, 8.4.",
-    "The theorems in their exact form hold in all 169 checks; as printed, Theorem 4.1 and Theorem "
-    "4.4 fail. Mean-field theory puts the learning rate at which training breaks within a factor "
-    "of 2 at 4 of 6 scales of BatchNorm, at worst a factor of 8.1 away.",
-]
-
-
-def test_first_screen_of_the_demo_holds_findings_and_the_whole_figure(browser, tmp_path):
-    asked = (
-        "How large a learning rate does a net take, and why? Asked of a fully connected net of 4 "
-        "layers of width 200 on digits, without normalization, with BatchNorm, with noisy "
-        "BatchNorm, with the l1 norm and with LayerNorm; the same first weights, 3 seeds each."
-    )
-    drawn = Figure(figsize=SIZE)
-    drawn.subplots(1, 3)
-    first = picture_of(drawn, "Three.")
-    report = Report("What normalization does to a net", DEMO, [], asked=asked, overview=first)
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.goto(write_report(report, tmp_path / "report.html").as_uri())
-    box = page.locator("#overview svg.drawing").bounding_box()
-    assert box["y"] + box["height"] <= 800
-    assert box["width"] > 900
     page.close()
 
 
@@ -447,6 +376,10 @@ def test_print_is_light_whole_and_without_buttons(opened, tmp_path):
     assert colour(page, "body", "backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator("#theme").is_visible()
     assert not page.locator("button.copy").is_visible()
+    folded = page.locator("details:not([open]) dd, details:not([open]) .downloads a")
+    assert folded.count() > 2
+    seen = "all => all.every(e => e.checkVisibility({ contentVisibilityAuto: true }))"
+    assert folded.evaluate_all(seen)
     cut = page.eval_on_selector_all(
         ".scroll", "all => all.filter(e => getComputedStyle(e).overflow !== 'visible').length"
     )
@@ -468,6 +401,9 @@ def test_page_reads_well_without_its_script(browser, address):
     page.goto(address)
     assert page.locator("#summary").is_visible()
     assert page.locator("button:visible").count() == 0  # none that would do nothing
+    assert page.locator("details.part[open] figure").first.is_visible()
+    page.get_by_text("Settings and versions").click()
+    assert page.locator("dt", has_text="learning_rate").is_visible()
     context.close()
 
 

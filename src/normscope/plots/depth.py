@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.plots.axes import logarithmic_axis
+from normscope.plots.labels import add_values, label_ends
 from normscope.plots.names import name_of
 from normscope.plots.style import colour_of, hide_spines, new_figure
 
@@ -137,17 +138,20 @@ def gradient_depth(results: xr.Dataset) -> Figure:
         lines = relative.sel(norm=norm).transpose("depth_layer", "seed")
         style: dict[str, Any] = {"color": colour_of(norm)}
         axes.plot(layers, lines.values, "o", ms=2.5, alpha=0.5, **style)
-        axes.plot(layers, lines.median("seed").values, lw=1.6, label=name_of(norm), **style)
+        middle = lines.median("seed").values
+        axes.plot(layers, middle, lw=1.6, label=name_of(norm), **style)
+        add_values(axes, layers, middle, ("layer", "gradient norm"), name_of(norm))
     if "batch" in results["norm"].values:
         expected = float(results["expected_growth"]) ** ((layers[-1] - layers) / 2)
         label = "theory, BatchNorm"
         axes.plot(layers, expected, "--", color=colour_of("batch"), lw=1, label=label)
     logarithmic_axis(axes, "y")
-    axes.set_xlabel("layer")
+    axes.set_xlabel("layer, from the output back to the input")
     axes.set_xticks(np.unique(np.linspace(layers[0], layers[-1], min(8, len(layers))).round()))
     axes.set_ylabel("gradient norm, last hidden layer = 1")
-    axes.legend(frameon=False, fontsize="small")
+    axes.invert_xaxis()  # lines end at the first layer, where they are farthest apart
     hide_spines(axes)
+    label_ends(axes)
     return figure
 
 

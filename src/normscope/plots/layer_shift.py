@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normscope.plots.axes import logarithmic_axis, step_axis
+from normscope.plots.labels import add_values, label_ends
 from normscope.plots.names import name_of
-from normscope.plots.style import colour_of, hide_spines, legend_below, new_figure
+from normscope.plots.style import WIDTH, colour_of, hide_spines, legend_below, new_figure
 from normscope.plots.training_curves import draw_curves, draw_linear_loss
 
 _QUANTITIES = {
@@ -133,17 +134,16 @@ def norm_shift(results: xr.Dataset) -> Figure:
     Returns:
         The figure with two panels; means over all layers but the first.
     """
-    figure = new_figure(width=9.6, height=3.6)
+    figure = new_figure(WIDTH, height=3.4)
     left, right = figure.subplots(1, 2)
     later = results.isel(layer=slice(1, None))
     draw_medians(left, later["shift_cosine"].mean("layer"), "cosine (1: no shift)", False)
-    draw_medians(right, later["shift_distance"].mean("layer"), r"$\ell_2$ difference")
-    left.legend(frameon=False, fontsize="small")
+    draw_medians(right, later["shift_distance"].mean("layer"), "l2 difference")
     return figure
 
 
 def draw_medians(axes: Axes, curves: xr.DataArray, label: str, logarithmic: bool = True) -> None:
-    """Draw a thin line for each seed and a thick median, for each normalization.
+    """Draw a thin line for each seed and a thick median, for each normalization, with its name.
 
     Args:
         axes: to draw on.
@@ -157,9 +157,12 @@ def draw_medians(axes: Axes, curves: xr.DataArray, label: str, logarithmic: bool
         style: dict[str, Any] = {"color": colour_of(norm)}
         if lines.sizes["seed"] > 1:
             axes.plot(lines["step"], known.values, lw=0.5, alpha=0.35, **style)
-        axes.plot(lines["step"], known.median("seed").values, lw=1.6, label=name_of(norm), **style)
+        middle, name = known.median("seed").values, name_of(norm)
+        axes.plot(lines["step"], middle, lw=1.6, label=name, **style)
+        add_values(axes, lines["step"].values, middle, ("step", label.partition(",")[0]), name)
     if logarithmic:
         logarithmic_axis(axes, "y")
     step_axis(axes)
     axes.set_ylabel(label)
+    label_ends(axes)
     hide_spines(axes)

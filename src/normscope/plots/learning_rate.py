@@ -9,52 +9,102 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from normscope.plots.axes import logarithmic_axis, step_axis
-from normscope.plots.style import INK, colour_of, marker_key, new_figure
+from normscope.plots.labels import add_values, label_ends
+from normscope.plots.style import INK, colour_of, hide_spines, marker_key, new_figure
+from normscope.text import format_number
 
 _MARKS = {
     "curvature_bound": ("curvature bound", "#009E73", "-"),
     "recommended": ("recommended", "#0072B2", "-"),
     "limit": ("limit", "#D55E00", "-"),
     # dashed and drawn last, so that the limit shows between the dashes if they coincide
-    "predicted": ("predicted", "#E69F00", "--"),
+    "predicted": ("predicted", "#A67300", "--"),
     "theory": ("theory", "#CC79A7", "--"),
 }
+_REGIONS = {"stable": ("#009E73", "#006B4E"), "unstable": ("#D55E00", "#A34700")}  # area, name
 _HIGHEST = 1e3  # losses beyond it, and those that are not finite, are drawn here
+_LABEL_ROW = 12.5  # points of a row of labels above the axes
+_MARGIN = 2.5  # factor of the horizontal axis beyond the outermost rate
 
 
 def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
-    """Draw the runs, worst loss against learning rate, and the rates of the advice as lines.
+    """Draw the rates of an advice as lines over stable and unstable regions, with its runs.
+
+    Below the interval of the limit the background is that of stable training, above it that of
+    unstable training; the interval itself is blank. Runs are at their largest loss over the first.
 
     Args:
         advice: as ``Advice.to_xarray`` returns it; without runs there is no vertical axis.
         axes: to draw on; None for a new figure.
 
     Returns:
-        The axes drawn on; the legend is beside new axes, and inside given ones.
+        The axes drawn on; lines are named above them, runs in a legend below.
     """
     fixed = advice.isel(run=np.flatnonzero(~advice["is_ramp"].values.astype(bool)))
     has_runs = bool(fixed.sizes["run"])
-    is_new = axes is None
     if axes is None:
-        axes = new_figure(height=4.0 if has_runs else 2.0).subplots()
-    for name, (label, colour, style) in _MARKS.items():
-        if np.isfinite(advice.attrs[name]):
-            axes.axvline(advice.attrs[name], color=colour, ls=style, label=label)
-    low, high = advice.attrs["low"], advice.attrs["high"]
-    if np.isfinite(high) and low > 0:
-        label = "interval of the limit"
-        axes.axvspan(low, high, color="#D55E00", alpha=0.12, lw=0, label=label)
+        axes = new_figure(height=4.2 if has_runs else 2.2).subplots()
+    marks = {name: advice.attrs[name] for name in _MARKS if np.isfinite(advice.attrs[name])}
     logarithmic_axis(axes, "x")
     axes.set_xlabel("learning rate")
+    rates = [*marks.values(), *fixed["rate"].values, advice.attrs["low"], advice.attrs["high"]]
+    known = [rate for rate in rates if 0 < rate < np.inf]
+    axes.set_xlim(min(known) / _MARGIN, max(known) * _MARGIN)
+    _shade(axes, advice.attrs["low"], advice.attrs["high"])
+    _draw_marks(axes, marks)
+    hide_spines(axes)
     if has_runs:
         _draw_runs(axes, fixed, advice.attrs.get("growth_limit", np.nan))
+        axes.legend(
+            frameon=False,
+            fontsize="small",
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=3,
+        )
     else:
         axes.set_yticks([])
-    if is_new:  # beside the axes, which lines and runs may fill
-        axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    else:  # the figure may have no room beside them
-        axes.legend(fontsize="small")
     return axes
+
+
+def _shade(axes: Axes, low: float, high: float) -> None:
+    """Shade and name the stable region below an interval and the unstable one above it."""
+    first, last = axes.get_xlim()
+    for name, start, end in (("stable", first, low), ("unstable", high, last)):
+        if not first <= start < end <= last:
+            continue  # the interval has no such end
+        area, letters = _REGIONS[name]
+        axes.axvspan(start, end, color=area, alpha=0.12, lw=0, label=f"_{name}")
+        middle, place = np.sqrt(start * end), axes.get_xaxis_transform()
+        axes.text(middle, 0.93, name, transform=place, color=letters, ha="center", va="top")
+
+
+def _draw_marks(axes: Axes, marks: dict[str, float]) -> None:
+    """Draw a line for each rate, named above the axes; lines further left are named higher."""
+    rising = sorted(marks, key=marks.__getitem__, reverse=True)
+    for name, rate in marks.items():
+        label, colour, style = _MARKS[name]
+        axes.axvline(rate, color=colour, ls=style, lw=1.6, label=f"_{label}")
+        height = 3 + _LABEL_ROW * rising.index(name)
+        axes.annotate(
+            f"{label} {format_number(rate)}",
+            (rate, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(3, height),
+            textcoords="offset points",
+            color=colour,
+            fontsize=9,
+            annotation_clip=False,
+        )
+        axes.annotate(
+            "",
+            (rate, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(0, height + 9),
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 1, "shrinkA": 0, "shrinkB": 0},
+            annotation_clip=False,
+        )
 
 
 def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
@@ -63,7 +113,7 @@ def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
     kinds = {
         "stable run": ("o", ~unstable & ~died),
         "unstable run": ("x", unstable),
-        "run in which the net died": ("s", died & ~unstable),
+        "run whose outputs became constant": ("s", died & ~unstable),
     }
     for label, (marker, chosen) in kinds.items():
         kind = runs.isel(run=np.flatnonzero(chosen))
@@ -71,9 +121,19 @@ def _draw_runs(axes: Axes, runs: xr.Dataset, growth_limit: float) -> None:
             worst = np.nan_to_num(kind["worst"].values, nan=np.inf, posinf=_HIGHEST)
             worst = np.minimum(worst, _HIGHEST)
             axes.plot(kind["rate"], worst, marker, color="black", label=label)
+            add_values(axes, kind["rate"], worst, ("learning rate", "largest loss"), label)
     if np.isfinite(growth_limit):
-        label = f"unstable beyond {growth_limit:g}"
-        axes.axhline(growth_limit, color="black", lw=0.8, ls=":", label=label)
+        axes.axhline(growth_limit, color="black", lw=0.8, ls=":", label="_threshold")
+        axes.annotate(
+            f"unstable\nbeyond {growth_limit:g}",
+            (1.0, growth_limit),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+        )
     logarithmic_axis(axes, "y")
     axes.set_ylabel("largest loss over the first")
 
@@ -142,7 +202,7 @@ def _draw_training(axes: Axes, results: xr.Dataset) -> None:
     axes.set_ylabel("training loss")
     axes.set_title("trained at half the limit", fontsize="medium")
     logarithmic_axis(axes, "y")
-    axes.legend(frameon=False, fontsize="small")
+    label_ends(axes)
 
 
 def _name_rows(axes: Axes, results: xr.Dataset, label: str) -> None:

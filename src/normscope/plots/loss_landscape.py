@@ -1,4 +1,4 @@
-"""The loss landscape along the gradient: ranges of loss and gradient, smoothness."""
+"""The loss landscape along the gradient: ranges of loss and gradient, roughness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from normscope.plots.axes import logarithmic_axis
 from normscope.plots.layer_shift import draw_medians
 from normscope.plots.names import name_of
-from normscope.plots.style import colour_of, legend_below, legend_entries, named_legend, new_figure
+from normscope.plots.style import WIDTH, colour_of, legend_below, new_figure
 from normscope.plots.training_curves import LABELS, draw_curves
 
 _BANDS = {"loss": "loss along the gradient", "gradient_distance": "change of the gradient"}
@@ -20,7 +20,7 @@ _REFERENCE_COLOUR = "#777777"
 
 
 def landscape(results: xr.Dataset) -> Figure:
-    """Draw the bands of loss and gradient and the effective smoothness over training.
+    """Draw the bands of loss and gradient and the roughness (beta) over training.
 
     Reference: santurkar2018, Figures 4 and 9.
 
@@ -63,7 +63,7 @@ def training_and_landscape(results: xr.Dataset) -> Figure:
 
 
 def _draw_landscape(panels: list[Axes], results: xr.Dataset, letters: str) -> None:
-    titles = ("loss landscape", "gradient predictiveness", r"effective $\beta$-smoothness")
+    titles = ("loss landscape", "gradient predictiveness", r"roughness ($\beta$)")
     words = ("loss along the gradient", r"$\ell_2$ change of the gradient", r"$\beta$")
     for axes, letter, title, word in zip(panels, letters, titles, words, strict=True):
         axes.set_title(f"({letter}) {title}", loc="left", fontsize=10)
@@ -136,33 +136,41 @@ def _draw_predictiveness(axes: Axes, differences: xr.DataArray) -> None:
 
 
 def norm_landscape(results: xr.Dataset) -> Figure:
-    """Draw the bands of each normalization over that of the first, and the smoothness of all.
+    """Draw the bands of loss and gradient of each normalization over those of the first.
 
-    Reference: santurkar2018, Figure 4.
+    Reference: santurkar2018, Figure 4 (a) and (b).
 
     Args:
-        results: ``loss_low``, ``loss_high``, ``gradient_distance_low``,
-            ``gradient_distance_high`` and ``effective_smoothness`` over (norm, seed, step).
+        results: ``loss_low``, ``loss_high``, ``gradient_distance_low`` and
+            ``gradient_distance_high`` over (norm, seed, step).
 
     Returns:
-        The figure: two rows of bands, a row with the effective smoothness.
+        The figure: a row for the loss, a row for the gradient.
     """
     norms = [str(norm) for norm in results["norm"].values]
-    figure = new_figure(width=max(2.1 * len(norms), 5.0), height=6.8)
-    grid = figure.add_gridspec(3, len(norms), height_ratios=(1, 1, 1.1))
-    for row, (variable, label) in enumerate(_BANDS.items()):
-        panels = [figure.add_subplot(grid[row, column]) for column in range(len(norms))]
-        _draw_norm_bands(panels, results, norms, variable)
-        for axes, norm in zip(panels, norms, strict=True):  # a phone shows each alone
+    figure = new_figure(width=max(min(2.1 * len(norms), WIDTH), 5.5), height=4.6)
+    panels = figure.subplots(len(_BANDS), len(norms), squeeze=False)
+    for row, (variable, label) in zip(panels, _BANDS.items(), strict=True):
+        _draw_norm_bands(row, results, norms, variable)
+        for axes, norm in zip(row, norms, strict=True):  # a phone shows each alone
             axes.set_title(f"{name_of(norm)}\n{label}", color=colour_of(norm), fontsize=9)
-    columns = max(len(norms) // 2, min(len(norms), 2))
-    last = figure.add_subplot(grid[2, :columns])
-    draw_medians(last, results["effective_smoothness"], "effective smoothness")
-    if columns < len(norms):  # there is room beside it
-        where = (0.72, 0.08)
-        named_legend(figure, legend_entries(last), loc="lower center", bbox_to_anchor=where)
-    else:
-        last.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def norm_roughness(results: xr.Dataset) -> Figure:
+    """Draw the roughness (beta) of every normalization over training; larger is rougher.
+
+    Reference: santurkar2018, Figure 4 (c).
+
+    Args:
+        results: ``effective_smoothness`` over (norm, seed, step).
+
+    Returns:
+        The figure.
+    """
+    figure = new_figure(width=5.4, height=3.2)
+    words = "roughness (beta), larger is rougher"
+    draw_medians(figure.subplots(), results["effective_smoothness"], words)
     return figure
 
 

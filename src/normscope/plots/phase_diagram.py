@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from normscope.plots.axes import LogLabels, LogTicks, logarithmic_axis
+from normscope.plots.labels import add_values
 from normscope.plots.names import display_settings, name_of
 from normscope.plots.style import CLOSURE_DASHES, INK, legend_entries, named_legend, new_figure
 from normscope.results.record import training_settings
@@ -139,6 +140,10 @@ def _draw_cells(axes: Axes, results: xr.Dataset, setting: str) -> None:
         # a run about to diverge must not take up the whole colour scale
         scale = LogNorm(shown.min(), min(shown.max(), _SPAN * shown.min()))
     mesh = axes.pcolormesh(x, y, shown, cmap="viridis", norm=scale, rasterized=True)
+    for value, row in zip(values, np.where(diverged, np.nan, loss), strict=True):
+        known, name = np.isfinite(row), f"{setting.replace('_', ' ')} {value:.4g}"
+        heights = np.full(int(known.sum()), value)
+        add_values(axes, rates[known], heights, ("learning rate", "test loss"), name, row[known])
     if shown.count():
         cut = scale is not None and shown.max() > _SPAN * shown.min()
         extend = "max" if cut else "neither"  # an arrow if losses are beyond the scale

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from normscope.errors import StateError
 from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
+from normscope.plots.labels import add_values
 from normscope.plots.names import BANDS, dimension_name, layer_name, quantity_name
 from normscope.plots.style import legend_entries, named_legend, new_axes, new_figure
 
@@ -167,6 +168,8 @@ def _layer_label(name: str) -> str:
 def _curve(values: xr.DataArray, axes: Axes) -> None:
     known = values.dropna("step")
     axes.plot(known["step"].values, known.values, ".-", lw=1)
+    words = ("step", quantity_name(str(values.name or "value")))
+    add_values(axes, known["step"].values, known.values, words)
     full_labels(axes)
     if _is_wide(known):
         logarithmic_axis(axes, "y")

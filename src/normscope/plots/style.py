@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+WIDTH = 9.6  # inches of a figure that fills the column of a report
 INK = "#555555"  # legend markers and notes that belong to no normalization
 CLOSURE_DASHES = {"train": "-", "frozen": "--", "printed": ":"}
 # Okabe and Ito's palette, which all kinds of colour vision tell apart.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.results import Claim
+from normscope.text import plural
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,23 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Series:
+    """Values of a drawing that the page shows under the pointer.
+
+    Args:
+        name: of the series; "" if it has none.
+        x: name of the horizontal axis.
+        y: name of the value.
+        points: left and top in the units of the drawing's view box, then both values as text.
+    """
+
+    name: str
+    x: str
+    y: str
+    points: Sequence[tuple[float, float, str, str]] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Picture:
     """A drawing with its text alternative.
 
@@ -54,12 +72,16 @@ class Picture:
         text: what it shows, for readers who do not see it.
         caption: the line below it; "" for the text.
         panels: the parts of a wide drawing, which a narrow screen shows below each other.
+        values: shown under the pointer.
+        narrow: the same drawing for a narrow screen; None if it has none.
     """
 
     svg: str = field(repr=False)
     text: str
     caption: str = ""
     panels: Sequence[Panel] = ()
+    values: Sequence[Series] = field(default=(), repr=False)
+    narrow: Picture | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,7 @@ class Table:
         rows: one value for each column; None if it is unknown.
         note: an explanation of the columns, below the table.
         digits: significant digits of floats.
+        folded: whether a reader opens it by its caption.
     """
 
     caption: str
@@ -79,6 +102,24 @@ class Table:
     rows: Sequence[Sequence[Value]]
     note: str = ""
     digits: int = 4
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """A number of the first screen.
+
+    Args:
+        label: what it is.
+        value: the number, in a few letters.
+        note: a short explanation below it.
+        colour: that marks it, as "#rrggbb"; "" for none.
+    """
+
+    label: str
+    value: str
+    note: str = ""
+    colour: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +160,8 @@ class Section:
         command_note: what else the command does, or why there is none.
         asked: the question it answers; shown first if it is the only section.
         seconds_note: what the duration leaves out.
+        cards: numbers of the first screen, if it is the only section.
+        folded: whether a reader opens it by its title.
     """
 
     title: str
@@ -135,21 +178,26 @@ class Section:
     asked: str = ""
     seconds_note: str = ""
     foreign_command: bool = False
+    cards: Sequence[Card] = ()
+    folded: bool = False
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page: question, findings and a picture first, then one section for each result.
+    """A page: headline, cards and a picture first, then one section for each result.
 
     Args:
         title: its heading.
-        findings: a few sentences for the first screen.
+        findings: a few sentences; the first is the headline if no other is given.
         sections: the results.
         summary: a table, below the first picture.
         sources: the files it was made of, which the page may not replace.
         asked: the question; "" for that of its only section.
         overview: the picture of the first screen; sections with the same picture link to it. None
             for the first picture of the sections.
+        headline: what was found, in a sentence; "" for the first finding.
+        cards: numbers of the first screen; empty for those of its only section, or the number of
+            claims by verdict.
     """
 
     title: str
@@ -159,6 +207,8 @@ class Report:
     sources: Sequence[Path] = ()
     asked: str = ""
     overview: Picture | None = None
+    headline: str = ""
+    cards: Sequence[Card] = ()
 
     @property
     def question(self) -> str:
@@ -172,3 +222,44 @@ class Report:
         if self.overview is not None:
             return self.overview
         return next((each for section in self.sections for each in section.pictures), None)
+
+    @property
+    def first_sentence(self) -> str:
+        """The headline, or the first finding."""
+        return self.headline or next(iter(self.findings), "")
+
+    @property
+    def further_findings(self) -> Sequence[str]:
+        """The findings that are not the headline."""
+        return self.findings if self.headline else self.findings[1:]
+
+    @property
+    def first_cards(self) -> Sequence[Card]:
+        """The numbers of the first screen."""
+        alone = self.sections[0].cards if len(self.sections) == 1 else ()
+        judged = [section for section in self.sections if section.claims]
+        quick = bool(judged) and all(each.settings.get("scale") == "quick" for each in judged)
+        claims = [claim for section in judged for claim in section.claims]
+        return self.cards or alone or claim_cards(claims, ", quick scale" if quick else "")
+
+
+_VERDICTS = {"reproduced": "#0a6b37", "not reproduced": "#b3261e", "undecided": "#57606a"}
+
+
+def claim_cards(claims: Sequence[Claim], remark: str = "") -> list[Card]:
+    """Return the number of claims with each verdict that occurs.
+
+    >>> claim_cards([Claim("2 < 3", "arithmetic", "1 apart", True)])
+    [Card(label='reproduced', value='1', note='of 1 claim', colour='#0a6b37')]
+
+    Args:
+        claims: to count.
+        remark: after the note of every card.
+    """
+    given = [claim.verdict for claim in claims]
+    note = f"of {plural(len(claims), 'claim')}{remark}"
+    return [
+        Card(verdict, str(given.count(verdict)), note, colour)
+        for verdict, colour in _VERDICTS.items()
+        if verdict in given
+    ]

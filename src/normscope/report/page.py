@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from normscope import __version__
 from normscope.errors import DataError, InputError
 from normscope.files import replacing
 from normscope.report.document import Download, Name, Picture, Report, Table
-from normscope.report.drawing import DARK, LIGHT, inline_svg
+from normscope.report.drawing import DARK, LIGHT, Palette, inline_svg
 from normscope.report.narrative import format_seconds
 from normscope.text import printable
 
@@ -98,6 +100,7 @@ def _environment() -> Environment:
         "cell": _cell,
         "format_value": _format_value,
         "href": _href,
+        "mark": _mark,
         "seconds": format_seconds,
         "size": _size,
     }
@@ -157,11 +160,38 @@ def _placed_sections(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> dict[str, Any]:
+    """Return a picture as the template reads it: wide, and narrow if it has such a drawing."""
+    drawings = [("wide", picture, prefix)]
+    drawings += [("narrow", picture.narrow, f"{prefix}-n")] if picture.narrow else []
     try:
-        svg = inline_svg(picture.svg, picture.text, prefix, picture.panels)
+        found = [
+            (kind, Markup(inline_svg(each.svg, each.text, name, each.panels)), _values(each))
+            for kind, each, name in drawings
+        ]
     except DataError as error:
         raise DataError(f"{title}: {error}") from error
-    return {"anchor": anchor, "svg": Markup(svg), "caption": picture.caption or picture.text}
+    return {"anchor": anchor, "drawings": found, "caption": picture.caption or picture.text}
+
+
+def _values(picture: Picture) -> Markup:
+    """Return the values under the pointer as escaped JSON; "" if there are none."""
+    if not picture.values:
+        return Markup("")
+    series = [[each.name, each.x, each.y, each.points] for each in picture.values]
+    text = json.dumps(series, separators=(",", ":"), ensure_ascii=False)
+    return Markup(html.escape(text, quote=False))
+
+
+def _mark(colour: str) -> str:
+    """Return the declarations of the colour that marks a card; "" if it has none.
+
+    >>> _mark("#000000"), _mark("red;")
+    ('--mark:var(--ink)', '')
+    """
+    palette = Palette()
+    value = palette.value(colour, is_line=True)
+    known = value.startswith(("#", "var("))
+    return ";".join(filter(None, (palette.declarations, f"--mark:{value}"))) if known else ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import xarray as xr
 from normscope.errors import NormscopeError, StateError
 from normscope.plots.names import BANDS
 from normscope.report.diagrams import has_result
-from normscope.report.document import Panel, Picture
+from normscope.report.document import Panel, Picture, Series
 from normscope.report.narrative import (
     describe_diagram,
     describe_scope,
@@ -36,24 +37,67 @@ Drawn = tuple[list[str], list[Picture]]  # sentences and pictures
 
 _POINTS = 72  # per inch; the unit of the drawings
 _WIDEST = 5.4  # inches that a phone shows with legible letters
+_NARROW = 4.4  # inches of a drawing for a phone
 _MARGIN = 3  # points around a panel
 
 
 def picture_of(figure: Figure, text: str, caption: str = "") -> Picture:
     """Convert a figure to a picture, whose colours follow the theme of the page.
 
+    A figure with a layout engine is drawn as wide as the page's column. A narrow screen shows its
+    panels one by one; a single panel, or a narrow figure, is drawn a second time for such a screen.
+
     Args:
         figure: of matplotlib.
         text: what it shows, for readers who do not see it.
         caption: the line below it; "" for the text.
     """
+    from normscope.plots.style import WIDTH
+
+    width, height = map(float, figure.get_size_inches())
+    if figure.get_layout_engine() is None or width >= WIDTH:
+        return _draw_picture(figure, text, caption)
+    try:
+        figure.set_size_inches(WIDTH, height)
+        wide = _draw_picture(figure, text, caption)
+        if width > _WIDEST and len(figure.axes) > 1:
+            return wide
+        figure.set_size_inches(min(width, _NARROW), height)
+        return replace(wide, panels=(), narrow=_draw_picture(figure, text, caption))
+    finally:
+        figure.set_size_inches(width, height)
+
+
+def _draw_picture(figure: Figure, text: str, caption: str) -> Picture:
+    """Draw a figure in its present size."""
     import matplotlib as mpl
 
     parts = _named_parts(figure)
     written = StringIO()
     with mpl.rc_context(_STYLE):
         figure.savefig(written, format="svg", metadata={"Date": None})
-    return Picture(written.getvalue(), text, caption, _panels(figure, parts))
+    panels, values = _panels(figure, parts), _values(figure)
+    return Picture(written.getvalue(), text, caption, panels, values)
+
+
+def _values(figure: Figure) -> list[Series]:
+    """Return the values of every panel, at their places in the drawing."""
+    from normscope.plots.labels import values_of
+
+    scale, height = _POINTS / figure.dpi, figure.get_figheight() * _POINTS
+    found = []
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        for each in values_of(axes):
+            pixels = axes.transData.transform(each.places) if len(each.places) else each.places
+            inside = [box.contains(*place) for place in pixels]
+            points = [
+                (round(float(x) * scale, 1), round(height - float(y) * scale, 1), *texts)
+                for (x, y), texts, shown in zip(pixels, each.texts, inside, strict=True)
+                if shown
+            ]
+            found += [Series(each.name, each.x, each.y, points)] if points else []
+    return found
 
 
 def _named_parts(figure: Figure) -> list[list[Artist]]:

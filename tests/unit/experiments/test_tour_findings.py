@@ -14,6 +14,7 @@ from normscope.experiments.tour.findings import (
     about_theorems,
     about_training,
 )
+from normscope.experiments.tour.headline import cards, headline
 from normscope.experiments.tour.page import tables_of
 from normscope.experiments.tour.summary import LEGEND, findings
 from normscope.experiments.tour.wording import contrast
@@ -76,7 +77,7 @@ def test_limits_name_the_larger_one_whichever_it_is(results):
     first = about_limits(results)[0]
     largest, smallest = "3 (2 to 4)", "0.15 (0.1 to 0.2)"
     assert f"largest with BatchNorm, {largest}, and smallest without normalization" in first
-    assert f"{smallest}, in all 2 seeds. The one is 20 times the other." in first
+    assert f"{smallest}, in all 2 seeds. The largest is 20 times the smallest." in first
     turned = about_limits(swapped(results))[0]
     assert f"largest without normalization, {largest}, and smallest with BatchNorm" in turned
 
@@ -84,7 +85,7 @@ def test_limits_name_the_larger_one_whichever_it_is(results):
 def test_limits_say_where_no_end_was_found_and_what_theory_does_not_cover(results):
     text = " ".join(about_limits(results))
     assert "found no end with BatchNorm" in text
-    assert "0.04 without normalization (by measured curvature and short runs: 0.055 (0.05" in text
+    assert "0.04 without normalization (measured: 0.055)." in text
     assert "Mean-field theory makes no estimate with BatchNorm: no such layer." in text
 
 
@@ -122,7 +123,11 @@ def test_training_counts_divergences_and_gives_the_loss_of_the_others(results):
     ) in shared
     assert shared.endswith("after 20 steps the loss is 0.031 with BatchNorm.")
     assert "half its own limit trainings diverge: 1 of 2 with BatchNorm; after 20 steps" in own
-    assert "is highest without normalization, 0.85 (0.8 to 0.9), and lowest with" in accuracy
+    assert accuracy.endswith("0.475 to 0.85; the seeds do not agree on an order.")
+    agreed = results.assign(test_accuracy=(CELL, [[0.8, 0.9], [0.95, 0.96]]))
+    assert "the test accuracy is highest with BatchNorm, 0.955 (" in about_training(agreed)[2]
+    one = about_training(agreed.isel(seed=[0]))[2]
+    assert one.endswith("0.8 to 0.95; one seed does not show an order.")
     calm = results.assign(outcome=(CELL, [["finished"] * 2] * 2))
     assert (
         "half its own limit no training diverges; after 20 steps the loss is highest without "
@@ -164,7 +169,7 @@ def test_landscape_says_what_is_smaller_in_every_seed(results):
     assert "varies most without normalization, 2, and least with BatchNorm, 1" in first
     assert "Smaller than without normalization in every seed: the variation of the loss" in against
     assert "of the loss with BatchNorm; the change of the gradient along its own" in against
-    assert "own direction in no other net; the effective smoothness" in against
+    assert "own direction in no other net; the roughness (beta), the" in against
     assert against.endswith("per distance, in no other net.")
     assert len(about_landscape(results.sel(norm=["none"]))) == 2
 
@@ -283,5 +288,45 @@ def test_note_on_rates_says_that_short_runs_may_lower_what_is_stable_at_first(re
     """`Advice.curvature_bound` is the curvature's bound only where no run failed below it."""
     missing = {"limit", "stable", "predicted", "recommended"} - {*map(str, results)}
     found = tables_of("limits", results.assign(dict.fromkeys(missing, results["curvature_bound"])))
-    note = next(each.note for each in found if "stable at first" in each.columns)
+    note = next(each.note for each in found if "curvature bound" in each.columns)
     assert "where a short run broke below that, at most half of the lowest rate that broke" in note
+
+
+def test_headline_gives_the_ratio_to_the_bare_net(results):
+    assert headline(results) == (
+        "Training breaks at a learning rate of 3 with BatchNorm, 20 times the limit without "
+        "normalization (0.15)."
+    )
+    assert headline(swapped(results)) == (
+        "Training breaks at a learning rate of 0.15 with BatchNorm, 0.05 times the limit without "
+        "normalization (3)."
+    )
+    alone = headline(results.sel(norm=["batch"]))
+    assert alone == "Training breaks at a learning rate of 3 (2 to 4) with BatchNorm."
+
+
+def test_headline_claims_no_difference_on_which_the_seeds_disagree(results):
+    mixed = results.assign(limit=(CELL, [[1.0, 3.0], [2.0, 2.5]]))
+    assert headline(mixed) == (
+        "Training breaks at a learning rate of 2.2 with BatchNorm. That is not clearly different "
+        "from the limit without normalization (2): the seeds disagree."
+    )
+
+
+def test_cards_give_limits_ratios_and_half_of_them(results):
+    closed = results.assign(recommended=results["limit"] / 2, unstable=results["limit"])
+    found = [(card.label, card.value, card.note) for card in cards(closed)]
+    assert found == [
+        ("no normalization", "0.15", "limit, recommended 0.075"),
+        ("BatchNorm", "3", "limit (20x), recommended 1.5"),
+    ]
+    is_open = cards(closed.assign(unstable=results["unstable"]))[1]
+    assert (is_open.value, is_open.note) == ("≥ 3", "limit, recommended 1.5")
+
+
+def test_at_most_five_cards_with_the_bare_net_among_them(results):
+    limits = xr.DataArray(np.arange(1.0, 8.0), dims="norm").expand_dims(seed=2).T
+    norms = ["none", "batch", "noisy", "l1", "l2", "layer", "rms"]
+    many = xr.Dataset(dict.fromkeys(("limit", "recommended", "unstable"), limits))
+    found = [card.label for card in cards(many.assign_coords(norm=norms, seed=[0, 1]))]
+    assert found == ["no normalization", "l1 norm", "l2 norm", "LayerNorm", "RMSNorm"]

@@ -27,6 +27,11 @@ def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+def names(axes):
+    """Names of lines and regions, by their text."""
+    return {text.get_text(): text for text in axes.texts if text.get_text()}
+
+
 def points(axes):
     """Rates and losses of the runs, by their marker."""
     return {
@@ -36,15 +41,19 @@ def points(axes):
     }
 
 
+def regions(axes):
+    """Ends of the shaded regions, by their name."""
+    return {
+        patch.get_label().strip("_"): (patch.get_x(), patch.get_x() + patch.get_width())
+        for patch in axes.patches
+    }
+
+
 def test_runs_are_drawn_by_how_they_ended():
     axes = learning_rates(RUNS)
     assert points(axes) == {"o": [(0.9, 1.0)], "s": [(0.95, 1.2)], "x": [(1.1, 1e3)]}
-    assert legend(axes)[-4:] == [
-        "stable run",
-        "unstable run",
-        "run in which the net died",
-        "unstable beyond 1.5",
-    ]
+    assert legend(axes) == ["stable run", "unstable run", "run whose outputs became constant"]
+    assert "unstable\nbeyond 1.5" in names(axes)
 
 
 def test_advice_without_runs_has_no_vertical_axis():
@@ -52,40 +61,50 @@ def test_advice_without_runs_has_no_vertical_axis():
     assert axes.get_ylabel() == ""
     assert len(axes.get_yticks()) == len(axes.get_yticks(minor=True)) == 0
     assert axes.get_xscale() == "log"
-    assert legend(axes)[:3] == ["curvature bound", "recommended", "limit"]
-    assert not any("run" in label or "beyond" in label for label in legend(axes))
+    assert axes.get_legend() is None
+    assert not any("beyond" in name for name in names(axes))
 
 
 @pytest.mark.parametrize("data", [advice(), RUNS])
-def test_legend_lies_beside_the_axes_within_the_figure(data):
+def test_every_line_is_named_with_its_rate_and_no_names_overlap(data):
     axes = learning_rates(data)
     axes.figure.draw_without_rendering()
-    key = axes.get_legend().get_window_extent()
-    assert key.x0 >= axes.get_window_extent().x1
-    assert key.x1 <= axes.figure.bbox.x1
-    assert axes.figure.bbox.y0 <= key.y0
-    assert key.y1 <= axes.figure.bbox.y1
+    labels = ["curvature bound 0.1", "recommended 0.5", "limit 1", "predicted 1", "theory 0.3"]
+    boxes = [names(axes)[label].get_window_extent() for label in labels]
+    for index, box in enumerate(boxes):
+        assert box.y0 >= axes.get_window_extent().y1
+        assert axes.figure.bbox.x0 <= box.x0 < box.x1 <= axes.figure.bbox.x1
+        assert box.y1 <= axes.figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[index + 1 :])
 
 
-def test_legend_lies_within_axes_that_are_given():
-    axes = Figure().subplots(1, 2)[0]
-    learning_rates(RUNS, axes)
-    axes.figure.draw_without_rendering()
-    key, room = axes.get_legend().get_window_extent(), axes.get_window_extent()
-    assert room.x0 <= key.x0
-    assert key.x0 < room.x1
+def test_given_axes_are_drawn_on():
+    axes = Figure(layout="constrained").subplots(1, 2)[0]
+    assert learning_rates(RUNS, axes) is axes
+    assert "limit 1" in names(axes)
 
 
 def test_prediction_that_is_the_limit_does_not_hide_it():
-    lines = {line.get_label(): line for line in learning_rates(advice()).lines}
+    lines = {line.get_label().strip("_"): line for line in learning_rates(advice()).lines}
     order = list(lines)
     assert order.index("predicted") > order.index("limit")
     assert lines["predicted"].get_linestyle() == "--"
     assert lines["limit"].get_linestyle() == "-"
 
 
-def test_interval_is_named_and_drawn_only_where_it_has_an_end():
-    assert "interval of the limit" in legend(learning_rates(advice()))
+def test_stable_and_unstable_are_shaded_around_the_interval():
+    axes = learning_rates(advice())
+    first, last = axes.get_xlim()
+    assert regions(axes) == {
+        "stable": pytest.approx((first, 0.5)),
+        "unstable": pytest.approx((2.0, last)),
+    }
+    assert {"stable", "unstable"} <= set(names(axes))
+
+
+def test_interval_without_an_end_is_not_followed_by_an_unstable_region():
     endless = learning_rates(advice(high=np.inf))
-    assert "interval of the limit" not in legend(endless)
-    assert not endless.patches
+    assert set(regions(endless)) == {"stable"}
+    assert "unstable" not in names(endless)
+    bottomless = learning_rates(advice(low=0.0))
+    assert set(regions(bottomless)) == {"unstable"}

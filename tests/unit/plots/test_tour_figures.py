@@ -5,9 +5,10 @@ import pytest
 import xarray as xr
 
 from normscope.plots.depth import gradient_depth
+from normscope.plots.labels import values_of
 from normscope.plots.layer_shift import norm_shift
-from normscope.plots.loss_landscape import norm_landscape
-from normscope.plots.overview import overview, rate_limits
+from normscope.plots.loss_landscape import norm_landscape, norm_roughness
+from normscope.plots.overview import limits_figure, overview, rate_limits, training_figure
 from normscope.plots.phase_diagram import phase_diagram
 from normscope.plots.spectrum import spectra
 from normscope.plots.style import colour_of
@@ -85,6 +86,26 @@ def test_limits_of_every_seed_are_marked_and_open_ends_differently(results):
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
 
 
+def test_limits_are_written_beside_their_rows_with_the_ratio_to_the_bare_net(results):
+    (axes,) = limits_figure(results).axes
+    assert [text.get_text() for text in axes.texts] == ["0.15", "at least 3"]  # an end is open
+    closed = results.assign(unstable=results["limit"])
+    (axes,) = limits_figure(closed).axes
+    assert [text.get_text() for text in axes.texts] == ["0.15", "3 (20x)"]
+    alone = closed.sel(norm=["batch"])
+    assert [text.get_text() for text in rate_limits(alone).texts] == ["3"]
+
+
+def test_trainings_are_named_at_their_ends_without_a_legend(results):
+    own, shared = training_figure(results).axes
+    assert own.get_legend() is shared.get_legend() is None
+    assert {text.get_text() for text in own.texts} == {"no normalization", "BatchNorm"}
+    assert {text.get_text() for text in shared.texts} == {"no normalization diverges", "BatchNorm"}
+    named = {each.name: each.texts for each in values_of(shared)}
+    assert named["no normalization"] == [("0", "2")]  # NaN where the median diverged
+    assert named["BatchNorm"] == [("0", "2"), ("1", "1")]
+
+
 def test_overview_draws_the_median_over_the_seeds(results):
     _, training, _ = overview(results).axes
     thick = [line for line in training.lines if line.get_linewidth() > 1]
@@ -102,12 +123,13 @@ def test_overview_marks_divergence_at_the_last_loss_that_is_a_number(results):
 
 
 def test_landscape_has_a_column_for_each_norm_on_one_scale(results):
-    *bands, smoothness = norm_landscape(results).axes
+    bands = norm_landscape(results).axes
     what = "loss along the gradient"
     titles = [axes.get_title() for axes in bands[:2]]
     assert titles == [f"no normalization\n{what}", f"BatchNorm\n{what}"]
     assert bands[0].get_ylim() == bands[1].get_ylim()
-    assert smoothness.get_ylabel() == "effective smoothness"
+    (roughness,) = norm_roughness(results).axes
+    assert roughness.get_ylabel() == "roughness (beta), larger is rougher"
 
 
 def test_shift_leaves_out_the_first_layer(results):

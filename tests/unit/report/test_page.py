@@ -111,7 +111,7 @@ def test_claims_lead_to_their_evidence(page):
 
 
 def test_first_picture_stands_before_every_table_and_is_drawn_once(page):
-    places = [page.index(f'id="{name}"') for name in ("findings", "overview", "summary")]
+    places = [page.index(f'id="{name}"') for name in ("top", "overview", "findings", "summary")]
     assert places == sorted(places)
     assert places[-1] < page.index('id="section-1"') < page.index('id="claims"')
     assert page.count("<figure") == 2  # of two pictures
@@ -231,6 +231,6 @@ def test_what_scrolls_and_what_copies_has_a_name_of_its_own(page):
 def test_note_stands_in_place_of_a_command():
     page = render(Report("A report", [], [Section("x", command_note="There is none, because.")]))
     found = outline(page)
-    assert "How to get it again" in [each.text for each in found.named("h3")]
+    assert "Reproduce this result" in [each.text for each in found.named("h3")]
     assert "There is none, because." in [each.text for each in found.named("p")]
     assert not found.named("pre")

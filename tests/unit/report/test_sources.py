@@ -261,8 +261,11 @@ def test_quick_result_withholds_its_verdicts_in_both_reports(tmp_path):
     findings = report_of([paths["record"]]).findings
     assert not [each for each in findings if each.startswith("Not reproduced")]
     found = outline((tmp_path / "own.html").read_text(encoding="utf-8"))
-    own = [e.text for e in found.elements if e.attributes.get("class") == "finding"]
+    own = [e.text for e in found.elements if e.attributes.get("class") in ("headline", "finding")]
     assert own == list(findings)
+    notes = [e.text for e in found.elements if e.attributes.get("class") == "small"]
+    assert notes
+    assert all(note.endswith("quick scale") for note in notes)
 
 
 def page_of(numbers):

@@ -17,6 +17,7 @@ from normscope.experiments.tour.findings import (
     shift_cosine,
     statement_counts,
 )
+from normscope.experiments.tour.headline import cards, headline
 from normscope.experiments.tour.parts import diagram_part
 from normscope.experiments.tour.record import record_of
 from normscope.experiments.tour.summary import (
@@ -31,13 +32,13 @@ from normscope.experiments.tour.summary import (
 from normscope.experiments.tour.wording import factor
 from normscope.plots.depth import gradient_depth
 from normscope.plots.layer_shift import norm_shift
-from normscope.plots.loss_landscape import norm_landscape
+from normscope.plots.loss_landscape import norm_landscape, norm_roughness
 from normscope.plots.names import name_of, statement_name
-from normscope.plots.overview import overview
+from normscope.plots.overview import limits_figure, training_figure
 from normscope.plots.phase_diagram import phase_diagram
 from normscope.plots.spectrum import spectra
 from normscope.plots.verdicts import verdicts
-from normscope.report import Picture, Report, Section, Table, dataset_downloads, picture_of
+from normscope.report import Report, Section, Table, dataset_downloads, picture_of
 from normscope.report.document import Value
 
 _DIGITS = 3
@@ -63,8 +64,8 @@ _RATES = {
     "unstable": "breaks",
     "predicted": "limit by curvature",
     "theory": "estimate by theory",
-    "curvature_bound": "stable at first",
-    "recommended": "rate to take",
+    "curvature_bound": "curvature bound",
+    "recommended": "recommended",
 }
 
 
@@ -76,13 +77,14 @@ def _rates(results: xr.Dataset) -> Table:
             rows.append([name_of(norm), seed, *(finite_median(own[name]) for name in _RATES)])
     note = (
         "The limit lies between the largest rate that still trains and the smallest that breaks; "
-        "take half of it. Stable at first: the rate below which no direction is unstable at the "
-        "first weights, by the curvature measured there; where a short run broke below that, at "
-        "most half of the lowest rate that broke. The theory estimates the curvature bound "
-        "from the architecture alone. -: no rate that breaks was found, or theory has no estimate."
+        "recommended is half of it. Curvature bound: the rate below which no direction is unstable "
+        "at the first weights; where a short run broke below that, at most half of the lowest rate "
+        "that broke. The theory estimates the curvature bound from the architecture alone. -: no "
+        "rate that breaks was found, or the theory has no estimate."
     )
     columns = ["normalization", "seed", *_RATES.values()]
-    return Table("Learning rates by normalization and seed", columns, rows, note, _DIGITS)
+    caption = "Learning rates by normalization and seed"
+    return Table(caption, columns, rows, note, _DIGITS, folded=True)
 
 
 def _training(results: xr.Dataset) -> Table:
@@ -104,7 +106,7 @@ def _landscape(results: xr.Dataset) -> Table:
         {
             "loss varies by": over_steps(results["loss_high"] - results["loss_low"]),
             "gradient changes by": over_steps(results["gradient_distance_high"]),
-            "effective smoothness": over_steps(results["effective_smoothness"]),
+            "roughness (beta)": over_steps(results["effective_smoothness"]),
         },
     )
 
@@ -199,58 +201,85 @@ def _phases(results: xr.Dataset) -> Figure:
 
 # drawing, what it shows in words, caption
 _Drawing = tuple[Callable[[xr.Dataset], Figure], str, str]
-_OVERVIEW: _Drawing = (
-    overview,
-    "Three panels. Learning-rate limits of every normalization on a logarithmic axis: verified, "
-    "predicted by curvature and estimated by theory. Training loss over steps, each net at half "
-    "its own limit, and all at half the largest.",
-    "Where training breaks: a dot is the limit that short runs enclosed, one for each seed; a "
-    "diamond what curvature predicted, a triangle the theory's estimate. The losses, in the same "
-    "colours: a thin line for each seed, the median thick; a cross marks a training that diverged.",
-)
-_OVERVIEWED = ("limits", "training")  # the parts that it shows
-_PICTURES: dict[str, _Drawing] = {
-    "landscape": (
-        norm_landscape,
-        "Bands of the loss and of the gradient's change along the gradient over training, one "
-        "panel for each normalization, and the effective smoothness of all.",
-        "Bands reach from the least to the largest value from half a step to four steps along "
-        "the gradient; medians over seeds. Behind each band, in grey, the one it is compared with.",
-    ),
-    "shift": (
-        norm_shift,
-        "Cosine and l2 difference of each layer's gradient before and after the layers below it "
-        "are updated, over training.",
-        "Arithmetic mean over the layers after the first; a thin line for each seed, a thick one "
-        "for the median.",
-    ),
-    "curvature": (
-        spectra,
-        "Density of the Hessian's eigenvalues before training, one row for each normalization.",
-        "Shaded: standard error over random directions. The dashed line marks the largest "
-        "eigenvalue of the Gauss-Newton matrix, with the batch's own statistics.",
-    ),
-    "depth": (
-        gradient_depth,
-        "Size of the gradient by layer in a deep net before training, relative to its last hidden "
-        "layer.",
-        "Points: each seed. Dashed: growth as theory expects it of a wide net with BatchNorm.",
-    ),
-    "theorems": (
-        verdicts,
-        "Difference of the two sides of every statement on every unit that was checked, exact and "
-        "as printed.",
-        "An identity holds where its sides differ by rounding alone; a bound may have slack. Some "
-        "statements are an identity in their exact form and a bound as printed.",
-    ),
-    "diagram": (
-        _phases,
-        "Test loss over learning rate and the scale of BatchNorm, with the theory's critical rate.",
-        "Blank: training broke. Red: the theory's critical rate; train follows the batch's "
-        "statistics, as training does, frozen holds them fixed, printed is the paper's formula. "
-        "Thin: half of it.",
-    ),
+_PICTURES: dict[str, list[_Drawing]] = {
+    "limits": [
+        (
+            limits_figure,
+            "Learning-rate limits of every normalization on a logarithmic axis: verified, "
+            "predicted by curvature and estimated by theory.",
+            "The learning rate at which training breaks, on a logarithmic axis. Dot: limit found "
+            "by short training runs, one for each seed. Diamond: predicted from the curvature "
+            "before any run. Triangle: estimate of mean-field theory. Right: median over seeds.",
+        )
+    ],
+    "training": [
+        (
+            training_figure,
+            "Training loss over steps, each net at half its own limit, and all at half the largest "
+            "limit.",
+            "Thin line: one seed. Thick line: median. Cross: the training diverged.",
+        )
+    ],
+    "landscape": [
+        (
+            norm_landscape,
+            "Bands of the loss and of the gradient's change along the gradient over training, one "
+            "panel for each normalization.",
+            "Range of values from half a step to four steps along the gradient; medians over "
+            "seeds. Dotted: the range of the first net, for comparison.",
+        ),
+        (
+            norm_roughness,
+            "Roughness (beta) of every normalization over training.",
+            "Roughness (beta): the largest change of the gradient per distance along its own "
+            "direction. Larger is rougher. Thin line: one seed. Thick line: median.",
+        ),
+    ],
+    "shift": [
+        (
+            norm_shift,
+            "Cosine and l2 difference of each layer's gradient before and after the layers below "
+            "it are updated, over training.",
+            "Mean over all layers but the first. Thin line: one seed. Thick line: median.",
+        )
+    ],
+    "curvature": [
+        (
+            spectra,
+            "Density of the Hessian's eigenvalues before training, one row for each normalization.",
+            "Shaded: standard error over random directions. Dashed: the largest eigenvalue of the "
+            "Gauss-Newton matrix in train mode.",
+        )
+    ],
+    "depth": [
+        (
+            gradient_depth,
+            "Size of the gradient by layer in a deep net before training, relative to its last "
+            "hidden layer.",
+            "Dots: each seed. Dashed: the growth that theory expects of a wide net with BatchNorm.",
+        )
+    ],
+    "theorems": [
+        (
+            verdicts,
+            "Difference of the two sides of every statement on every unit that was checked, exact "
+            "and as printed.",
+            "An identity holds if its sides differ by rounding error only; a bound may have slack. "
+            "Some statements are an identity in their exact form and a bound as printed.",
+        )
+    ],
+    "diagram": [
+        (
+            _phases,
+            "Test loss over learning rate and the scale of BatchNorm, with the theory's critical "
+            "rate.",
+            "Blank: training diverged. Red: the theory's critical rate. Train follows the batch "
+            "statistics, as training does; frozen holds them fixed; printed is the paper's "
+            "formula. Thin: half of it.",
+        )
+    ],
 }
+_FOLDED = ("theorems",)
 
 
 def tour_report(results: xr.Dataset) -> Report:
@@ -263,14 +292,14 @@ def tour_report(results: xr.Dataset) -> Report:
         The page, to be written by `normscope.report.write_report`.
     """
     claims = claims_by_part(results)
-    first = _drawn(_OVERVIEW, results)
     sections = [
         Section(
             _TITLES[part],
             tell(results),
-            [first if part in _OVERVIEWED else _drawn(_PICTURES[part], results)],
+            [picture_of(draw(results), text, caption) for draw, text, caption in _PICTURES[part]],
             tables=tables_of(part, results),
             claims=claims.get(part, ()),
+            folded=part in _FOLDED,
         )
         for part, tell in STORIES.items()
     ]
@@ -280,13 +309,10 @@ def tour_report(results: xr.Dataset) -> Report:
         [*sections, _record(results)],
         _summary(results),
         asked=question(results),
-        overview=first,
+        overview=sections[0].pictures[0],
+        headline=headline(results),
+        cards=cards(results),
     )
-
-
-def _drawn(drawing: _Drawing, results: xr.Dataset) -> Picture:
-    draw, text, caption = drawing
-    return picture_of(draw(results), text, caption)
 
 
 def _summary(results: xr.Dataset) -> Table:

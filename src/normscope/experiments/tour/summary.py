@@ -40,12 +40,8 @@ def question(results: xr.Dataset) -> str:
     """
     of, seeds = results.attrs, results.sizes["seed"]
     net = f"a fully connected net of {of['depth']} layers of width {of['width']} on {of['data']}"
-    nets = join_words([with_norm(norm) for norm in norms_of(results)])
-    several = f", {seeds} seeds each" if seeds > 1 else ""
-    return (
-        f"How large a learning rate does a net take, and why? Asked of {net}, {nets}; the same "
-        f"first weights{several}."
-    )
+    several = f", {seeds} seeds" if seeds > 1 else ""
+    return f"How large a learning rate can a net take, and why? Here: {net}{several}."
 
 
 def findings(results: xr.Dataset) -> list[str]:
@@ -134,15 +130,15 @@ HEADS = {
     "theory": "estimate by theory",
     "accuracy": "test accuracy",
     "loss varies by": "loss varies by",
-    "smoothness": "effective smoothness",
+    "smoothness": "roughness (beta)",
     "shift cosine": "shift cosine",
     "λ max": "largest eigenvalue",
     "growth": "growth per layer",
 }
 LEGEND = (
-    "Recommended = limit / 2; accuracy measured there. Loss and smoothness: along the gradient, at "
-    "one rate. Shift cosine: 1 means no shift. Last two: before training; eigenvalue of the first "
-    "seed. -: no number, since theory has none or a training diverged."
+    "Recommended = limit / 2; accuracy measured there. Loss and roughness: along the gradient, at "
+    "one rate; larger is rougher. Shift cosine: 1 means no shift. Last two: before training; "
+    "eigenvalue of the first seed. -: no number, since theory has none or a training diverged."
 )
 SAME_AGAIN = (
     "The same command on the same machine, with the same number of threads, gives these numbers "

@@ -127,6 +127,94 @@
     }
   };
 
+  // The value nearest to the pointer, with a ring around its place in the drawing.
+  const NEAR = 28; // pixels
+  const spot = document.createElement("div");
+  const tip = document.createElement("div");
+  spot.className = "spot";
+  tip.className = "tip";
+  const hideValue = () => { spot.remove(); tip.remove(); };
+  const nearest = (points, matrix, event) => {
+    let found = null;
+    let least = NEAR;
+    for (const each of points) {
+      const x = each.x * matrix.a + matrix.e;
+      const y = each.y * matrix.d + matrix.f;
+      const apart = Math.hypot(x - event.clientX, y - event.clientY);
+      if (apart < least) [least, found] = [apart, { x, y, text: each.text }];
+    }
+    return found;
+  };
+  const showValue = (svg, points, event) => {
+    const found = nearest(points, svg.getScreenCTM(), event);
+    if (found === null) return hideValue();
+    tip.textContent = found.text;
+    document.body.append(spot, tip);
+    spot.style.left = `${found.x}px`;
+    spot.style.top = `${found.y}px`;
+    const { width, height } = tip.getBoundingClientRect();
+    const left = Math.min(Math.max(found.x - width / 2, 4), root.clientWidth - width - 4);
+    tip.style.left = `${left}px`;
+    tip.style.top = `${found.y - height - 12 > 0 ? found.y - height - 12 : found.y + 14}px`;
+  };
+  const startValues = (box) => {
+    const points = JSON.parse(box.textContent).flatMap(([name, horizontal, vertical, all]) =>
+      all.map(([x, y, at, value]) => {
+        const where = horizontal && `${horizontal} ${at}`;
+        const words = [name, where].filter(Boolean).join(", ");
+        return { x, y, text: `${words}${words && ": "}${vertical} ${value}` };
+      }));
+    for (const svg of box.parentElement.querySelectorAll("svg")) {
+      for (const kind of ["pointermove", "pointerdown"]) {
+        svg.addEventListener(kind, (event) => showValue(svg, points, event));
+      }
+      svg.addEventListener("pointerleave", hideValue);
+    }
+  };
+
+  // What a link leads to is shown, also inside something folded; so is everything in print.
+  const unfold = (element) => {
+    for (let e = element; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
+  };
+  const unfoldTarget = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target === null) return;
+    unfold(target);
+    target.scrollIntoView();
+  };
+  let folded = [];
+  const unfoldAll = () => {
+    folded = [...document.querySelectorAll("main details:not([open])")];
+    folded.forEach((each) => { each.open = true; });
+  };
+  const foldAgain = () => folded.forEach((each) => { each.open = false; });
+
+  // The contents mark the section that is read, and a menu closes behind the reader.
+  const startContents = (menu) => {
+    menu.addEventListener("click", (event) => {
+      if (event.target.closest("a")) menu.open = false;
+    });
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape") menu.open = false;
+    });
+    const links = [...document.querySelectorAll("nav a")];
+    const heads = links.map((link) => document.getElementById(link.hash.slice(1)));
+    const top = (head) => head.getBoundingClientRect().top;
+    const mark = () => {
+      const atEnd = scrollY + innerHeight >= root.scrollHeight - 2; // later heads cannot rise further
+      const chosen = links.findIndex((link) => atEnd && link.hash === location.hash);
+      const last = heads.findLastIndex((head) => top(head) < (atEnd ? innerHeight : innerHeight / 3));
+      const current = links[chosen >= 0 && top(heads[chosen]) >= 0 ? chosen : Math.max(last, 0)].hash;
+      for (const link of links) {
+        if (link.hash === current) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      }
+    };
+    addEventListener("scroll", mark, { passive: true });
+    addEventListener("hashchange", mark);
+    mark();
+  };
+
   addEventListener("DOMContentLoaded", () => {
     startTheme(document.getElementById("theme"));
     document.querySelectorAll("table.sortable").forEach(startTable);
@@ -135,7 +223,15 @@
     for (const box of document.querySelectorAll(".scroll")) {
       box.addEventListener("scroll", () => faded(box), { passive: true });
     }
+    document.querySelectorAll(".values").forEach(startValues);
+    addEventListener("hashchange", unfoldTarget); // before the contents look where it is
+    startContents(document.querySelector(".menu"));
     reachable();
     addEventListener("resize", reachable);
+    addEventListener("scroll", hideValue, { passive: true });
+    document.querySelectorAll("main details").forEach((each) => each.addEventListener("toggle", reachable));
+    unfoldTarget();
+    addEventListener("beforeprint", unfoldAll);
+    addEventListener("afterprint", foldAgain);
   });
 })();
