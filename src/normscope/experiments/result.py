@@ -117,8 +117,8 @@ class Result:
 
     def section(self) -> Section:
         """Return this run as a section of a report."""
-        drawn = picture_of(self.figure(), text=self.name)
-        return result_section(self.to_dict(), drawn.svg, self.dataset, drawn.panels)
+        picture = picture_of(self.figure(), text=self.name)
+        return result_section(self.to_dict(), picture, self.dataset)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file with figure, claims, settings and numbers.

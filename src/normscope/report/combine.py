@@ -173,7 +173,7 @@ def _distinct_names(paths: Iterable[Path]) -> list[str]:
 
 
 def _named_page(page: Report, name: str) -> Report:
-    """Return a page with its file's name before findings, titles, downloads and summary."""
+    """Return a page with its file's name before headline, findings, titles and downloads."""
     summary = page.summary
     if summary is not None:
         summary = replace(summary, caption=f"{name}: {summary.caption}")
@@ -182,7 +182,8 @@ def _named_page(page: Report, name: str) -> Report:
         for each in page.sections
     ]
     findings = [f"{name}: {sentence}" for sentence in page.findings]
-    return replace(page, findings=findings, sections=sections, summary=summary)
+    headline = f"{name}: {page.headline}" if page.headline else ""
+    return replace(page, findings=findings, sections=sections, summary=summary, headline=headline)
 
 
 def _named_section(

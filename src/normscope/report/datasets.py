@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import xarray as xr
 from normscope.errors import StateError
 from normscope.plots.names import dimension_name, display_settings, quantity_name
 from normscope.report.diagrams import dataset_diagrams
-from normscope.report.document import Name, Picture, Report, Section, Table
+from normscope.report.document import Card, Name, Picture, Report, Section, Table
 from normscope.report.downloads import dataset_downloads
-from normscope.report.narrative import describe_scope, not_finite
+from normscope.report.narrative import describe_scope, not_finite, scope_cards
 from normscope.report.page import write_report
 from normscope.report.pictures import draw_diagrams, scope_picture, try_drawing
 from normscope.results.tables import present_versions
@@ -47,7 +48,7 @@ def dataset_section(
         versions: of the packages it ran on, by name.
         command_note: why there is no command that reproduces it.
     """
-    paragraphs, pictures, tables, question = _content(dataset)
+    paragraphs, pictures, tables, question, cards = _content(dataset)
     if settings is None:
         settings = _attributes(dataset)
         settings = display_settings(settings) if "test_loss" in dataset else settings
@@ -61,24 +62,25 @@ def dataset_section(
         command_note=command_note,
         downloads=dataset_downloads(dataset, stem),
         asked=question,
+        cards=cards,
     )
 
 
-def _content(dataset: xr.Dataset) -> tuple[list[str], list[Picture], list[Table], str]:
-    """Return sentences, pictures, tables and question of a dataset."""
+def _content(dataset: xr.Dataset) -> tuple[list[str], list[Picture], list[Table], str, list[Card]]:
+    """Return sentences, pictures, tables, question and cards of a dataset."""
     if _is_scope(dataset):
         words, pictures = try_drawing(lambda: _draw_scope(dataset))
         model = dataset.attrs.get("model", "model")
-        question = f"How smooth is the training of this {model}, and how do its layers fare?"
-        return words, pictures, [scope_table(dataset)], question
+        question = f"How rough is the loss in the training of this {model}?"
+        return words, pictures, [scope_table(dataset)], question, scope_cards(dataset)
     table = variables_table(dataset)
     found = dataset_diagrams(dataset)
     if found:
         words, pictures = try_drawing(lambda: draw_diagrams(found))
-        return words, pictures, [table], ""
+        return words, pictures, [replace(table, folded=bool(pictures))], "", []
     sizes = ", ".join(f"{name}: {size}" for name, size in dataset.sizes.items())
     words = [f"{plural(len(dataset.data_vars), 'variable')} over {sizes or 'no dimension'}."]
-    return words, [], [table], ""
+    return words, [], [table], "", []
 
 
 def _draw_scope(dataset: xr.Dataset) -> tuple[list[str], list[Picture]]:

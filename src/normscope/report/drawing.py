@@ -33,6 +33,15 @@ LIGHT = Theme(paper="#ffffff", ink="#1b1f24")
 DARK = Theme(paper="#16191d", ink="#e9ebee")
 
 
+def is_colour(text: str) -> bool:
+    """Return whether a text is a colour as "#rgb" or "#rrggbb".
+
+    >>> is_colour("#D55E00"), is_colour("#fff;x")
+    (True, False)
+    """
+    return _HEX.match(text) is not None
+
+
 def contrast(first: str, second: str) -> float:
     """Return the contrast ratio of two colours as WCAG defines it, from 1 to 21.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from normscope.plots.names import quantity_name
 from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_axis
+from normscope.report.document import Card
 from normscope.results import Claim
 from normscope.results.record import training_settings
 from normscope.text import join_words, plural
@@ -272,6 +273,25 @@ def describe_scope(dataset: xr.Dataset) -> list[str]:
         and dataset[name].dims == ("step",)
         and bool(dataset[name].notnull().any())
     ]
+    return found
+
+
+def scope_cards(dataset: xr.Dataset) -> list[Card]:
+    """Return the last loss, roughness and top eigenvalue of a scope, those that were measured."""
+    notes = {"effective_smoothness": ", larger is rougher"}
+    found = []
+    for name in ("loss", *_DESCRIBED):
+        if name not in dataset or dataset[name].dims != ("step",):
+            continue
+        values, steps = dataset[name].values, dataset["step"].values
+        measured = np.isfinite(values) | not_finite(dataset, values)
+        if not measured.any():
+            continue
+        first, last = values[measured][0], values[measured][-1]
+        value = f"{last:.3g}" if np.isfinite(last) else "not finite"
+        note = f"at step {steps[measured][-1]}"
+        note += f", from {first:.3g}" if measured.sum() > 1 else ""
+        found.append(Card(quantity_name(name), value, note + notes.get(name, "")))
     return found
 
 

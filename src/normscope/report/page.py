@@ -22,7 +22,7 @@ from normscope import __version__
 from normscope.errors import DataError, InputError
 from normscope.files import replacing
 from normscope.report.document import Download, Name, Picture, Report, Table
-from normscope.report.drawing import DARK, LIGHT, Palette, inline_svg
+from normscope.report.drawing import DARK, LIGHT, Palette, inline_svg, is_colour
 from normscope.report.narrative import format_seconds
 from normscope.text import printable
 
@@ -165,7 +165,7 @@ def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> d
     drawings += [("narrow", picture.narrow, f"{prefix}-n")] if picture.narrow else []
     try:
         found = [
-            (kind, Markup(inline_svg(each.svg, each.text, name, each.panels)), _values(each))
+            (kind, Markup(inline_svg(each.svg, picture.text, name, each.panels)), _values(each))
             for kind, each, name in drawings
         ]
     except DataError as error:
@@ -188,10 +188,11 @@ def _mark(colour: str) -> str:
     >>> _mark("#000000"), _mark("red;")
     ('--mark:var(--ink)', '')
     """
+    if not is_colour(colour):
+        return ""
     palette = Palette()
     value = palette.value(colour, is_line=True)
-    known = value.startswith(("#", "var("))
-    return ";".join(filter(None, (palette.declarations, f"--mark:{value}"))) if known else ""
+    return ";".join(filter(None, (palette.declarations, f"--mark:{value}")))
 
 
 @dataclass(frozen=True)

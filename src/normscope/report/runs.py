@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import xarray as xr
 
 from normscope.errors import DataError, InputError
 from normscope.report.datasets import variables_table
-from normscope.report.document import Download, Panel, Picture, Section
+from normscope.report.document import Download, Picture, Section
 from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import claims_sentence
 from normscope.results import Claim
@@ -32,9 +33,8 @@ QUICK = "The quick scale shows that everything runs; the paper is judged at scal
 
 def result_section(
     record: Mapping[str, Any],
-    svg: str | None = None,
+    picture: Picture | None = None,
     dataset: xr.Dataset | None = None,
-    panels: Sequence[Panel] = (),
     *,
     from_file: bool = False,
 ) -> Section:
@@ -42,9 +42,8 @@ def result_section(
 
     Args:
         record: as ``Result.to_dict`` returns it.
-        svg: the figure.
+        picture: the figure; its texts are replaced by those of the record.
         dataset: the numbers.
-        panels: the parts of a wide figure.
         from_file: whether the record was read from a file, which may be anybody's.
 
     Raises:
@@ -60,8 +59,10 @@ def result_section(
     return Section(
         title=f"{label} ({name})" if label else name,
         paragraphs=[f"{name} at {scale} scale. {words}", *quick],
-        pictures=[] if svg is None else [_picture(svg, name, scale, claims, panels)],
-        tables=[] if dataset is None else [variables_table(dataset)],
+        pictures=[] if picture is None else [_described(picture, name, scale, claims)],
+        tables=[]
+        if dataset is None
+        else [replace(variables_table(dataset), folded=picture is not None)],
         claims=claims,
         settings={"scale": scale, **record["settings"]},
         versions={key: str(value) for key, value in record["versions"].items()},
@@ -96,7 +97,7 @@ def section_of_files(path: Path) -> Section:
         )
     svg, numbers = path.with_suffix(".svg"), path.with_suffix(".nc")
     try:
-        drawn = svg.read_text(encoding="utf-8") if svg.is_file() else None
+        drawn = Picture(svg.read_text(encoding="utf-8"), "") if svg.is_file() else None
     except (OSError, ValueError) as error:
         raise DataError(f"{svg} cannot be read ({error}); run the experiment again.") from error
     dataset = read_numbers(numbers) if numbers.is_file() else None
@@ -148,12 +149,12 @@ def _claim(values: object) -> Claim:
     raise DataError(f"a claim has text, source, measured and holds, got {str(values)[:80]!r}.")
 
 
-def _picture(
-    svg: str, name: str, scale: str, claims: tuple[Claim, ...], panels: Sequence[Panel]
-) -> Picture:
+def _described(picture: Picture, name: str, scale: str, claims: tuple[Claim, ...]) -> Picture:
+    """Return a picture with the text and caption of a result."""
     verdicts = " ".join(f"{each.verdict.capitalize()}: {each.text}." for each in claims)
     text = f"The figure of {name} at {scale} scale. {verdicts}"
-    return Picture(svg, text, f"{name} at {scale} scale, in the layout of the paper.", panels)
+    caption = f"{name} at {scale} scale, in the layout of the paper."
+    return replace(picture, text=text, caption=caption)
 
 
 def _downloads(name: str, dataset: xr.Dataset | None) -> tuple[Download, ...]:

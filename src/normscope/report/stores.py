@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, StateError
 from normscope.plots.names import display_settings
 from normscope.report.diagrams import SWEPT, Theory, diagrams
-from normscope.report.document import Download, Picture, Section, Table, Value
+from normscope.report.document import Card, Download, Picture, Section, Table, Value
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
 from normscope.report.narrative import describe_scope, package_versions, states_sentence
 from normscope.report.pictures import curves_picture, draw_diagrams, scope_picture, try_drawing
@@ -129,11 +129,12 @@ def _section(
     command, note = _command(name, entries, path.name)
     times = [record.seconds for record in records if record.seconds is not None]
     cut = _cut_note(len(records), has_file=not downloads[0].left_out)
+    cards = [Card(state, str(number), "records") for state, number in counts.items() if number]
     return Section(
         title=f"{name} in {path.name}",
         paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *words, *cut, *more],
         pictures=pictures,
-        tables=[_first_rows(table, records), *failures],
+        tables=[replace(_first_rows(table, records), folded=bool(pictures)), *failures],
         settings=_settings(name, records, varying),
         versions={
             "normscope": ", ".join(sorted({record.version for record in records})),
@@ -145,6 +146,7 @@ def _section(
         seconds_note="the times of the records added up" if len(times) > 1 else "",
         downloads=downloads,
         asked=_question(name, entries),
+        cards=cards,
     )
 
 
@@ -153,7 +155,7 @@ def _question(name: str, entries: Sequence[Entry]) -> str:
     if name == SWEPT:
         return "Under which settings does training converge, and where does it diverge?"
     if any(each.is_scope for each in entries):
-        return "How smooth are these trainings, and how do the layers fare in them?"
+        return "How rough is the loss in these trainings?"
     return ""
 
 

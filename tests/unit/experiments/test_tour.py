@@ -12,6 +12,7 @@ from normscope.data import load
 from normscope.experiments import EXPERIMENTS, run
 from normscope.experiments.tour.claims import tour_claims
 from normscope.experiments.tour.findings import STORIES
+from normscope.experiments.tour.headline import headline
 from normscope.experiments.tour.page import tour_report
 from normscope.experiments.tour.parts import LOSS, Net, training
 from normscope.experiments.tour.record import is_tour, record_of, seconds_in_store, with_record
@@ -249,8 +250,8 @@ def test_findings_are_a_few_short_sentences_with_numbers(results):
     assert all(len(sentence) < 330 for sentence in found)
     limit = results["limit"].median("seed")
     assert f"{float(f'{float(limit.max()):.2g}'):g}" in found[0]
-    assert "on digits, without normalization, with BatchNorm and with LayerNorm" in question(
-        results
+    assert question(results).endswith(
+        "Here: a fully connected net of 3 layers of width 24 on digits."
     )
 
 
@@ -258,12 +259,18 @@ def test_report_has_a_section_for_each_part_with_its_picture(result):
     report = tour_report(with_record(result, "normscope demo"))
     assert list(report.findings) == findings(result.dataset)
     assert len(report.sections) == len(STORIES) + 1
-    assert [len(section.pictures) for section in report.sections] == [*[1] * len(STORIES), 0]
+    pictures = {section.title: len(section.pictures) for section in report.sections}
+    assert pictures.pop("The landscape along the gradient") == 2  # bands, roughness
+    assert list(pictures.values()) == [*[1] * (len(STORIES) - 1), 0]
     assert all(picture.text for section in report.sections for picture in section.pictures)
     assert report.summary is not None
     assert len(report.summary.rows) == 3
-    limits, training, landscape = (section.pictures[0] for section in report.sections[:3])
-    assert limits is training is report.overview is not landscape  # drawn once, on top
+    assert report.sections[0].pictures[0] is report.overview  # drawn once, on top
+    assert report.headline == headline(result.dataset)
+    assert len(report.cards) == 3
+    folded = [section.title for section in report.sections if section.folded]
+    assert folded == ["Theorems on the net's own layers"]
+    assert report.sections[0].tables[0].folded  # it has a row for each seed
     assert report.sections[-1].command == "normscope demo"
     judged = [claim for section in report.sections for claim in section.claims]
     assert judged == list(result.claims)  # each beside its evidence

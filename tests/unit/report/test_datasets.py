@@ -6,7 +6,7 @@ from normscope.plots.names import _DIMENSIONS, _QUANTITIES, dimension_name, quan
 from normscope.probes import PROBES
 from normscope.report import Report, dataset_section, render
 from normscope.report.datasets import scope_html, scope_table, write_scope_report
-from normscope.report.narrative import describe_scope
+from normscope.report.narrative import describe_scope, scope_cards
 from normscope.report.pictures import scope_picture
 
 
@@ -97,3 +97,19 @@ def test_report_of_a_scope_names_its_labels(tmp_path):
     page = path.read_text(encoding="utf-8")
     assert "<dt>width</dt><dd>64</dd>" in page
     assert "<dt>seed</dt><dd>3</dd>" in page  # the scope's own
+
+
+def test_cards_of_a_scope_have_the_last_values():
+    dataset = scope(
+        [2.0, 1.0, 0.5],
+        effective_smoothness=("step", [4.0, 8.0, np.nan]),  # not measured at the last step
+        top_eigenvalue=("step", [np.nan] * 3),
+    )
+    found = [(card.label, card.value, card.note) for card in scope_cards(dataset)]
+    assert found == [
+        ("loss", "0.5", "at step 20, from 2"),
+        ("roughness (beta)", "8", "at step 10, from 4, larger is rougher"),
+    ]
+    diverged = scope_cards(scope([2.0, np.nan]))
+    assert [(card.value, card.note) for card in diverged] == [("not finite", "at step 10, from 2")]
+    assert scope_cards(scope([2.0]))[0].note == "at step 0"

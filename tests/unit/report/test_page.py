@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import json
 import re
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from tests.references.html_outline import outline
 
 from normscope.errors import DataError, InputError
 from normscope.report import (
+    Card,
     Download,
     Picture,
     Report,
@@ -21,6 +23,7 @@ from normscope.report import (
     render,
     write_report,
 )
+from normscope.report.document import Series
 from normscope.results import Claim
 
 HOSTILE = "<script>alert(1)</script>"
@@ -234,3 +237,62 @@ def test_note_stands_in_place_of_a_command():
     assert "Reproduce this result" in [each.text for each in found.named("h3")]
     assert "There is none, because." in [each.text for each in found.named("p")]
     assert not found.named("pre")
+
+
+def texts(found, kind):
+    return [e.text for e in found.elements if e.attributes.get("class") == kind]
+
+
+def test_first_finding_is_the_headline_unless_another_is_given():
+    given = Report("t", ["One.", "Two."], [])
+    found = outline(render(given))
+    assert (texts(found, "headline"), texts(found, "finding")) == (["One."], ["Two."])
+    found = outline(render(Report("t", ["One.", "Two."], [], headline="All.")))
+    assert (texts(found, "headline"), texts(found, "finding")) == (["All."], ["One.", "Two."])
+    assert not texts(outline(render(Report("t", [], []))), "headline")
+
+
+def test_cards_are_given_or_of_the_only_section_or_count_the_claims():
+    claims = [Claim("a", "x", "1", True), Claim("b", "x", "2", False), Claim("c", "x", "3", True)]
+    section = Section("s", claims=claims, cards=[Card("loss", "0.5")])
+    counted = Report("t", ["f"], [section, section])
+    assert [(card.label, card.value) for card in counted.first_cards] == [
+        ("reproduced", "4"),
+        ("not reproduced", "2"),
+    ]
+    assert [card.label for card in Report("t", ["f"], [section]).first_cards] == ["loss"]
+    given = Report("t", ["f"], [section], cards=[Card("limit", "2.2", "verified", "#D55E00")])
+    page = render(given)
+    assert texts(outline(page), "card") == ["limit 2.2 verified"]
+    assert 'style="--mark:#d55e00"' in page
+
+
+def test_texts_of_cards_and_values_are_escaped_and_a_colour_is_a_colour():
+    bad = Card(HOSTILE, HOSTILE, HOSTILE, '#fff"onload="alert(1)')
+    shown = Picture(
+        picture().svg, "t", values=[Series(HOSTILE, HOSTILE, HOSTILE, [(1, 2, "3", "4")])]
+    )
+    report = Report("t", ["f"], [Section("s", pictures=[shown])], headline=HOSTILE, cards=[bad])
+    found = outline(render(report))
+    assert len(found.named("script")) == 1
+    (card,) = (e for e in found.elements if e.attributes.get("class") == "card")
+    assert set(card.attributes) == {"class"}
+    (values,) = texts(found, "values")
+    assert json.loads(values) == [[HOSTILE, HOSTILE, HOSTILE, [[1, 2, "3", "4"]]]]
+
+
+def test_folded_parts_are_closed_and_others_open():
+    folded = Table("By seed", ("x",), [(1,)], folded=True)
+    sections = [Section("a", tables=[TABLE, folded]), Section("b", folded=True)]
+    found = outline(render(Report("t", ["f"], sections)))
+    kinds = [(e.attributes["class"], "open" in e.attributes) for e in found.named("details")]
+    assert kinds == [("menu", False), ("part", True), ("fold", False), ("part", False)]
+    assert "Table: By seed" in [e.text for e in found.named("summary")]
+
+
+def test_contents_name_every_section(page):
+    menus = outline(page).named("nav")
+    assert len(menus) == 2  # beside the page, and a menu on a phone
+    for menu in menus:
+        names = [line for line in menu.text.splitlines() if line]
+        assert names == ["Summary", "First", "Second", "Third", "All claims"]

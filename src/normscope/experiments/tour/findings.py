@@ -244,16 +244,21 @@ def about_training(results: xr.Dataset) -> list[str]:
 
 def _accuracies(accuracy: xr.DataArray) -> str:
     """Describe test accuracies; which is highest only if all of several seeds agree."""
-    middle = accuracy.median("seed")
-    best, worst = str(middle.idxmax("norm").item()), str(middle.idxmin("norm").item())
-    others = accuracy.drop_sel(norm=best).max("norm"), accuracy.drop_sel(norm=worst).min("norm")
-    agree = (accuracy.sel(norm=best) > others[0]) & (accuracy.sel(norm=worst) < others[1])
-    if accuracy.sizes["norm"] < 2 or (accuracy.sizes["seed"] > 1 and bool(agree.all())):
+    several, middle = accuracy.sizes["seed"] > 1, accuracy.median("seed")
+    if middle.size < 2 or (several and _is_ordered(accuracy)):
         return f"the test accuracy {contrast(accuracy, 'is highest', 'lowest', 3)}"
     low, high = (format_number(float(end), 3) for end in (middle.min(), middle.max()))
-    several = accuracy.sizes["seed"] > 1
     why = "the seeds do not agree on an order" if several else "one seed does not show an order"
     return f"the nets' test accuracies are {low} to {high}; {why}"
+
+
+def _is_ordered(values: xr.DataArray) -> bool:
+    """Return whether the seeds agree on which normalization has the most and which the least."""
+    middle = values.median("seed")
+    most, least = str(middle.idxmax("norm").item()), str(middle.idxmin("norm").item())
+    above = values.sel(norm=most) > values.drop_sel(norm=most).max("norm")
+    below = values.sel(norm=least) < values.drop_sel(norm=least).min("norm")
+    return bool((above & below).all())
 
 
 def _ended(results: xr.Dataset, prefix: str) -> str:
