@@ -49,7 +49,7 @@ format: $(VENV)/.test ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(VENV)/.docs ## Build the documentation, strictly, into site/
+docs: $(VENV)/.docs ## Build the documentation, strictly, into site/, which opens from disk
 	$(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
@@ -61,9 +61,12 @@ bench: $(VENV)/.base ## Benchmarks against torch and the textbook loop, one afte
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/sweep.py
 
-figures: $(VENV)/.base ## Draw the README's picture anew
+figures: $(VENV)/.base ## Draw the figures of the README, tutorial, concepts and notebooks again
 	$(BIN)/normscope demo --out normscope-out
 	cp normscope-out/demo.svg docs/images/demo.svg
+	$(BIN)/python docs/images/limits.py normscope-out/demo.nc
+	$(BIN)/python docs/concepts/figures.py
+	$(BIN)/python docs/notebooks.py
 
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) site dist build normscope-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

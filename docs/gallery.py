@@ -1,4 +1,4 @@
-"""Write the gallery of results, docs/results/index.md, from the records beside it.
+"""Write the gallery of thumbnails, docs/results/index.md, from the records beside it.
 
     python docs/gallery.py            # write the page
     python docs/gallery.py --check    # exit with 1 if it is not up to date
@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,21 @@ PAPERS = {
     "kohler2018": "Kohler et al. 2018: length and direction decoupled",
     "yang2019": "Yang et al. 2019: gradients explode with depth",
 }
-HEAD = """# Results
+HEAD = """# Gallery
 
-Every figure that was run: the paper's claims with their verdicts, the command that reproduces the
-figure, and its duration. A figure links to its page, with settings and versions. *Reproduced* and
-*not reproduced* follow from rules in the experiment's code; *undecided* claims need a larger run.
-Times are wall-clock times of the training runs that a command had to compute, on two shared CPU
-cores. Figures of one paper share training runs; 0 s means that all of them were in the store.
+Every figure of the papers that was run. A thumbnail leads to the figure's page: the claims with
+their verdicts, the command that reproduces it, settings and versions. *Reproduced* and *not
+reproduced* follow from rules in the experiment's code; *undecided* claims need a larger run. Times
+are those of the trainings that a command had to compute, on two shared CPU cores; figures of one
+paper share trainings, so 0 s means that all of them were in the store. Run one yourself:
+[Reproduce a figure of a paper](../how_to/reproduce.md).
 """
+PAGES = {
+    "santurkar2018": "santurkar2018/README.md",
+    "wei2018": "wei2018/index.md",
+    "kohler2018": "kohler2018/index.md",
+    "yang2019": "yang2019/index.md",
+}
 
 Record = dict[str, Any]
 
@@ -48,7 +54,11 @@ def page() -> str:
     parts = [HEAD, summary({key: by_paper[key] for key in papers})]
     for key in papers:
         parts.append(f"## {PAPERS.get(key, key)}\n")
-        parts += [section(record) for record in by_paper[key]]
+        if key in PAGES:
+            parts.append(f"[Discussion of these results]({PAGES[key]})\n")
+        parts.append('<div class="gallery" markdown>\n')
+        parts += [thumbnail(record) for record in by_paper[key]]
+        parts.append("</div>\n")
     return "\n".join(parts)
 
 
@@ -73,34 +83,18 @@ def counted(records: list[Record]) -> Counter[str]:
     return Counter(claim["verdict"] for record in records for claim in record["claims"])
 
 
-def section(record: Record) -> str:
-    """Return the section of a figure: picture, claims with verdicts, command, time."""
+def thumbnail(record: Record) -> str:
+    """Return a figure's picture with a link to its page, its verdicts, scale and time."""
     name, count = record["name"], counted([record])
-    detail = f"{name}.md" if (RESULTS / f"{name}.md").is_file() else f"{name}.svg"
     verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
-    scale = f"{record['scale'].capitalize()} scale, {duration(record['seconds'])}"
     lines = [
-        f"### {name}\n",
-        f"[![Figure of {name}]({name}.svg)]({detail})\n",
-        f"{scale}; {verdicts or 'no claim is judged by it'}.\n",
-        f"```bash\n{record['command']}\n```\n",
+        "<div markdown>\n",
+        f"[![Figure of {name}]({name}.svg)]({name}.md)\n",
+        f"**[{name}]({name}.md)** {verdicts or 'no claim'}; {record['scale']} scale, "
+        f"{duration(record['seconds'])}\n",
+        "</div>\n",
     ]
-    return "\n".join([*lines, *claims_of(record)])
-
-
-def claims_of(record: Record) -> Iterator[str]:
-    """Yield the lines of a table of claims and measurements."""
-    if not record["claims"]:
-        return
-    yield "| the paper says | here | verdict |\n| --- | --- | --- |"
-    for claim in record["claims"]:
-        yield f"| {cell(claim['text'])} | {cell(claim['measured'])} | {claim['verdict']} |"
-    yield ""
-
-
-def cell(text: str) -> str:
-    """Escape a string for a Markdown table."""
-    return re.sub(r"([|<*_`\[\]])", r"\\\1", " ".join(text.split()))
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

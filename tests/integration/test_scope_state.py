@@ -110,7 +110,7 @@ def test_loss_may_be_named_in_many_ways(way):
 
 
 class Nested(nn.Module):
-    """One of each kind of attribute that docs/scope.md promises to bring back."""
+    """One of each kind of attribute that docs/reference/guarantees.md promises to bring back."""
 
     def __init__(self):
         super().__init__()

@@ -7,7 +7,7 @@ r"""From order parameters to the top of the spectrum of the Fisher matrix.
 Reference: wei2018, Claim 3.1, with sums over positions instead of means.
 
 Two random-matrix effects raise the largest eigenvalue above this bound on the mean gradient. Both
-are checked by simulation (docs/meanfield.md):
+are checked by simulation (docs/research/mean_field.md):
 
 *Several outputs.* Layers below the head are shared by all outputs. The mean gradients of C outputs
 are random vectors that have passed k layers of n channels; the top eigenvalue of their Gram matrix

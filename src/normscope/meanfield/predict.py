@@ -72,7 +72,7 @@ def predict(
     Closure "train" differentiates through batch statistics, as training does; "frozen" treats them
     as constants; "printed" is the paper to the letter.
 
-    Reference: wei2018, Claim 3.1, and docs/meanfield.md for what is corrected.
+    Reference: wei2018, Claim 3.1, and docs/research/mean_field.md for what is corrected.
 
     Args:
         model: a network of supported layers, or a graph made by

@@ -62,9 +62,9 @@ def softmax_curvature(
 
     with the softmax probabilities p: 1 / classes for zero outputs, more if the outputs prefer the
     same class for all samples, less if they are confident but differ between samples. The
-    individual parts are assumed independent of the features; docs/sweeps.md has the measured
-    error. The means are over 128 and 256 points of fixed Sobol sequences (fewer for many classes),
-    accurate to 2 %, or to 7 % if samples share nothing.
+    individual parts are assumed independent of the features; docs/research/sweeps.md has the
+    measured error. The means are over 128 and 256 points of fixed Sobol sequences (fewer for many
+    classes), accurate to 2 %, or to 7 % if samples share nothing.
 
     Args:
         second_moment: of an output; a number or one for each setting.
