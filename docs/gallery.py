@@ -25,12 +25,14 @@ PAPERS = {
 }
 HEAD = """# Gallery
 
-Every figure of the papers that was run. A thumbnail leads to the figure's page: the claims with
-their verdicts, the command that reproduces it, settings and versions. *Reproduced* and *not
-reproduced* follow from rules in the experiment's code; *undecided* claims need a larger run. Times
-are those of the trainings that a command had to compute, on two shared CPU cores; figures of one
-paper share trainings, so 0 s means that all of them were in the store. Run one yourself:
-[Reproduce a figure of a paper](../how_to/reproduce.md).
+Every figure of the papers that was run. A picture leads to the figure's page, with the paper's
+claims, their verdicts, settings and the command that [reproduces](../how_to/reproduce.md) it.
+"""
+TAIL = """## Claims by verdict
+
+*Reproduced* and *not reproduced* follow from rules in the experiment's code; *undecided* claims
+need a larger run. Times are those of the trainings that a command had to compute, on two CPU
+cores. Figures of one paper share trainings: 0 s means that all of them were in the store.
 """
 PAGES = {
     "santurkar2018": "santurkar2018/README.md",
@@ -51,7 +53,7 @@ def page() -> str:
     papers = sorted(
         by_paper, key=lambda key: (list(PAPERS).index(key) if key in PAPERS else 99, key)
     )
-    parts = [HEAD, summary({key: by_paper[key] for key in papers})]
+    parts = [HEAD]
     for key in papers:
         parts.append(f"## {PAPERS.get(key, key)}\n")
         if key in PAGES:
@@ -59,6 +61,7 @@ def page() -> str:
         parts.append('<div class="gallery" markdown>\n')
         parts += [thumbnail(record) for record in by_paper[key]]
         parts.append("</div>\n")
+    parts += [TAIL, summary({key: by_paper[key] for key in papers})]
     return "\n".join(parts)
 
 

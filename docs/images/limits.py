@@ -30,8 +30,9 @@ def draw(demo: xr.Dataset) -> Figure:
     axes.set_yticks(range(len(names)), [name_of(name) for name in names])
     axes.set_xlabel("learning rate at which training breaks")
     axes.margins(x=0.14)
-    factor = f"{values[-1] / values[0]:.2g}x the learning rate"
-    axes.set_title(f"{name_of(names[-1])} takes {factor} of the same network without normalization")
+    factor = f"{values[-1] / values[0]:.2g} times"
+    title = f"{name_of(names[-1])} takes {factor} the learning rate"
+    axes.set_title(title, loc="left", fontweight="bold")
     hide_spines(axes)
     return figure
 
