@@ -41,8 +41,8 @@ def own_norm(module: nn.Module | None) -> OwnNorm | None:
     found = positionwise_norm(module)
     if found is None or found.followed:
         return None
-    scale, shift = (module._parameters.get(name) for name in ("weight", "bias"))
-    scale = None if scale is None else scale.detach() + found.offset
+    weight, shift = (module._parameters.get(name) for name in ("weight", "bias"))
+    scale = None if weight is None else weight.detach() + found.offset
     return OwnNorm(
         scale, shift, found.kind == "layer", found.feature_axis == -1, epsilon(module) or 0.0
     )
