@@ -8,8 +8,9 @@ Each network has one optimizer: SGD, SGD with momentum 0.9 or AdamW, torch's def
 measure, fixed before any run: the mean training loss of the last 50 of 500 steps, over two data
 orders. A tool's excess is its measure over that of the grid's best rate, minus one. Runs and
 suggestions are kept in DIR (formats: ``learning_rate_choice_runs.py``; ``suggestions.json``), and a
-command that was interrupted resumes. ``tools --renew`` asks the named tools again. Needs MNIST and
-CIFAR-10 (NORMSCOPE_DATA), torch-lr-finder, lightning and transformers.
+command that was interrupted resumes. ``--orders 0`` takes the measure over the first data order
+alone. ``tools --renew`` asks the named tools again. Needs MNIST and CIFAR-10 (NORMSCOPE_DATA),
+torch-lr-finder, lightning and transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from learning_rate_choice_networks import NETWORKS, Network
 from learning_rate_choice_report import COLUMNS, PARTS, Answer, Row, fill
-from learning_rate_choice_runs import RunStore, best_of_grid, mean_loss, run_grid
+from learning_rate_choice_runs import ORDERS, RunStore, best_of_grid, mean_loss, run_grid
 
 Suggestions = dict[str, dict[str, dict[str, Any]]]
 """By network and tool."""
@@ -78,11 +79,13 @@ def main() -> None:
     parser.add_argument(
         "--tools", nargs="+", choices=COLUMNS, default=list(COLUMNS), metavar="NAME"
     )
+    parser.add_argument("--orders", nargs="+", type=int, default=list(ORDERS), metavar="SEED")
     parser.add_argument("--renew", action="store_true", help="ask the tools again")
     parser.add_argument("--write", type=Path, metavar="FILE", help="page whose tables to fill")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    store, networks = RunStore(options.store), [NETWORKS[name] for name in options.networks]
+    store = RunStore(options.store, options.orders)
+    networks = [NETWORKS[name] for name in options.networks]
     if options.part == "grid":
         run_grid(store, networks)
     elif options.part == "tools":

@@ -20,11 +20,12 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from learning_rate_choice_networks import NETWORKS, RATES, STEPS, Network
+from learning_rate_choice_networks import RATES, STEPS, Network
 from torch import nn
 
 GRID_SIZE = 16
@@ -33,7 +34,7 @@ LAST = 50
 
 ORDERS = (0, 1)
 CLOSE = 1.05
-"""The second order is run where the first was within this factor of the best."""
+"""Further orders are run where the first was within this factor of the best."""
 
 MOST_EXTENSIONS = 6
 Run = dict[str, Any]
@@ -44,10 +45,11 @@ class RunStore:
 
     Args:
         directory: is made where it is missing.
+        orders: seeds of the data orders over which the measure is taken.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, orders: Sequence[int] = ORDERS) -> None:
+        self.directory, self.orders = directory, orders
         directory.mkdir(parents=True, exist_ok=True)
         self._runs: dict[str, dict[tuple[float, int], Run]] = {}
 
@@ -137,17 +139,15 @@ def run_grid(store: RunStore, networks: list[Network]) -> None:
     ordered = sorted(networks, key=lambda network: network.held_out)
     for network in ordered:
         for rate in grid(network)[::2]:
-            store.run(network, rate, ORDERS[0])
+            store.run(network, rate, store.orders[0])
     for network in ordered:
         refine(store, network)
     for network in ordered:
-        for rate in close_rates(store, network):
-            store.run(network, rate, ORDERS[1])
+        best_of_grid(store, network)
     for network in ordered:
         for rate in grid(network):
-            store.run(network, rate, ORDERS[0])
-        for rate in close_rates(store, network):
-            store.run(network, rate, ORDERS[1])
+            store.run(network, rate, store.orders[0])
+        best_of_grid(store, network)
 
 
 def refine(store: RunStore, network: Network) -> None:
@@ -157,12 +157,13 @@ def refine(store: RunStore, network: Network) -> None:
         near = {rates.index(rate) for rate in close_rates(store, network) if rate in rates}
         for number, rate in enumerate(rates):
             if near & {number - 1, number, number + 1}:
-                store.run(network, rate, ORDERS[0])
+                store.run(network, rate, store.orders[0])
         extend(store, network)
 
 
-def grid_runs(store: RunStore, network: Network, order: int) -> dict[float, Run]:
-    """The runs of the grid and its extensions by rate, ascending."""
+def grid_runs(store: RunStore, network: Network) -> dict[float, Run]:
+    """The runs of the grid and its extensions in the first order by rate, ascending."""
+    order = store.orders[0]
     wide = [*grid(network, -MOST_EXTENSIONS), *grid(network, MOST_EXTENSIONS)]
     known = store.runs(network)
     return {rate: known[rate, order] for rate in sorted(set(wide)) if (rate, order) in known}
@@ -171,27 +172,27 @@ def grid_runs(store: RunStore, network: Network, order: int) -> dict[float, Run]
 def extend(store: RunStore, network: Network) -> None:
     """Add rates until the best has two on either side, at most six."""
     for _ in range(MOST_EXTENSIONS):
-        runs = grid_runs(store, network, ORDERS[0])
+        runs = grid_runs(store, network)
         rates = list(runs)
         best = rates.index(min(rates, key=lambda rate: loss_at_end(runs[rate])))
         if 2 <= best < len(rates) - 2:
             return
-        step = -1 if best < 2 else 1
-        candidates = grid(network, step * MOST_EXTENSIONS)[::step]
-        beyond = [rate for rate in candidates if rate not in runs]
-        if not beyond:
-            return
-        store.run(network, beyond[0], ORDERS[0])
+        if best < 2:
+            beyond = [rate for rate in grid(network, -MOST_EXTENSIONS) if rate < rates[0]][-1:]
+        else:
+            beyond = [rate for rate in grid(network, MOST_EXTENSIONS) if rate > rates[-1]][:1]
+        for rate in beyond:
+            store.run(network, rate, store.orders[0])
 
 
 def close_rates(store: RunStore, network: Network) -> list[float]:
-    """Rates of the grid that may be the best over both orders."""
-    losses = {rate: loss_at_end(run) for rate, run in grid_runs(store, network, 0).items()}
+    """Rates of the grid that may be the best over all orders."""
+    losses = {rate: loss_at_end(run) for rate, run in grid_runs(store, network).items()}
     return [rate for rate, loss in losses.items() if loss <= CLOSE * min(losses.values())]
 
 
 def best_of_grid(store: RunStore, network: Network) -> tuple[float, float]:
-    """The rate with the smallest mean loss over both orders, and that loss."""
+    """The rate with the smallest mean loss over the orders, and that loss."""
     losses = {rate: mean_loss(store, network, rate) for rate in close_rates(store, network)}
     rate = min(losses, key=lambda each: losses[each])
     return rate, losses[rate]
@@ -199,9 +200,5 @@ def best_of_grid(store: RunStore, network: Network) -> tuple[float, float]:
 
 def mean_loss(store: RunStore, network: Network, rate: float) -> float:
     """The measure at a rate: runs are made where they are missing."""
-    return sum(loss_at_end(store.run(network, rate, order)) for order in ORDERS) / len(ORDERS)
-
-
-def chosen_networks(names: list[str] | None) -> list[Network]:
-    """Networks by name, all by default."""
-    return [NETWORKS[name] for name in names or NETWORKS]
+    losses = [loss_at_end(store.run(network, rate, order)) for order in store.orders]
+    return sum(losses) / len(losses)
