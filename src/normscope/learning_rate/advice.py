@@ -11,7 +11,6 @@ from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.explanation import explain, table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.theory import MeanFieldBound
-from normscope.learning_rate.thresholds import PREDICTION_FACTOR
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 from normscope.text import Rendered, Table
@@ -95,9 +94,15 @@ class Advice(Rendered):
 
     @property
     def curvature_bound(self) -> float | None:
-        """The bound, lowered if a run failed below it; None if there is none."""
-        found, bound = self.verification, self.bound
-        return bound if found is None or bound is None else found.lowered_bound(bound)
+        """The bound, lowered if a run failed below it or the prediction contradicts it.
+
+        None if there is none.
+        """
+        bound = self.bound
+        for each in (self.prediction, self.verification):
+            if bound is not None and each is not None:
+                bound = each.lowered_bound(bound)
+        return bound
 
     @property
     def predicted(self) -> float | None:
@@ -150,14 +155,16 @@ class Advice(Rendered):
     def interval(self) -> tuple[float, float]:
         """Where the limit, the median over data orders, may be on other batches.
 
-        The rates that the runs enclose, or the limit with a factor of two either way, which covers
-        most cases of benchmarks/learning_rate_accuracy.py; widened by how much the batches differ
-        in curvature. A single data order may fail below it, see ``verification.lowest_failure``.
-        The upper end is infinite if some batches, but not all, have no positive curvature.
+        The rates that the runs enclose, or the limit with the factor of its prediction either way;
+        widened by how much the batches differ in curvature. A single data order may fail below it,
+        see ``verification.lowest_failure``. The upper end is infinite if some batches, but not all,
+        have no positive curvature.
         """
         below, above = self._batch_spread()
         if self.verification is None:
-            return self.limit * below / PREDICTION_FACTOR, self.limit * above * PREDICTION_FACTOR
+            assert self.prediction is not None  # checked when the advice is made
+            factor = self.prediction.factor
+            return self.limit * below / factor, self.limit * above * factor
         low, high = self.verification.ends
         return low * below, high * above
 

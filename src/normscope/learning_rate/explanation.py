@@ -52,6 +52,8 @@ def _bound_remark(advice: Advice) -> str:
     found, bound, lowered = advice.verification, advice.bound, advice.curvature_bound
     if advice.curvature is None or bound is None or lowered is None:
         return f"none: {advice.curvature_reason}"
+    if _lowered_by_prediction(advice):
+        return f"lowered from {bound:.3g}: noise and momentum break training earlier"
     if found is not None and found.lowest_failure < bound:
         base = "that rate" if found.lowest_failure <= found.limit else "the limit"
         divisor = min(found.lowest_failure, found.limit) / lowered
@@ -63,6 +65,13 @@ def _bound_remark(advice: Advice) -> str:
     if bound < advice.rule.largest_stable_rate(advice.curvature.largest):
         return f"lowered: a few steps at {2 * bound:.3g} were unstable"
     return "a quadratic with the largest curvature measured is stable below it"
+
+
+def _lowered_by_prediction(advice: Advice) -> bool:
+    """Return whether the curvature bound is what the prediction leaves of it."""
+    if advice.prediction is None or advice.bound is None:
+        return False
+    return advice.curvature_bound == advice.prediction.lowered_bound(advice.bound) < advice.bound
 
 
 def _prediction_remark(advice: Advice) -> str:
@@ -239,6 +248,11 @@ def _explain_bound(advice: Advice) -> str:
     if curvature is None or bound is None or advice.bound is None:
         return f"There is no curvature bound: {advice.curvature_reason}."
     text = _explain_curvature(advice, curvature, advice.bound)
+    if _lowered_by_prediction(advice):
+        return (
+            f"{text}. The noise of the batches and momentum make training unstable earlier than "
+            f"that: the curvature bound is lowered to {bound:.3g}, well below the prediction."
+        )
     if found is not None and found.lowest_failure < advice.bound:
         collapsed = found.lowest_failure == found.lowest_collapse
         why = "the network collapsed" if collapsed else "its curvature grows later"

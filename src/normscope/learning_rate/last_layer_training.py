@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.stability import growth_limit
-from normscope.learning_rate.thresholds import STEPS
+from normscope.learning_rate.thresholds import LAST_LAYER_STEPS, STEPS
 from normscope.learning_rate.update_rule import RuleSteps, UpdateRule
 from normscope.problem.loss_state import loss_modules, stateless_loss
 from normscope.problem.problem import Problem
@@ -26,7 +26,6 @@ _COARSE = 4.0  # ratio of neighbours on the coarse grid of learning rates
 _PER_COARSE = 6  # points of the fine grid for each of the coarse one
 _FINE = _COARSE ** (1 / _PER_COARSE)
 _GRID = 5  # coarse rates tried at once
-_EARLY = 15  # steps within which an instability is due to curvature
 _Value = TypeVar("_Value")
 #: outputs (candidates, classes, samples * positions) -> losses (candidates,), their gradient
 LossAndGradient: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -88,9 +87,9 @@ def breaks_late(layer: LastLayer, problem: Problem, rule: UpdateRule, limit: flo
         rule: of the optimizer.
         limit: as `last_layer_limit` returns it.
     """
-    if not rule.corrected and rule.momentum > 1 - 1 / _EARLY:
+    if not rule.corrected and rule.momentum > 1 - 1 / LAST_LAYER_STEPS:
         return True
-    return LastLayerTraining(layer, problem, rule).stable([2 * limit], _EARLY)[0]
+    return LastLayerTraining(layer, problem, rule).stable([2 * limit], LAST_LAYER_STEPS)[0]
 
 
 def _limit_below(training: LastLayerTraining, high: float) -> float | None:

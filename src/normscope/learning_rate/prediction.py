@@ -10,6 +10,14 @@ from normscope.learning_rate.last_layer import LastLayer, last_layer
 from normscope.learning_rate.last_layer_training import breaks_late, last_layer_limit
 from normscope.learning_rate.network_properties import held_norm_layers
 from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
+from normscope.learning_rate.thresholds import (
+    CONSISTENT,
+    CONTRADICTED,
+    FEATURE_SAMPLES,
+    LATE_FACTOR,
+    PREDICTION_BATCHES,
+    PREDICTION_FACTOR,
+)
 from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
 from normscope.problem.batch import Batch, batch_count
@@ -18,9 +26,6 @@ from normscope.problem.hooks import has_gradient_hooks
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
-
-_FEATURE_BATCHES, _FEATURE_SAMPLES = 4, 512  # least number of batches, and of samples in them
-_CONSISTENT = 4.0  # largest accepted ratio of the last layer's limits before and after one step
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,41 @@ class LimitPrediction(Rendered):
             network decided.
         standing: the limit with the current inputs of the last layer; None likewise.
         reason: how it was found, in a sentence.
+        is_late: whether trial runs failed late, by what momentum and noise build up; the limit
+            then depends on chance.
     """
 
     rate: float
     layer: str | None
     standing: float | None
     reason: str
+    is_late: bool = False
+
+    @property
+    def factor(self) -> float:
+        """The true limit is within this factor of the rate, either way, in nine of ten cases."""
+        return LATE_FACTOR if self.is_late else PREDICTION_FACTOR
+
+    def lowered_bound(self, bound: float) -> float:
+        """Return a curvature bound, lowered where it is too high by this prediction.
+
+        Curvature does not show what the noise of small batches and momentum build up.
+
+        Args:
+            bound: a learning rate.
+
+        Returns:
+            At most the rate over `factor` where trial runs failed late or the rate is below 80 % of
+            the bound; else the bound.
+
+        >>> LimitPrediction(1.0, None, None, "").lowered_bound(1.2)
+        1.2
+        >>> LimitPrediction(1.0, None, None, "").lowered_bound(2.0)
+        0.4
+        """
+        if self.is_late or self.rate < CONTRADICTED * bound:
+            return min(bound, self.rate / self.factor)
+        return bound
 
 
 def predict_limit(
@@ -94,7 +128,7 @@ def _from_last_layer(
     The first step changes these inputs too: they are computed again after one step of all other
     parameters, at the limit found before. None if the last layer does not decide.
     """
-    batches = batches[: max(_FEATURE_BATCHES, _FEATURE_SAMPLES // batch_count(batches[0]))]
+    batches = batches[: max(PREDICTION_BATCHES, FEATURE_SAMPLES // batch_count(batches[0]))]
     one, few = (Problem(problem.model, problem.loss, list(each)) for each in (batches[:1], batches))
     evaluator = Evaluator(few, parameter_layout(problem.model), mode, seed)
     hooked = has_gradient_hooks(evaluator.parameters.values())
@@ -112,7 +146,7 @@ def _from_last_layer(
         return None
     moved = limit_after_one_step(evaluator, batches[-1], layer, rule, preconditioner, standing)
     limit = standing if moved is None else moved
-    if standing > _CONSISTENT * limit:
+    if standing > CONSISTENT * limit:
         return None
     count = f"{len(layer.features)} {'batches' if len(layer.features) > 1 else 'batch'}"
     reason = (
@@ -187,7 +221,9 @@ def _from_trials(found: SampleTrials, bound: Callable[[], float]) -> LimitPredic
         ends = [f"stable at {found.low:.3g}"] * (found.low > 0) + [f"unstable at {found.high:.3g}"]
         where = ", once its loss decreases" if found.beyond else ""
         reason = f"the whole network {steps}{where}: {', '.join(ends)}"
-        return LimitPrediction(found.rate, None, None, reason)
+        if found.reached < 1:
+            reason += f"; lowered to {found.reached:.0%} for what momentum builds up in 100 steps"
+        return LimitPrediction(found.rate, None, None, reason, found.is_late)
     limit = bound()
     if found.low > limit:
         reason = f"the largest of the rates tried, all stable {steps}"

@@ -11,7 +11,24 @@ import torch
 from torch import Tensor
 
 from normscope.errors import NormscopeError
-from normscope.learning_rate.thresholds import STEPS
+from normscope.learning_rate.thresholds import (
+    DECREASED_TRIAL,
+    MEAN_SHARE,
+    NOISE_SHARE,
+    PLATEAU_CAUTION_TRIAL,
+    STEPS,
+    TRAINED_SHARE,
+    TRIAL_ENOUGH,
+    TRIAL_FAR,
+    TRIAL_GRADIENTS,
+    TRIAL_LATE,
+    TRIAL_LEAST_GRADIENTS,
+    TRIAL_NEAR,
+    TRIAL_RATIO,
+    TRIAL_SAMPLES,
+    TRIAL_START,
+    TRIAL_STEPS,
+)
 from normscope.learning_rate.trial_run import (
     TrialRun,
     TrialStart,
@@ -29,16 +46,6 @@ from normscope.problem.batch import (
 )
 from normscope.problem.problem import Problem
 from normscope.text import Rendered
-
-# Chosen on the dev cells of benchmarks/learning_rate_cells.py; docs/research/learning_rate_cells.md
-# lists the accuracy for other values.
-_SAMPLES = 32  # in a small batch, or a fourth of a whole one if that is more
-_STEPS = 25  # steps after which a rate counts as stable, each on a batch of its own
-_ENOUGH = 15  # steps after which it does if no more gradients are left
-_GRADIENTS = 48  # in all
-_LEAST_GRADIENTS = 18  # for the rates, however many leaving a plateau has taken
-_LATE = 8  # an instability from this step on is one that momentum and noise build up
-_FAR, _NEAR = 4.0, 2.0  # ratios of one rate to the next while the limit is not enclosed
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class SampleTrials(Rendered):
         """The limit within 100 steps, between the two; None if no rate was unstable."""
         if math.isinf(self.high):
             return None
-        middle = math.sqrt(self.low * self.high) if self.low else self.high / math.sqrt(_NEAR)
+        middle = math.sqrt(self.low * self.high) if self.low else self.high / math.sqrt(TRIAL_NEAR)
         return middle * self.reached
 
 
@@ -84,12 +91,12 @@ def trial_batch_count(batch: Batch) -> int:
     (25, 7)
     """
     count = batch_count(batch)
-    return math.ceil(_STEPS * min(_small_size(count), count) / count)
+    return math.ceil(TRIAL_STEPS * min(_small_size(count), count) / count)
 
 
 def _small_size(count: int) -> int:
     """Return the largest size of a small batch: a fourth of a whole one, but at least 32."""
-    return max(_SAMPLES, math.ceil(count / 4))
+    return max(TRIAL_SAMPLES, math.ceil(count / 4))
 
 
 def run_sample_trials(
@@ -129,14 +136,14 @@ def run_sample_trials(
     Returns:
         The rates that enclose the limit.
     """
-    if all(map(has_samples, batches)) and max(map(sample_count, batches)) > _SAMPLES:
+    if all(map(has_samples, batches)) and max(map(sample_count, batches)) > TRIAL_SAMPLES:
         pieces = _small_batches(problem, batches, seed)
         small = TrialStart(problem, pieces, preconditioner, seed, mode=mode)
         with small.prepared():
             outputs = _outputs_of_similar(small, problem.prepare(batches[0]))
             if outputs is not None:
                 return _run_trials(small, rule, *outputs)
-    whole = TrialStart(problem, batches[:_STEPS], preconditioner, seed, mode=mode)
+    whole = TrialStart(problem, batches[:TRIAL_STEPS], preconditioner, seed, mode=mode)
     with whole.prepared():
         return _run_trials(whole, rule, TrialRun(whole, rule, 0.0).outputs())
 
@@ -157,7 +164,7 @@ def _run_trials(start: TrialStart, rule: UpdateRule, outputs: Tensor | None) -> 
     after = _after_plateau(start, outputs)
     rate = _first_rate(start, rule, after)
     search = _Search(start, rule, after, can_collapse=not _are_constant(outputs))
-    search.run(rate, max(_GRADIENTS - start.gradients, _LEAST_GRADIENTS))
+    search.run(rate, max(TRIAL_GRADIENTS - start.gradients, TRIAL_LEAST_GRADIENTS))
     samples = max(map(batch_count, start.batches))
     return SampleTrials(
         search.low,
@@ -180,17 +187,17 @@ def _small_batches(problem: Problem, batches: Sequence[Batch], seed: int) -> lis
     if not problem.is_one_batch or sample_count(batches[0]) == sample_count(problem.data):
         generator = torch.Generator().manual_seed(seed)
         batches = [random_rows(batch, sample_count(batch), generator) for batch in batches]
-    return [small for batch in batches for small in split_batch(batch, size)][:_STEPS]
+    return [small for batch in batches for small in split_batch(batch, size)][:TRIAL_STEPS]
 
 
 def _is_mean(losses: Sequence[float], whole: float) -> bool:
     """Return whether small batches have the loss of a whole one on average, to a third."""
-    return 0.75 * whole <= statistics.mean(losses) <= whole / 0.75
+    return MEAN_SHARE * whole <= statistics.mean(losses) <= whole / MEAN_SHARE
 
 
 def _is_noisy(losses: Sequence[float]) -> bool:
     """Return whether the losses of small batches deviate by more than 20 % of their mean."""
-    return len(losses) > 1 and statistics.stdev(losses) > 0.2 * statistics.mean(losses)
+    return len(losses) > 1 and statistics.stdev(losses) > NOISE_SHARE * statistics.mean(losses)
 
 
 def _is_trained(start: TrialStart, outputs: Tensor | None) -> bool:
@@ -204,7 +211,7 @@ def _is_trained(start: TrialStart, outputs: Tensor | None) -> bool:
     target = start.problem.target_of(start.placed[0])
     with torch.no_grad():
         loss = start.problem.loss_of(constant.clone(), target).item()
-    return start.first_losses[0] < 0.75 * loss
+    return start.first_losses[0] < TRAINED_SHARE * loss
 
 
 def _after_plateau(start: TrialStart, outputs: Tensor | None) -> TrialRun | None:
@@ -217,8 +224,7 @@ def _after_plateau(start: TrialStart, outputs: Tensor | None) -> TrialRun | None
     curvature = _curvature_along_gradient(start)
     if not 0 < curvature < math.inf:
         return None
-    # 0.92: a few samples are fitted sooner than many
-    return leave_plateau(start, curvature, caution=0.2, decreased=0.92, first_only=True)
+    return leave_plateau(start, curvature, PLATEAU_CAUTION_TRIAL, DECREASED_TRIAL, first_only=True)
 
 
 class _Search:
@@ -239,15 +245,15 @@ class _Search:
             rate: to start with.
             steps: of all runs together, at most.
         """
-        while 0 < rate < math.inf and steps > 0 and not self.high <= 1.5 * self.low:
+        while 0 < rate < math.inf and steps > 0 and not self.high <= TRIAL_RATIO * self.low:
             run = TrialRun(self._start, self._rule, rate, after=self._after)
-            run.take(min(_STEPS, steps))
+            run.take(min(TRIAL_STEPS, steps))
             steps -= run.taken
             if not run.taken:  # unstable before any step, at any rate
                 break
             if run.is_unstable or self._has_collapsed(run):
                 self.high, self._failed_after = rate, run.taken if run.is_unstable else 0
-            elif run.taken >= _ENOUGH:
+            elif run.taken >= TRIAL_ENOUGH:
                 self.low = rate
             else:  # out of steps: undecided
                 break
@@ -257,22 +263,22 @@ class _Search:
     @property
     def is_late(self) -> bool:
         """Whether the run at the lowest rate that failed did so late."""
-        return self._failed_after >= _LATE
+        return self._failed_after >= TRIAL_LATE
 
     @property
     def reached(self) -> float:
         """Share of the velocity after 100 steps of a constant gradient that the runs reached."""
         momentum = 0.0 if self._rule.corrected else self._rule.momentum
-        steps = max(self._failed_after, _STEPS if self.low else 0)
+        steps = max(self._failed_after, TRIAL_STEPS if self.low else 0)
         return (1 - momentum**steps) / (1 - momentum**STEPS) if self.is_late else 1.0
 
     def _has_collapsed(self, run: TrialRun) -> bool:
-        return self._can_collapse and run.taken >= _ENOUGH and _are_constant(run.outputs())
+        return self._can_collapse and run.taken >= TRIAL_ENOUGH and _are_constant(run.outputs())
 
     def _next_rate(self, is_far: bool) -> float:
         if not self.low:
-            return self.high / (_FAR if is_far else _NEAR)
-        return self.low * _FAR if math.isinf(self.high) else math.sqrt(self.low * self.high)
+            return self.high / (TRIAL_FAR if is_far else TRIAL_NEAR)
+        return self.low * TRIAL_FAR if math.isinf(self.high) else math.sqrt(self.low * self.high)
 
 
 def _first_rate(start: TrialStart, rule: UpdateRule, after: TrialRun | None) -> float:
@@ -283,7 +289,7 @@ def _first_rate(start: TrialStart, rule: UpdateRule, after: TrialRun | None) -> 
     if rule.second_moment is not None:
         return 4.0 * _length(start.initial[0]) / math.sqrt(start.layout.size)
     curvature = _curvature_along_gradient(start, after)
-    return 8.0 / curvature if 0 < curvature < math.inf else 0.0
+    return TRIAL_START / curvature if 0 < curvature < math.inf else 0.0
 
 
 def _curvature_along_gradient(start: TrialStart, after: TrialRun | None = None) -> float:

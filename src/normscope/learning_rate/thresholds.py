@@ -46,9 +46,9 @@ the onset in the 48 cases of benchmarks/learning_rate_accuracy.py)."""
 
 # The advice (advice.py, advisor.py)
 
-PREDICTION_FACTOR = 2.0
-"""The interval of a prediction, either way: it covers most of the 48 cases of
-benchmarks/learning_rate_accuracy.py."""
+PREDICTION_FACTOR = 2.5
+"""The interval of a prediction, either way: it holds nine of ten dev cells of
+benchmarks/learning_rate_cells.py."""
 PREDICTION_BATCHES = 4
 """Batches whose features the prediction uses."""
 
@@ -86,3 +86,57 @@ Lion, a Muon, NAdam, Adafactor, Adagrad and Adadelta it was 0.1 to 2 (fully conn
 the digits, with BatchNorm and without)."""
 SCHEDULE_STEPS = 10_000
 """Steps of a schedule in which its largest rate is looked for; the runs see the first 100."""
+
+# The prediction (prediction.py, sample_trials.py, trial_run.py, last_layer_training.py)
+
+TRIAL_STEPS = 25
+"""Steps after which a rate counts as stable in a trial, each on a batch of its own (the dev cells
+of benchmarks/learning_rate_cells.py: a ninth decile of 2.0 at momentum 0.9; 2.8 with 20 steps)."""
+TRIAL_ENOUGH = 15
+"""Steps after which it does if no more gradients are left (the networks without normalization of
+benchmarks/learning_rate_cases.py)."""
+TRIAL_GRADIENTS = 48
+"""Gradients of all trials: at most half a range test."""
+TRIAL_LEAST_GRADIENTS = 18
+"""Of these for the rates, however many leaving a plateau has taken (networks without normalization
+of benchmarks/learning_rate_cases.py)."""
+TRIAL_SAMPLES = 32
+"""Samples of a trial's batch, or a fourth of the user's if that is more; smaller batches are used
+whole (16 samples were biased, 64 no better at batch 128; networks without normalization)."""
+TRIAL_LATE = 8
+"""An instability from this step on is one that momentum and noise build up (dev cells)."""
+TRIAL_START = 8.0
+"""The first rate of the trials, over the curvature along the gradient: most often too high."""
+TRIAL_FAR, TRIAL_NEAR = 4.0, 2.0
+"""Ratios of one rate to the next while no trial held: after an instability in 7 steps, or later."""
+TRIAL_RATIO = 1.5
+"""Ratio of the enclosing rates at which the trials end."""
+FIRST_LOSSES = 8
+"""Batches whose losses before training are known; their mean stands for the others."""
+MEAN_SHARE, NOISE_SHARE, TRAINED_SHARE = 0.75, 0.2, 0.75
+"""Small batches stand for whole ones if their mean loss is this share of a whole one's at least,
+their losses deviate by this share at most, and the network is not trained: its loss is above this
+share of its mean output's (networks without normalization)."""
+DECREASED, DECREASED_TRIAL = 0.95, 0.92
+"""Share of its first value at which a loss has left a plateau, on whole batches and on the few
+samples of a trial, which are fitted sooner (vgg none of benchmarks/learning_rate_cases.py)."""
+PLATEAU_LOGITS, PLATEAU_OUTPUTS = 0.15, 0.03
+"""Deviation of the outputs below which a network may be on a plateau: of the logits, and relative
+to that of the targets of a squared error (networks on a plateau have at most 0.005)."""
+PLATEAU_STEPS, PLATEAU_MOMENTUM = 32, 0.9
+"""Most steps in which a plateau is left, and their momentum."""
+PLATEAU_CAUTION, PLATEAU_CAUTION_TRIAL = 0.1, 0.2
+"""Share of the bound at which it is left, for the curvature and for the trials."""
+FEATURE_SAMPLES = 512
+"""Samples of the batches on which the last layer is trained; four batches if that is more."""
+CONSISTENT = 4.0
+"""Largest ratio of the last layer's limits before and after one step (the dev cases of
+benchmarks/learning_rate_accuracy.py)."""
+LAST_LAYER_STEPS = 15
+"""The last layer decides if momentum acts within so many steps, 1 / (1 - mu), and the layer breaks
+within them at twice its limit (dev cells: 10 times too high and 20 times too low at 0.99)."""
+LATE_FACTOR = 4.0
+"""As `PREDICTION_FACTOR`, where trials fail late: it holds nine of ten dev cells."""
+CONTRADICTED = 0.8
+"""A prediction below this share of the curvature bound contradicts it and lowers it (dev cells:
+above the onset in 2 %, in 23 % without). Predictions of quadratics are within 12 % of theirs."""

@@ -15,6 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.learning_rate.stability import growth_limit
+from normscope.learning_rate.thresholds import (
+    DECREASED,
+    FIRST_LOSSES,
+    PLATEAU_CAUTION,
+    PLATEAU_LOGITS,
+    PLATEAU_MOMENTUM,
+    PLATEAU_OUTPUTS,
+    PLATEAU_STEPS,
+)
 from normscope.learning_rate.update_rule import Preconditioner, RuleSteps, UpdateRule
 from normscope.problem.batch import Batch, copy_batch
 from normscope.problem.evaluate import Evaluator
@@ -27,10 +36,6 @@ from normscope.problem.recognition import is_cross_entropy, known_loss
 
 Leaves: TypeAlias = tuple[Tensor, ...]  # the parameters, in the layout's order
 Gradients: TypeAlias = tuple[Tensor | None, ...]  # None where the loss does not depend on it
-
-_FIRST_LOSSES = 8  # batches whose losses at the start are known; their mean stands for the others
-DECREASED = 0.95
-"""Share of its first value on the same batch at which a loss counts as decreased."""
 
 
 class TrialStart:
@@ -104,7 +109,7 @@ class TrialStart:
     @cached_property
     def first_losses(self) -> list[float]:
         """The losses of the first eight batches at the start, by one forward pass each."""
-        return self.losses_on(self.placed[:_FIRST_LOSSES])
+        return self.losses_on(self.placed[:FIRST_LOSSES])
 
     def losses_on(self, batches: Sequence[Batch]) -> list[float]:
         """Return the loss of other batches at the start, by one forward pass each.
@@ -289,7 +294,7 @@ def _loss_and_gradients(
 def leave_plateau(
     start: TrialStart,
     top_eigenvalue: float,
-    caution: float = 0.1,
+    caution: float = PLATEAU_CAUTION,
     decreased: float = DECREASED,
     first_only: bool = False,
 ) -> TrialRun | None:
@@ -311,11 +316,11 @@ def leave_plateau(
         The run that ended where the loss has decreased; None if it did not within 32 steps. A run
         that becomes unstable is repeated at a quarter of its rate, twice at most.
     """
-    rule = UpdateRule("SGD", momentum=0.9)
+    rule = UpdateRule("SGD", momentum=PLATEAU_MOMENTUM)
     rate = caution * rule.largest_stable_rate(top_eigenvalue)
     for attempt in range(3):
         run = TrialRun(start, rule, rate / 4**attempt, first_only=first_only)
-        run.take(32, until=decreased)
+        run.take(PLATEAU_STEPS, until=decreased)
         if run.has_decreased(decreased):
             return run
         if not run.is_unstable:
@@ -338,10 +343,10 @@ def may_be_on_plateau(problem: Problem, outputs: Tensor, targets: Any) -> bool:
         losses, and for targets that torch would broadcast.
     """
     if is_cross_entropy(problem.loss):
-        alike = 0.15
+        alike = PLATEAU_LOGITS
         outputs = outputs.movedim(1, -1) if outputs.dim() > 2 else outputs  # classes last
     elif known_loss(problem.loss, outputs, targets) is not None:  # squared error
-        alike = 0.03 * _deviation(_as_vectors(targets, outputs))
+        alike = PLATEAU_OUTPUTS * _deviation(_as_vectors(targets, outputs))
     else:
         return True
     return not _deviation(outputs) > alike

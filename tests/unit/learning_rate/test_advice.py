@@ -130,7 +130,7 @@ def test_lowered_safe_rate_is_told():
 
 def test_interval_goes_from_the_steepest_batch_to_the_flattest():
     values = (1.0, 8.0, 2.0)
-    assert advice(values).interval == (1.0 * 2 / 8 / 2, 1.0 * 2 / 1 * 2)
+    assert advice(values).interval == pytest.approx((1.0 * 2 / 8 / 2.5, 1.0 * 2 / 1 * 2.5))
     found = advice(values, verification=verified(0.2, 0.3))
     assert found.interval == pytest.approx((0.2 * 2 / 8, 0.3 * 2 / 1))
 
@@ -162,7 +162,7 @@ def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
 
 def test_batch_that_curves_downwards_bounds_nothing():
     found = advice((4.0, 6.0, -1.0), later=(6.0,))
-    assert found.interval == (0.5, math.inf)
+    assert found.interval == (0.4, math.inf)
     assert "no end found" in str(found)
 
 
@@ -170,7 +170,7 @@ def test_batch_that_curves_downwards_bounds_nothing():
 def test_loss_that_is_flat_but_for_weight_decay_is_told(values):
     found = advice(values, weight_decay=0.01, rate=200.0)
     assert found.curvature_bound == 200.0
-    assert found.interval == (100.0, 400.0)
+    assert found.interval == (80.0, 500.0)
     assert "after the first steps" not in str(found)
     assert "has no positive curvature; its weight decay alone" in found.explanation
     later = advice(values, later=(4.0,), weight_decay=0.01)
@@ -243,11 +243,23 @@ def test_centered_divisor_is_told():
     assert "centered divisor" not in advice(**rule).explanation
 
 
-@pytest.mark.parametrize(("rate", "limit"), [(0.3, 0.5), (0.8, 0.8)])
+@pytest.mark.parametrize(("rate", "limit"), [(0.45, 0.5), (0.8, 0.8)])
 def test_unverified_limit_is_not_below_the_safe_rate(rate, limit):
     found = advice(rate=rate)
     assert (found.curvature_bound, found.predicted, found.limit) == (0.5, rate, limit)
     assert found.recommended == limit / 2
+
+
+def test_prediction_far_below_the_bound_lowers_it():
+    found = advice(rate=0.3)
+    assert (found.bound, found.curvature_bound, found.limit) == (0.5, pytest.approx(0.12), 0.3)
+    assert row(found, "curvature bound")["remark"].startswith("lowered from 0.5: noise")
+    assert "the curvature bound is lowered to 0.12, well below the prediction" in found.explanation
+    late = replace(found, prediction=replace(found.prediction, rate=0.8, is_late=True))
+    assert (late.curvature_bound, late.limit) == (pytest.approx(0.2), 0.8)
+    assert late.interval == pytest.approx((0.2, 3.2))
+    held = replace(late, verification=verified(0.6, 0.7))
+    assert held.curvature_bound == pytest.approx(0.2)
 
 
 def test_end_that_no_run_found_is_told():
