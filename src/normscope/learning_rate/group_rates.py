@@ -21,12 +21,12 @@ class GroupRates:
     Args:
         relative: before any schedule.
         peak: the largest within a short run.
-        reached: the largest within a short run over the largest of the whole schedule.
+        largest: of all groups in the whole schedule.
     """
 
     relative: tuple[float, ...]
     peak: tuple[float, ...]
-    reached: float
+    largest: float
 
     @classmethod
     def of(cls, setup: TrainingSetup, optimizer: Optimizer) -> Self:
@@ -38,10 +38,8 @@ class GroupRates:
         """
         by_step = setup.scheduled_rates(optimizer, SCHEDULE_STEPS)
         peak = tuple(map(max, zip(*by_step[:STEPS], strict=True)))
-        largest = max(map(max, by_step))
-        reached = max(peak) / largest if largest > 0 else 1.0
         relative = relative_rates(optimizer, setup.scheduler is not None)
-        return cls(tuple(relative), peak, reached)
+        return cls(tuple(relative), peak, max(map(max, by_step)))
 
     @property
     def are_one(self) -> bool:
@@ -89,11 +87,13 @@ def setup_notes(
             f"it ({ratios}), and rates() returns each group's. The curvature counts these ratios."
         )
     if setup.scheduler is not None:
-        notes.append("All rates are those before the schedule, which the runs follow.")
-    if rates.reached < 0.99:
+        times = "" if rates.largest <= 1.01 else f"; its largest is {rates.largest:.3g} times that"
+        notes.append(f"All rates are those before the schedule, which the runs follow{times}.")
+    if max(rates.peak) < 0.99 * rates.largest:
+        reached = max(rates.peak) / rates.largest
         notes.append(
-            f"The {STEPS} steps of a run reach {rates.reached:.2g} times the schedule's largest "
-            "rate: later steps may break at lower rates than the limit found."
+            f"The {STEPS} steps of a run reach {reached:.2g} times the schedule's largest rate: "
+            "later steps may break at lower rates than the limit found."
         )
     if setup.clip_norm is not None:
         notes.append(

@@ -166,6 +166,17 @@ def test_schedule_that_the_runs_do_not_reach_is_reported():
     assert "0.11 times the schedule's largest rate" in " ".join(advice.notes)
 
 
+def test_schedule_above_the_base_rate_lowers_limit_and_bound():
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    cycle = partial(OneCycleLR, max_lr=1.0, total_steps=200, pct_start=0.1, cycle_momentum=False)
+    advice = ns.max_learning_rate(
+        model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=cycle
+    )
+    assert advice.bound == pytest.approx(0.1 * 2 / 9, rel=1e-3)
+    assert 0.1 * 2 / 9 <= advice.limit < 0.2 * 2 / 9
+    assert "its largest is 10 times that" in str(advice).replace("\n", " ")
+
+
 def test_schedulers_that_do_not_fit_are_refused():
     model, optimizer = grouped(SGD, (0.1, 0.1))
     ask = partial(
@@ -347,6 +358,20 @@ def test_second_pass_is_on_the_same_batch_with_the_same_dropout():
     steps = [step.loss for step in train(problem, optimizer, 6, batch_size=16)]
     assert optimizer.closures == pytest.approx(steps, rel=1e-6)
     assert len(set(steps)) == 6
+
+
+def test_copy_of_an_optimizer_around_another_has_one_rate():
+    model = small_network()
+    problem = Problem(model, "cross_entropy", labelled())
+    own = TwoPasses(model.parameters(), lr=0.1, momentum=0.9)
+    with TrainingSetup(problem, own, None, 0).training(0.4) as made:
+        assert made.base_optimizer.param_groups[0]["lr"] == 0.4
+        for _ in train(problem, made, 2):
+            pass
+        assert len(made.base_optimizer.state) == 6
+    assert own.base_optimizer.param_groups[0]["lr"] == 0.1
+    assert not own.base_optimizer.state
+    assert not own.closures
 
 
 def test_first_step_rate_changes_the_weights_by_the_share():
