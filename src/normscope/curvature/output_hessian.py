@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +21,27 @@ from normscope.problem.isolation import RandomGenerators
 from normscope.problem.loss import Loss
 from normscope.problem.outputs import PackedOutput
 from normscope.problem.recognition import known_loss
+
+
+@contextmanager
+def _explain_loss_errors() -> Iterator[None]:
+    """Replace torch's errors about the derivatives of a loss by ones that say what to do.
+
+    Raises:
+        StateError: if the loss has no second derivative, such as ``ctc_loss``.
+    """
+    try:
+        with explain_errors():
+            yield
+    except StateError as error:
+        cause = str(error.__cause__)
+        if not (cause.startswith("derivative for") and "is not implemented" in cause):
+            raise
+        raise StateError(
+            "the loss has no second derivative in the model's output, which a Gauss-Newton matrix "
+            "needs; measure kind='hessian', which can take differences of gradients, or write the "
+            f"loss in other torch operations (torch: {cause})."
+        ) from error.__cause__
 
 
 class OutputHessian(ABC):
@@ -115,7 +138,7 @@ class AutogradHessian(OutputHessian):
 
     def __init__(self, loss: Loss, output: Tensor, target: Any) -> None:
         self._output = output.detach().requires_grad_()
-        with torch.enable_grad(), explain_errors():
+        with torch.enable_grad(), _explain_loss_errors():
             value = loss(self._output.clone(), target)  # a loss may overwrite its input
             if not value.requires_grad:
                 raise no_gradient_error()
@@ -131,7 +154,7 @@ class AutogradHessian(OutputHessian):
         """Return the Hessian times a tensor in the shape of the output."""
         if not self._gradient.requires_grad:  # a loss linear in the output
             return torch.zeros_like(tangent)
-        with explain_errors():
+        with _explain_loss_errors():
             (product,) = torch.autograd.grad(
                 self._gradient, self._output, tangent, retain_graph=True, materialize_grads=True
             )
@@ -156,7 +179,7 @@ class InnerHessian(OutputHessian):
                 "loss=...)."
             )
         self._packed = packed
-        with explain_errors():
+        with _explain_loss_errors():
             self._gradients = torch.autograd.grad(
                 loss, packed.chosen, create_graph=True, materialize_grads=True
             )
@@ -170,7 +193,7 @@ class InnerHessian(OutputHessian):
         ]
         if not curved:
             return torch.zeros_like(tangent)
-        with explain_errors():
+        with _explain_loss_errors():
             products = torch.autograd.grad(
                 [gradient for gradient, _ in curved],
                 self._packed.chosen,

@@ -260,7 +260,7 @@ def extreme_eigenvalues(
     with without_autocast():
         space, found, spent = _search(operator, request, guesses)
         lifted = _lifted(space, found) if vectors else found.vectors.new_empty(operator.shape[0], 0)
-    return _result(operator, request, replace(found, vectors=lifted), spent, begin)
+    return _result(operator, request, replace(found, vectors=lifted), spent, begin, space.dtype)
 
 
 def _search(
@@ -298,7 +298,12 @@ def _lifted(space: SearchSpace, found: Found) -> Tensor:
 
 
 def _result(
-    operator: CurvatureOperator, request: Request, found: Found, matvecs: float, begin: float
+    operator: CurvatureOperator,
+    request: Request,
+    found: Found,
+    matvecs: float,
+    begin: float,
+    dtype: torch.dtype,
 ) -> TopEigenvalue:
     result = TopEigenvalue(
         values=found.values,
@@ -316,13 +321,15 @@ def _result(
         which=request.which,
     )
     if not result.converged:
-        reason = _why_not_converged(result, request, operator.shape[0])
+        reason = _why_not_converged(result, request, operator.shape[0], dtype)
         warn(f"{reason}.")
     return result
 
 
-def _why_not_converged(result: TopEigenvalue, request: Request, size: int) -> str:
-    """Return what a search without products left has not reached, and the remedy, as a sentence."""
+def _why_not_converged(
+    result: TopEigenvalue, request: Request, size: int, searched: torch.dtype
+) -> str:
+    """Return what a search in vectors of a dtype has not reached, and the remedy, as a sentence."""
     after, there = f"after {result.matvecs:.0f} products", len(result.values)
     wanted = min(request.wanted, size)
     name = f"{_ENDS.get(request.which, request.which)} eigenvalue"
@@ -344,6 +351,13 @@ def _why_not_converged(result: TopEigenvalue, request: Request, size: int) -> st
         wider = "double" if dtype == torch.float32 else "float"
         remedy = f"in {_PRECISIONS[dtype]} precision rounding hides the rest: raise tol"
         remedy += "" if dtype == torch.float64 else f", or measure model.{wider}()"
+    elif searched != dtype and result.residual < ROUNDING * torch.finfo(searched).eps:
+        names = [str(each).removeprefix("torch.") for each in (searched, dtype)]
+        remedy = (
+            f"the model's outputs are {names[0]} with {names[1]} parameters, as by an autocast in "
+            "its forward pass, and their rounding hides the rest: raise tol, or measure without "
+            "that autocast"
+        )
     return f"{one} of the {result.kind} has {what} {after}, above {limit}{zero}; {remedy}"
 
 

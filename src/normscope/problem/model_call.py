@@ -38,6 +38,10 @@ _OTHER_FORMS = (
     "put several batches in a list, and for other call signatures use "
     "whole_loss(outputs=..., loss=...)."
 )
+_WITH_TARGET = (
+    f"{_EXPECTED}, (x1, x2, ..., targets) or a dictionary of the model's arguments: {_OTHER_FORMS}"
+)
+_WITHOUT_TARGET = "give batches as tuples ({}), or as dictionaries of these arguments."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +72,27 @@ class ModelCall:
 
     def check(self, model: nn.Module) -> None:
         """Raise `ArgumentTypeError` if a model's forward does not take these arguments."""
+        if self.fits(model):
+            return
+        names = ", ".join(map(str, self.named))
+        given = plural(len(self.inputs), "input") if self.inputs else f"the inputs {names}"
+        taken = ", ".join(inspect.signature(model.forward).parameters)
+        raise ArgumentTypeError(
+            f"the batch gives the model {given}, but its forward takes ({taken}); "
+            + (_WITHOUT_TARGET.format(taken) if self.target is None else _WITH_TARGET)
+        )
+
+    def fits(self, model: nn.Module) -> bool:
+        """Return whether a model's forward takes these arguments, as far as its signature shows."""
         try:
             signature = inspect.signature(model.forward)
         except (TypeError, ValueError):  # code in C has none
-            return
+            return True
         try:
             signature.bind(*self.inputs, **self.named)
-        except TypeError as error:
-            names = ", ".join(map(str, self.named))
-            given = plural(len(self.inputs), "input") if self.inputs else f"the inputs {names}"
-            raise ArgumentTypeError(
-                f"the batch gives the model {given}, but its forward takes "
-                f"({', '.join(signature.parameters)}); {_EXPECTED}, (x1, x2, ..., targets) or a "
-                f"dictionary of the model's arguments: {_OTHER_FORMS}"
-            ) from error
+        except TypeError:
+            return False
+        return True
 
 
 def read_batch(batch: Batch, model: nn.Module) -> ModelCall:
@@ -214,7 +225,8 @@ def calls_of(data: object, model: nn.Module) -> Iterator[ModelCall]:
 
     Args:
         data: a tensor of inputs, or one batch that is a tuple, a mapping or a graph; or a list, a
-            DataLoader or another iterable of such batches.
+            DataLoader or another iterable of such batches. A tuple ends with the target, unless the
+            model takes all of it.
         model: the model to call.
 
     Yields:
@@ -252,6 +264,9 @@ def _call_of(batch: Any, model: nn.Module) -> ModelCall:
     if several or isinstance(batch, Mapping) or is_graph(batch):
         _reject_arrays(batch)
         call = read_batch(batch, model)
+        if several and batch[-1] is not None and not call.fits(model):
+            whole = ModelCall(tuple(batch))  # such as (x, edge_index, batch)
+            call = whole if whole.fits(model) else call
         if next(tensors_of((call.inputs, call.named)), None) is not None:
             return call
     raise ArgumentTypeError(

@@ -166,6 +166,8 @@ def test_hessian_of_a_loss_without_a_second_derivative_is_by_differences():
     with pytest.warns(NormscopeWarning, match="products with the Hessian are computed by"):
         found = dense(model, loss, data(), "hessian")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(StateError, match=r"Gauss-Newton matrix needs; measure kind='hessian'"):
+        dense(model, loss, data(), "ggn")
 
 
 def test_straight_through_gradient_is_no_gradient_of_a_loss_for_differences():

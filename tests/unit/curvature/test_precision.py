@@ -7,6 +7,7 @@ from torch import nn
 
 from normscope.curvature import dense, operator, spectrum, top_eigenvalue, trace
 from normscope.curvature.precision import components, length
+from normscope.errors import NormscopeWarning
 
 LOSS = nn.CrossEntropyLoss(label_smoothing=0.1)  # not one of the losses in closed form
 NETWORKS = {
@@ -48,3 +49,21 @@ def test_length_and_components_are_those_in_double_precision(size):
     basis = torch.stack([vector, torch.ones(size)])
     expected = [float(exact @ exact), float(exact.sum())]
     assert components(basis, vector).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.last(torch.tanh(self.first(x)))
+
+
+def test_rounding_of_an_autocast_in_the_model_is_named():
+    torch.manual_seed(0)
+    data = torch.randn(32, 8), torch.randint(3, (32,))
+    with pytest.warns(NormscopeWarning, match="outputs are bfloat16 .* measure without that auto"):
+        found = top_eigenvalue(Autocast(), "cross_entropy", data, tol=1e-5)
+    assert not found.converged

@@ -412,3 +412,37 @@ def test_data_is_not_overwritten():
     before = x.clone()
     population_statistics(nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(3)), [x])
     assert torch.equal(x, before)
+
+
+class GraphNet(nn.Module):
+    """A graph network called as ``model(x, edge_index, batch)``, as torch_geometric's are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(2, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x, edge_index, batch):
+        sums = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+        return torch.zeros(2, 3).index_add(0, batch, self.norm(self.linear(sums)))
+
+
+def test_batches_without_a_target_are_the_arguments_of_the_model():
+    torch.manual_seed(0)
+    model = GraphNet()
+    x, edges, batch = torch.randn(6, 2), torch.randint(6, (2, 20)), torch.arange(6) // 3
+    sums = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+    expected = model.linear(sums).mean(0).double()
+    with_target = (x, edges, batch, torch.zeros(2))
+    named = {"x": x, "edge_index": edges, "batch": batch}
+    for data in ((x, edges, batch), [(x, edges, batch)], with_target, named):
+        written = population_statistics(copy.deepcopy(model), data)
+        assert torch.allclose(written["norm"].mean, expected, atol=1e-6)
+
+
+def test_refused_arguments_name_those_of_the_model():
+    model, x = GraphNet(), torch.randn(6, 2)
+    with pytest.raises(
+        ArgumentTypeError, match=r"tuples \(x, edge_index, batch\), or as dict"
+    ) as at:
+        population_statistics(model, x)
+    assert "whole_loss" not in str(at.value)
