@@ -46,7 +46,7 @@ class PositionwiseNorm:
         feature_axis: -1 for (..., features), 1 for (batch, features, *positions).
         dimensions: spatial dimensions behind the features; 0 if they are last.
         followed: whether the module then applies its child modules in order.
-        offset: added to ``weight`` to give the scale: 1 in Gemma's RMSNorm.
+        offset: added to ``weight`` to give the scale; 1 in Gemma's RMSNorm.
     """
 
     kind: str
