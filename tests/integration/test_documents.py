@@ -63,6 +63,12 @@ def test_pages_that_must_have_code_have_it():
     assert len(how_to) >= 6
 
 
+@pytest.mark.parametrize("page", sorted((DOCS / "how_to").glob("*.md")), ids=page_name)
+def test_how_to_pages_are_at_most_two_screens(page):
+    prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    assert len(prose.split()) <= 600
+
+
 def test_python_and_command_of_the_readme_give_the_same_numbers(tmp_path, monkeypatch, capsys):
     """The same question with the same defaults; the printed answer is that of the page."""
     page = text_of(ROOT / "README.md")
