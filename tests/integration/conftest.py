@@ -1,5 +1,6 @@
 """A browser and a web server for tests of pages."""
 
+import contextlib
 import functools
 import http.server
 import shutil
@@ -17,8 +18,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 def browser():
     path = next(filter(None, map(shutil.which, NAMES)), None)
     assert path, (
-        "The tests of the report need a browser: install chromium "
-        "(Debian: apt-get install chromium)."
+        "The tests of pages need a browser: install chromium (Debian: apt-get install chromium)."
     )
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
@@ -33,18 +33,31 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """A function from a report to its address on loopback HTTP, which is a real origin."""
-    folder = tmp_path_factory.mktemp("served")
+@contextlib.contextmanager
+def serve(folder):
+    """Serve a folder on loopback HTTP and yield its address, which is a real origin."""
     handler = functools.partial(_QuietHandler, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
-        def serve(report):
+
+@pytest.fixture(scope="session")
+def serve_folder():
+    """The context manager `serve`."""
+    return serve
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A function from a report to its address on loopback HTTP."""
+    folder = tmp_path_factory.mktemp("served")
+    with serve(folder) as address:
+
+        def write(report):
             path = folder / f"report-{len(list(folder.iterdir()))}.html"
             write_report(report, path)
-            return f"http://127.0.0.1:{server.server_address[1]}/{path.name}"
+            return f"{address}/{path.name}"
 
-        yield serve
-        server.shutdown()
+        yield write

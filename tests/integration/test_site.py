@@ -1,17 +1,13 @@
 """The documentation as its reader meets it: built, opened from disk and over HTTP."""
 
-import functools
 import html.parser
-import http.server
-import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 ROOT = Path(__file__).parents[2]
 WALKED = (
@@ -57,34 +53,14 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def browser():
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    assert path, "The tests of the site need a browser: install chromium."
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-dev-shm-usage"]
-        running = playwright.chromium.launch(executable_path=path, args=options)
-        yield running
-        running.close()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture(params=["disk", "http"])
-def address(request, site):
+def address(request, site, serve_folder):
     """The address of the site: a file URL, or one of a server on this machine."""
     if request.param == "disk":
         yield site.as_uri()
-        return
-    handler = functools.partial(QuietHandler, directory=site)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    else:
+        with serve_folder(site) as served:
+            yield served
 
 
 def test_every_link_picture_and_anchor_exists(site):
