@@ -297,7 +297,7 @@ class Scope:
 
         Args:
             path: of the file.
-            title: of the page; None: "What the scope saw".
+            title: of the page; None: "What the scope measured".
 
         Returns:
             The path.

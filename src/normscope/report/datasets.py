@@ -72,7 +72,8 @@ def _content(dataset: xr.Dataset) -> tuple[list[str], list[Picture], list[Table]
         words, pictures = try_drawing(lambda: _draw_scope(dataset))
         model = dataset.attrs.get("model", "model")
         question = f"How rough is the loss in the training of this {model}?"
-        return words, pictures, [scope_table(dataset)], question, scope_cards(dataset)
+        table = replace(scope_table(dataset), folded=bool(pictures))
+        return words, pictures, [table], question, scope_cards(dataset)
     table = variables_table(dataset)
     found = dataset_diagrams(dataset)
     if found:
@@ -183,7 +184,7 @@ def write_scope_report(
         versions=present_versions(),
         command_note="There is no command: a scope watches a training of your own program.",
     )
-    report = Report(title or "What the scope saw", describe_scope(dataset), [section])
+    report = Report(title or "What the scope measured", describe_scope(dataset), [section])
     return write_report(report, path)
 
 

@@ -167,10 +167,10 @@ def test_eigenvalues_are_said_to_be_of_one_seed(results):
 def test_landscape_says_what_is_smaller_in_every_seed(results):
     first, against, _ = about_landscape(results)
     assert "varies most without normalization, 2, and least with BatchNorm, 1" in first
-    assert "Smaller than without normalization in every seed: the variation of the loss" in against
-    assert "of the loss with BatchNorm; the change of the gradient along its own" in against
+    assert against.startswith("Compared with the net without normalization, in every seed: the")
+    assert "the loss varies less with BatchNorm; the gradient changes less along its own" in against
     assert "own direction in no other net; the roughness (beta), the" in against
-    assert against.endswith("per distance, in no other net.")
+    assert against.endswith("per distance, is lower in no other net.")
     assert len(about_landscape(results.sel(norm=["none"]))) == 2
 
 
@@ -242,7 +242,11 @@ def diagram():
 
 
 def test_distance_of_theory_is_given_as_a_factor():
+    settings = {"diagram_settings": '{"loss": "squared_error", "epochs": 2.0}'}
+    (named,) = about_diagram(diagram().assign_attrs(settings))
+    assert named.startswith("8 short trainings (squared error, 2 epochs) over the scale of")
     (first,) = about_diagram(diagram())
+    assert first.startswith("8 short trainings over the scale of BatchNorm and the learning rate")
     assert "within a factor of 2 of the measured one at 1 of 2 scales" in first
     assert "at worst a factor of 12.6 away" in first  # 40 / sqrt(1 * 10)
     assert "rates of the grid are a factor of 10.0 apart" in first

@@ -15,6 +15,7 @@ from normscope.experiments.tour.parts import diagram_part
 from normscope.experiments.tour.wording import contrast, factor, shared_rate, typical
 from normscope.plots.names import statement_name, with_norm
 from normscope.report.diagrams import grid_boundary
+from normscope.results.record import training_settings
 from normscope.text import format_number, join_words
 
 
@@ -35,14 +36,15 @@ def about_landscape(results: xr.Dataset) -> list[str]:
     rate = format_number(float(results["common_rate"]))
     shown = contrast(over_steps(widths), "varies most", "least")
     parts = {
-        "the variation of the loss": widths,
-        "the change of the gradient along its own direction": results["gradient_distance_high"],
-        "the roughness (beta), the largest such change per distance,": results[
+        "the loss varies less": widths,
+        "the gradient changes less along its own direction": results["gradient_distance_high"],
+        "the roughness (beta), the largest change of the gradient per distance, is lower": results[
             "effective_smoothness"
         ],
     }
     below = [f"{what} {_smaller(results, over_steps(each))}" for what, each in parts.items()]
-    against = f"Smaller than {with_norm(reference_of(results))} in every seed: {'; '.join(below)}."
+    reference = with_norm(reference_of(results))
+    against = f"Compared with the net {reference}, in every seed: {'; '.join(below)}."
     return [
         f"At one learning rate for all, {rate}, half the smallest limit, the loss along the "
         f"gradient {shown}.",
@@ -80,8 +82,8 @@ def about_shift(results: xr.Dataset) -> list[str]:
         else f"It is lower than {reference} in every seed {where}."
     )
     return [
-        "Internal covariate shift, seen by the cosine between a layer's gradient before and after "
-        f"the layers below it take their step (1: no shift): the cosine {shown}.",
+        "Internal covariate shift, measured by the cosine between a layer's gradient before and "
+        f"after the layers below it take their step (1: no shift): the cosine {shown}.",
         *([lower] if len(norms_of(results)) > 1 else []),
         _SAME_RATE,
     ]
@@ -360,7 +362,10 @@ def about_diagram(results: xr.Dataset) -> list[str]:
     """Describe the distance of the theory's line from the measured limits."""
     part = diagram_part(results)
     both = boundary_rows(part)
-    runs = f"{part['test_loss'].size} short trainings over the scale of BatchNorm and the learning"
+    runs = (
+        f"{part['test_loss'].size} short trainings{_diagram_settings(part)} over the scale of "
+        "BatchNorm and the learning"
+    )
     if not both:
         return [f"{runs} rate: no row holds both a stable and a broken one to hold theory against."]
     offs = [factor(theory, found) for _, found, theory in both]
@@ -370,6 +375,14 @@ def about_diagram(results: xr.Dataset) -> list[str]:
         f"{within} of {len(both)} scales, at worst a factor of {max(offs):.1f} away (neighbouring "
         f"rates of the grid are a factor of {_grid_step(part):.1f} apart)."
     ]
+
+
+def _diagram_settings(part: xr.Dataset) -> str:
+    """Return loss and epochs of the diagram's trainings in brackets, if they are known."""
+    settings = training_settings(part)
+    if "loss" not in settings or "epochs" not in settings:
+        return ""
+    return f" ({str(settings['loss']).replace('_', ' ')}, {settings['epochs']:g} epochs)"
 
 
 def boundary_rows(part: xr.Dataset) -> list[tuple[float, float, float]]:

@@ -194,7 +194,8 @@ _TITLES = {
 
 
 def _phases(results: xr.Dataset) -> Figure:
-    found = phase_diagram(diagram_part(results)).get_figure(root=True)
+    # the sentences of the section name the settings
+    found = phase_diagram(diagram_part(results), with_settings=False).get_figure(root=True)
     assert found is not None  # the axes were made with it
     return found
 
