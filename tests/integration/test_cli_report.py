@@ -53,7 +53,7 @@ def test_report_of_a_run_and_a_sweep(folder, capsys):
     titles = [each.text for each in found.named("h2")]
     assert f"{HOSTILE} (wei2018/figure1)" in titles
     assert "phase_diagram in phase.sqlite" in titles
-    assert len(found.named("svg")) == 2
+    assert len(found.named("figure")) == 2
     assert "the theory's critical learning rate".replace("'", "&#39;") in page
 
 
