@@ -40,26 +40,52 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     arguments = ["--batch-size", "64", "--no-verify"]
     assert main(["lr", f"{EXAMPLE}:build", "--data", f"{EXAMPLE}:samples", *arguments]) == 0
     out = capsys.readouterr().out
+    first, limit, how = out.splitlines()[:3]
+    assert re.fullmatch(r"recommended  [\d.]+, half the limit", first)
+    assert re.fullmatch(r"limit        [\d.]+ predicted, perhaps [\d.]+ to [\d.]+", limit)
+    assert how.startswith("found by     not verified: predicted without runs; ")
+    assert how.endswith(" s; SGD, batch size 64")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    monkeypatch.chdir(ROOT)
+    places = ["examples.my_model:build", "--data", "examples.my_model:samples"]
+    assert main(["lr", *places, *arguments]) == 0
+    by_name = capsys.readouterr().out
+    assert by_name.splitlines()[:2] == [first, limit]
+    assert "Of: examples.my_model:build with cross_entropy on examples.my_model:samples" in by_name
+
+
+def test_explanation_is_a_table_and_a_paragraph(capsys):
+    assert main(["lr", *SMALL, "--no-verify", "--explain"]) == 0
+    out = capsys.readouterr().out
     heading, heads, rule, first = out.splitlines()[:4]
-    assert heading == "Learning rate for SGD, batch size 64"
+    assert heading == "Learning rate for SGD, batch size 32"
     assert heads.split() == ["quantity", "value", "remark"]
     assert set(rule) == {"-"}
     assert first.startswith("recommended ")
     assert "not asked for" in out
     assert all(len(line) <= 80 for line in out.splitlines())
     assert re.search(r"^lambda_max .* measured: Gauss-Newton matrix of the loss", out, re.MULTILINE)
-    monkeypatch.chdir(ROOT)
-    places = ["examples.my_model:build", "--data", "examples.my_model:samples"]
-    assert main(["lr", *places, *arguments]) == 0
-    by_name, by_file = capsys.readouterr().out, out
-    assert by_name.partition("\nOf: ")[0] == by_file.partition("\nOf: ")[0]
-    assert "Of: examples.my_model:build with cross_entropy on examples.my_model:samples" in by_name
+
+
+def test_effort_and_objective_reach_the_library(capsys):
+    assert main(["lr", *SMALL, "--effort", "quick", "--json"]) == 0
+    quick = json.loads(capsys.readouterr().out)
+    assert (quick["effort"], quick["objective"], quick["choice"]) == ("quick", "half_limit", None)
+    assert quick["verification_steps"] <= 45
+    assert main(["lr", *SMALL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["effort"], found["objective"]) == ("default", "fastest")
+    assert found["recommended"] == found["choice"]["rate"]
+    assert found["verification_steps"] + found["choice"]["spent"] <= 330
+    assert main(["lr", *SMALL, "--objective", "half_limit", "--json"]) == 0
+    half = json.loads(capsys.readouterr().out)
+    assert half["recommended"] == pytest.approx(half["limit"] / 2)
 
 
 @pytest.mark.parametrize("command", ["lr", "compare"])
 @pytest.mark.parametrize(("loss", "limit"), [("cross_entropy", "1.5"), ("squared_error", "3")])
 def test_output_says_what_counts_as_unstable(command, loss, limit, capsys):
-    steps = ["--steps", "2", "--norms", "batch"] if command == "compare" else []
+    steps = ["--steps", "2", "--norms", "batch"] if command == "compare" else ["--explain"]
     assert main([command, *SMALL, "--no-verify", "--loss", loss, *steps]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"not finite, or beyond {limit} times its first value" in out
@@ -73,7 +99,7 @@ def test_theory_is_set_against_the_loss_that_was_asked_for(loss, last, capsys):
 
 
 def test_theory_is_said_to_be_of_another_matrix(capsys):
-    assert main(["lr", *SMALL, "--no-verify"]) == 0
+    assert main(["lr", *SMALL, "--no-verify", "--explain"]) == 0
     table = " ".join(capsys.readouterr().out.split())  # remarks are wrapped
     row = table[table.index("theory ") :]
     numbers = (
@@ -153,7 +179,7 @@ def test_model_is_measured_as_it_is_unless_a_mode_is_asked_for(command, tmp_path
 
 
 def test_adam_is_said_to_be_an_estimate(capsys):
-    assert main(["lr", *SMALL, "--optimizer", "adam", "--no-verify"]) == 0
+    assert main(["lr", *SMALL, "--optimizer", "adam", "--no-verify", "--explain"]) == 0
     assert capsys.readouterr().out.startswith(
         "Learning rate for Adam, beta1 0.9, batch size 32, an"
     )
@@ -226,6 +252,12 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
         (["lr", *SMALL, "--out", "figure.xyz"], "Choices: .pdf, .png, .svg."),
         (["lr", *SMALL, "--out", "figure.svgg"], "did you mean '.svg'?"),
         (["lr", *SMALL, "--mode", "as-is"], "did you mean 'as_is'?"),
+        (["lr", *SMALL, "--effort", "thorogh"], "did you mean 'thorough'?"),
+        (["lr", *SMALL, "--objective", "half-limit"], "did you mean 'half_limit'?"),
+        (
+            ["lr", *SMALL, "--objective", "fastest", "--no-verify"],
+            'objective="fastest" compares short runs',
+        ),
         (["compare", *SMALL, "--mode", "tain"], "did you mean 'train'?"),
         (["lr", "fully_connected"], "Missing option"),
         (["compare", *SMALL, "--norms", "bach"], "did you mean 'batch'?"),
@@ -245,7 +277,7 @@ def test_interruption_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys
         raise KeyboardInterrupt
 
     home = importlib.import_module("normscope.learning_rate.advisor")
-    monkeypatch.setattr(home, "verify_limit", interrupted)
+    monkeypatch.setattr(home, "bracket_limit", interrupted)
     assert main(["lr", *SMALL, "--out", str(tmp_path / "rates.svg")]) == 130
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""

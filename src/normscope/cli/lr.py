@@ -30,6 +30,9 @@ def lr(
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,
     no_verify: opt.NoVerify = False,
+    effort: opt.EffortName = "default",
+    objective: opt.Objective = None,
+    explain: opt.Explain = False,
     mode: opt.Mode = "as_is",
     device: opt.Device = None,
     seed: opt.Seed = 0,
@@ -38,10 +41,11 @@ def lr(
 ) -> None:
     """How large a learning rate a model can take, by its curvature, by theory, by short runs.
 
-    Recommended is half the rate at which training becomes unstable: within
-    100 steps its loss is not finite, or beyond 1.5 times its first value (3 times for the squared
-    error). normscope sweep calls a training diverged at 1000 times only. The default loss is
-    cross_entropy, which classifiers are trained with; normscope sweep has squared_error, as the
+    Recommended is the rate that trains best in short runs below the limit, or half the limit. The
+    limit is where training becomes unstable: within 100 steps its loss is not finite, or beyond 1.5
+    times its first value (3 times for the squared error; with Adam and its kin, a loss that comes
+    back is stable). normscope sweep calls a training diverged at 1000 times only. The default loss
+    is cross_entropy, which classifiers are trained with; normscope sweep has squared_error, as the
     diagrams of wei2018 and their theory.
 
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
@@ -54,11 +58,13 @@ def lr(
     rule = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     check_optimizer(optimizer, rule)
     opt.check_mode(mode)
+    opt.check_effort(effort, objective)
     check_figure(out)
     samples = sources.load_data(data, seed)
     network = sources.load_model(model, samples, norm, option or (), seed, device)
     note_conversion(samples, network)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
+    given |= {"effort": effort, "objective": objective}
     source = f"{model} with {loss} on {data}"
     problem = network, sources.load_loss(loss), samples
     advice = _advise(source, problem, given)
@@ -70,7 +76,8 @@ def lr(
     title = f"{source}, batches of {advice.batch_size}"
     with draw_then_print(out, advice.plot, title) as figure:
         names = {"model": model, "data": data, "loss": loss}
-        print_result(advice, names, figure, as_json, note)
+        text = advice.details if explain else advice.text
+        print_result(advice, names, figure, as_json, note, text)
 
 
 def _advise(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Advice:

@@ -64,6 +64,14 @@ def check_mode(mode: str) -> None:
         raise unknown_name("mode", mode, MODES)
 
 
+def check_effort(effort: str, objective: str | None) -> None:
+    """Raise an error for an unknown effort or objective, before torch or data is loaded."""
+    if effort not in EFFORTS:
+        raise unknown_name("effort", effort, EFFORTS)
+    if objective is not None and objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
+
+
 def _check_seed(seed: int | None) -> int | None:
     """Raise an error for an invalid seed; a range in the help would be twenty digits long."""
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
@@ -108,6 +116,28 @@ OptimizerName = Annotated[
     str, option("NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS)
 ]
 BatchSize = Annotated[int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT)]
+EFFORTS = ("quick", "default", "thorough")
+OBJECTIVES = ("fastest", "half_limit")
+EffortName = Annotated[
+    str,
+    option(
+        "NAME",
+        "quick (1 range test of 100 steps), default (4) or thorough.",
+        "--effort",
+        choices=EFFORTS,
+    ),
+]
+Objective = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "What is recommended: fastest, the lowest loss in short runs, or half_limit.",
+        "--objective",
+        choices=OBJECTIVES,
+        default="fastest; half_limit without short runs or with --effort quick",
+    ),
+]
+Explain = Annotated[bool, flag("--explain", "Print all numbers, and where they come from.")]
 NoVerify = Annotated[
     bool, flag("--no-verify", "Predict the limit only, without the short runs that verify it.")
 ]

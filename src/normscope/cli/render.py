@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
@@ -34,7 +34,12 @@ class _Result(Protocol):
 
 
 def print_result(
-    result: _Result, source: Row, figure: Path | None, as_json: bool, note: str
+    result: _Result,
+    source: Row,
+    figure: Path | None,
+    as_json: bool,
+    note: str,
+    text: Callable[[int], str] | None = None,
 ) -> None:
     """Print a result as JSON or as text.
 
@@ -44,13 +49,14 @@ def print_result(
         figure: the file of its figure, if one was written.
         as_json: strict JSON instead of text.
         note: paragraphs below the text.
+        text: returns the text for a width; None: that of the result.
     """
     if as_json:
         print_json(
             {**source, **result.to_dict(), "figure": None if figure is None else str(figure)}
         )
         return
-    print_text(result.text(shown_width()))
+    print_text((text or result.text)(shown_width()))
     print_note(f"\n{note}")
     if figure is not None:
         print(f"Figure: {figure}")

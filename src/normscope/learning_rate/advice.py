@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import StateError
 from normscope.learning_rate.bound import MeasuredCurvature
-from normscope.learning_rate.explanation import explain, table_rows, table_title
+from normscope.learning_rate.choice import Choice
+from normscope.learning_rate.explanation import explain, summary_lines, table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.theory import MeanFieldBound
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
-from normscope.text import Rendered, Table
+from normscope.text import WIDTH, Rendered, Table, wrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +35,10 @@ class Advice(Rendered):
             ``prediction_reason``.
         mean_field: the bound of the theory, from the architecture alone.
         verification: short runs; None without ``verify``.
-        invariant: names of the scale-invariant weights.
         batch_size: samples per step.
         seconds: wall-clock time.
+        invariant: names of the scale-invariant weights; None if they were not looked for, which
+            takes ``effort="thorough"`` or ``verify=False``.
         norms: kinds of normalization in the model, without the layers in ``held``.
         growth_limit: multiple of its first value beyond which the loss counts as unstable; None if
             not known.
@@ -52,6 +55,7 @@ class Advice(Rendered):
         group_rates: learning rate of every parameter group over that of the fastest one, whose rate
             all rates of the advice are.
         notes: sentences about the groups, the schedule, clipping and accumulation.
+        choice: the rate that trains best; None unless the objective is "fastest".
     """
 
     rule: UpdateRule
@@ -59,9 +63,9 @@ class Advice(Rendered):
     prediction: LimitPrediction | None
     mean_field: MeanFieldBound
     verification: Verification | None
-    invariant: tuple[str, ...]
     batch_size: int
     seconds: float
+    invariant: tuple[str, ...] | None = None
     norms: tuple[str, ...] = ()
     growth_limit: float | None = None
     scaled_layer: str | None = None
@@ -75,6 +79,7 @@ class Advice(Rendered):
     objective: str = "half_limit"
     group_rates: tuple[float, ...] = (1.0,)
     notes: tuple[str, ...] = ()
+    choice: Choice | None = None
 
     def __post_init__(self) -> None:
         if self.verification is None and self.prediction is None:
@@ -141,8 +146,11 @@ class Advice(Rendered):
 
     @property
     def recommended(self) -> float:
-        """Half the limit: the rate that solves a quadratic's top direction in one step."""
-        return self.limit / 2
+        """The rate that trains best in short runs, or half the limit, by the objective.
+
+        Half the limit solves a quadratic's top direction in one step.
+        """
+        return self.limit / 2 if self.choice is None else self.choice.rate
 
     def rates(self) -> tuple[float, ...]:
         """Return the recommended learning rate of every parameter group, in the optimizer's order.
@@ -165,7 +173,7 @@ class Advice(Rendered):
             assert self.prediction is not None  # checked when the advice is made
             factor = self.prediction.factor
             return self.limit * below / factor, self.limit * above * factor
-        low, high = self.verification.ends
+        low, high = self.verification.interval
         return low * below, high * above
 
     def _batch_spread(self) -> tuple[float, float]:
@@ -218,7 +226,8 @@ class Advice(Rendered):
             "died_at": collapse if math.isfinite(collapse) else None,
             "growth_limit": self.growth_limit,
             "verification_steps": None if found is None else found.steps,
-            "trials": [vars(each) for each in (found.all_runs if found else ())],
+            "choice": None if self.choice is None else self.choice.to_dict(),
+            "trials": [each.summary() for each in (found.all_runs if found else ())],
             "lambda_max": [] if curvature is None else list(curvature.values),
             "lambda_max_later": [] if curvature is None else list(curvature.later),
             "lambda_max_beyond": None if curvature is None else curvature.beyond,
@@ -226,7 +235,7 @@ class Advice(Rendered):
             "curvature_reason": self.curvature_reason,
             "converged": None if curvature is None else curvature.converged,
             "shares": self.shares,
-            "scale_invariant": list(self.invariant),
+            "scale_invariant": None if self.invariant is None else list(self.invariant),
             "explanation": self.explanation,
             "seconds": self.seconds,
         }
@@ -276,8 +285,31 @@ class Advice(Rendered):
 
         return learning_rates(self.to_xarray(), ax)
 
+    def text(self, width: int = WIDTH) -> str:
+        """Return the answer in three lines, more if ``width`` is below 80; see `details`."""
+        return "\n".join(_fit(line, width) for line in summary_lines(self))
+
+    def details(self, width: int = WIDTH) -> str:
+        """Return all numbers as a table, and the explanation.
+
+        Args:
+            width: of the lines, in columns.
+        """
+        return self._table().text(width)
+
+    def _repr_html_(self) -> str:
+        lines = "<br>".join(escape(line) for line in summary_lines(self))
+        return (
+            f'<div style="white-space:pre-wrap;font-family:monospace">{lines}</div>'
+            f"<details><summary>details</summary>{self._table().html()}</details>"
+        )
+
     def _table(self) -> Table:
         return Table(table_rows(self), table_title(self), [self.explanation], numbers=("value",))
+
+
+def _fit(line: str, width: int) -> str:
+    return line if len(line) <= width else wrap(" ".join(line.split()), width)
 
 
 def _reason(prediction: LimitPrediction | None, without: str) -> str:

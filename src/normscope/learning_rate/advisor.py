@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from normscope.layers.kinds import kind_of, norm_layers
 from normscope.learning_rate.accumulation import effective_batches
 from normscope.learning_rate.advice import Advice
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
+from normscope.learning_rate.choice import choose_rate
 from normscope.learning_rate.group_rates import GroupRates, no_prediction, setup_notes
 from normscope.learning_rate.network_properties import (
     held_norm_layers,
@@ -34,7 +35,7 @@ from normscope.learning_rate.setup import (
     refuse_step_hooks,
 )
 from normscope.learning_rate.stability import growth_limit
-from normscope.learning_rate.theory import mean_field_bound
+from normscope.learning_rate.theory import MeanFieldBound, mean_field_bound
 from normscope.learning_rate.thresholds import (
     EFFORTS,
     FIRST_STEP,
@@ -49,7 +50,7 @@ from normscope.learning_rate.update_rule import (
     preconditioner_of,
     rule_of,
 )
-from normscope.learning_rate.verification import Verification, verify_limit
+from normscope.learning_rate.verification import Verification, bracket_limit, verify_limit
 from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.hooks import has_backward_hooks, has_gradient_hooks
@@ -128,7 +129,9 @@ def max_learning_rate(
             warning with "as_is".
         seed: of the data order, dropout and noise.
         effort: "quick", "default" or "thorough": how much may be spent on the answer.
-        objective: what ``recommended`` is; None: "half_limit".
+        objective: what ``recommended`` is: "fastest", the rate with the lowest loss in short runs
+            below the limit, or "half_limit". None: "fastest", but "half_limit" with
+            ``verify=False`` or ``effort="quick"``.
         scheduler: makes a scheduler for an optimizer, as in ``lambda optimizer:
             LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
             answer are those before the schedule.
@@ -157,7 +160,7 @@ def max_learning_rate(
     check_integer("seed", seed)
     check_callback("progress", progress)
     check_mode(mode)
-    plan, aim = _check_effort(effort), _check_objective(objective)
+    plan, aim = _check_effort(effort), _check_objective(objective, verify, effort)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     _check_around_step(clip_norm, accumulate)
     setup = TrainingSetup(
@@ -180,10 +183,17 @@ def _check_effort(name: str) -> Effort:
     return EFFORTS[name]
 
 
-def _check_objective(name: str | None) -> str:
-    if name is not None and name not in OBJECTIVES:
+def _check_objective(name: str | None, verify: bool, effort: str) -> str:
+    if name is None:
+        return "fastest" if verify and effort != "quick" else "half_limit"
+    if name not in OBJECTIVES:
         raise unknown_name("objective", name, OBJECTIVES)
-    return name or "half_limit"
+    if name == "fastest" and not verify:
+        raise InputError(
+            'objective="fastest" compares short runs, which verify=False leaves out; use '
+            'verify=True or objective="half_limit".'
+        )
+    return name
 
 
 def _check_around_step(clip_norm: float | None, accumulate: int) -> None:
@@ -217,6 +227,9 @@ def advise(
     refuse_step_hooks(setup.optimizer, setup.problem.model)
     with torch.inference_mode(False), setup.isolated():
         advice = _measure(setup, optimizer, verify, progress, effort)
+        if objective == "fastest" and advice.verification is not None:
+            choice = choose_rate(setup, advice.verification, effort, advice.predicted, progress)
+            advice = replace(advice, choice=choice)
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 
@@ -232,58 +245,96 @@ def _measure(
     batches, unjoined = effective_batches(setup, PREDICTION_BATCHES)
     check_data(problem, batches, setup.batch_size, seed, mode)
     _check_first_loss(problem, batches[0], seed, mode)
+    plan = effort if verify else EFFORTS["thorough"]  # without runs nothing corrects the bound
     rates = GroupRates.of(setup, optimizer)
     preconditioner = _preconditioner(setup, batches, optimizer, rule, rates)
-    few = batches[: effort.curvature_batches]
-    curvature, prediction = None, None
-    if rule.unknown is None:
-        curvature = measure_curvature(problem, few, rule, preconditioner, seed, progress, mode)
-        _check_curvature(curvature, rule)
-    reason = unjoined or no_prediction(setup, rule, preconditioner)
-    if curvature is not None and not reason:
+
+    @functools.cache
+    def measure() -> MeasuredCurvature:
+        return _curvature(setup, batches, rule, preconditioner, plan, progress)
+
+    curvature = measure() if plan.curvature_batches and rule.unknown is None else None
+    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner)
+    if not reason:
         progress(Progress("prediction"))
-        bound = functools.partial(curvature.bound, rule)
         count = max(PREDICTION_BATCHES, trial_batch_count(batches[0]))
         several, _ = effective_batches(setup, count)
-        prediction = predict_limit(problem, several, rule, bound, preconditioner, seed, mode)
-    if prediction is not None:
-        guess = prediction.rate
-    elif curvature is not None:
-        guess = curvature.bound(rule)
-    else:
-        guess = first_step_rate(setup, optimizer, FIRST_STEP)
-    held = held_norm_layers(problem.model, training_flags(problem.model, mode))
-    layers = norm_layers(problem.model).items()
-    norms = {kind_of(layer) or "other" for name, layer in layers if name not in held}
-    closure = "frozen" if mode == "frozen" else "train"
-    return Advice(
+        prediction = predict_limit(
+            problem, several, rule, lambda: measure().bound(rule), preconditioner, seed, mode
+        )
+    verification = None
+    if verify and prediction is not None:
+        verification = _verify(setup, prediction.rate, progress, effort)
+    elif verify:
+        known = rule.unknown is None
+        guess = measure().bound(rule) if known else first_step_rate(setup, optimizer, FIRST_STEP)
+        verification = _verify(setup, guess, progress, effort, is_near=False)
+    unmeasured = f"not measured with effort={effort.name!r}"
+    advice = Advice(
         rule=rule,
         curvature=curvature,
         prediction=prediction,
-        verification=_verify(setup, guess, progress, effort) if verify else None,
-        mean_field=mean_field_bound(problem, batches[0], rule, closure, mode, rates.are_one),
-        invariant=scale_invariant_weights(problem, batches[0], seed, mode),
+        verification=verification,
+        mean_field=MeanFieldBound(None, f"not computed with effort={effort.name!r}"),
         batch_size=max(map(batch_count, batches)) * (setup.accumulate if unjoined else 1),
         seconds=0.0,
-        norms=tuple(sorted(norms)),
         growth_limit=growth_limit(problem.loss),
-        scaled_layer=layer_scaled_by_gamma(problem, batches[0], seed, mode),
         mode=mode,
-        held=held,
         calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
         hooked=has_gradient_hooks(problem.model.parameters()) or has_backward_hooks(problem.model),
         effort=effort.name,
-        curvature_reason=rule.unknown or "",
+        curvature_reason=rule.unknown or ("" if curvature else unmeasured),
         prediction_reason=reason or "",
         group_rates=rates.relative,
         notes=setup_notes(setup, rates, unjoined),
     )
+    return replace(advice, **_properties(setup, batches[0], rule, plan, rates.are_one))
+
+
+def _curvature(
+    setup: TrainingSetup,
+    batches: list[Batch],
+    rule: UpdateRule,
+    preconditioner: Preconditioner | None,
+    plan: Effort,
+    progress: ProgressCallback,
+) -> MeasuredCurvature:
+    """Return the curvature, which must be positive."""
+    few = batches[: plan.curvature_batches or 1]
+    given = (setup.problem, few, rule, preconditioner, setup.seed, progress, setup.mode)
+    found = measure_curvature(*given, later_steps=plan.later_steps)
+    _check_curvature(found, rule)
+    return found
+
+
+def _properties(
+    setup: TrainingSetup, batch: Batch, rule: UpdateRule, plan: Effort, one_rate: bool
+) -> dict[str, Any]:
+    """Return what the explanation says of the network, by the names of `Advice`."""
+    problem, seed, mode = setup.problem, setup.seed, setup.mode
+    held = held_norm_layers(problem.model, training_flags(problem.model, mode))
+    layers = norm_layers(problem.model).items()
+    norms = {kind_of(layer) or "other" for name, layer in layers if name not in held}
+    found: dict[str, Any] = {"held": held, "norms": tuple(sorted(norms))}
+    if plan.name != "quick":
+        closure = "frozen" if mode == "frozen" else "train"
+        found["mean_field"] = mean_field_bound(problem, batch, rule, closure, mode, one_rate)
+    if plan.name == "thorough":
+        found["invariant"] = scale_invariant_weights(problem, batch, seed, mode)
+        found["scaled_layer"] = layer_scaled_by_gamma(problem, batch, seed, mode)
+    return found
 
 
 def _verify(
-    setup: TrainingSetup, guess: float, progress: ProgressCallback, effort: Effort
+    setup: TrainingSetup,
+    guess: float,
+    progress: ProgressCallback,
+    effort: Effort,
+    is_near: bool = True,
 ) -> Verification:
-    return verify_limit(setup, guess, progress, effort.limit_steps)
+    if effort.bisects:
+        return verify_limit(setup, guess, progress, effort.limit_steps)
+    return bracket_limit(setup, guess, progress, effort.limit_steps, is_near)
 
 
 def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:

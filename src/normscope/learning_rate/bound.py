@@ -27,6 +27,8 @@ from normscope.text import Rendered, Table, plural
 from normscope.warn import silenced
 
 _TOLERANCE = 0.01  # on the residual of an eigenvalue; batches differ by more
+LATER_STEPS = (1, 4, 16)
+"""Numbers of steps after which the curvature is measured again."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def measure_curvature(
     seed: int = 0,
     progress: ProgressCallback = ignore_progress,
     mode: str = "train",
+    later_steps: Sequence[int] = LATER_STEPS,
 ) -> MeasuredCurvature:
     """Measure the top eigenvalue on every batch and after the first steps.
 
@@ -109,6 +112,7 @@ def measure_curvature(
         seed: of dropout and noise.
         progress: receives an event before each measurement.
         mode: "train", "frozen", "eval" or "as_is".
+        later_steps: numbers of steps after which it is measured again; none: only at the start.
 
     Returns:
         The eigenvalues, and the top eigenvector's shares by module.
@@ -116,7 +120,7 @@ def measure_curvature(
     begin = time.perf_counter()
     start = TrialStart(problem, batches, preconditioner, seed, mode=mode)
     for kind in ("ggn", "hessian") if start.evaluator(0).loss_is_of_output else ("hessian",):
-        checks = _CurvatureChecks(kind, rule, start, seed)
+        checks = _CurvatureChecks(kind, rule, start, seed, later_steps)
         for number in range(len(batches)):
             progress(Progress("curvature", f"batch {number + 1} of {len(batches)}"))
             checks.measure_batch(start.evaluator(number))
@@ -140,8 +144,11 @@ def measure_curvature(
 class _CurvatureChecks:
     """Eigenvalue searches one after another, each started from the last one's eigenvector."""
 
-    def __init__(self, kind: str, rule: UpdateRule, start: TrialStart, seed: int) -> None:
+    def __init__(
+        self, kind: str, rule: UpdateRule, start: TrialStart, seed: int, later_steps: Sequence[int]
+    ) -> None:
         self.kind, self._rule, self._seed = kind, rule, seed
+        self._later_steps = later_steps
         self._preconditioner = start.preconditioner
         self._guess: Tensor | None = None
         self._top_vector: Tensor | None = None
@@ -169,7 +176,7 @@ class _CurvatureChecks:
     def after_steps(
         self, start: TrialStart, largest: float, progress: ProgressCallback = ignore_progress
     ) -> tuple[list[float], bool]:
-        """Measure after 1, 4 and 16 steps, each time at the bound of the values before.
+        """Measure after the later steps, each time at the bound of the values before.
 
         Args:
             start: of the steps.
@@ -181,7 +188,7 @@ class _CurvatureChecks:
         """
         found: list[float] = []
         decreased = True
-        for steps in (1, 4, 16):
+        for steps in self._later_steps:
             rate = self._rule.largest_stable_rate(max([largest, *found]))
             if math.isfinite(rate):
                 progress(Progress("curvature", f"after {plural(steps, 'step')}"))

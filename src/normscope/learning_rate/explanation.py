@@ -1,4 +1,4 @@
-"""An advice as rows of a table and as a paragraph."""
+"""An advice as three lines, as rows of a table and as a paragraph."""
 
 from __future__ import annotations
 
@@ -9,9 +9,69 @@ from normscope.learning_rate.bound import MeasuredCurvature
 from normscope.learning_rate.thresholds import STEPS
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
+from normscope.text import format_duration, plural
 
 if TYPE_CHECKING:
     from normscope.learning_rate.advice import Advice
+
+
+def summary_lines(advice: Advice) -> list[str]:
+    """Return the answer in three lines: the recommended rate, the limit, how they were found."""
+    lines = {
+        "recommended": f"{advice.recommended:.3g}, {_recommended_remark(advice)}",
+        "limit": _limit_summary(advice),
+        "found by": _how_found(advice),
+    }
+    return [f"{name:<13}{text}" for name, text in lines.items()]
+
+
+def _recommended_remark(advice: Advice) -> str:
+    choice = advice.choice
+    if choice is None:
+        return "half the limit"
+    count = len(choice.trials)
+    return f"the best of {count} rates: loss {choice.loss:.3g} after {choice.steps} steps"
+
+
+def _limit_summary(advice: Advice) -> str:
+    found, (low, high) = advice.verification, advice.interval
+    if found is None:
+        return f"{advice.limit:.3g} predicted, perhaps {low:.3g} to {_end(high)}"
+    if math.isinf(found.ends[1]):
+        return f"above {advice.limit:.3g}: no run was unstable; perhaps from {low:.3g} on"
+    if found.ends[0] == 0:
+        return f"below {advice.limit:.3g}: no rate that was tried held"
+    where = ", below a collapse; perhaps" if found.collapsed_first else "; on other batches perhaps"
+    return f"{advice.limit:.3g}{where} {low:.3g} to {_end(high)}"
+
+
+def _end(rate: float) -> str:
+    return f"{rate:.3g}" if math.isfinite(rate) else "no end"
+
+
+def _how_found(advice: Advice) -> str:
+    found = advice.verification
+    setting = f"{advice.rule.name}, batch size {advice.batch_size}"
+    seconds = format_duration(advice.seconds)
+    if found is None:
+        return f"not verified: predicted without runs; {seconds}; {setting}"
+    spent, trials = 0, 0
+    if advice.choice is not None:
+        spent = advice.choice.spent
+        trials = sum(not each.reused for each in advice.choice.trials)
+    runs = plural(len(found.all_runs) + trials, "run")
+    return f"{runs}, {plural(found.steps + spent, 'step')}, {seconds}; {setting}"
+
+
+def choice_rows(advice: Advice) -> list[tuple[str, str | None, str]]:
+    """Return a row of the table for each rate that was tried for the recommended one."""
+    trials = () if advice.choice is None else advice.choice.trials
+    return [
+        (f"loss at {each.rate:.3g}", _rate(each.loss), f"mean of the last of {each.steps} steps")
+        if math.isfinite(each.loss)
+        else (f"loss at {each.rate:.3g}", None, "unstable")
+        for each in trials
+    ]
 
 
 def table_title(advice: Advice) -> str:
@@ -24,13 +84,14 @@ def table_rows(advice: Advice) -> list[dict[str, str | None]]:
     """Return quantity, value and remark of each row of the table."""
     found = advice.verification
     rows: list[tuple[str, str | None, str]] = [
-        ("recommended", f"{advice.recommended:.3g}", "half the limit"),
+        ("recommended", f"{advice.recommended:.3g}", _recommended_remark(advice)),
         ("limit", f"{advice.limit:.3g}", _limit_remark(advice)),
         ("curvature bound", _rate(advice.curvature_bound), _bound_remark(advice)),
         ("predicted", _rate(advice.predicted), _prediction_remark(advice)),
         ("theory", _rate(advice.theory), _theory_remark(advice)),
         ("verified", _rate(found.low or None if found else None), _verified_remark(found)),
         *_curvature_rows(advice),
+        *choice_rows(advice),
     ]
     return [dict(zip(("quantity", "value", "remark"), row, strict=True)) for row in rows]
 
@@ -170,6 +231,7 @@ def explain(advice: Advice) -> str:
     """Return a paragraph: where the numbers come from, and what would change them."""
     sentences = [
         _explain_limit(advice),
+        _explain_choice(advice),
         *advice.notes,
         _explain_criterion(advice),
         _explain_held(advice),
@@ -200,19 +262,32 @@ def _explain_limit(advice: Advice) -> str:
         usable, lowest = found.ends
         where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
         above = "at no rate tried" if math.isinf(found.high) else f"from {found.high:.3g} on"
+        half = "" if advice.choice else "; half of it is recommended"
         return (
             f"{runs} the network collapsed at {lowest:.3g}: its output became the same for every "
             f"sample, and it learned nothing more; {where}. Its loss was unstable {above}. The "
-            "limit is below the collapse; half of it is recommended."
+            f"limit is below the collapse{half}."
         )
     if found.low == 0:
+        half = "" if advice.choice else "; half of it, which no run has tried, is recommended"
         return (
             f"{runs} training was stable at no rate tried, down to {found.high:.3g}, which is "
-            "taken as the limit; half of it, which no run has tried, is recommended."
+            f"taken as the limit{half}."
         )
+    half = "" if advice.choice else "; half the limit is recommended"
+    return f"{runs} training was stable at {found.low:.3g}, but not at {found.high:.3g}{half}."
+
+
+def _explain_choice(advice: Advice) -> str:
+    """Return how the recommended rate was chosen, unless it is half the limit."""
+    choice = advice.choice
+    if choice is None:
+        return ""
+    best = min(choice.trials, key=lambda each: (-each.steps, each.loss))
     return (
-        f"{runs} training was stable at {found.low:.3g}, but not at {found.high:.3g}; half the "
-        "limit is recommended."
+        f"Recommended is {choice.rate:.3g}: of {len(choice.trials)} rates, {best.rate:.3g} had the "
+        f"lowest loss after {best.steps} steps, {best.loss:.3g}; over more steps slightly lower "
+        "rates are better."
     )
 
 
@@ -223,6 +298,8 @@ def _explain_criterion(advice: Advice) -> str:
         f"Unstable: within {STEPS} steps the loss is not finite, or beyond {advice.growth_limit:g} "
         "times its first value."
     )
+    if advice.rule.second_moment is not None:
+        text += f" With {advice.rule.name} a loss that comes back is stable."
     if advice.calibrated:
         return text
     return (
@@ -262,7 +339,8 @@ def _explain_bound(advice: Advice) -> str:
         )
     if bound < advice.bound:
         return f"{text}. The limit is below that, and the curvature bound is at most the limit."
-    margin = "; it has no margin, unlike half the limit, which is lower"
+    other = "half the limit" if advice.choice is None else "the recommended rate"
+    margin = f"; it has no margin, unlike {other}, which is lower"
     return f"{text}, the curvature bound{margin if advice.recommended < bound else ''}."
 
 
@@ -307,7 +385,7 @@ def _explain_gap(advice: Advice, bound: float) -> str:
     factor = advice.limit / bound
     if factor < 1.5:
         return ""
-    modules = {name.rpartition(".")[0] for name in advice.invariant}
+    modules = {name.rpartition(".")[0] for name in advice.invariant or ()}
     share = sum(part for name, part in advice.shares.items() if name in modules)
     reason = _beyond_bound(advice.verification, bound)
     if share > 0.2:

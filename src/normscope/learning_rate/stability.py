@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import (
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
 
 from normscope.learning_rate.thresholds import (
     COLLAPSE_EVERY,
     EARLY_STEPS,
     GROWTH,
+    HOPELESS_GROWTH,
+    RECOVERED_STEPS,
+    RECOVERY_STEPS,
     SQUARED_ERROR_GROWTH,
     STEPS,
 )
 from normscope.problem.problem import Problem
 from normscope.problem.recognition import is_squared_error
 from normscope.text import Rendered
+from normscope.training.common_rate import CommonRate
 from normscope.training.loop import Loop
+
+_SECOND_MOMENT = (Adam, AdamW, NAdam, RAdam, Adamax, Adadelta, Adagrad, RMSprop)
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,7 @@ class ShortRun(Rendered):
         died: whether the network collapsed instead: its output is the same for every sample, as
             behind units that are zero for all of them. Its loss then stays constant, which is
             stable by the definition.
+        losses: of every step, before its update.
     """
 
     rate: float
@@ -44,6 +62,11 @@ class ShortRun(Rendered):
     steps: int
     worst: float
     died: bool = False
+    losses: tuple[float, ...] = ()
+
+    def summary(self) -> dict[str, Any]:
+        """Return all but the losses, by name."""
+        return {name: value for name, value in vars(self).items() if name != "losses"}
 
     @property
     def failed(self) -> bool:
@@ -99,29 +122,72 @@ def short_run(
     Returns:
         The outcome.
     """
-    taken, first, worst, unstable, rate = 0, 0.0, 1.0, False, 0.0
+    taken, unstable, rate = 0, False, 0.0
+    growth = growth_limit(problem.loss)
+    recovers = has_second_moment(optimizer)
     loop = Loop(
         problem,
         optimizer,
         batch_size,
         order,
-        divergence_factor=growth_limit(problem.loss),
+        divergence_factor=HOPELESS_GROWTH if recovers else growth,
         own_gradients_only=True,
         keeps_flags=keeps_flags,
     )
     with closing(loop.run(steps)) as running, _CollapseCheck(problem.model) as collapse:
         for step in running:
             taken += 1
-            first = step.loss if taken == 1 else first
-            worst = max(worst, step.loss / first) if first > 0 else 1.0
             if rate_at is not None:
                 for group in step.optimizer.param_groups:
                     group["lr"] = rate_at(step.index)
             rate = float(step.optimizer.param_groups[0]["lr"])
-            unstable = step.diverged
+            lost = recovers and has_not_recovered(loop.losses, growth, rate_at is not None)
+            unstable = step.diverged or lost
             if unstable or collapse.check(step.index):
                 break
-    return ShortRun(rate, order, unstable, taken, worst, died=collapse.found)
+    if recovers and not unstable:
+        unstable = _is_above(loop.losses[-RECOVERED_STEPS:], loop.losses[0], growth)
+    worst = _largest_growth(loop.losses)
+    return ShortRun(rate, order, unstable, taken, worst, collapse.found, tuple(loop.losses))
+
+
+def has_second_moment(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer divides its steps by a mean squared gradient.
+
+    Args:
+        optimizer: any torch optimizer; those of other packages count as without.
+    """
+    inner = optimizer.inner if isinstance(optimizer, CommonRate) else optimizer
+    return isinstance(inner, _SECOND_MOMENT)
+
+
+def has_not_recovered(losses: Sequence[float], growth: float, is_ramp: bool) -> bool:
+    """Return whether a loss that may come back has been above the limit of growth for too long.
+
+    With a second moment the steps shrink after a spike, because its gradients are large: most
+    losses come back, and the run is stable. A ramp, whose rate grows on, is not given that time.
+
+    Args:
+        losses: of all steps so far.
+        growth: multiple of the first loss.
+        is_ramp: whether the learning rate grows.
+    """
+    enough = RECOVERED_STEPS if is_ramp else RECOVERY_STEPS
+    return len(losses) > enough and min(losses[-enough:]) > growth * losses[0] > 0
+
+
+def _is_above(losses: Sequence[float], first: float, growth: float) -> bool:
+    return bool(losses) and statistics.median(losses) > growth * first > 0
+
+
+def _largest_growth(losses: Sequence[float]) -> float:
+    """Return the largest loss over the first; 1 if that is not positive."""
+    if not losses or losses[0] <= 0:
+        return 1.0
+    worst = 1.0
+    for loss in losses:  # not max() alone: a NaN does not count
+        worst = max(worst, loss / losses[0])
+    return worst
 
 
 class _CollapseCheck:
@@ -165,8 +231,11 @@ def is_unstable(
     """Return whether training is unstable at the optimizer's learning rate; trains the model.
 
     The definition used throughout: within the first 100 steps the loss becomes non-finite or
-    exceeds 3 times (squared error) or 1.5 times (other losses) its first value. The stability
-    limit is the smallest such learning rate, to 5 %, in the median over three data orders.
+    exceeds 3 times (squared error) or 1.5 times (other losses) its first value. Under an optimizer
+    with a second moment (Adam, AdamW, RMSprop and their kin) a loss that comes back is stable: it
+    is unstable if it exceeds 1000 times its first value, exceeds the multiple for 50 steps in a
+    row, or exceeds it in the median of the last 10 steps. The stability limit is the smallest
+    such learning rate, to 5 %, in the median over three data orders.
 
     Args:
         problem: model, loss and data; pass a copy, or let `max_learning_rate` restore the model.

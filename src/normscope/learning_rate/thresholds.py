@@ -17,6 +17,14 @@ SQUARED_ERROR_GROWTH = 3.0
 "What unstable means" in docs/learning_rate.md."""
 GROWTH = 1.5
 """The same for all other losses, whose gradients are bounded, so that they grow more slowly."""
+HOPELESS_GROWTH = 1000.0
+"""With a second moment: multiple of its first value beyond which a loss does not come back (the
+``divergence_factor`` of sweeps)."""
+RECOVERY_STEPS = 50
+"""With a second moment: steps in a row above the limit of growth after which a run is unstable;
+half of a run, so that a loss that comes back later is not waited for."""
+RECOVERED_STEPS = 10
+"""With a second moment: last steps of a run whose median must be below the limit of growth."""
 EARLY_STEPS = 20
 """An instability within these is caused by the rate; a later one depends on the data order
 (benchmarks/learning_rate_chance.py: relu deep none, fc deep none, conv none)."""
@@ -40,9 +48,48 @@ RAMP_FACTOR = 64.0
 """How much lower."""
 WIDENING = 1.6
 """Ratio of two rates until the limit is enclosed."""
+BRACKET_START = 2.0
+"""A bracket of few runs starts at this multiple of the prediction: too high in most cases, so that
+the first run is unstable and ends at once. It replaces the ramp, which passed the limit by 20 to
+75 times in a third of the 48 cases of benchmarks/learning_rate_accuracy.py."""
+BRACKET_WIDENING = 2.5
+"""Ratio of two rates of a bracket while all hold: each costs 100 steps."""
+BRACKET_FAILURES = 4
+"""After so many failures in a row a bracket checks the data without training."""
+FAR_GROWTH, FAR_FACTOR = 30.0, 4.0
+"""A run whose loss exceeds so many times the first one is far too high: the next rate of a bracket
+is so much lower."""
+LEAST_STEPS = 20
+"""A run of a bracket may have so few steps if no more are left: most instabilities are earlier."""
+SHORT_MARGIN = 1.5
+"""The interval is so much wider below a rate that held for fewer than 100 steps."""
+ONE_ORDER_MARGIN = 1.4
+"""The interval is so much wider, either way, if only one data order was tried (it then holds the
+onset in 90 % of the cases of benchmarks/learning_rate_accuracy.py)."""
+SECOND_MOMENT_STEPS = 80
+"""Steps that a bracket may take with a second moment, whose best rates are far below the limit."""
 FAILURE_MARGIN = 2.0
 """The curvature bound is so far below a failure that the curvature did not foresee (no bound above
 the onset in the 48 cases of benchmarks/learning_rate_accuracy.py)."""
+
+# The choice of the recommended rate (choice.py): by replaying the loss curves of the networks of
+# benchmarks/learning_rate_choice.py that are not held out
+
+CHOICE_SPACING = 2.5
+"""Ratio of two rates."""
+CHOICE_DIVISOR = 20.0
+"""With a second moment the first rate is the predicted limit over this: the best rates of the tuned
+networks with AdamW are 10 to 60 times below it."""
+CHOICE_AVERAGED = 0.25
+"""Last part of a trial whose mean loss is compared."""
+HORIZON_FACTOR = 0.8
+"""The rate that is best after 50 steps, times this, is recommended: after 500 steps lower rates are
+better than after 50."""
+CHOICE_LEARNED = 0.97
+"""Share of the first loss below which something has been learned; above it two lower rates are
+tried."""
+CHOICE_KEPT = 3
+"""Rates that ``effort="thorough"`` tries again with more steps."""
 
 # The advice (advice.py, advisor.py)
 
@@ -59,23 +106,41 @@ class Effort:
 
     Args:
         name: the value.
-        curvature_batches: batches on which the curvature is measured.
+        curvature_batches: batches on which the curvature is measured; 0: it is not.
+        later_steps: steps after which it is measured again.
         limit_steps: training steps that may be spent on the limit.
+        choice_steps: length of a trial that chooses the recommended rate.
+        choice_budget: training steps that may be spent on these trials, in all.
+        final_steps: length of the trials at the best of these rates; 0: none.
+        bisects: whether the limit is bisected on several data orders, or only enclosed on one.
     """
 
     name: str
     curvature_batches: int
+    later_steps: tuple[int, ...]
     limit_steps: int
+    choice_steps: int = 50
+    choice_budget: int = 200
+    final_steps: int = 0
+    bisects: bool = False
 
 
 EFFORTS = {
-    "quick": Effort("quick", curvature_batches=1, limit_steps=60),
-    "default": Effort("default", curvature_batches=3, limit_steps=600),
-    "thorough": Effort("thorough", curvature_batches=3, limit_steps=600),
+    "quick": Effort("quick", curvature_batches=0, later_steps=(), limit_steps=45),
+    "default": Effort("default", curvature_batches=1, later_steps=(), limit_steps=130),
+    "thorough": Effort(
+        "thorough",
+        curvature_batches=3,
+        later_steps=(1, 4, 16),
+        limit_steps=600,
+        choice_budget=400,
+        final_steps=200,
+        bisects=True,
+    ),
 }
 """By name. The steps follow from the goals: all of it within 1 range test for "quick", within 4 for
 "default"."""
-OBJECTIVES = ("half_limit",)
+OBJECTIVES = ("fastest", "half_limit")
 """What the recommended rate may be chosen by."""
 
 # Optimizers whose rule is not known (setup.py), and schedules (group_rates.py)

@@ -1,4 +1,4 @@
-"""The stability limit found by short runs: a ramp to bracket it, then bisection."""
+"""The stability limit found by short runs: enclosed by a few, or bisected by many."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from enum import Enum
 
 from normscope.errors import StateError
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.stability import ShortRun, has_second_moment, short_run
 from normscope.learning_rate.thresholds import (
+    BRACKET_FAILURES,
+    BRACKET_START,
+    BRACKET_WIDENING,
     EFFORTS,
     FAILURE_MARGIN,
+    FAR_FACTOR,
+    FAR_GROWTH,
+    LEAST_STEPS,
+    ONE_ORDER_MARGIN,
     RAMP_DELAY,
     RAMP_FACTOR,
     RAMP_GROWTH,
     RAMP_RESTART,
     RAMP_START,
+    SECOND_MOMENT_STEPS,
+    SHORT_MARGIN,
     STEPS,
     TOLERANCE,
     WIDENING,
 )
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table
+from normscope.training.optimizers import bind_optimizer
 
 BUDGET = EFFORTS["thorough"].limit_steps
 """Gradients of all short runs together."""
@@ -37,12 +47,14 @@ class Verification(Rendered):
         high: the smallest that was unstable; infinite if none was.
         all_runs: every run, in order; the ramps first.
         ramps: how many of them were ramps.
+        margin: factor by which the ends of the interval may be off on other data orders.
     """
 
     low: float
     high: float
     all_runs: tuple[ShortRun, ...]
     ramps: int
+    margin: float = 1.0
 
     @property
     def runs(self) -> tuple[ShortRun, ...]:
@@ -75,6 +87,18 @@ class Verification(Rendered):
         usable = (run.rate for run in self.runs if not run.failed)
         below = (rate for rate in usable if rate < self.lowest_collapse)
         return max(below, default=0.0), self.lowest_collapse
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends, moved apart by what the runs do not show.
+
+        Runs on one data order may be off on others by `margin`. A rate that held for fewer than 100
+        steps may fail later, and may be too high by `SHORT_MARGIN`.
+        """
+        low, high = self.ends
+        longest = max((each.steps for each in self.runs if each.rate == low), default=STEPS)
+        held = low if longest >= STEPS else low / SHORT_MARGIN
+        return held / self.margin, high * self.margin
 
     @property
     def limit(self) -> float:
@@ -113,7 +137,7 @@ class Verification(Rendered):
 
     def _table(self) -> Table:
         rows = [
-            {"kind": "ramp" if number < self.ramps else "fixed rate", **vars(each)}
+            {"kind": "ramp" if number < self.ramps else "fixed rate", **each.summary()}
             for number, each in enumerate(self.all_runs)
         ]
         end = "no instability found" if math.isinf(self.high) else f"no longer at {self.high:.3g}"
@@ -168,6 +192,58 @@ def verify_limit(
     return Verification(low, high, tuple(search.all_runs), search.ramps)
 
 
+def bracket_limit(
+    setup: TrainingSetup,
+    guess: float,
+    progress: ProgressCallback = ignore_progress,
+    budget: int = EFFORTS["default"].limit_steps,
+    is_near: bool = True,
+) -> Verification:
+    """Enclose the stability limit by a few short runs on one data order.
+
+    The rates decrease from twice the guess until one holds; unstable runs end at once, so that
+    nearly all steps are those of the rate that holds. If the first rate holds, they increase.
+    Without a good guess a ramp comes first, as in `verify_limit`.
+
+    Args:
+        setup: the problem with its optimizer and batch size.
+        guess: a learning rate near the limit.
+        progress: receives an event before each run.
+        budget: largest number of gradients, without those of a ramp.
+        is_near: whether the guess is a prediction of the limit.
+
+    Returns:
+        The enclosing rates, a factor of 1.6 apart if the budget suffices, and all runs.
+
+    Raises:
+        StateError: if the losses of untrained batches differ by more than the limit of growth.
+    """
+    if uses_second_moment(setup):
+        budget = min(budget, SECOND_MOMENT_STEPS)
+    search = _Search(
+        *(setup, budget, progress),
+        orders=1,
+        least=LEAST_STEPS,
+        failures=BRACKET_FAILURES,
+        widening=BRACKET_WIDENING,
+    )
+    start = guess * BRACKET_START
+    if not is_near:
+        search.budget += STEPS
+        start = search.ramp(guess * RAMP_START) / RAMP_DELAY
+    search.go_down(start)
+    search.go_up()
+    search.bisect({_Verdict.UNSTABLE}, WIDENING - 1 + 1e-9)
+    low, high = search.enclosing({_Verdict.UNSTABLE})
+    margin = ONE_ORDER_MARGIN if setup.orders_differ else 1.0
+    return Verification(low, high, tuple(search.all_runs), search.ramps, margin)
+
+
+def uses_second_moment(setup: TrainingSetup) -> bool:
+    """Return whether the optimizer divides its steps by a mean squared gradient, as Adam does."""
+    return has_second_moment(bind_optimizer(setup.optimizer, setup.problem.model))
+
+
 class _Verdict(Enum):
     """On a learning rate, over several data orders."""
 
@@ -184,6 +260,10 @@ class _Search:
     all_runs: list[ShortRun] = field(default_factory=list)
     verdicts: dict[float, _Verdict] = field(default_factory=dict)
     ramps: int = 0
+    orders: int = 2  # that must agree on a rate
+    least: int = STEPS  # steps that must be left to begin a run
+    failures: int = 6  # in a row, after which the data is checked
+    widening: float = WIDENING  # of rates that all held
 
     @property
     def left(self) -> int:
@@ -219,9 +299,9 @@ class _Search:
         A collapse does not show whether the run would be unstable: if orders differ, those that
         collapsed do not count.
         """
-        enough = 2 if self.setup.orders_differ else 1
+        enough = self.orders if self.setup.orders_differ else 1
         unstable = held = collapsed = 0
-        while self.left >= STEPS and max(unstable, held + collapsed) < enough:
+        while self.left >= self.least and max(unstable, held + collapsed) < enough:
             done = self.run(rate, order=unstable + held + collapsed)
             if done.unstable:
                 unstable += enough if done.is_late else 1
@@ -233,7 +313,7 @@ class _Search:
             self.verdicts[rate] = _Verdict.COLLAPSED if collapsed else _Verdict.HELD
         return self.verdicts[rate]
 
-    def run(self, rate: float, order: int) -> ShortRun:
+    def run(self, rate: float, order: int, steps: int = STEPS) -> ShortRun:
         """Run at a fixed rate on one data order; at 0 nothing is trained."""
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
         setup = self.setup
@@ -243,23 +323,37 @@ class _Search:
                 optimizer,
                 setup.batch_size,
                 setup.seed + order,
+                min(steps, self.left),
                 keeps_flags=True,
             )
         self.all_runs.append(done)
         return done
 
     def go_down(self, rate: float) -> None:
-        """Decrease a rate until it holds; after six failures check the data."""
+        """Decrease a rate until it holds; after several failures check the data."""
         tried = 0
-        while self.left >= STEPS and self.judge(rate) is not _Verdict.HELD:
-            tried, rate = tried + 1, rate / WIDENING
-            if tried == 6 or self.left < 2 * STEPS:
+        while self.left >= self.least and self.judge(rate) is not _Verdict.HELD:
+            tried, rate = tried + 1, rate / self._factor_below()
+            if tried == self.failures or (self.orders > 1 and self.left < 2 * STEPS):
                 self._check_untrained()
+
+    def _factor_below(self) -> float:
+        """Return by how much to decrease a rate that failed.
+
+        A bracket of few runs takes more if the loss exploded, or if the network collapsed, which
+        takes at least 20 steps to see.
+        """
+        last = self.all_runs[-1]
+        if self.orders > 1:
+            return WIDENING
+        if last.unstable and not last.worst <= FAR_GROWTH:
+            return FAR_FACTOR
+        return BRACKET_WIDENING if last.died else WIDENING
 
     def go_up(self) -> None:
         """Increase the largest rate until one is unstable, if none was."""
-        while self.left >= STEPS and _Verdict.UNSTABLE not in self.verdicts.values():
-            self.judge(max(self.verdicts) * WIDENING)
+        while self.left >= self.least and _Verdict.UNSTABLE not in self.verdicts.values():
+            self.judge(max(self.verdicts) * self.widening)
 
     def _check_untrained(self) -> None:
         """Reject data on which even an untrained network counts as unstable.
@@ -268,20 +362,21 @@ class _Search:
         """
         runs = self.all_runs[self.ramps :]
         last = next((each for each in reversed(runs) if each.unstable), None)
-        if last is None or self.left < STEPS:
+        steps = STEPS if self.orders > 1 or last is None else last.steps
+        if last is None or self.left < steps:
             return
-        if self.run(0.0, last.order - self.setup.seed).unstable:
+        if self.run(0.0, last.order - self.setup.seed, steps).unstable:
             raise StateError(
                 f"the loss of one batch is {self.all_runs[-1].worst:.3g} times that of the first "
                 "without any training, so that short runs cannot detect instability; use larger "
                 "batches of mixed samples, or verify=False."
             )
 
-    def bisect(self, failures: set[_Verdict]) -> None:
+    def bisect(self, failures: set[_Verdict], tolerance: float = TOLERANCE) -> None:
         """Try the geometric mean of the enclosing rates until they are within the tolerance."""
-        while self.left >= STEPS:
+        while self.left >= self.least:
             low, high = self.enclosing(failures)
-            if low == 0 or not math.isfinite(high) or high <= low * (1 + TOLERANCE):
+            if low == 0 or not math.isfinite(high) or high <= low * (1 + tolerance):
                 return
             self.judge(math.sqrt(low * high))
 

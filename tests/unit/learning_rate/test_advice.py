@@ -48,10 +48,11 @@ def row(found, quantity):
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_text_is_as_wide_as_asked_for(width):
-    table, words = advice().text(width).split("\n\n")
+    table, words = advice().details(width).split("\n\n")
     assert width - 12 < max(map(len, words.splitlines())) <= width
     assert " ".join(words.split("\n")) == advice().explanation
     assert max(map(len, table.splitlines())) <= width
+    assert max(map(len, advice().text(width).splitlines())) <= width
     assert str(advice()) == advice().text(80)
 
 
@@ -163,7 +164,7 @@ def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
 def test_batch_that_curves_downwards_bounds_nothing():
     found = advice((4.0, 6.0, -1.0), later=(6.0,))
     assert found.interval == (0.4, math.inf)
-    assert "no end found" in str(found)
+    assert "no end found" in found.details()
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.0), (-1.0, -2.0)])
@@ -171,7 +172,7 @@ def test_loss_that_is_flat_but_for_weight_decay_is_told(values):
     found = advice(values, weight_decay=0.01, rate=200.0)
     assert found.curvature_bound == 200.0
     assert found.interval == (80.0, 500.0)
-    assert "after the first steps" not in str(found)
+    assert "after the first steps" not in found.details()
     assert "has no positive curvature; its weight decay alone" in found.explanation
     later = advice(values, later=(4.0,), weight_decay=0.01)
     assert "positive only after the first steps" in later.explanation
@@ -277,9 +278,11 @@ def test_death_of_the_net_is_told(died):
     assert ("the network collapsed at 0.7: its output became the same" in found.explanation) is died
     assert ("at 0.6 it did not" in found.explanation) is died
     assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
-    assert ("; the network collapsed at 0.7; 2 runs" in " ".join(str(found).split())) is died
-    assert "one data order" not in str(found)
-    assert ("below where the network collapses; on other" in " ".join(str(found).split())) is died
+    assert ("; the network collapsed at 0.7; 2 runs" in " ".join(found.details().split())) is died
+    assert "one data order" not in found.details()
+    assert (
+        "below where the network collapses; on other" in " ".join(found.details().split())
+    ) is died
 
 
 def test_limit_and_interval_end_below_where_the_net_dies():

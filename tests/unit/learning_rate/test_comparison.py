@@ -38,7 +38,8 @@ def compared():
 
 def test_row_holds_the_advice_of_the_converted_net(compared):
     model = ns.layers.convert(small_network(), to="none")
-    alone = ns.max_learning_rate(model, "cross_entropy", labelled(), batch_size=16)
+    options = {"batch_size": 16, "effort": "thorough", "objective": "half_limit"}
+    alone = ns.max_learning_rate(model, "cross_entropy", labelled(), **options)
     assert compared["none"].advice.curvature_bound == alone.curvature_bound
     assert compared["none"].advice.verified == alone.verified
 
@@ -133,7 +134,13 @@ def test_options_reach_the_advice(with_options):
     found, told, options = with_options
     alone_told = []
     alone = ns.max_learning_rate(
-        deep(), "cross_entropy", labelled(), progress=alone_told.append, **options
+        deep(),
+        "cross_entropy",
+        labelled(),
+        progress=alone_told.append,
+        effort="thorough",
+        objective="half_limit",
+        **options,
     )
     kept = found["none"].advice.to_dict()
     assert {**kept, "seconds": 0} == {**alone.to_dict(), "seconds": 0}

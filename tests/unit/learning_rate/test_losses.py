@@ -89,7 +89,7 @@ LOSSES = {
 def test_limits_are_those_of_training(name, norm):
     loss, last = LOSSES[name]
     model = network(norm, *last)
-    advice = ns.max_learning_rate(model, loss, digits())
+    advice = ns.max_learning_rate(model, loss, digits(), effort="thorough", objective="half_limit")
     truth = onset(model, loss, advice.growth_limit, advice.limit / 8)
     assert 1 / 1.5 < advice.limit / truth < 1.5
     assert 1 / 3 < advice.predicted / truth < 3

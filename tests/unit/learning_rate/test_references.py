@@ -27,7 +27,9 @@ def penalized(model):
 
 def test_penalty_on_the_models_parameters_counts_in_the_verified_limit():
     problem = quadratic()
-    found = max_learning_rate(problem.model, penalized(problem.model), problem.data)
+    found = max_learning_rate(
+        problem.model, penalized(problem.model), problem.data, effort="thorough"
+    )
     exact = 2 / (4 + 2 * PENALTY)
     assert found.verification.low < exact * 1.05
     assert found.limit == pytest.approx(exact, rel=0.1)
@@ -55,8 +57,8 @@ def test_penalty_and_its_whole_loss_are_answered_alike():
     def loss(output, target):
         return entropy(output, target) + sum(p.square().sum() for p in one.parameters())
 
-    found = max_learning_rate(one, loss, labelled())
-    expected = max_learning_rate(other, whole_loss(whole), labelled())
+    found = max_learning_rate(one, loss, labelled(), effort="thorough")
+    expected = max_learning_rate(other, whole_loss(whole), labelled(), effort="thorough")
     assert found.limit == pytest.approx(expected.limit, rel=0.1)
     assert found.curvature.values == pytest.approx(expected.curvature.values, rel=1e-4)
     assert found.prediction.layer is None
@@ -173,7 +175,8 @@ def test_compare_applies_gradient_hooks_like_the_advice_of_the_model(verify):
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: 0.01 * gradient)
     found = compare(model, "cross_entropy", labelled(), ["batch", "none"], verify=verify, steps=2)
-    alone = max_learning_rate(model, "cross_entropy", labelled(), verify=verify)
+    options = {"verify": verify, "effort": "thorough"}
+    alone = max_learning_rate(model, "cross_entropy", labelled(), **options)
     assert found["batch"].advice.limit == pytest.approx(alone.limit, rel=1e-6)
     plain = compare(small_network(), "cross_entropy", labelled(), ["none"], verify=verify, steps=2)
     ratio = 0.01 * found["none"].advice.limit / plain["none"].advice.limit
@@ -251,8 +254,9 @@ def test_hooks_that_a_factory_registers_act_in_short_runs():
             for parameter in group["params"]:
                 parameter.grad.mul_(0.5)
 
-    found = max_learning_rate(small_network(), "cross_entropy", labelled(), optimizer=halved)
-    plain = max_learning_rate(small_network(), "cross_entropy", labelled())
+    data, options = labelled(), {"effort": "thorough", "objective": "half_limit"}
+    found = max_learning_rate(small_network(), "cross_entropy", data, optimizer=halved, **options)
+    plain = max_learning_rate(small_network(), "cross_entropy", data, **options)
     assert found.limit / 2 == pytest.approx(plain.limit, rel=0.06)
 
 

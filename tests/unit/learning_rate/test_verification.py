@@ -113,7 +113,7 @@ class Scripted(_Search):
         super().__init__(fickle((1.0,) * 3), budget, lambda text: None)
         self.outcome = outcome
 
-    def run(self, rate, order):
+    def run(self, rate, order, steps=100):
         shown = self.outcome(rate, order)
         steps = {"held": 100, "collapsed": 30, "unstable": 10}[shown]
         done = ShortRun(rate, order, shown == "unstable", steps, 1.0, died=shown == "collapsed")
@@ -278,7 +278,7 @@ def asked(monkeypatch):
     """The runs that a search asks for, none of which is made; each holds."""
     found = []
 
-    def run(search, rate, order):
+    def run(search, rate, order, steps=100):
         found.append((rate, order))
         search.all_runs.append(ShortRun(rate, search.setup.seed + order, False, 100, 1.0))
         return search.all_runs[-1]

@@ -119,6 +119,8 @@ def limits(net: Net, norm: str, seed: int, progress: Callable[[object], None]) -
         net.momentum,
         batch_size=net.batch_size,
         seed=seed,
+        effort="thorough",
+        objective="half_limit",
         progress=progress,
     )
     stable, unstable = advice.verified or (math.nan, math.nan)

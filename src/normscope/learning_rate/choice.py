@@ -1,0 +1,259 @@
+"""The learning rate that trains best: short trials at a ladder of rates below the limit."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.thresholds import (
+    CHOICE_AVERAGED,
+    CHOICE_DIVISOR,
+    CHOICE_KEPT,
+    CHOICE_LEARNED,
+    CHOICE_SPACING,
+    HORIZON_FACTOR,
+    WIDENING,
+    Effort,
+)
+from normscope.learning_rate.verification import Verification, uses_second_moment
+from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.text import Rendered, Table
+
+
+@dataclass(frozen=True)
+class RateTrial(Rendered):
+    """One learning rate that was tried.
+
+    Args:
+        rate: the learning rate.
+        steps: after which the loss was compared.
+        loss: the mean over the last quarter of these steps; infinite if the run failed.
+        reused: whether the run is one that verified the limit.
+    """
+
+    rate: float
+    steps: int
+    loss: float
+    reused: bool = False
+
+
+@dataclass(frozen=True)
+class Choice(Rendered):
+    """The rate that trains best, and what it was compared with.
+
+    Args:
+        rate: the learning rate.
+        loss: of the nearest rate that was tried.
+        steps: after which the rates were compared.
+        trials: every rate at its longest run, in increasing order.
+        spent: training steps beyond those that verified the limit.
+    """
+
+    rate: float
+    loss: float
+    steps: int
+    trials: tuple[RateTrial, ...]
+    spent: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers; None for the loss of a run that failed."""
+        trials = [{**vars(each), "loss": _finite(each.loss)} for each in self.trials]
+        return {**vars(self), "loss": _finite(self.loss), "trials": trials}
+
+    def _table(self) -> Table:
+        return Table(trial_rows(self), f"Loss after {self.steps} steps; chosen {self.rate:.3g}")
+
+
+def trial_rows(choice: Choice) -> list[dict[str, Any]]:
+    """Return rate, loss and steps of each trial as rows of a table."""
+    return [
+        {"rate": f"{each.rate:.3g}", "loss": _finite(each.loss), "steps": each.steps}
+        for each in choice.trials
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def choose_rate(
+    setup: TrainingSetup,
+    found: Verification,
+    effort: Effort,
+    predicted: float | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> Choice:
+    """Return the learning rate with the lowest loss after a few steps of training.
+
+    All runs start from the user's weights and see the same batches, so that small differences of
+    the loss count. The first rate is the largest that held; with a second moment a twentieth of
+    the predicted limit, since the best rates of Adam are far below it. The next are higher or lower
+    by a constant factor, wherever the loss is lower, until the best has neighbours on both sides.
+    With ``effort="thorough"`` the best of them are tried again with more steps.
+
+    Args:
+        setup: the problem with its optimizer and batch size.
+        found: the limit; its runs are used again.
+        effort: what may be spent.
+        predicted: the predicted limit, if there is one.
+        progress: receives an event before each run.
+
+    Returns:
+        The rate and all trials.
+    """
+    first = _Ladder(setup, found, effort.choice_steps, effort.choice_budget, progress)
+    first.climb(_first_rate(setup, found, predicted))
+    last = first
+    if effort.final_steps:
+        last = _Ladder(setup, found, effort.final_steps, math.inf, progress)
+        for rate in first.by_loss()[:CHOICE_KEPT]:
+            last.measure(rate)
+    rate = last.lowest() * (1.0 if effort.final_steps else HORIZON_FACTOR)
+    nearest = min(last.trials.values(), key=lambda each: abs(math.log(each.rate / rate)))
+    trials = first.trials | last.trials
+    ordered = tuple(trials[each] for each in sorted(trials))
+    spent = first.spent + (0 if last is first else last.spent)
+    return Choice(rate, nearest.loss, nearest.steps, ordered, spent)
+
+
+def _first_rate(setup: TrainingSetup, found: Verification, predicted: float | None) -> float:
+    if uses_second_moment(setup):
+        return min(predicted or math.inf, found.limit) / CHOICE_DIVISOR
+    return found.ends[0] or found.limit / WIDENING
+
+
+def lowest_point(losses: dict[float, float]) -> float:
+    """Return the rate at which a parabola through the best rate and its neighbours is lowest.
+
+    Args:
+        losses: by learning rate; infinite where a run failed.
+
+    Returns:
+        The minimum in the logarithm of the rate, between the neighbours; the best rate itself if it
+        has no neighbour with a finite loss on either side.
+
+    >>> round(lowest_point({0.01: 2.0, 0.1: 1.0, 1.0: 2.0}), 6)
+    0.1
+    >>> lowest_point({0.1: 2.0, 1.0: 1.0})
+    1.0
+    """
+    rates = sorted(losses)
+    place = min(range(len(rates)), key=lambda at: losses[rates[at]])
+    around = rates[max(0, place - 1) : place + 2]
+    if len(around) < 3 or not all(math.isfinite(losses[rate]) for rate in around):
+        return rates[place]
+    (left, middle, right), (low, best, high) = map(math.log, around), (losses[r] for r in around)
+    before, after = (best - low) / (middle - left), (high - best) / (right - middle)
+    if after <= before:  # all three are equal
+        return rates[place]
+    # where the slope of the parabola, linear between the two midpoints, is zero
+    share = -before / (after - before)
+    found = (left + middle) / 2 + share * (right - left) / 2
+    return math.exp(min(max(found, left), right))
+
+
+@dataclass
+class _Ladder:
+    """Runs of equal length at several rates, on the same batches."""
+
+    setup: TrainingSetup
+    found: Verification
+    steps: int
+    budget: float
+    progress: ProgressCallback
+    trials: dict[float, RateTrial] = field(default_factory=dict)
+    losses: dict[float, tuple[float, ...]] = field(default_factory=dict)
+    spent: int = 0
+
+    def climb(self, rate: float) -> None:
+        """Try a rate, a lower one, and others in the direction of lower losses."""
+        self.measure(rate)
+        while self._can_afford():
+            after = self._next()
+            if after is None:
+                return
+            self.measure(after)
+
+    def _next(self) -> float | None:
+        """Return the rate to try next; None once the best one has neighbours on both sides."""
+        rates = sorted(self.trials)
+        place = rates.index(self.by_loss()[0])
+        if place == 0 or (place == 1 and not self._has_learned(rates[1])):
+            return rates[0] / CHOICE_SPACING
+        if place < len(rates) - 1:
+            return None
+        high = self.found.ends[1]
+        rate = min(rates[-1] * CHOICE_SPACING, math.sqrt(rates[-1] * high))
+        return rate if rates[-1] < rate / math.sqrt(WIDENING) else None
+
+    def _has_learned(self, rate: float) -> bool:
+        """Return whether the loss decreased by more than a few per cent."""
+        return self.trials[rate].loss < CHOICE_LEARNED * self.losses[rate][0]
+
+    def by_loss(self) -> list[float]:
+        """Return the rates, that with the lowest loss first, the higher of equal ones first."""
+        return sorted(self.trials, key=lambda rate: (self.trials[rate].loss, -rate))
+
+    def lowest(self) -> float:
+        """Return the lowest rate that is as good as the best one, or where a parabola is lowest.
+
+        A rate is as good if its loss is above that of the best by at most the standard error of the
+        difference, step by step on the same batches: over more steps the lower one is better.
+        """
+        best = self.by_loss()[0]
+        lower = (rate for rate in sorted(self.trials) if rate < best)
+        equal = next((rate for rate in lower if self._is_equal(rate, best)), None)
+        if equal is not None:
+            return equal
+        return lowest_point({rate: each.loss for rate, each in self.trials.items()})
+
+    def _is_equal(self, rate: float, best: float) -> bool:
+        pairs = zip(self._compared(rate), self._compared(best), strict=False)
+        differences = [one - other for one, other in pairs]
+        if len(differences) < 2 or not math.isfinite(self.trials[rate].loss):
+            return False
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        return statistics.fmean(differences) <= error
+
+    def _compared(self, rate: float) -> tuple[float, ...]:
+        """Return the losses of the last steps, which are compared."""
+        return self.losses[rate][: self.steps][-max(1, round(CHOICE_AVERAGED * self.steps)) :]
+
+    def measure(self, rate: float) -> None:
+        """Train at a rate, unless a run that verified the limit has done so."""
+        run = self._known(rate)
+        reused = run is not None
+        if run is None:
+            run = self._run(rate)
+            self.spent += run.steps
+        self.losses[rate] = run.losses
+        failed = run.failed and run.steps < self.steps
+        loss = math.inf if failed else statistics.fmean(self._compared(rate))
+        loss = loss if math.isfinite(loss) else math.inf
+        self.trials[rate] = RateTrial(rate, self.steps, loss, reused)
+
+    def _known(self, rate: float) -> ShortRun | None:
+        runs = (run for run in self.found.runs if run.order == self.setup.seed)
+        same = (run for run in runs if run.rate == rate)
+        return next((run for run in same if run.failed or len(run.losses) >= self.steps), None)
+
+    def _run(self, rate: float) -> ShortRun:
+        total = None if math.isinf(self.budget) else int(self.budget)
+        self.progress(Progress("choice", f"at {rate:.3g}", self.spent, total, "steps", "bound"))
+        setup = self.setup
+        with setup.training(rate) as optimizer:
+            return short_run(
+                setup.problem,
+                optimizer,
+                setup.batch_size,
+                setup.seed,
+                self.steps,
+                keeps_flags=True,
+            )
+
+    def _can_afford(self) -> bool:
+        return self.spent + self.steps <= self.budget
