@@ -25,11 +25,12 @@ def _own_path(monkeypatch):
 
 
 def test_json_is_the_advice_of_the_library(capsys):
-    assert main(["lr", *SMALL, "--momentum", "0.9", "--json"]) == 0
+    assert main(["lr", *SMALL, "--momentum", "0.9", "--effort", "thorough", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     data = load("digits").train
     model = build("fully_connected", input_shape=(1, 8, 8), width=6)
-    expected = max_learning_rate(model, "cross_entropy", data, 0.9, batch_size=32).to_dict()
+    options = {"batch_size": 32, "effort": "thorough"}
+    expected = max_learning_rate(model, "cross_entropy", data, 0.9, **options).to_dict()
     for name in ("curvature_bound", "limit", "recommended", "predicted", "verified", "interval"):
         assert found[name] == pytest.approx(expected[name])
     assert (found["model"], found["data"], found["momentum"]) == ("fully_connected", "digits", 0.9)
