@@ -131,7 +131,8 @@ def test_parts_found_between_computed_ones_take_no_time():
 def test_limit_is_the_advisors_on_the_same_net(results):
     x, y = load("digits").train
     model = build("fully_connected", norm="layer", seed=0, input_shape=(1, 8, 8), depth=3, width=24)
-    advice = max_learning_rate(model, LOSS, (x, y), momentum=0.9, batch_size=64)
+    options = {"batch_size": 64, "effort": "thorough", "objective": "half_limit"}
+    advice = max_learning_rate(model, LOSS, (x, y), momentum=0.9, **options)
     own = results.sel(norm="layer", seed=0)
     assert float(own["limit"]) == advice.limit
     assert (float(own["stable"]), float(own["unstable"])) == advice.verified
