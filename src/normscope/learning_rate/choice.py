@@ -16,6 +16,7 @@ from normscope.learning_rate.thresholds import (
     CHOICE_LEARNED,
     CHOICE_SPACING,
     HORIZON_FACTOR,
+    LARGEST_SHARE,
     WIDENING,
     Effort,
 )
@@ -93,7 +94,8 @@ def choose_rate(
     the loss count. The first rate is the largest that held; with a second moment a twentieth of
     the predicted limit, since the best rates of Adam are far below it. The next are higher or lower
     by a constant factor, wherever the loss is lower, until the best has neighbours on both sides.
-    With ``effort="thorough"`` the best of them are tried again with more steps.
+    With ``effort="thorough"`` the best of them are tried again with more steps. The result is at
+    most half the limit: rates near it break later, or on other data orders.
 
     Args:
         setup: the problem with its optimizer and batch size.
@@ -113,6 +115,8 @@ def choose_rate(
         for rate in first.by_loss()[:CHOICE_KEPT]:
             last.measure(rate)
     rate = last.lowest() * (1.0 if effort.final_steps else HORIZON_FACTOR)
+    if math.isfinite(found.ends[1]):
+        rate = min(rate, found.limit * LARGEST_SHARE)
     nearest = min(last.trials.values(), key=lambda each: abs(math.log(each.rate / rate)))
     trials = first.trials | last.trials
     ordered = tuple(trials[each] for each in sorted(trials))

@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from normscope.errors import StateError
 from normscope.learning_rate import Advice, max_learning_rate
 from normscope.learning_rate.bound import MeasuredCurvature
+from normscope.learning_rate.choice import Choice, RateTrial
 from normscope.learning_rate.explanation import table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.stability import ShortRun
@@ -489,6 +490,66 @@ def test_advice_without_curvature_and_prediction_is_that_of_the_runs():
     assert found.scalars()["lambda_max"] is None
     assert math.isnan(found.to_xarray().attrs["predicted"])
     assert found.plot().get_xlabel() == "learning rate"
+
+
+def lines(found):
+    """The three lines, without their names."""
+    names = ("recommended  ", "limit        ", "found by     ")
+    shown = str(found).splitlines()
+    assert len(shown) == 3
+    assert all(len(line) <= 80 for line in shown)
+    assert all(line.startswith(name) for line, name in zip(shown, names, strict=True))
+    return [line[13:] for line in shown]
+
+
+def test_answer_has_three_lines():
+    best, limit, how = lines(advice(verification=verified(0.2, 0.3)))
+    assert best == "0.122, half the limit"
+    assert limit == "0.245; on other batches perhaps 0.2 to 0.3"
+    assert how == "2 runs, 109 steps, 0.1 s; SGD, batch size 64"
+
+
+def test_answer_says_how_the_rate_was_chosen():
+    trials = (RateTrial(0.1, 50, 1.5), RateTrial(0.2, 50, 2.5, reused=True))
+    choice = Choice(0.08, 1.5, 50, trials, 50)
+    found = replace(advice(verification=verified(0.2, 0.3)), choice=choice, objective="fastest")
+    best, _, how = lines(found)
+    assert found.recommended == 0.08
+    assert best == "0.08, the best of 2 rates: loss 1.5 after 50 steps"
+    assert how == "3 runs, 159 steps, 0.1 s; SGD, batch size 64"
+    assert row(found, "loss at 0.2")["value"] == "2.5"
+    assert "Recommended is 0.08: of 2 rates, 0.1 had the lowest loss" in found.explanation
+    assert "half the limit" not in found.explanation
+    assert found.to_dict()["choice"]["trials"][0]["loss"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "how"),
+    [
+        (None, "1 predicted, perhaps 0.4 to 2.5", "not verified: predicted without runs; "),
+        (verified(0.0, 0.3), "below 0.3: no rate that was tried held", "1 run, 9 steps, "),
+        (
+            Verification(0.7, math.inf, (ShortRun(0.7, 0, False, 100, 1.0),), 0),
+            "above 0.7: no run was unstable; perhaps from 0.7 on",
+            "1 run, 100 steps, ",
+        ),
+    ],
+)
+def test_answer_says_what_was_not_verified(found, limit, how):
+    shown = lines(advice(verification=found))
+    assert shown[1] == limit
+    assert shown[2].startswith(how)
+
+
+def test_answer_says_that_the_network_collapses():
+    runs = (ShortRun(0.7, 0, False, 60, 1.0, died=True), ShortRun(0.6, 0, False, 100, 1.0))
+    shown = lines(advice(verification=Verification(0.6, 0.9, runs, 0)))
+    assert shown[1] == "0.648, below a collapse; perhaps 0.6 to 0.7"
+
+
+def test_html_has_the_answer_first_and_the_table_folded():
+    html = advice()._repr_html_()
+    assert html.index("recommended") < html.index("<details>") < html.index("<table>")
 
 
 def test_advice_needs_a_prediction_or_runs():

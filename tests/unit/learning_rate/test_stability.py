@@ -1,3 +1,4 @@
+import math
 from itertools import count
 
 import pytest
@@ -5,14 +6,15 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small_network
 from torch import nn
 from torch.nn import functional
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW, NAdam, RMSprop
 
 from normscope import whole_loss
 from normscope.learning_rate import growth_limit, is_unstable
-from normscope.learning_rate.stability import short_run
+from normscope.learning_rate.stability import has_second_moment, short_run
 from normscope.learning_rate.thresholds import STEPS
 from normscope.problem import Problem, cross_entropy, squared_error
 from normscope.training import sgd
+from normscope.training.common_rate import CommonRate
 
 
 @pytest.mark.parametrize(
@@ -245,3 +247,62 @@ def test_parts_of_a_net_that_are_used_now_and_then_have_not_died():
         Problem(model, "squared_error", (inputs, inputs)), sgd(0.01)(model.parameters()), None, 0
     )
     assert not done.died
+
+
+class Spike(nn.Module):
+    """A loss of 1 that is ``height`` between two of its calls."""
+
+    def __init__(self, first, last, height):
+        super().__init__()
+        self.span, self.height, self.calls = range(first, last), height, -1
+
+    def forward(self, output, target):
+        self.calls += 1
+        return (self.height if self.calls in self.span else 1.0) + 0 * output.sum()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "height", "steps"),
+    [
+        (10, 40, 9.0, None),  # comes back
+        (10, 60, 9.0, 60),  # too late
+        (10, 12, 999.0, None),
+        (10, 12, 1001.0, 11),  # hopeless
+        (10, 12, math.nan, 11),
+        (96, 100, 9.0, None),  # above in four of the last ten steps
+        (95, 100, 9.0, 100),
+        (60, 100, 9.0, 100),
+    ],
+)
+def test_spike_that_comes_back_is_stable_with_a_second_moment(first, last, height, steps):
+    model, data = nn.Linear(1, 1), (torch.ones(2, 1), torch.ones(2, 1))
+    problem = Problem(model, Spike(first, last, height), data)
+    done = short_run(problem, Adam(model.parameters(), lr=0.1), None, 0)
+    assert (done.unstable, done.steps) == (steps is not None, steps or STEPS)
+    problem = Problem(model, Spike(first, last, height), data)
+    assert short_run(problem, SGD(model.parameters(), lr=0.1), None, 0).steps == first + 1
+
+
+def test_ramp_with_a_second_moment_ends_after_ten_steps_above():
+    model, data = nn.Linear(1, 1), (torch.ones(2, 1), torch.ones(2, 1))
+    problem = Problem(model, Spike(30, 100, 9.0), data)
+    optimizer = Adam(model.parameters(), lr=0.1)
+    done = short_run(problem, optimizer, None, 0, rate_at=lambda step: 0.01 * 1.1**step)
+    assert (done.unstable, done.steps) == (True, 40)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, NAdam, RMSprop])
+def test_second_moments_are_recognized(kind):
+    line = nn.Linear(1, 1)
+    assert has_second_moment(kind(line.parameters()))
+    assert has_second_moment(CommonRate(kind(line.parameters())))
+    assert not has_second_moment(SGD(line.parameters()))
+
+
+def test_losses_of_a_run_are_kept():
+    problem = quadratic()
+    done = short_run(problem, sgd(0.1)(problem.model.parameters()), None, 0)
+    assert len(done.losses) == done.steps == STEPS
+    assert done.losses[0] > done.losses[-1]
+    assert "losses" not in done.summary()
+    assert done.summary()["rate"] == 0.1

@@ -10,11 +10,13 @@ from tests.unit.learning_rate.problems import labelled, mortal, quadratic, small
 from normscope.errors import StateError
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.thresholds import EFFORTS
 from normscope.learning_rate.verification import (
     BUDGET,
     Verification,
     _Search,
     _Verdict,
+    bracket_limit,
     verify_limit,
 )
 from normscope.problem import Problem
@@ -451,3 +453,54 @@ def test_safe_rate_is_below_every_failure_by_what_the_orders_differ(outcomes, bo
     assert lowered <= found.onset / 2
     if held:
         assert lowered * max(held) <= min(failures) ** 2 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("guess", [0.1, 0.5, 1.0, 3.0, 100.0])
+def test_bracket_encloses_the_limit_of_a_quadratic(momentum, guess):
+    bound = 2 * (1 + momentum) / 4
+    setup = TrainingSetup(quadratic(), sgd(1.0, momentum), None, 0)
+    found = bracket_limit(setup, guess * bound, budget=400)
+    assert found.low <= 1.02 * bound
+    assert found.high >= bound
+    assert found.high <= 1.601 * found.low
+    low, high = found.interval
+    assert low <= bound <= high
+    assert found.margin == 1.0  # data that is one batch has one order
+
+
+def test_bracket_costs_little_more_than_one_stable_run():
+    problem = Problem(small_network(), "cross_entropy", labelled())
+    found = bracket_limit(TrainingSetup(problem, sgd(1.0), 16, 0), 2.0)
+    assert found.steps <= EFFORTS["default"].limit_steps
+    assert {each.order for each in found.runs} == {0}
+    assert found.margin > 1
+    low, high = found.interval
+    assert low < found.ends[0] < found.limit < found.ends[1] < high
+
+
+@pytest.mark.parametrize("budget", [45, 80])
+def test_bracket_keeps_a_small_budget_and_widens_its_interval(budget):
+    found = bracket_limit(TrainingSetup(quadratic(), sgd(1.0), None, 0), 0.5, budget=budget)
+    assert found.steps <= budget
+    held = [each for each in found.runs if not each.failed]
+    assert held[-1].steps < 100
+    assert found.interval[0] == pytest.approx(found.low / 1.5)
+
+
+def test_bracket_without_a_good_guess_begins_with_a_ramp():
+    setup = TrainingSetup(quadratic(), sgd(1.0), None, 0)
+    found = bracket_limit(setup, 1e-3, is_near=False)
+    assert found.ramps == 1
+    assert found.low <= 1.02 * 0.5 <= 1.02 * found.high
+    assert found.steps <= EFFORTS["default"].limit_steps + 100
+
+
+def test_bracket_refuses_batches_whose_losses_differ_without_training():
+    targets = torch.logspace(-1, 1, 8).view(8, 1)
+    line = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(line.weight)
+    torch.nn.init.zeros_(line.bias)
+    problem = Problem(line, "squared_error", (torch.ones(8, 1), targets))
+    with pytest.raises(StateError, match=r"without any training.*larger batches"):
+        bracket_limit(TrainingSetup(problem, sgd(1.0), 1, 0), 1.0)

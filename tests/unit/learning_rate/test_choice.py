@@ -1,0 +1,207 @@
+"""The rate that trains best: the ladder of rates, its rule, and what it costs."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from tests.unit.learning_rate.problems import labelled, quadratic, small_network
+
+from normscope.learning_rate import choice as module
+from normscope.learning_rate import max_learning_rate
+from normscope.learning_rate.choice import RateTrial, choose_rate, lowest_point
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.thresholds import CHOICE_SPACING, EFFORTS, HORIZON_FACTOR
+from normscope.learning_rate.verification import Verification
+from normscope.problem import Problem
+from normscope.training import sgd
+
+DEFAULT = EFFORTS["default"]
+
+
+@pytest.mark.parametrize("best", [0.04, 0.05, 0.11, 0.3])
+def test_lowest_point_of_a_parabola_is_exact(best):
+    losses = {rate: 1 + math.log(rate / best) ** 2 for rate in (0.01, 0.07, 0.2, 1.0)}
+    assert lowest_point(losses) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate"),
+    [
+        ({1.0: 2.0}, 1.0),
+        ({1.0: 2.0, 2.0: 1.0, 4.0: math.inf}, 2.0),  # a run that failed bounds no parabola
+        ({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}, 1.0),
+        ({1.0: 1.0, 2.0: 1.0, 4.0: 1.0}, 1.0),
+    ],
+)
+def test_lowest_point_without_a_parabola_is_the_best_rate(losses, rate):
+    assert lowest_point(losses) == rate
+
+
+def scripted(monkeypatch, loss_at, noise=0.0, second_moment=False):
+    """Replace runs by losses that a function of the rate gives; returns the rates that were run."""
+    rates = []
+
+    def run(ladder, rate):
+        rates.append(rate)
+        loss = loss_at(rate)
+        steps = 9 if math.isinf(loss) else ladder.steps
+        losses = [3.0] + [loss + noise * (-1) ** step * rate for step in range(1, steps)]
+        return ShortRun(rate, 0, math.isinf(loss), steps, 1.0, losses=tuple(losses))
+
+    monkeypatch.setattr(module._Ladder, "_run", run)
+    monkeypatch.setattr(module, "uses_second_moment", lambda setup: second_moment)
+    return rates
+
+
+def verification(low=1.0, high=1.6):
+    return Verification(low, high, (ShortRun(high, 0, True, 5, 9.0, losses=(3.0, 9.0)),), 0)
+
+
+def chosen(monkeypatch, loss_at, effort=DEFAULT, predicted=None, found=None, **options):
+    rates = scripted(monkeypatch, loss_at, **options)
+    setup = TrainingSetup(quadratic(), sgd(1.0), None, 0)
+    return choose_rate(setup, found or verification(), effort, predicted), rates
+
+
+def bowl(best):
+    return lambda rate: 1 + math.log(rate / best) ** 2 / 10
+
+
+@pytest.mark.parametrize("best", [0.5, 0.2, 0.12])
+def test_rates_decrease_from_the_largest_that_held_until_the_loss_rises(monkeypatch, best):
+    found, rates = chosen(monkeypatch, bowl(best))
+    assert rates == pytest.approx([CHOICE_SPACING**-number for number in range(len(rates))])
+    assert rates[-1] < best
+    assert found.rate == pytest.approx(HORIZON_FACTOR * best)
+    assert found.spent == DEFAULT.choice_steps * len(rates) <= DEFAULT.choice_budget
+    assert [each.rate for each in found.trials] == sorted(rates)
+
+
+def test_budget_ends_the_ladder(monkeypatch):
+    found, rates = chosen(monkeypatch, bowl(1e-6))
+    assert len(rates) == DEFAULT.choice_budget // DEFAULT.choice_steps
+    assert found.rate == pytest.approx(HORIZON_FACTOR * min(rates))
+
+
+def test_rates_increase_towards_the_limit_if_the_largest_is_best(monkeypatch):
+    found, rates = chosen(monkeypatch, lambda rate: 2 - rate, found=verification(1.0, 4.0))
+    assert rates[:3] == pytest.approx([1.0, 1 / CHOICE_SPACING, 2.0])  # sqrt(1 * 4)
+    assert all(rate < 4 for rate in rates)
+    assert found.rate == pytest.approx(verification(1.0, 4.0).limit / 2)
+
+
+def test_rate_that_fails_is_not_chosen(monkeypatch):
+    found, _ = chosen(
+        monkeypatch,
+        lambda rate: math.inf if rate > 1 else 2 - rate,
+        found=verification(1.0, 4.0),
+    )
+    assert found.rate == pytest.approx(HORIZON_FACTOR)  # below half the limit
+    assert found.trials[-1].loss == math.inf
+    assert found.to_dict()["trials"][-1]["loss"] is None
+
+
+@pytest.mark.parametrize(("low", "high", "most"), [(1.0, 1.6, 1.6**0.5 / 2), (1.0, math.inf, 0.8)])
+def test_rate_is_at_most_half_the_limit(monkeypatch, low, high, most):
+    best = lambda rate: 2.5 - min(rate, 1.0)  # noqa: E731
+    assert chosen(monkeypatch, best, found=verification(low, high))[0].rate == pytest.approx(most)
+
+
+def test_lower_rate_is_chosen_if_the_noise_hides_the_difference(monkeypatch):
+    losses = {1.0: 2.0, 0.4: 1.0, 0.16: 1.001, 0.064: 2.0}
+    flat = lambda rate: losses[round(rate, 3)]  # noqa: E731
+    exact, _ = chosen(monkeypatch, flat)
+    assert exact.rate == pytest.approx(HORIZON_FACTOR * lowest_point(losses))
+    noisy, _ = chosen(monkeypatch, flat, noise=0.1)
+    assert noisy.rate == pytest.approx(HORIZON_FACTOR * 0.16)
+
+
+def test_two_lower_rates_are_tried_while_nothing_is_learned(monkeypatch):
+    plateau = {1.0: 3.0, 0.4: 2.99, 0.16: 2.995, 0.064: 2.0, 0.0256: 2.5}
+    found, _ = chosen(
+        monkeypatch,
+        lambda rate: plateau[round(rate, 4)],
+        EFFORTS["thorough"].__class__("test", 1, (), 100, choice_budget=1000),
+    )
+    assert 0.0256 < found.rate / HORIZON_FACTOR < 0.16
+
+
+def test_second_moment_starts_far_below_the_predicted_limit(monkeypatch):
+    found, rates = chosen(monkeypatch, bowl(0.01), predicted=0.4, second_moment=True)
+    assert rates[0] == pytest.approx(0.02)
+    assert found.rate == pytest.approx(HORIZON_FACTOR * 0.01)
+
+
+def test_thorough_tries_the_best_again_with_more_steps(monkeypatch):
+    thorough = EFFORTS["thorough"]
+    found, rates = chosen(monkeypatch, bowl(0.2), thorough)
+    again = rates[-3:]
+    assert len(set(again)) == 3
+    assert {each.steps for each in found.trials} == {thorough.choice_steps, thorough.final_steps}
+    assert found.steps == thorough.final_steps
+    assert found.rate == pytest.approx(0.2)  # no correction for the horizon
+
+
+def test_run_that_verified_the_limit_is_used_again(monkeypatch):
+    held = ShortRun(1.0, 0, False, 100, 1.0, losses=(3.0, *[1.5] * 99))
+    runs = (ShortRun(1.6, 0, True, 5, 9.0, losses=(3.0, 9.0)), held)
+    found, rates = chosen(monkeypatch, bowl(0.3), found=Verification(1.0, 1.6, runs, 0))
+    assert 1.0 not in rates
+    assert found.trials[-1] == RateTrial(1.0, 50, 1.5, reused=True)
+    assert found.spent == 50 * len(rates)
+
+
+def test_order_that_another_seed_made_is_not_used_again(monkeypatch):
+    runs = (ShortRun(1.0, 1, False, 100, 1.0, losses=(3.0, *[1.5] * 99)),)
+    _, rates = chosen(monkeypatch, bowl(0.3), found=Verification(1.0, 1.6, runs, 0))
+    assert rates[0] == 1.0
+
+
+def mean_loss(model, rate, seed, make=None):
+    """Train a copy as a plain loop does; the mean loss of the last 12 of 50 steps."""
+    net = copy.deepcopy(model).train()
+    x, y = labelled()
+    optimizer = (make or torch.optim.SGD)(net.parameters(), lr=rate)
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    while len(losses) < 50:
+        for rows in torch.randperm(64, generator=generator).split(16):
+            loss = torch.nn.functional.cross_entropy(net(x[rows]), y[rows])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return sum(losses[38:50]) / 12
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_losses_are_those_of_a_plain_training_loop(make):
+    model = small_network()
+    options = {"batch_size": 16, "optimizer": partial(make, lr=0.1), "seed": 2}
+    advice = max_learning_rate(model, "cross_entropy", labelled(), **options)
+    assert advice.objective == "fastest"
+    assert advice.recommended == advice.choice.rate
+    for each in advice.choice.trials:
+        assert each.loss == pytest.approx(mean_loss(model, each.rate, 2, make), rel=1e-4)
+    best = min(advice.choice.trials, key=lambda each: each.loss)
+    assert best.rate / CHOICE_SPACING / 2 < advice.recommended <= best.rate * CHOICE_SPACING
+
+
+def test_choice_leaves_the_model_alone():
+    model = small_network()
+    before = copy.deepcopy(model.state_dict())
+    problem = Problem(model, "cross_entropy", labelled())
+    setup = TrainingSetup(problem, sgd(1.0), 16, 0)
+    choose_rate(setup, verification(0.5, 0.8), DEFAULT)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_choice_is_a_table_and_plain_data(monkeypatch):
+    found, _ = chosen(monkeypatch, bowl(0.2))
+    assert str(found).startswith("Loss after 50 steps; chosen 0.16")
+    plain = found.to_dict()
+    assert plain["rate"] == found.rate
+    assert [each["rate"] for each in plain["trials"]] == [each.rate for each in found.trials]
