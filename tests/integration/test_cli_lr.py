@@ -358,3 +358,17 @@ def test_compare_chooses_norms_for_tokens(tmp_path, monkeypatch, capsys):
     assert main([*asked, "--no-verify", "--steps", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["norms"]
     assert [row["norm"] for row in rows] == ["none", "layer", "rms", "dyt"]
+
+
+def test_clipping_and_accumulation_reach_the_runs(capsys):
+    asked = ["lr", *SMALL, "--norm", "none", "--clip-norm", "0.5", "--accumulate", "2"]
+    assert main([*asked, "--effort", "quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] == 64
+    assert "clipping" in found["predicted_reason"]
+    assert ["norm 0.5" in note or "2 batches" in note for note in found["notes"]] == [True, True]
+    assert main([*asked, "--effort", "quick"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(note in printed for note in found["notes"])
+    assert main(["lr", *SMALL, "--clip-norm", "0"]) == 2
+    assert "clip_norm must be a positive number" in capsys.readouterr().err

@@ -29,6 +29,8 @@ def lr(
     norm: opt.Norm = None,
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,
+    clip_norm: opt.ClipNorm = None,
+    accumulate: opt.Accumulate = 1,
     no_verify: opt.NoVerify = False,
     effort: opt.EffortName = "default",
     objective: opt.Objective = None,
@@ -65,6 +67,7 @@ def lr(
     note_conversion(samples, network)
     given = advice_options(samples, rule, optimizer, batch_size, no_verify, mode, seed)
     given |= {"effort": effort, "objective": objective}
+    given |= {"clip_norm": clip_norm, "accumulate": accumulate}
     source = f"{model} with {loss} on {data}"
     problem = network, sources.load_loss(loss), samples
     advice = _advise(source, problem, given)

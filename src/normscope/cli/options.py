@@ -116,6 +116,10 @@ OptimizerName = Annotated[
     str, option("NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS)
 ]
 BatchSize = Annotated[int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT)]
+ClipNorm = Annotated[
+    float | None, number("Largest norm of the gradient in the short runs.", default="not clipped")
+]
+Accumulate = Annotated[int, number("Batches whose mean gradient makes one step.", min=1)]
 EFFORTS = ("quick", "default", "thorough")
 OBJECTIVES = ("fastest", "half_limit")
 EffortName = Annotated[

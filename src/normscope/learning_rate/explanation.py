@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def summary_lines(advice: Advice) -> list[str]:
-    """Return the answer in three lines: the recommended rate, the limit, how they were found."""
+    """Return the answer in three lines: the recommended rate, the limit, how they were found.
+
+    A sentence follows for each thing that the rates depend on, such as a schedule.
+    """
     lines = {
         "recommended": f"{advice.recommended:.3g}, {_recommended_remark(advice)}",
         "limit": _limit_summary(advice),
         "found by": _how_found(advice),
     }
-    return [f"{name:<13}{text}" for name, text in lines.items()]
+    return [*(f"{name:<13}{text}" for name, text in lines.items()), *advice.notes]
 
 
 def _recommended_remark(advice: Advice) -> str:

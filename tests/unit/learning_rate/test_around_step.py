@@ -16,13 +16,15 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
 )
 
-import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, StateError
+from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.accumulation import effective_batches
 from normscope.learning_rate.setup import TrainingSetup, first_step_rate
 from normscope.learning_rate.stability import short_run
 from normscope.problem import Problem
 from normscope.training import sgd, train
+
+advise = partial(max_learning_rate, effort="thorough", objective="half_limit")
 
 
 class TwoWeights(nn.Module):
@@ -51,10 +53,10 @@ def grouped(kind, rates, **options):
 )
 def test_limit_of_groups_is_that_of_the_quadratic(rates, expected):
     model, optimizer = grouped(SGD, rates)
-    advice = ns.max_learning_rate(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
+    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
     assert advice.bound == pytest.approx(expected, rel=1e-6)
     assert advice.limit == pytest.approx(expected, rel=0.05)
-    assert advice.predicted == pytest.approx(expected, rel=0.25)
+    assert 1 / 1.5 < advice.predicted / expected < 1.5  # the resolution of the trial runs
     largest = max(rates)
     assert advice.rates() == pytest.approx([advice.recommended * r / largest for r in rates])
     assert ("fastest parameter group" in str(advice)) == (rates[0] != rates[1])
@@ -63,7 +65,7 @@ def test_limit_of_groups_is_that_of_the_quadratic(rates, expected):
 
 def test_group_that_is_not_trained_does_not_count():
     model, optimizer = grouped(SGD, (0.1, 0.0))
-    advice = ns.max_learning_rate(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
+    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
     assert advice.bound == pytest.approx(2 / 4, rel=1e-6)
     assert advice.rates()[1] == 0
 
@@ -84,7 +86,7 @@ def test_adam_with_group_rates_is_bounded_but_not_predicted():
     for rates in [(1e-3, 1e-3), (1e-3, 1e-4)]:
         model, optimizer = grouped(Adam, rates)
         data = (INPUTS[:, :], TARGETS)
-        found.append(ns.max_learning_rate(model, "squared_error", data, optimizer=optimizer))
+        found.append(advise(model, "squared_error", data, optimizer=optimizer))
     one, two = found
     assert one.predicted is not None
     assert two.predicted is None
@@ -148,9 +150,7 @@ def test_schedule_of_an_optimizer_in_warm_up_starts_from_its_base_rate():
 def test_limit_with_a_schedule_is_that_of_its_base_rate():
     model, optimizer = grouped(SGD, (0.1, 0.1))
     half = partial(LambdaLR, lr_lambda=lambda step: 0.5)
-    advice = ns.max_learning_rate(
-        model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=half
-    )
+    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=half)
     assert advice.bound == pytest.approx(2 * 2 / 9, rel=1e-6)
     assert advice.limit == pytest.approx(2 * 2 / 9, rel=0.05)
     assert advice.predicted is None
@@ -160,7 +160,7 @@ def test_limit_with_a_schedule_is_that_of_its_base_rate():
 
 def test_schedule_that_the_runs_do_not_reach_is_reported():
     model, optimizer = grouped(SGD, (0.1, 0.1))
-    advice = ns.max_learning_rate(
+    advice = advise(
         model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=linear(1000, 0.01)
     )
     assert "0.11 times the schedule's largest rate" in " ".join(advice.notes)
@@ -169,9 +169,7 @@ def test_schedule_that_the_runs_do_not_reach_is_reported():
 def test_schedule_above_the_base_rate_lowers_limit_and_bound():
     model, optimizer = grouped(SGD, (0.1, 0.1))
     cycle = partial(OneCycleLR, max_lr=1.0, total_steps=200, pct_start=0.1, cycle_momentum=False)
-    advice = ns.max_learning_rate(
-        model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=cycle
-    )
+    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=cycle)
     assert advice.bound == pytest.approx(0.1 * 2 / 9, rel=1e-3)
     assert 0.1 * 2 / 9 <= advice.limit < 0.2 * 2 / 9
     assert "its largest is 10 times that" in str(advice).replace("\n", " ")
@@ -179,9 +177,7 @@ def test_schedule_above_the_base_rate_lowers_limit_and_bound():
 
 def test_schedulers_that_do_not_fit_are_refused():
     model, optimizer = grouped(SGD, (0.1, 0.1))
-    ask = partial(
-        ns.max_learning_rate, model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer
-    )
+    ask = partial(advise, model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
     with pytest.raises(ArgumentTypeError, match="ReduceLROnPlateau follows a metric"):
         ask(scheduler=ReduceLROnPlateau)
     with pytest.raises(ArgumentTypeError, match="must be a function from an optimizer"):
@@ -212,9 +208,7 @@ def test_clipped_runs_equal_a_clipped_training():
 
 def test_clipping_raises_the_verified_limit_alone():
     model, optimizer = grouped(SGD, (0.1, 0.1))
-    ask = partial(
-        ns.max_learning_rate, model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer
-    )
+    ask = partial(advise, model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
     free, clipped = ask(), ask(clip_norm=1.0)
     assert clipped.bound == free.bound
     assert clipped.limit > 5 * free.limit
@@ -252,9 +246,7 @@ def test_curvature_of_accumulated_batches_is_that_of_the_joined_batch():
 
 def test_batch_statistics_keep_accumulated_batches_apart():
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    advice = ns.max_learning_rate(
-        model, "cross_entropy", labelled(), batch_size=8, accumulate=4, effort="thorough"
-    )
+    advice = advise(model, "cross_entropy", labelled(), batch_size=8, accumulate=4)
     assert advice.predicted is None
     assert "not that of one joined batch" in advice.prediction_reason
     assert "single batches" in " ".join(advice.notes)
@@ -312,12 +304,12 @@ class TwoPasses(torch.optim.Optimizer):
 def test_optimizer_of_unknown_rule_is_advised_on_by_runs(factory):
     model = small_network()
     before = [each.clone() for each in model.parameters()]
-    advice = ns.max_learning_rate(model, "cross_entropy", labelled(), optimizer=factory)
+    advice = advise(model, "cross_entropy", labelled(), optimizer=factory)
     assert advice.curvature is None
     assert advice.bound is None
     assert advice.predicted is None
     assert "is not known" in advice.curvature_reason
-    assert "is not known" in str(advice)
+    assert "is not known" in advice.details()
     low, high = advice.verification.ends
     assert low < advice.limit < high
     made = factory(model.parameters(), lr=2 * high)
@@ -329,23 +321,19 @@ def test_optimizer_of_unknown_rule_is_advised_on_by_runs(factory):
 
 def test_optimizer_of_unknown_rule_needs_runs():
     with pytest.raises(StateError, match=r"SignDescent is not known.*verify=True"):
-        ns.max_learning_rate(
-            small_network(), "cross_entropy", labelled(), optimizer=SignDescent, verify=False
-        )
+        advise(small_network(), "cross_entropy", labelled(), optimizer=SignDescent, verify=False)
 
 
 def test_optimizer_that_evaluates_the_loss_itself_is_refused():
     with pytest.raises(ArgumentTypeError, match="LBFGS evaluates the loss itself"):
-        ns.max_learning_rate(
-            small_network(), "cross_entropy", labelled(), optimizer=torch.optim.LBFGS
-        )
+        advise(small_network(), "cross_entropy", labelled(), optimizer=torch.optim.LBFGS)
 
 
 def test_groups_of_different_momentum_are_advised_on_by_runs():
     model = TwoWeights().double()
     groups = [{"params": [model.a], "momentum": 0.5}, {"params": [model.b]}]
     optimizer = SGD(groups, lr=0.1)
-    advice = ns.max_learning_rate(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
+    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer)
     assert "differ in 'momentum'" in advice.curvature_reason
     assert advice.limit == pytest.approx(min(2 * 1.5 / 4, 2 / 9), rel=0.05)
 
@@ -415,7 +403,7 @@ def test_frozen_backbone_with_a_head_is_the_head_on_its_features():
     whole = nn.Sequential(backbone, head)
     whole.training = True  # the backbone keeps its flags
     features = backbone(inputs)
-    ask = partial(ns.max_learning_rate, momentum=0.5, batch_size=16, effort="thorough")
+    ask = partial(advise, momentum=0.5, batch_size=16)
     found = ask(whole, "cross_entropy", (inputs, targets))
     expected = ask(head, "cross_entropy", (features, targets))
     assert found.verified == expected.verified
