@@ -1,6 +1,6 @@
 """The advice over batch size, momentum, normalization, loss and architecture: 96 cells.
 
-    python benchmarks/learning_rate_cells.py --store DIR [--truth] [--cells NAME ...] [--renew]
+    python benchmarks/learning_rate_cells.py --store DIR [--truth] [--cells NAME ...] [--no-runs]
 
 Batch 4, 16, 64, 512 x momentum 0, 0.9, 0.99 x none, batch, layer, group norm x cross-entropy,
 squared error; the architecture rotates over an MLP, a convolutional network and a transformer, each
@@ -19,6 +19,8 @@ import copy
 import functools
 import itertools
 import json
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,19 +28,28 @@ from typing import Any
 
 import torch
 from learning_rate_cases import SAMPLES, Batch, TransformerEncoder
-from learning_rate_truth import LIMITS, onsets_of
+from learning_rate_truth import LIMITS, Run, onsets_of
 from torch import nn
 
 from normscope.data import load
 from normscope.errors import DataError
 from normscope.layers import convert, normalization
+from normscope.learning_rate import max_learning_rate
+from normscope.learning_rate.prediction import predict_limit
+from normscope.learning_rate.sample_trials import trial_batch_count
+from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.thresholds import PREDICTION_BATCHES
+from normscope.learning_rate.update_rule import UpdateRule
 from normscope.problem.loss import LOSSES
+from normscope.problem.problem import Problem
+from normscope.training import sgd
 
 BATCH_SIZES = (4, 16, 64, 512)
 MOMENTA = (0.0, 0.9, 0.99)
 NORMS = ("none", "batch", "layer", "group")
 LOSS_NAMES = ("cross_entropy", "squared_error")
 ARCHITECTURES = ("mlp", "conv", "transformer")
+Row = dict[str, Any]
 HELD_OUT = 2  # the variant that nothing is tuned on
 
 
@@ -58,6 +69,13 @@ class Cell:
         """The cell in one word."""
         parts = (self.architecture, "ABC"[self.variant], self.norm, self.loss, self.batch_size)
         return "-".join(map(str, (*parts, self.momentum)))
+
+    @property
+    def label(self) -> str:
+        """The cell in a few words."""
+        loss = "entropy" if self.loss == "cross_entropy" else "squares"
+        net = f"{self.architecture} {'ABC'[self.variant]} {self.norm} {loss}"
+        return f"{net}, batch {self.batch_size}, momentum {self.momentum:g}"
 
     @property
     def group(self) -> str:
@@ -182,6 +200,11 @@ CELLS = _cells()
 
 def true_onsets(cell: Cell) -> list[float]:
     """The smallest unstable learning rate to 5 %, for each of three orders of the data."""
+    return onsets_of(_run_of(cell), LIMITS[cell.loss])
+
+
+def _run_of(cell: Cell) -> Run:
+    """Return a function that trains a copy, giving the loss before every update."""
     model = cell.model()
     x, y = cell.data
 
@@ -200,7 +223,7 @@ def true_onsets(cell: Cell) -> list[float]:
             loss.backward()
             optimizer.step()
 
-    return onsets_of(run, LIMITS[cell.loss])
+    return run
 
 
 class Store:
@@ -226,17 +249,161 @@ def find_truth(names: list[str], store: Store) -> None:
             print(name, [f"{each:.3g}" for each in store.rows[name]], flush=True)
 
 
+def measured(cell: Cell, verify: bool) -> Row:
+    """The advice on a cell, without runs and with them, and what the prediction takes."""
+    model = cell.model()
+    options = {"momentum": cell.momentum, "batch_size": cell.batch_size}
+    predicted = max_learning_rate(model, cell.loss, cell.data, **options, verify=False)
+    row = {
+        "predicted": predicted.predicted,
+        "bound": predicted.bound,
+        "curvature_bound": predicted.curvature_bound,
+        "interval": list(predicted.interval),
+        "reason": predicted.prediction_reason or predicted.prediction.reason,
+        "seconds": predicted.seconds,
+        "prediction_seconds": prediction_seconds(cell, predicted.bound),
+        "range_test_seconds": range_test_seconds(cell),
+    }
+    if verify:
+        found = max_learning_rate(model, cell.loss, cell.data, **options, effort="thorough")
+        row["verified"] = found.verification.onset
+        row["verified_curvature_bound"] = found.curvature_bound
+    return row
+
+
+def prediction_seconds(cell: Cell, bound: float) -> float:
+    """Seconds of the prediction alone: the least of two."""
+    problem, rule = Problem(cell.model(), cell.loss, cell.data), UpdateRule("SGD", cell.momentum)
+    setup = TrainingSetup(problem, sgd(1.0, cell.momentum), cell.batch_size, 0)
+
+    def predict() -> None:
+        count = max(PREDICTION_BATCHES, trial_batch_count(setup.batches(1)[0]))
+        predict_limit(problem, setup.batches(count), rule, lambda: bound)
+
+    return min(_seconds(predict) for _ in range(2))
+
+
+def range_test_seconds(cell: Cell) -> float:
+    """Seconds of 100 training steps: ten times the least of two runs of ten."""
+    run = _run_of(cell)
+
+    def train() -> None:
+        for _ in run(lambda step: 1e-6, 0, 10):
+            pass
+
+    train()
+    return 10 * min(_seconds(train) for _ in range(2))
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def onset_of(onsets: list[float]) -> float:
+    """The median over the orders of the data."""
+    return sorted(onsets)[len(onsets) // 2]
+
+
+def ratios(rows: dict[str, Row], truth: dict[str, list[float]], key: str) -> dict[str, float]:
+    """A rate of every cell over the true onset."""
+    return {
+        name: row[key] / onset_of(truth[name])
+        for name, row in rows.items()
+        if row.get(key) is not None
+    }
+
+
+def table(rows: dict[str, Row], truth: dict[str, list[float]]) -> str:
+    """All cells as a Markdown table, the worst predictions first."""
+    predicted = ratios(rows, truth, "predicted")
+    lines = [
+        "| cell | group | onset | predicted | interval holds | bound | verified | its bound |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted(rows, key=lambda name: -_factor(predicted.get(name, 1.0))):
+        row, onset = rows[name], onset_of(truth[name])
+        low, high = row["interval"]
+        shown = [row["predicted"], row["curvature_bound"]]
+        shown += [row.get("verified"), row.get("verified_curvature_bound")]
+        rate, bound, verified, lowered = (
+            "-" if each is None else f"{each / onset:.2g}" for each in shown
+        )
+        held = "yes" if low <= onset <= high else "no"
+        cells = (CELLS[name].label, CELLS[name].group, f"{onset:.3g}", rate, held, bound)
+        lines.append(f"| {' | '.join((*cells, verified, lowered))} |")
+    return "\n".join(lines)
+
+
+def _factor(ratio: float) -> float:
+    return max(ratio, 1 / ratio)
+
+
+def summary(rows: dict[str, Row], truth: dict[str, list[float]]) -> str:
+    """Medians and worst of the cells that may be tuned on, of those held out, and of all."""
+    lines = []
+    for group in ("dev", "held out", "all"):
+        chosen = {n: row for n, row in rows.items() if group in ("all", CELLS[n].group)}
+        if chosen:
+            lines += [f"{group}: {line}" for line in _summary_lines(chosen, truth)]
+    for key in ("prediction_seconds", "seconds"):
+        shares = sorted(row[key] / row["range_test_seconds"] for row in rows.values())
+        lines.append(
+            f"{key} over those of a range test: {statistics.median(shares):.2f} median, "
+            f"{shares[int(0.9 * len(shares))]:.2f} in nine of ten, {shares[-1]:.2f} at most"
+        )
+    return "\n".join(lines)
+
+
+def _summary_lines(rows: dict[str, Row], truth: dict[str, list[float]]) -> list[str]:
+    lines = []
+    for key in ("predicted", "verified"):
+        factors = sorted(map(_factor, ratios(rows, truth, key).values()))
+        if factors:
+            lines.append(
+                f"{key} in {len(factors)} cells: factor {statistics.median(factors):.2f} median, "
+                f"{factors[int(0.9 * len(factors))]:.2f} in nine of ten, {factors[-1]:.2f} worst, "
+                f"{sum(each > 5 for each in factors)} beyond 5"
+            )
+    for key in ("bound", "curvature_bound", "verified_curvature_bound"):
+        found = ratios(rows, truth, key)
+        above = sum(each > 1 for each in found.values())
+        if found:
+            lines.append(f"{key} above the onset in {above} of {len(found)}")
+    ends = {name: (*row["interval"], onset_of(truth[name])) for name, row in rows.items()}
+    held = sum(low <= onset <= high for low, high, onset in ends.values())
+    lines.append(f"the interval without runs holds the onset in {held} of {len(ends)}")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", type=Path, required=True, metavar="DIR")
     parser.add_argument("--truth", action="store_true", help="find the onsets and stop")
     parser.add_argument("--cells", nargs="+", choices=CELLS, metavar="NAME", help="only these")
+    parser.add_argument("--group", choices=("dev", "held out"), help="only these cells")
+    parser.add_argument("--no-runs", action="store_true", help="leave the verifying runs out")
     parser.add_argument("--renew", action="store_true", help="keep only the truth")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.store.mkdir(parents=True, exist_ok=True)
     names = options.cells or list(CELLS)
-    find_truth(names, Store(options.store / "truth.json"))
+    names = [name for name in names if options.group in (None, CELLS[name].group)]
+    truth = Store(options.store / "truth.json")
+    find_truth(names, truth)
+    if options.truth:
+        return
+    store = Store(options.store / "advice.json")
+    if options.renew:
+        store.rows = {}
+    for name in names:
+        if "predicted" not in store.rows.get(name, {}):
+            store.add(name, measured(CELLS[name], not options.no_runs))
+            print(name, {k: v for k, v in store.rows[name].items() if k != "reason"}, flush=True)
+    rows = {name: store.rows[name] for name in names}
+    print(table(rows, truth.rows))
+    print(summary(rows, truth.rows))
 
 
 if __name__ == "__main__":
