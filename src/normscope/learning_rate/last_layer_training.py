@@ -75,11 +75,10 @@ def last_layer_limit(
 
 
 def breaks_late(layer: LastLayer, problem: Problem, rule: UpdateRule, limit: float) -> bool:
-    """Return whether momentum takes more than 15 steps to act, or a last layer as long to break.
+    """Return whether twice the limit of a last layer is stable for 15 steps.
 
     What momentum and the noise of small batches build up then decides, rather than the curvature.
-    The whole network behaves otherwise: its features follow what the last layer does. A last layer
-    breaks late if twice its limit is stable for 15 steps.
+    The whole network behaves otherwise: its features follow what the last layer does.
 
     Args:
         layer: weights, inputs and targets.
@@ -87,8 +86,6 @@ def breaks_late(layer: LastLayer, problem: Problem, rule: UpdateRule, limit: flo
         rule: of the optimizer.
         limit: as `last_layer_limit` returns it.
     """
-    if not rule.corrected and rule.momentum > 1 - 1 / LAST_LAYER_STEPS:
-        return True
     return LastLayerTraining(layer, problem, rule).stable([2 * limit], LAST_LAYER_STEPS)[0]
 
 

@@ -14,9 +14,11 @@ from normscope.learning_rate.thresholds import (
     CONSISTENT,
     CONTRADICTED,
     FEATURE_SAMPLES,
+    LAST_LAYER_STEPS,
     LATE_FACTOR,
     PREDICTION_BATCHES,
     PREDICTION_FACTOR,
+    TRIAL_SAMPLES,
 )
 from normscope.learning_rate.trial_run import gradient_on, may_be_on_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
@@ -92,11 +94,14 @@ def predict_limit(
     on a few samples decide where there are no norm layers or the last one is in eval mode, where
     one step makes the last layer unstable, where the model has no linear last layer or its outputs
     hardly differ, where the loss uses parameters beside the output, and where parameters have
-    gradient hooks. See docs/learning_rate.md for the accuracy of both.
+    gradient hooks. They also decide where training is unstable late, by what noise and momentum
+    build up, which the last layer alone does not show: on batches of at most 32 samples, with
+    momentum above 0.93, and where the last layer itself breaks late. See docs/learning_rate.md for
+    the accuracy of both.
 
     Args:
         problem: model, loss and data; not changed.
-        batches: a few of its batches; with several, the step uses the last.
+        batches: several of its batches; `trial_batch_count` says how many.
         rule: of the optimizer.
         bound: returns the curvature bound; called only if no trial run is unstable.
         preconditioner: of the optimizer; None for SGD.
@@ -135,7 +140,7 @@ def _from_last_layer(
     if hooked or not evaluator.loss_is_of_output:
         return None  # training the last layer alone knows neither hooks nor other parameters
     layer = last_layer(evaluator.on(one))
-    if layer is None or not _may_decide(layer, evaluator):
+    if layer is None or not _may_decide(layer, evaluator, rule):
         return None
     layer = last_layer(evaluator)
     standing = None if layer is None else last_layer_limit(layer, problem, rule)
@@ -156,14 +161,18 @@ def _from_last_layer(
     return LimitPrediction(limit, layer.name, standing, reason)
 
 
-def _may_decide(layer: LastLayer, evaluator: Evaluator) -> bool:
+def _may_decide(layer: LastLayer, evaluator: Evaluator, rule: UpdateRule) -> bool:
     """Return whether nothing else is trained, or the network is normalized and its outputs differ.
 
     The last norm layer counts, which normalizes what all weights before it do. In eval mode it
-    multiplies by constants, and nothing stabilizes them.
+    multiplies by constants, and nothing stabilizes them. Batches so small that trial runs use them
+    as they are leave it to these, and so does momentum that takes long to build up.
     """
     if all(map(layer.owns, evaluator.layout.names)):
         return True
+    is_slow = not rule.corrected and rule.momentum > 1 - 1 / LAST_LAYER_STEPS
+    if is_slow or len(layer.features[0]) <= TRIAL_SAMPLES:
+        return False
     model = evaluator.problem.model
     last = next(reversed(norm_layers(model)), None)
     if last is None or last in held_norm_layers(model, evaluator.flags):

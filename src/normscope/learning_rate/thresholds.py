@@ -202,7 +202,7 @@ CONSISTENT = 4.0
 benchmarks/learning_rate_accuracy.py)."""
 LAST_LAYER_STEPS = 15
 """The last layer decides if momentum acts within so many steps, 1 / (1 - mu), and the layer breaks
-within them at twice its limit (dev cells: 10 times too high and 20 times too low at 0.99)."""
+within them at twice its limit (dev cells: at 0.99 it was 10 times too high or 20 too low)."""
 LATE_FACTOR = 4.0
 """As `PREDICTION_FACTOR`, where trials fail late: it holds nine of ten dev cells."""
 CONTRADICTED = 0.8

@@ -331,9 +331,9 @@ def asked(model, data=None, **options):
     return max_learning_rate(model, "cross_entropy", data, verify=False, **options)
 
 
-@pytest.mark.parametrize(("batch_size", "curved", "seen"), [(8, 3, 8), (32, 2, 2), (None, 1, 1)])
-def test_three_batches_are_curved_and_all_of_the_features_seen(batch_size, curved, seen):
-    found = asked(small_network(), batch_size=batch_size)
+@pytest.mark.parametrize(("batch_size", "curved", "seen"), [(40, 3, 12), (160, 3, 4), (None, 1, 1)])
+def test_three_batches_are_curved_and_features_of_512_samples_seen(batch_size, curved, seen):
+    found = asked(small_network(), labelled(640), batch_size=batch_size)
     assert len(found.curvature.values) == curved
     assert f"the features of {seen} batch" in found.prediction.reason
 

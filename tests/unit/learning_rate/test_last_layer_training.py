@@ -15,11 +15,12 @@ from normscope.learning_rate import growth_limit, last_layer_training
 from normscope.learning_rate.last_layer import LastLayer
 from normscope.learning_rate.last_layer_training import (
     LastLayerTraining,
+    breaks_late,
     last_layer_limit,
     losses_and_gradients,
 )
 from normscope.learning_rate.thresholds import STEPS
-from normscope.learning_rate.update_rule import RuleSteps, rule_of
+from normscope.learning_rate.update_rule import RuleSteps, UpdateRule, rule_of
 from normscope.problem import Problem, cross_entropy, squared_error
 
 BOUND = "_squared_error_bound"
@@ -438,3 +439,21 @@ def test_scores_beyond_the_range_of_numbers_have_no_finite_loss():
     losses, _ = found(in_columns(outputs() * factors))
     assert losses.isfinite().tolist()[0]
     assert not losses.isfinite()[2:].any()
+
+
+def test_layer_with_strong_momentum_and_random_targets_breaks_late():
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 30), torch.randint(3, (4,))) for _ in range(25)]
+    layer = LastLayer(
+        "", torch.zeros(3, 30), None, tuple(x for x, _ in batches), tuple(y for _, y in batches)
+    )
+    problem = Problem(nn.Linear(30, 3), "cross_entropy", batches)
+    late = []
+    for momentum in (0.0, 0.9):
+        rule = UpdateRule("SGD", momentum)
+        limit = last_layer_limit(layer, problem, rule)
+        training = LastLayerTraining(layer, problem, rule)
+        assert training.stable([limit / 2, 3 * limit], 100) == [True, False]
+        late.append(breaks_late(layer, problem, rule, limit))
+        assert late[-1] == training.stable([2 * limit], 15)[0]
+    assert late == [False, True]

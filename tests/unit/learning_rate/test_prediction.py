@@ -44,9 +44,9 @@ def alike(problem):
     return problem
 
 
-def halves():
-    inputs, targets = labelled()
-    return [(inputs[:32], targets[:32]), (inputs[32:], targets[32:])]
+def halves(size=64):
+    inputs, targets = labelled(2 * size)
+    return [(inputs[:size], targets[:size]), (inputs[size:], targets[size:])]
 
 
 def features_after_a_step(model, rate, scale=None):
@@ -136,6 +136,31 @@ def test_where_the_last_layer_does_not_decide_the_net_is_rehearsed(problem):
     assert found.reason == (
         "the whole network in a few steps on 32 samples: stable at 1, unstable at 4"
     )
+
+
+@pytest.mark.usefixtures("rehearsing")
+@pytest.mark.parametrize(("size", "momentum"), [(32, 0.0), (64, 0.95)])
+def test_small_batches_and_slow_momentum_leave_it_to_a_rehearsal(size, momentum):
+    problem = Problem(small_network(), "cross_entropy", halves(size))
+    assert predict_limit(problem, halves(size), UpdateRule("SGD", momentum), unasked).rate == 2.0
+
+
+@pytest.mark.usefixtures("rehearsing")
+def test_last_layer_that_breaks_late_leaves_it_to_a_rehearsal(monkeypatch):
+    monkeypatch.setattr(prediction, "breaks_late", lambda *_: True)
+    problem = Problem(small_network(), "cross_entropy", halves())
+    assert predict_limit(problem, halves(), SGD, unasked).rate == 2.0
+
+
+def test_prediction_tells_of_momentum_that_builds_up(monkeypatch):
+    trials = SampleTrials(1.0, 4.0, 4, 48, False, reached=0.25, is_late=True)
+    monkeypatch.setattr(prediction, "run_sample_trials", lambda *_: trials)
+    problem = Problem(small_network(norm=False), "cross_entropy", halves())
+    found = predict_limit(problem, halves(), SGD, unasked)
+    assert (found.rate, found.is_late, found.factor) == (0.5, True, 4.0)
+    assert found.reason.endswith("lowered to 25% for what momentum builds up in 100 steps")
+    assert found.lowered_bound(0.1) == 0.1
+    assert found.lowered_bound(0.4) == 0.125
 
 
 @pytest.mark.usefixtures("rehearsing")
