@@ -66,7 +66,7 @@ def row_of(store: RunStore, network: Network, suggestions: dict[str, dict[str, A
     for tool, said in suggestions.items():
         loss = mean_loss(store, network, said["rate"]) if said["rate"] is not None else float("inf")
         answers[tool] = Answer(said["rate"], loss / best - 1, said["range_tests"])
-    return Row(network, rate, best, answers)
+    return Row(network, rate, best, len(store.orders), answers)
 
 
 def main() -> None:

@@ -36,11 +36,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Row:
-    """One network: the best of the grid, and the tools' answers."""
+    """One network: the best of the grid, over how many data orders, and the tools' answers."""
 
     network: Network
     best_rate: float
     best_loss: float
+    orders: int
     answers: dict[str, Answer] = field(default_factory=dict)
 
 
@@ -176,7 +177,9 @@ def _label(row: Row) -> str:
 def versions(rows: list[Row]) -> str:
     """What was run."""
     packages = ("torch", "torch-lr-finder", "lightning", "transformers")
-    return ", ".join(f"{name} {version(name)}" for name in packages) + "; one thread."
+    found = ", ".join(f"{name} {version(name)}" for name in packages)
+    orders = sorted({row.orders for row in rows})
+    return f"The tables: data orders per rate: {', '.join(map(str, orders))}; {found}; one thread."
 
 
 PARTS: dict[str, Callable[[list[Row]], str]] = {
