@@ -1,7 +1,7 @@
 """The top eigenvalue of Fisher, Gauss-Newton and Hessian matrix to 1e-3, beside other libraries.
 
     python benchmarks/curvature.py [--quick] [--net N] [--kind K] [--patience S]
-                                   [--threads N] [--alone] [--json FILE]
+                                   [--threads N] [--alone] [--memory] [--json FILE]
 
 One process; the contenders of a net take turns and the shortest time of each counts (one that
 takes longer than the patience has one turn, and its memory is not measured). Each call
@@ -15,7 +15,10 @@ left out.
 same run, six in a row: as long as one of our answers, so that a quiet moment favours neither.
 "limit" is the time over that of the products needed at one such pass each. "error" is against our
 value in float64, to a residual of 1e-4. A tool that misses 1e-3 is no peer to be faster than.
-Memory is the rise of the resident set above its start.
+Memory is the rise of the resident set above its start. Freed memory that the allocator kept from
+other contenders can hide a need for more; `--memory` measures nothing else, each tool in a process
+of its own, after one call on two samples that loads its code. The other tools make a few products
+there: more of them need no more memory.
 
 Of ours, "normscope" stops when the value is known (``stop="value", vectors=False``), which is the
 question here, and what eigsh is asked too; "normscope, vector" stops when the vector is known and
@@ -31,12 +34,21 @@ import copy
 import functools
 import json
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from curvature_peers import Answer, Contender, Question, missing_peers, present_peers
+from curvature_peers import (
+    Answer,
+    Contender,
+    Question,
+    brief_peers,
+    missing_peers,
+    present_peers,
+)
 from memory import peak_megabytes
 from networks import ResNet18, SmallGPT, SmallViT
 from rich.console import Console
@@ -254,6 +266,25 @@ def fastest_peer(times: dict[str, float], errors: dict[str, float]) -> float | N
     return min(reached, default=None)
 
 
+def measure_memory(net: Net, kind: str, threads: int) -> None:
+    """Print the peak memory of each tool, in evaluation mode, in a process of its own."""
+    for tool in [OURS, *brief_peers(kind)]:
+        command = [sys.executable, __file__, "--memory-of", tool, "--net", net.name]
+        command += ["--kind", kind, "--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = (done.stdout if done.returncode == 0 else done.stderr).splitlines()
+        print(f"{net.name:16} {kind:8} {tool:20} {lines[-1] if lines else 'no answer'}", flush=True)
+
+
+def print_memory_of(tool: str, net: Net, kind: str) -> None:
+    question = questions(net, net.samples, kind)
+    contender = ({OURS: functools.partial(ours, mode="eval")} | brief_peers(kind))[tool]
+    few = Question(question.model, question.inputs[:2], question.targets[:2], kind)
+    contender(few)  # imports what the tool needs
+    peak = peak_megabytes(lambda: contender(question))
+    print("unknown" if peak is None else f"{peak:.0f} MB")
+
+
 def show(rows: list[Row]) -> None:
     table = Table(title="largest eigenvalue to 1e-3 (x peer: times faster than the fastest peer)")
     left = ("net", "kind", "mode", "tool")
@@ -286,17 +317,30 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="of torch; default its own")
     parser.add_argument("--alone", action="store_true", help="without the other libraries")
+    parser.add_argument("--memory", action="store_true", help="peak memory only, by processes")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     threads = torch.get_num_threads()
+    nets = [net for net in NETS if options.net in (None, net.name)]
+    kinds = [kind for kind in KINDS if options.kind in (None, kind)]
+    if options.memory_of is not None:
+        with sdpa_kernel(SDPBackend.MATH):
+            print_memory_of(options.memory_of, nets[0], kinds[0])
+        return
     print(f"torch {torch.__version__}, {threads} threads, {platform.machine()}")
     for package in missing_peers():
         print(f"{package} is not installed and left out: pip install -e .[bench]")
+    if options.memory:
+        for net in nets:
+            for kind in kinds:
+                measure_memory(net, kind, threads)
+        return
     rows: list[Row] = []
-    for net in [net for net in NETS if options.net in (None, net.name)]:
-        for kind in [kind for kind in KINDS if options.kind in (None, kind)]:
+    for net in nets:
+        for kind in kinds:
             with sdpa_kernel(SDPBackend.MATH):
                 rows += measure(net, kind, options.quick, options.patience, options.alone)
     show(rows)

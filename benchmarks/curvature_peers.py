@@ -223,6 +223,18 @@ def present_peers(question: Question, true_value: float, quick: bool) -> dict[st
     return {name: made for name in chosen if (made := _attempt(name, makers[name])) is not None}
 
 
+def brief_peers(kind: str) -> dict[str, Contender]:
+    """Those that are installed, each for a few products: enough to measure their memory."""
+    peers: dict[str, Contender] = {
+        "PyHessian": functools.partial(pyhessian, maxIter=3),
+        "curvlinops + eigsh": functools.partial(curvlinops, ncv=6, tol=1.0),
+        "hessian-eigenthings": functools.partial(eigenthings, k=1, max_iter=6),
+    }
+    if kind == "ggn":
+        del peers["PyHessian"]
+    return {name: peer for name, peer in peers.items() if is_installed(NEEDS[name])}
+
+
 def _attempt(name: str, make: Callable[[], Contender]) -> Contender | None:
     """Make a contender; None, and a line, if the library cannot measure the model."""
     try:
