@@ -181,7 +181,7 @@ class GraphJacobian(Jacobian):
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.output_shape, generator=generator).div_(self.output.numel() ** 0.5)
         cotangent = drawn.to(self.output.device, self.dtype).requires_grad_()
-        with record_cotangent_only():
+        with record_cotangent_only(cotangent):
             self._pulled_back = torch.autograd.grad(
                 self.output, self._leaves, cotangent, create_graph=True, materialize_grads=True
             )

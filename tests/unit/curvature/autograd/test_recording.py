@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.curvature.autograd.recording import detach_if_recording, record_cotangent_only
 from normscope.curvature.jacobian import GraphJacobian
+from normscope.errors import StateError
 from normscope.problem import Evaluator, Problem, parameter_layout
+from normscope.problem.references import graph_nodes
 
 
 class Calls(TorchDispatchMode):
@@ -68,6 +71,60 @@ def test_evaluation_mode_normalizes_by_constants() -> None:
 
 def test_held_tensors_keep_their_graph_outside() -> None:
     weight: Tensor = torch.ones(2, requires_grad=True)
-    with pytest.raises(KeyError), record_cotangent_only():
+    with pytest.raises(KeyError), record_cotangent_only(weight):
         raise KeyError
     assert detach_if_recording((weight, None)) == (weight, None)
+
+
+def recorded() -> tuple[Tensor, list[Tensor], Tensor, tuple[Tensor, ...]]:
+    """Return weights, a cotangent and the gradients of a small network as functions of it."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    weights = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    hidden = functional.layer_norm(functional.gelu(x @ weights[0]), (4,))
+    output = torch.softmax(hidden @ weights[1], dim=1)
+    cotangent = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    with record_cotangent_only(cotangent):
+        pulled = torch.autograd.grad(output, weights, cotangent, create_graph=True)
+    return x, weights, cotangent, pulled
+
+
+def test_recorded_backward_pass_has_its_derivative_in_the_cotangent() -> None:
+    x, weights, cotangent, pulled = recorded()
+    tangents = [torch.randn_like(each) for each in weights]
+    (found,) = torch.autograd.grad(pulled, cotangent, tangents, retain_graph=True)
+
+    def forward(first: Tensor, second: Tensor) -> Tensor:
+        hidden = functional.layer_norm(functional.gelu(x @ first), (4,))
+        return torch.softmax(hidden @ second, dim=1)
+
+    _, expected = torch.autograd.functional.jvp(forward, tuple(weights), tuple(tangents))
+    torch.testing.assert_close(found, expected)
+
+
+def test_tensors_that_depend_on_the_cotangent_are_not_kept() -> None:
+    *_, pulled = recorded()
+    saved = [
+        getattr(node, name)
+        for value in pulled
+        for node in graph_nodes(value)
+        for name in dir(node)
+        if name.startswith("_saved_")
+    ]
+    tensors = [each for each in saved if isinstance(each, Tensor) and each.is_floating_point()]
+    dropped = [each for each in tensors if each.isnan().any()]
+    assert len(dropped) == 4  # at the inputs of softmax, second product, norm and GELU
+    assert all(each.untyped_storage().nbytes() == each.element_size() for each in dropped)
+
+
+def test_derivative_in_a_weight_is_not_a_number_instead_of_wrong() -> None:
+    _, weights, _, pulled = recorded()
+    (wrong,) = torch.autograd.grad(pulled[1].sum(), weights[0])
+    assert wrong.isnan().any()
+
+
+def test_saved_tensor_that_is_overwritten_is_refused() -> None:
+    x, weights, cotangent, pulled = recorded()
+    x.mul_(2)
+    with pytest.raises(StateError, match="overwrites a tensor in place"):
+        torch.autograd.grad(pulled, cotangent, [torch.ones_like(each) for each in weights])
