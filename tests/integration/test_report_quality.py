@@ -196,16 +196,27 @@ def test_phone_has_a_menu_that_closes_behind_its_reader(opened):
     assert bar <= top < PHONE["height"]  # the heading is not behind it
 
 
+PLACE = """() => {
+  const svg = [...document.querySelectorAll("#overview svg")].find(e => e.checkVisibility());
+  const series = JSON.parse(svg.parentElement.querySelector(".values").textContent);
+  const [name, , , [[x, y]]] = series.find(([name]) => name === "BatchNorm, seed 1");
+  const matrix = svg.getScreenCTM();
+  return [x * matrix.a + matrix.e, y * matrix.d + matrix.f];
+}"""
+
+
+def test_value_stays_after_a_tap_until_another(opened):
+    page = opened(viewport=PHONE, has_touch=True, is_mobile=True)
+    page.touchscreen.tap(*page.evaluate(PLACE))
+    assert page.locator(".tip").inner_text() == "BatchNorm, seed 1: limit 2.2"
+    page.touchscreen.tap(*(page.locator("h1").bounding_box()[side] + 5 for side in "xy"))
+    assert page.locator(".tip").count() == 0
+
+
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE])
 def test_value_is_shown_under_the_pointer_and_leaves_with_it(opened, viewport):
     page = opened(viewport=viewport)
-    place = page.evaluate("""() => {
-      const svg = [...document.querySelectorAll("#overview svg")].find(e => e.checkVisibility());
-      const series = JSON.parse(svg.parentElement.querySelector(".values").textContent);
-      const [name, , , [[x, y]]] = series.find(([name]) => name === "BatchNorm, seed 1");
-      const matrix = svg.getScreenCTM();
-      return [x * matrix.a + matrix.e, y * matrix.d + matrix.f];
-    }""")
+    place = page.evaluate(PLACE)
     page.mouse.move(place[0] + 2, place[1] + 2)
     tip = page.locator(".tip")
     assert tip.inner_text() == "BatchNorm, seed 1: limit 2.2"

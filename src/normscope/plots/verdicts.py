@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -13,6 +15,7 @@ from normscope.plots.style import INK, hide_spines, marker_key, new_figure
 _FORMS = {"exact": "#0072B2", "printed": "#D55E00", "article": "#009E73"}
 _LABELS = {"exact": "exact form", "printed": "as printed", "article": "as in the article"}
 _IN_FORM = {"exact": "if exact", "printed": "as printed", "article": "in the article"}
+_LETTERS = 26  # of a line of a statement's name
 _SMALLEST = 1e-18  # sides that are bit-identical are drawn here
 
 
@@ -41,8 +44,8 @@ def verdicts(results: xr.Dataset) -> Figure:
         axes.plot(apart[~failed], rows[~failed] + offset, "o", ms=4, alpha=0.6, color=colour)
         axes.plot(apart[failed], rows[failed] + offset, "x", ms=6, alpha=0.8, color=colour)
     logarithmic_axis(axes, "x")
-    axes.set_xlabel("relative difference of the sides")
-    axes.set_yticks(range(len(names)), [_title(results, name) for name in names])
+    axes.set_xlabel("relative difference of the sides", loc="right")  # room beside long names
+    axes.set_yticks(range(len(names)), [_title(results, name) for name in names], fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.25)
     hide_spines(axes, "top", "right", "left")
@@ -60,6 +63,6 @@ def _title(results: xr.Dataset, name: str) -> str:
     own = results.isel(verdict=np.flatnonzero(results["statement"].values == name))
     kinds = dict(zip(map(str, own["form"].values), map(str, own["kind"].values), strict=True))
     if len(set(kinds.values())) == 1:
-        return f"{statement_name(name)}, {kinds.popitem()[1]}"
+        return "\n".join(textwrap.wrap(f"{statement_name(name)}, {kinds.popitem()[1]}", _LETTERS))
     each = [f"{kind} {_IN_FORM.get(form, form)}" for form, kind in kinds.items()]
-    return f"{statement_name(name)},\n{', '.join(each)}"
+    return ",\n".join([statement_name(name), *each])

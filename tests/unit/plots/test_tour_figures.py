@@ -185,7 +185,7 @@ def test_statement_whose_forms_differ_in_kind_says_both():
     )
     (axes,) = verdicts(checks).axes
     (name,) = (label.get_text() for label in axes.get_yticklabels())
-    assert name == "Theorem 4.2,\nidentity if exact, bound as printed"
+    assert name == "Theorem 4.2,\nidentity if exact,\nbound as printed"
 
 
 @pytest.mark.parametrize(("largest", "extend"), [(2.0, "neither"), (2.8e5, "max")])

@@ -168,7 +168,9 @@
       for (const kind of ["pointermove", "pointerdown"]) {
         svg.addEventListener(kind, (event) => showValue(svg, points, event));
       }
-      svg.addEventListener("pointerleave", hideValue);
+      svg.addEventListener("pointerleave", (event) => {
+        if (event.pointerType !== "touch") hideValue(); // a finger leaves as soon as it lifts
+      });
     }
   };
 
@@ -229,6 +231,9 @@
     reachable();
     addEventListener("resize", reachable);
     addEventListener("scroll", hideValue, { passive: true });
+    addEventListener("pointerdown", (event) => {
+      if (!event.target.closest("svg")) hideValue();
+    });
     document.querySelectorAll("main details").forEach((each) => each.addEventListener("toggle", reachable));
     unfoldTarget();
     addEventListener("beforeprint", unfoldAll);
