@@ -61,9 +61,10 @@ from normscope.problem.precheck import check_data
 from normscope.problem.problem import Data, Problem
 from normscope.problem.recognition import is_cross_entropy, is_squared_error
 from normscope.problem.sharded import gather_shards
-from normscope.progress import Progress, ProgressCallback, ignore_progress
+from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
-from normscope.validation import check_bool, check_callback, check_integer
+from normscope.validation import check_bool, check_integer
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 
 @interrupt_safe
+@shows_progress("learning rate")
 @gather_shards
 def max_learning_rate(
     model: nn.Module,
@@ -91,7 +93,7 @@ def max_learning_rate(
     scheduler: SchedulerFactory | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
-    progress: ProgressCallback | None = None,
+    progress: ProgressOption = None,
 ) -> Advice:
     r"""Find how large a learning rate training can take from the current weights.
 
@@ -138,7 +140,7 @@ def max_learning_rate(
         clip_norm: largest norm of the gradient in the runs.
         accumulate: batches whose mean gradient makes one step.
         progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
-            shows them.
+            shows them. True shows a bar, and so does None in a notebook or console.
 
     Returns:
         The advice; it prints as a table.
@@ -158,7 +160,7 @@ def max_learning_rate(
     """
     check_bool("verify", verify)
     check_integer("seed", seed)
-    check_callback("progress", progress)
+    show = callback_of(progress)
     check_mode(mode)
     plan, aim = _check_effort(effort), _check_objective(objective, verify, effort)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
@@ -174,7 +176,7 @@ def max_learning_rate(
         accumulate,
     )
     setup.warn_of_flags()
-    return advise(setup, verify, progress or ignore_progress, plan, aim)
+    return advise(setup, verify, show, plan, aim)
 
 
 def _check_effort(name: str) -> Effort:
@@ -225,7 +227,7 @@ def advise(
     begin = time.perf_counter()
     optimizer = bind_all_parameters(setup.optimizer, setup.problem.model)
     refuse_step_hooks(setup.optimizer, setup.problem.model)
-    with torch.inference_mode(False), setup.isolated():
+    with torch.inference_mode(False), setup.few_threads(), setup.isolated():
         advice = _measure(setup, optimizer, verify, progress, effort)
         if objective == "fastest" and advice.verification is not None:
             choice = choose_rate(setup, advice.verification, effort, advice.predicted, progress)

@@ -28,7 +28,8 @@ from normscope.problem.modes import check_mode
 from normscope.problem.problem import Data, Problem
 from normscope.problem.references import first_reached
 from normscope.problem.sharded import gather_shards
-from normscope.progress import Progress, ProgressCallback, ignore_progress, nested_progress
+from normscope.progress import Progress, ProgressOption, callback_of, nested_progress
+from normscope.progress_bar import shows_progress
 from normscope.text import Rendered, Table
 from normscope.training.loop import Loop, Outcome, has_diverged
 from normscope.validation import check_bool, check_integer
@@ -318,6 +319,7 @@ def _matrix_note(rows: Sequence[Compared]) -> str:
 
 
 @interrupt_safe
+@shows_progress("compare")
 @gather_shards
 def compare(
     model: nn.Module,
@@ -334,7 +336,7 @@ def compare(
     mode: str = "as_is",
     steps: int = 200,
     seed: int = 0,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressOption = None,
 ) -> Comparison:
     """Compare learning rates, curvature and training of a network under several normalizations.
 
@@ -388,7 +390,7 @@ def compare(
         raise InputError(f"steps must be at least 1, got {steps}.")
     check_mode(mode)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
-    rows = []
+    rows, show = [], callback_of(progress)
     with torch.inference_mode(False):  # weights copied in that mode could not be trained
         asked = TrainingSetup(Problem(model, loss, data), given, batch_size, seed, mode)
         refuse_step_hooks(given, model)
@@ -400,13 +402,14 @@ def compare(
             norms = TOKEN_NORMS if dimensions.keys() > vectors else USUAL_NORMS
         _check_norms(asked, norms, vectors)
         for number, norm in enumerate(norms):
-            report = nested_progress(progress, norm, number, len(norms), "normalizations")
+            report = nested_progress(show, norm, number, len(norms), "normalizations")
             network = convert_in_mode(model, norm, mode, vectors)
             copy_gradient_hooks(model, network)
             setup = replace(asked, problem=Problem(network, loss, data))
-            advice = advise(setup, verify, report, objective="half_limit")
-            report(Progress("training at half the limit"))
-            rows.append(_compare_norm(norm, setup, advice, steps))
+            with setup.few_threads():
+                advice = advise(setup, verify, report, objective="half_limit")
+                report(Progress("training at half the limit"))
+                rows.append(_compare_norm(norm, setup, advice, steps))
     return Comparison(tuple(rows), steps)
 
 

@@ -20,6 +20,7 @@ from normscope.problem.isolation import RandomGenerators, isolated
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import in_mode
 from normscope.problem.problem import Problem
+from normscope.problem.threads import suitable_threads, thread_count
 from normscope.problem.wrappers import run_unwrapped
 from normscope.training.batches import batch_source
 from normscope.training.common_rate import (
@@ -129,6 +130,14 @@ class TrainingSetup:
         modules = loss_modules(loss, model)
         with isolated(model, *modules, trainable=trainable), generators.preserved(self.seed):
             run_unwrapped(model)
+            yield
+
+    @contextmanager
+    def few_threads(self) -> Iterator[None]:
+        """Compute a small network with one thread; see `normscope.problem.threads`."""
+        with self.isolated():
+            threads = suitable_threads(self.problem, self.batches(1)[0])
+        with thread_count(threads):
             yield
 
     def warn_of_flags(self) -> None:

@@ -14,39 +14,43 @@ from normscope.problem.problem import Problem
 ONE_THREAD = 100e6
 """Floating-point operations of a forward pass below which one thread computes it.
 
-Several threads wait for each other at every operation. On an idle machine of two cores they take
-as long as one up to about here; on a busy one they took 70 times as long or more
-(benchmarks/threads.py)."""
+Several threads wait for each other at every operation. Beside other work that takes the cores,
+they took 3 to 900 times as long as one (benchmarks/threads.py)."""
 
 
-@contextmanager
-def suitable_threads(problem: Problem, batch: Batch) -> Iterator[None]:
-    """Compute a small network with one thread, and restore the number of threads on exit.
+def suitable_threads(problem: Problem, batch: Batch) -> int:
+    """Return 1 for a small network on the CPU, and torch's present number of threads for others.
 
-    Only the calling thread is concerned, and those that use torch for the first time inside. The
-    choice depends on the network and the batch alone, so that results do not vary with the load of
-    the machine. Networks on other devices than the CPU are left alone.
+    It depends on the network and the batch alone, so that results do not vary with the load of the
+    machine. Operations are counted in one forward pass.
 
     Args:
         problem: model and loss; the caller isolates them.
-        batch: as `Problem.prepare` returns it.
+        batch: one of its batches.
+    """
+    present = torch.get_num_threads()
+    if present == 1 or problem.device.type != "cpu":
+        return present
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            problem.loss_on(copy_batch(problem.prepare(batch)))
+    except Exception:  # of the user's code; what follows reports it
+        return present
+    return 1 if counter.get_total_flops() < ONE_THREAD else present
 
-    Yields:
-        Nothing.
+
+@contextmanager
+def thread_count(threads: int) -> Iterator[None]:
+    """Compute with so many threads, and restore torch's number on exit.
+
+    Only the calling thread is concerned, and those that use torch for the first time inside.
     """
     before = torch.get_num_threads()
-    if before == 1 or problem.device.type != "cpu" or _operations(problem, batch) >= ONE_THREAD:
+    if threads == before:
         yield
         return
     try:
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _operations(problem: Problem, batch: Batch) -> float:
-    """Return the floating-point operations of a forward pass: of products and convolutions."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        problem.loss_on(copy_batch(batch))
-    return float(counter.get_total_flops())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from normscope.problem.problem import Problem
-from normscope.problem.threads import suitable_threads
+from normscope.problem.threads import suitable_threads, thread_count
 
 
 @pytest.fixture(autouse=True)
@@ -21,22 +21,28 @@ def problem(width):
     return Problem(model, "squared_error", (torch.ones(64, width), torch.zeros(64, width)))
 
 
-def test_small_network_has_one_thread_and_the_number_comes_back():
-    small = problem(10)  # 2 * 64 * 10 * 10 operations
-    with suitable_threads(small, small.prepare(small.data)):
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
+def chosen(problem):
+    return suitable_threads(problem, problem.data)
+
+
+def test_small_network_has_one_thread():
+    assert chosen(problem(10)) == 1  # 2 * 64 * 10 * 10 operations
 
 
 def test_large_network_keeps_its_threads():
-    large = problem(1000)  # 2 * 64 * 1000 * 1000 = 128 million operations
-    with suitable_threads(large, large.prepare(large.data)):
-        assert torch.get_num_threads() == 2
+    assert chosen(problem(1000)) == 2  # 2 * 64 * 1000 * 1000 = 128 million operations
 
 
-def test_threads_come_back_after_an_error():
-    small = problem(10)
-    with pytest.raises(KeyboardInterrupt), suitable_threads(small, small.prepare(small.data)):
+def test_model_that_fails_keeps_its_threads():
+    wrong = Problem(nn.Linear(3, 2), "squared_error", (torch.ones(4, 5), torch.zeros(4, 2)))
+    assert chosen(wrong) == 2
+
+
+def test_number_comes_back_also_after_an_error():
+    with thread_count(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    with pytest.raises(KeyboardInterrupt), thread_count(1):
         raise KeyboardInterrupt
     assert torch.get_num_threads() == 2
 
@@ -53,8 +59,7 @@ def test_other_threads_keep_theirs():
     running = threading.Thread(target=other)
     running.start()
     begun.wait()
-    small = problem(10)
-    with suitable_threads(small, small.prepare(small.data)):
+    with thread_count(1):
         may_read.set()
         running.join()
     assert found == [2]
