@@ -8,7 +8,8 @@ import torch
 from tests.unit.learning_rate.problems import labelled, mortal, plateau, quadratic, small_network
 from torch import nn
 
-from normscope.learning_rate import sample_trials
+from normscope.data import load
+from normscope.learning_rate import max_learning_rate, sample_trials
 from normscope.learning_rate.sample_trials import SampleTrials, run_sample_trials
 from normscope.learning_rate.trial_run import TrialRun, TrialStart
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule, rule_of
@@ -334,3 +335,82 @@ def test_walk_that_begins_broken_ends_the_search():
     search = sample_trials._Search(shared, SGD, None, can_collapse=False)
     search.run(1.0, 36)
     assert (search.low, search.high) == (0.0, math.inf)
+
+
+def digits_network(norm):
+    torch.manual_seed(0)
+    layer = nn.BatchNorm1d(24) if norm else nn.Identity()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), layer, nn.ReLU(), nn.Linear(24, 10))
+
+
+def _slow_onset(model, data, momentum, size):
+    """The smallest unstable rate of a grid, the median over three orders, by plain torch."""
+
+    def breaks(rate, order):
+        trained = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=rate, momentum=momentum)
+        chosen = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(order))
+        first = None
+        for rows in chosen[: 100 * size].split(size):
+            loss = nn.functional.cross_entropy(trained(data[0][rows]), data[1][rows])
+            first = loss.item() if first is None else first
+            if not loss.item() <= 1.5 * first:
+                return True
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return False
+
+    rates = [0.05 * (1 - momentum) * 1.5**step for step in range(20)]
+    return sorted(next(r for r in rates if breaks(r, order)) for order in range(3))[1]
+
+
+@pytest.mark.parametrize(("momentum", "norm"), [(0.9, False), (0.9, True), (0.99, False)])
+def test_limit_of_batches_of_four_with_momentum_is_predicted(momentum, norm):
+    model, data = digits_network(norm), load("digits").train
+    advice = max_learning_rate(
+        model, "cross_entropy", data, momentum=momentum, batch_size=4, verify=False
+    )
+    onset = _slow_onset(model, data, momentum, 4)
+    assert onset / 3 < advice.predicted < 3 * onset
+    assert advice.curvature_bound < onset
+    assert advice.interval[0] < onset < advice.interval[1]
+
+
+def test_trials_take_at_most_48_gradients_of_batches_of_four(tried):
+    data = load("digits").train
+    batches = list(zip(data[0][:100].split(4), data[1][:100].split(4), strict=True))
+    problem = Problem(digits_network(True), "cross_entropy", data)
+    found = run_sample_trials(problem, batches, UpdateRule("SGD", 0.9))
+    assert found.samples == 4
+    assert found.gradients == 1 + sum(walk.taken for walk in tried) <= 48
+    assert max(walk.taken for walk in tried) <= 25
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (UpdateRule("SGD"), 1.0),
+        (UpdateRule("SGD", 0.99), (1 - 0.99**25) / (1 - 0.99**100)),
+        (UpdateRule("Adam", 0.9, dampening=0.9, second_moment=0.999, corrected=True), 1.0),
+    ],
+)
+def test_limit_of_late_failures_is_lowered_by_the_velocity_reached(rule, expected):
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    search = sample_trials._Search(TrialStart(problem, [problem.data]), rule, None, False)
+    search.low, search.high, search._failed_after = 1.0, 4.0, 7
+    assert search.reached == 1.0
+    search._failed_after = 8
+    assert search.reached == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("momentum", "steps"), [(0.9, 25), (0.99, 12)])
+def test_velocity_reached_is_that_of_a_constant_gradient(momentum, steps):
+    velocities = [1.0]
+    for _ in range(99):
+        velocities.append(momentum * velocities[-1] + 1)
+    problem = quadratic(eigenvalues=(1.0,), shares=(1.0,))
+    rule = UpdateRule("SGD", momentum)
+    search = sample_trials._Search(TrialStart(problem, [problem.data]), rule, None, False)
+    search.low, search._failed_after = 1.0 if steps == 25 else 0.0, 12
+    assert search.reached == pytest.approx(velocities[steps - 1] / velocities[-1])
