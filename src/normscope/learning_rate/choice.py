@@ -17,6 +17,7 @@ from normscope.learning_rate.thresholds import (
     CHOICE_SPACING,
     HORIZON_FACTOR,
     LARGEST_SHARE,
+    STEPS,
     WIDENING,
     Effort,
 )
@@ -111,7 +112,9 @@ def choose_rate(
     first.climb(_first_rate(setup, found, predicted))
     last = first
     if effort.final_steps:
-        last = _Ladder(setup, found, effort.final_steps, math.inf, progress)
+        # a schedule may have no more steps than a run that verifies the limit
+        steps = effort.final_steps if setup.scheduler is None else min(effort.final_steps, STEPS)
+        last = _Ladder(setup, found, steps, math.inf, progress)
         for rate in first.by_loss()[:CHOICE_KEPT]:
             last.measure(rate)
     rate = last.lowest() * (1.0 if effort.final_steps else HORIZON_FACTOR)
