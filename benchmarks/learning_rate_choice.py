@@ -35,15 +35,16 @@ def run_tools(store: RunStore, networks: list[Network], tools: list[str], renew:
 
     for network in networks:
         for tool in tools:
-            known = read_suggestions(store)
-            if renew or tool not in known.get(network.name, {}):
+            if renew or tool not in read_suggestions(store).get(network.name, {}):
                 found = suggest(network, tool)
                 print(network.name, tool, found, flush=True)
+                known = read_suggestions(store)  # again: another process may have added to it
                 known.setdefault(network.name, {})[tool] = found
                 write_suggestions(store, known)
-        for answer in read_suggestions(store).get(network.name, {}).values():
-            if answer["rate"] is not None:
-                mean_loss(store, network, answer["rate"])
+        answers = read_suggestions(store)[network.name]
+        for rate in (answers[tool]["rate"] for tool in tools):
+            if rate is not None:
+                mean_loss(store, network, rate)
 
 
 def read_suggestions(store: RunStore) -> Suggestions:
