@@ -16,11 +16,11 @@ import xarray as xr
 from normscope.errors import StateError
 from normscope.plots.names import dimension_name, display_settings, quantity_name
 from normscope.report.diagrams import dataset_diagrams
-from normscope.report.document import Card, Name, Picture, Report, Section, Table
+from normscope.report.document import Card, Name, Report, Section, Table
 from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import describe_scope, not_finite, scope_cards
 from normscope.report.page import write_report
-from normscope.report.pictures import draw_diagrams, scope_picture, try_drawing
+from normscope.report.pictures import Drawn, draw_diagrams, scope_picture, try_drawing
 from normscope.results.tables import present_versions
 from normscope.text import Table as TextTable
 from normscope.text import join_words, plural
@@ -48,45 +48,44 @@ def dataset_section(
         versions: of the packages it ran on, by name.
         command_note: why there is no command that reproduces it.
     """
-    paragraphs, pictures, tables, question, cards = _content(dataset)
+    drawn, table, question, cards = _content(dataset)
     if settings is None:
         settings = _attributes(dataset)
         settings = display_settings(settings) if "test_loss" in dataset else settings
     return Section(
         title,
-        paragraphs,
-        pictures,
-        tables,
+        drawn.words,
+        drawn.pictures,
+        [replace(table, folded=bool(drawn.pictures))],
         settings=settings,
         versions=versions or {},
         command_note=command_note,
         downloads=dataset_downloads(dataset, stem),
         asked=question,
         cards=cards,
+        headline=drawn.headline,
     )
 
 
-def _content(dataset: xr.Dataset) -> tuple[list[str], list[Picture], list[Table], str, list[Card]]:
-    """Return sentences, pictures, tables, question and cards of a dataset."""
+def _content(dataset: xr.Dataset) -> tuple[Drawn, Table, str, list[Card]]:
+    """Return sentences with pictures, a table, the question and the cards of a dataset."""
     if _is_scope(dataset):
-        words, pictures = try_drawing(lambda: _draw_scope(dataset))
+        drawn = try_drawing(lambda: _draw_scope(dataset))
         model = dataset.attrs.get("model", "model")
         question = f"How rough is the loss in the training of this {model}?"
-        table = replace(scope_table(dataset), folded=bool(pictures))
-        return words, pictures, [table], question, scope_cards(dataset)
+        return drawn, scope_table(dataset), question, scope_cards(dataset)
     table = variables_table(dataset)
     found = dataset_diagrams(dataset)
     if found:
-        words, pictures = try_drawing(lambda: draw_diagrams(found))
-        return words, pictures, [replace(table, folded=bool(pictures))], "", []
+        return try_drawing(lambda: draw_diagrams(found)), table, "", []
     sizes = ", ".join(f"{name}: {size}" for name, size in dataset.sizes.items())
     words = [f"{plural(len(dataset.data_vars), 'variable')} over {sizes or 'no dimension'}."]
-    return words, [], [table], "", []
+    return Drawn(words), table, "", []
 
 
-def _draw_scope(dataset: xr.Dataset) -> tuple[list[str], list[Picture]]:
+def _draw_scope(dataset: xr.Dataset) -> Drawn:
     picture = scope_picture(dataset)
-    return describe_scope(dataset), [] if picture is None else [picture]
+    return Drawn(describe_scope(dataset), [] if picture is None else [picture])
 
 
 def _is_scope(dataset: xr.Dataset) -> bool:

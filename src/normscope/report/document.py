@@ -161,6 +161,7 @@ class Section:
         asked: the question it answers; shown first if it is the only section.
         seconds_note: what the duration leaves out.
         cards: numbers of the first screen, if it is the only section.
+        headline: the first sentence of the page, if it is the only section.
         folded: whether a reader opens it by its title.
     """
 
@@ -180,6 +181,7 @@ class Section:
     foreign_command: bool = False
     cards: Sequence[Card] = ()
     folded: bool = False
+    headline: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,8 @@ class Report:
         asked: the question; "" for that of its only section.
         overview: the picture of the first screen; sections with the same picture link to it. None
             for the first picture of the sections.
-        headline: what was found, in a sentence; "" for the first finding.
+        headline: what was found, in a sentence; "" for that of its only section, or the first
+            finding.
         cards: numbers of the first screen; empty for those of its only section, or the number of
             claims by verdict.
     """
@@ -226,12 +229,15 @@ class Report:
     @property
     def first_sentence(self) -> str:
         """The headline, or the first finding."""
-        return self.headline or next(iter(self.findings), "")
+        alone = self.sections[0].headline if len(self.sections) == 1 else ""
+        return self.headline or alone or next(iter(self.findings), "")
 
     @property
     def further_findings(self) -> Sequence[str]:
-        """The findings that are not the headline."""
-        return self.findings if self.headline else self.findings[1:]
+        """The findings without the headline."""
+        said = self.first_sentence
+        rest = [each.replace(said, "").strip() if said else each for each in self.findings]
+        return [each for each in rest if each]
 
     @property
     def first_cards(self) -> Sequence[Card]:

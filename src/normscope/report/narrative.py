@@ -117,7 +117,7 @@ def diagram_findings(diagram: xr.Dataset) -> str:
     """
     if not bool(has_result(diagram).any()):
         return describe_diagram(diagram)
-    return f"{describe_diagram(diagram)} {_describe_boundary(diagram)}"
+    return f"{describe_diagram(diagram)} {describe_boundary(diagram)}"
 
 
 def describe_diagram(diagram: xr.Dataset) -> str:
@@ -168,7 +168,7 @@ def describe_theory(diagram: xr.Dataset) -> str:
     return f"Red: the theory's critical learning rate{explained}. Thin: half of it."
 
 
-def _describe_boundary(diagram: xr.Dataset) -> str:
+def describe_boundary(diagram: xr.Dataset) -> str:
     """Describe between which learning rates training diverges, at both ends of the setting.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from normscope.plots.names import BANDS
 from normscope.report.diagrams import has_result
 from normscope.report.document import Panel, Picture, Series
 from normscope.report.narrative import (
+    describe_boundary,
     describe_diagram,
     describe_scope,
     describe_theory,
@@ -33,7 +34,21 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "normscope",  # bit-identical output
 }
 
-Drawn = tuple[list[str], list[Picture]]  # sentences and pictures
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is said and drawn of a result.
+
+    Args:
+        words: sentences.
+        pictures: drawings.
+        headline: the sentence that matters most; "" if there is none.
+    """
+
+    words: list[str] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    headline: str = ""
+
 
 _POINTS = 72  # per inch; the unit of the drawings
 _WIDEST = 5.4  # inches that a phone shows with legible letters
@@ -174,12 +189,10 @@ def try_drawing(draw: Callable[[], Drawn]) -> Drawn:
         raise
     except Exception as error:  # matplotlib may raise anything then
         reason = " ".join(str(error).split())[:100]
-        return [f"No figure is drawn: matplotlib cannot draw these values ({reason})."], []
+        return Drawn([f"No figure is drawn: matplotlib cannot draw these values ({reason})."])
 
 
-def draw_diagrams(
-    diagrams: Mapping[str, xr.Dataset], most: int = 6
-) -> tuple[list[str], list[Picture]]:
+def draw_diagrams(diagrams: Mapping[str, xr.Dataset], most: int = 6) -> Drawn:
     """Describe and draw phase diagrams; those without any result are only described.
 
     Args:
@@ -193,7 +206,9 @@ def draw_diagrams(
     further = len(diagrams) - len(chosen)
     words += [f"{plural(further, 'further diagram')} not drawn here."] if further else []
     drawn = [(each, name) for name, each in chosen if bool(has_result(each).any())]
-    return words, [_diagram_picture(each, name) for each, name in drawn]
+    pictures = [_diagram_picture(each, name) for each, name in drawn]
+    alone = drawn[0][0] if len(drawn) == len(diagrams) == 1 else None
+    return Drawn(words, pictures, "" if alone is None else describe_boundary(alone))
 
 
 def _diagram_picture(diagram: xr.Dataset, name: str) -> Picture:

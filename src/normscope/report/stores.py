@@ -14,7 +14,13 @@ from normscope.report.diagrams import SWEPT, Theory, diagrams
 from normscope.report.document import Card, Download, Picture, Section, Table, Value
 from normscope.report.downloads import LARGEST, NETCDF, dataset_downloads, table_download
 from normscope.report.narrative import describe_scope, package_versions, states_sentence
-from normscope.report.pictures import curves_picture, draw_diagrams, scope_picture, try_drawing
+from normscope.report.pictures import (
+    Drawn,
+    curves_picture,
+    draw_diagrams,
+    scope_picture,
+    try_drawing,
+)
 from normscope.report.sweep_records import CodeVersions, sweep_command
 from normscope.results import Record, State, Store
 from normscope.results.codec import RawDataset
@@ -119,7 +125,7 @@ def _section(
     records = versions.newest_first(records)
     entries = [read_entry(store, record) for record in records]
     varying = varying_settings([record.parameters for record in records])
-    words, pictures = try_drawing(lambda: _draw(name, entries, varying, theory, versions))
+    drawn = try_drawing(lambda: _draw(name, entries, varying, theory, versions))
     if name == SWEPT:
         entries = _sort_by_settings(entries, varying)
         records = [each.record for each in entries]
@@ -132,9 +138,9 @@ def _section(
     cards = [Card(state, str(number), "records") for state, number in counts.items() if number]
     return Section(
         title=f"{name} in {path.name}",
-        paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *words, *cut, *more],
-        pictures=pictures,
-        tables=[replace(_first_rows(table, records), folded=bool(pictures)), *failures],
+        paragraphs=[f"{path.name} holds {states_sentence(counts)}.", *drawn.words, *cut, *more],
+        pictures=drawn.pictures,
+        tables=[replace(_first_rows(table, records), folded=bool(drawn.pictures)), *failures],
         settings=_settings(name, records, varying),
         versions={
             "normscope": ", ".join(sorted({record.version for record in records})),
@@ -147,6 +153,7 @@ def _section(
         downloads=downloads,
         asked=_question(name, entries),
         cards=cards,
+        headline=drawn.headline,
     )
 
 
@@ -180,38 +187,35 @@ def _draw(
     varying: Sequence[str],
     theory: Theory | None,
     versions: CodeVersions,
-) -> tuple[list[str], list[Picture]]:
+) -> Drawn:
     """Return sentences and pictures of the records that are not superseded, by their kind."""
     latest = {each.key for each in latest_results(one.record for one in entries)}
     current = [e for e in entries if not e.record.state.has_result or e.record.key in latest]
     if name == SWEPT:
-        words, pictures = _draw_sweep(current, theory, versions)
+        drawn = _draw_sweep(current, theory, versions)
     elif any(each.is_scope for each in current):
-        words, pictures = _draw_scopes([e.record for e in current if e.is_scope], varying)
+        drawn = _draw_scopes([e.record for e in current if e.is_scope], varying)
     else:
-        words, pictures = [], _draw_curves([e.record for e in current if e.has_curve], varying)
+        records = [e.record for e in current if e.has_curve]
+        drawn = Drawn(pictures=_draw_curves(records, varying))
     old = len(entries) - len(current)
     if old:
         verb = "is" if old == 1 else "are"
         superseded = f"{plural(old, 'result')} {verb} superseded by a later revision or version"
-        words.append(f"{superseded}: in the table, not in the figures and data.")
-    return words, pictures
+        drawn.words.append(f"{superseded}: in the table, not in the figures and data.")
+    return drawn
 
 
-def _draw_sweep(
-    entries: Sequence[Entry], theory: Theory | None, versions: CodeVersions
-) -> tuple[list[str], list[Picture]]:
+def _draw_sweep(entries: Sequence[Entry], theory: Theory | None, versions: CodeVersions) -> Drawn:
     losses = {each.record.key: each.single.get("test_loss") for each in entries}
     known = {key: loss for key, loss in losses.items() if isinstance(loss, int | float)}
     found = diagrams([each.record for each in entries], theory, known, versions)
     if not found:
-        return ["No diagram is drawn: it takes the learning rate and one more setting."], []
+        return Drawn(["No diagram is drawn: it takes the learning rate and one more setting."])
     return draw_diagrams(found, MOST_PICTURES)
 
 
-def _draw_scopes(
-    records: Sequence[Record], varying: Sequence[str]
-) -> tuple[list[str], list[Picture]]:
+def _draw_scopes(records: Sequence[Record], varying: Sequence[str]) -> Drawn:
     chosen = records[:MOST_PICTURES]
     words, pictures = [], []
     for record in chosen:
@@ -221,7 +225,7 @@ def _draw_scopes(
         pictures += [] if picture is None else [picture]
     further = len(records) - len(chosen)
     words += [f"{plural(further, 'further training')} not drawn here."] if further else []
-    return words, pictures
+    return Drawn(words, pictures)
 
 
 def _draw_curves(records: Sequence[Record], varying: Sequence[str]) -> list[Picture]:

@@ -85,6 +85,12 @@ def test_sweep_is_told_counted_and_drawn(path):
         "and 10 at gamma 2; the theory (train) has 5 and 2.5, which agrees within the grid."
     )
     assert section.paragraphs[1] == f"{expected} {boundary}"
+    assert report.first_sentence == boundary
+    assert list(report.further_findings)[:2] == [section.paragraphs[0], expected]
+    assert [(card.label, card.value) for card in report.first_cards] == [
+        ("finished", "20"),
+        ("diverged", "4"),
+    ]
     (picture,) = section.pictures
     assert expected in picture.text
     assert "the theory's critical learning rate" in picture.caption
