@@ -235,8 +235,7 @@ class Report:
     @property
     def further_findings(self) -> Sequence[str]:
         """The findings without the headline."""
-        said = self.first_sentence
-        rest = [each.replace(said, "").strip() if said else each for each in self.findings]
+        rest = (_without_sentence(each, self.first_sentence) for each in self.findings)
         return [each for each in rest if each]
 
     @property
@@ -247,6 +246,21 @@ class Report:
         quick = bool(judged) and all(each.settings.get("scale") == "quick" for each in judged)
         claims = [claim for section in judged for claim in section.claims]
         return self.cards or alone or claim_cards(claims, ", quick scale" if quick else "")
+
+
+def _without_sentence(text: str, sentence: str) -> str:
+    """Return a text without a sentence that it consists of, begins with or ends with.
+
+    >>> _without_sentence("It falls. It is 2.", "It falls.")
+    'It is 2.'
+    >>> _without_sentence("It falls by 2.", "It falls")
+    'It falls by 2.'
+    """
+    if text == sentence:
+        return ""
+    if not sentence.endswith("."):
+        return text
+    return text.removeprefix(f"{sentence} ").removesuffix(f" {sentence}")
 
 
 _VERDICTS = {"reproduced": "#0a6b37", "not reproduced": "#b3261e", "undecided": "#57606a"}

@@ -203,7 +203,7 @@ def _compare_theory(
     """Return the theory's rates and how they compare with the measured ones, "" if it has none.
 
     >>> _compare_theory({1.0: 2.39}, {1.0: (0.398, 2.51)}, "gamma")
-    '; the theory (train) has 2.39, which agrees within the grid'
+    '; the theory (train) predicts 2.39, which agrees within the grid'
     """
     if not theory:
         return ""
@@ -212,9 +212,9 @@ def _compare_theory(
         rates = {end: f"{rate} at {axis} {end:.3g}" for end, rate in rates.items()}
     verdicts = [_judge_rate(rate, *brackets[end]) for end, rate in theory.items()]
     if set(verdicts) == {_AGREES}:
-        return f"; the theory (train) has {' and '.join(rates.values())}, which {_AGREES}"
+        return f"; the theory (train) predicts {' and '.join(rates.values())}, which {_AGREES}"
     each = [f"{rate} ({verdict})" for rate, verdict in zip(rates.values(), verdicts, strict=True)]
-    return f"; the theory (train) has {' and '.join(each)}"
+    return f"; the theory (train) predicts {' and '.join(each)}"
 
 
 def _judge_rate(theory: float, low: float, high: float) -> str:

@@ -217,8 +217,7 @@ def _diagram_picture(diagram: xr.Dataset, name: str) -> Picture:
     # the page lists the settings below the figure
     figure: Any = phase_diagram(diagram, with_settings=False).figure
     caption = (
-        f"Mean test loss{f', {name}' if name else ''}: the page's own colour where a run "
-        "diverged, grey where nothing is known."
+        f"Mean test loss{f', {name}' if name else ''}. Blank: a run diverged. Grey: no result."
     )
     if "critical_learning_rate" in diagram:
         caption = f"{caption} {describe_theory(diagram)}".rstrip()

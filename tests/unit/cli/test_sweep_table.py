@@ -26,7 +26,7 @@ def test_best_cell_and_boundary_are_told():
     assert "4 diverged" in words
     assert "0.333, is at gamma 0.5 and learning rate 1." in words
     assert words.endswith(
-        f"Training begins to diverge at a learning rate {BOUNDARY}; the theory (train) has 4 "
+        f"Training begins to diverge at a learning rate {BOUNDARY}; the theory (train) predicts 4 "
         "(agrees within the grid) and 0.25 (too high by a factor of at least 2.5)."
     )
 
@@ -50,14 +50,14 @@ def test_theory_is_judged_by_the_bracket(rates, judged):
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
     results["critical_learning_rate"][0] = list(rates)
     (words,) = find_in_words(results)
-    assert words.endswith(f"{BOUNDARY}; the theory (train) has {judged}.")
+    assert words.endswith(f"{BOUNDARY}; the theory (train) predicts {judged}.")
 
 
 def test_theory_without_a_number_is_left_out():
     results = diagram([[0, 0, 0, 1], [0, 1, 1, 1]])
     results["critical_learning_rate"][0, 0] = np.nan
     (words,) = find_in_words(results)
-    theory = "the theory (train) has 0.25 at gamma 2 (too high by a factor of at least 2.5)."
+    theory = "the theory (train) predicts 0.25 at gamma 2 (too high by a factor of at least 2.5)."
     assert words.endswith(f"{BOUNDARY}; {theory}")
 
 

@@ -82,7 +82,7 @@ def test_sweep_is_told_counted_and_drawn(path):
     )
     boundary = (
         "Training begins to diverge at a learning rate between 1 and 10 at gamma 1 and between 1 "
-        "and 10 at gamma 2; the theory (train) has 5 and 2.5, which agrees within the grid."
+        "and 10 at gamma 2; the theory (train) predicts 5 and 2.5, which agrees within the grid."
     )
     assert section.paragraphs[1] == f"{expected} {boundary}"
     assert report.first_sentence == boundary
