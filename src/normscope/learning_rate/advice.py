@@ -287,7 +287,7 @@ class Advice(Rendered):
 
     def text(self, width: int = WIDTH) -> str:
         """Return the answer in three lines of up to 80 columns, and the notes if there are any."""
-        return "\n".join(_fit(line, width) for line in (*summary_lines(self), *self.notes))
+        return "\n".join(_fit(line, width) for line in summary_lines(self))
 
     def details(self, width: int = WIDTH) -> str:
         """Return all numbers as a table, and the explanation.
@@ -298,7 +298,7 @@ class Advice(Rendered):
         return self._table().text(width)
 
     def _repr_html_(self) -> str:
-        lines = "<br>".join(escape(line) for line in (*summary_lines(self), *self.notes))
+        lines = "<br>".join(escape(line) for line in summary_lines(self))
         return (
             f'<div style="white-space:pre-wrap;font-family:monospace">{lines}</div>'
             f"<details><summary>details</summary>{self._table().html()}</details>"

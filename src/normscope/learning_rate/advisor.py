@@ -115,8 +115,8 @@ def max_learning_rate(
         data: one batch, a list of batches or a DataLoader; for the forms of a batch see
             `normscope.Problem`.
         momentum: of SGD, from 0 up to 1.
-        verify: whether short runs verify the limit, at most 600 steps in all, after which the model
-            is restored; without, the answer costs matvecs and gradients of a few samples.
+        verify: whether short runs verify the limit, after which the model is restored; without, the
+            answer costs matvecs and gradients of a few samples.
         optimizer: in place of SGD: an optimizer of the model, whose state is used, or a factory
             ``parameters -> Optimizer``. Its own learning rate does not matter; parameter groups
             with different rates keep their ratios, and the answer is the rate of the fastest one.
@@ -130,7 +130,9 @@ def max_learning_rate(
             statistics as constants) or "eval": all modules alike. A model in eval mode gets a
             warning with "as_is".
         seed: of the data order, dropout and noise.
-        effort: "quick", "default" or "thorough": how much may be spent on the answer.
+        effort: "quick": a prediction and one bracket of it, about the time of 100 training steps;
+            "default": that of about 400, with the choice of the recommended rate; "thorough": the
+            limit to 5 % on up to three data orders, and a longer choice, up to 1600 steps.
         objective: what ``recommended`` is: "fastest", the rate with the lowest loss in short runs
             below the limit, or "half_limit". None: "fastest", but "half_limit" with
             ``verify=False`` or ``effort="quick"``.
@@ -143,7 +145,7 @@ def max_learning_rate(
             shows them. True shows a bar, and so does None in a notebook or console.
 
     Returns:
-        The advice; it prints as a table.
+        The advice; it prints in three lines, and ``details()`` has all numbers and the reasons.
 
     Raises:
         InputError: if an argument does not fit, or the first loss is not positive.
