@@ -39,6 +39,14 @@ def first_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return x[:BATCH], y[:BATCH]
 
 
+def limit_of(norm: str) -> ns.learning_rate.Advice:
+    """Return the thorough advice on a network under a normalization."""
+    data = ns.data.load("digits").train
+    return ns.max_learning_rate(
+        network(norm), "cross_entropy", data, batch_size=BATCH, effort="thorough"
+    )
+
+
 def new_panel(xlabel: str, ylabel: str, height: float = 3.4) -> Axes:
     """Return labelled axes of a new figure."""
     axes = new_figure(6.8, height).subplots()
@@ -56,7 +64,7 @@ def label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
 def stability_limit() -> Axes:
     """Loss of short runs below and above the verified limit."""
     data = ns.data.load("digits").train
-    advice = ns.max_learning_rate(network("batch"), "cross_entropy", data, batch_size=BATCH)
+    advice = limit_of("batch")
     axes = new_panel("step", "loss / first loss")
     colours = {0.5: "#0072B2", 0.8: "#009E73", 1.25: "#E69F00", 4.0: "#D55E00"}
     for factor, colour in colours.items():
@@ -119,11 +127,10 @@ def spectrum() -> Axes:
 
 def bound_and_limit() -> Axes:
     """Curvature bound, prediction and verified limit under three normalizations."""
-    data = ns.data.load("digits").train
     axes = new_panel("learning rate", "", 2.6)
     marks = {"curvature bound": "s", "predicted": "D", "limit": "o"}
     for place, norm in enumerate(LABELS):
-        advice = ns.max_learning_rate(network(norm), "cross_entropy", data, batch_size=BATCH)
+        advice = limit_of(norm)
         values = (advice.curvature_bound, advice.predicted, advice.limit)
         axes.plot(
             (min(values), max(values)), (place, place), color=colour_of(norm), lw=1, alpha=0.5
