@@ -49,9 +49,8 @@ def main() -> None:
     for (name, optimizer), loss, (net, make) in itertools.product(
         OPTIMIZERS.items(), LOSSES, NETS.items()
     ):
-        advice = ns.max_learning_rate(
-            make(), loss, digits.train, optimizer=optimizer, batch_size=64
-        )
+        options = {"batch_size": 64, "effort": "thorough", "objective": "half_limit"}
+        advice = ns.max_learning_rate(make(), loss, digits.train, optimizer=optimizer, **options)
         ratio = advice.predicted / math.sqrt(math.prod(advice.verified))
         offs.append(max(ratio, 1 / ratio))
         print(f"{name:8} {loss:14} {net:27} {advice.predicted:8.3g} {ratio:6.2f}", flush=True)

@@ -128,6 +128,7 @@ def main() -> None:
         limit = 3.0 if case.loss == "squared_error" else 1.5
         truth = min(onsets_of(run_of(case, model), limit, orders=1))
         options = {"momentum": case.momentum, "mode": given.mode}
+        options |= {"effort": "thorough", "objective": "half_limit"}
         advice = ns.max_learning_rate(model, case.loss, case.batches(), **options)
         found = {"predicted": advice.predicted, "limit": advice.limit, "bound": advice.bound}
         ratios = ", ".join(f"{each} {rate / truth:.3g}" for each, rate in found.items())

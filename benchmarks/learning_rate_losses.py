@@ -160,7 +160,8 @@ def main() -> None:
             truth = statistics.median(onsets_of(run, 3.0 if isinstance(loss, nn.MSELoss) else 1.5))
             useless = useless_from(run, min(truth, 1e6))
             try:
-                advice = ns.max_learning_rate(model, loss, (x, y), batch_size=BATCH_SIZE)
+                options = {"effort": "thorough", "objective": "half_limit"}
+                advice = ns.max_learning_rate(model, loss, (x, y), batch_size=BATCH_SIZE, **options)
             except ns.errors.NormscopeError as error:
                 print(f"{name:22} {net:6} true {truth:9.3g}; refused: {error}", flush=True)
                 continue
