@@ -166,13 +166,16 @@ class Advice(Rendered):
         The rates that the runs enclose, or the limit with the factor of its prediction either way;
         widened by how much the batches differ in curvature. A single data order may fail below it,
         see ``verification.lowest_failure``. The upper end is infinite if some batches, but not all,
-        have no positive curvature.
+        have no positive curvature; and for a prediction with a second moment: it is where the loss
+        first exceeds its multiple, from which most losses come back.
         """
         below, above = self._batch_spread()
         if self.verification is None:
             assert self.prediction is not None  # checked when the advice is made
             factor = self.prediction.factor
-            return self.limit * below / factor, self.limit * above * factor
+            recovers = self.rule.second_moment is not None
+            high = math.inf if recovers else self.limit * above * factor
+            return self.limit * below / factor, high
         low, high = self.verification.interval
         return low * below, high * above
 

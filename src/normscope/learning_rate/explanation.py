@@ -39,17 +39,17 @@ def _recommended_remark(advice: Advice) -> str:
 def _limit_summary(advice: Advice) -> str:
     found, (low, high) = advice.verification, advice.interval
     if found is None:
-        return f"{advice.limit:.3g} predicted, perhaps {low:.3g} to {_end(high)}"
+        return f"{advice.limit:.3g} predicted, perhaps {_range(low, high)}"
     if math.isinf(found.ends[1]):
         return f"above {advice.limit:.3g}: no run was unstable; perhaps from {low:.3g} on"
     if found.ends[0] == 0:
         return f"below {advice.limit:.3g}: no rate that was tried held"
     where = ", below a collapse; perhaps" if found.collapsed_first else "; on other batches perhaps"
-    return f"{advice.limit:.3g}{where} {low:.3g} to {_end(high)}"
+    return f"{advice.limit:.3g}{where} {_range(low, high)}"
 
 
-def _end(rate: float) -> str:
-    return f"{rate:.3g}" if math.isfinite(rate) else "no end"
+def _range(low: float, high: float) -> str:
+    return f"{low:.3g} to {high:.3g}" if math.isfinite(high) else f"{low:.3g} or more"
 
 
 def _how_found(advice: Advice) -> str:

@@ -547,6 +547,14 @@ def test_answer_says_that_the_network_collapses():
     assert shown[1] == "0.648, below a collapse; perhaps 0.6 to 0.7"
 
 
+def test_prediction_with_a_second_moment_has_no_upper_end():
+    found = advice(name="Adam", second_moment=0.999)
+    assert found.interval == (found.limit / 2.5, math.inf)
+    assert (
+        lines(found)[1] == f"{found.limit:.3g} predicted, perhaps {found.interval[0]:.3g} or more"
+    )
+
+
 def test_html_has_the_answer_first_and_the_table_folded():
     html = advice()._repr_html_()
     assert html.index("recommended") < html.index("<details>") < html.index("<table>")
