@@ -4,8 +4,8 @@
 
 Small nets on the embedded digits, batches of 64, both losses: fully connected ones without and with
 BatchNorm, and one of tanh as torch initializes it. Above 1 is too large. The prediction is where
-the loss first exceeds its multiple; the limit, where it does not come back, is often higher. A ratio
-with < is to the largest rate tried, if no run was unstable.
+the loss first exceeds its multiple; the limit, where it does not come back, is often higher. With <
+no run was unstable, and the ratio is to the largest rate tried.
 """
 
 from __future__ import annotations
