@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun, short_run
@@ -24,6 +24,10 @@ from normscope.learning_rate.thresholds import (
 from normscope.learning_rate.verification import Verification, uses_second_moment
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered, Table
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,31 @@ class Choice(Rendered):
         """Return plain numbers; None for the loss of a run that failed."""
         trials = [{**vars(each), "loss": _finite(each.loss)} for each in self.trials]
         return {**vars(self), "loss": _finite(self.loss), "trials": trials}
+
+    def to_xarray(self) -> xr.Dataset:
+        """Return the loss by rate, of the trials that were compared; NaN where a run failed."""
+        import xarray as xr
+
+        compared = [each for each in self.trials if each.steps == self.steps]
+        losses = [each.loss if math.isfinite(each.loss) else math.nan for each in compared]
+        return xr.Dataset(
+            {"loss": ("rate", losses)},
+            {"rate": [each.rate for each in compared]},
+            {"chosen": self.rate, "steps": self.steps},
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the losses against the rates.
+
+        Args:
+            ax: where to draw; None for a new figure.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.learning_rate import trial_losses
+
+        return trial_losses(self.to_xarray(), ax)
 
     def _table(self) -> Table:
         return Table(trial_rows(self), f"Loss after {self.steps} steps; chosen {self.rate:.3g}")

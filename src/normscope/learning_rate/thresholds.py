@@ -129,7 +129,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort("quick", curvature_batches=0, later_steps=(), limit_steps=45),
+    "quick": Effort("quick", curvature_batches=0, later_steps=(), limit_steps=35),
     "default": Effort("default", curvature_batches=1, later_steps=(), limit_steps=130),
     "thorough": Effort(
         "thorough",

@@ -67,6 +67,29 @@ def learning_rates(advice: xr.Dataset, axes: Axes | None = None) -> Axes:
     return axes
 
 
+def trial_losses(choice: xr.Dataset, axes: Axes | None = None) -> Axes:
+    """Draw the loss of short trials against the learning rate, and the rate that was chosen.
+
+    Args:
+        choice: ``loss`` by ``rate``, NaN where a run failed; attributes ``chosen`` and ``steps``.
+        axes: to draw on; None for a new figure.
+
+    Returns:
+        The axes drawn on.
+    """
+    axes = new_figure(height=3.2).subplots() if axes is None else axes
+    known = choice.where(np.isfinite(choice["loss"]), drop=True)
+    axes.plot(known["rate"], known["loss"], "o-", color=INK)
+    _, colour, style = _MARKS["recommended"]
+    axes.axvline(choice.attrs["chosen"], color=colour, ls=style, label="recommended")
+    logarithmic_axis(axes, "x")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel(f"loss after {choice.attrs['steps']} steps")
+    hide_spines(axes)
+    axes.legend(frameon=False, fontsize="small")
+    return axes
+
+
 def _shade(axes: Axes, low: float, high: float) -> None:
     """Shade and name the stable region below an interval and the unstable one above it."""
     first, last = axes.get_xlim()

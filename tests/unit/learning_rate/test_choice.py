@@ -205,3 +205,17 @@ def test_choice_is_a_table_and_plain_data(monkeypatch):
     plain = found.to_dict()
     assert plain["rate"] == found.rate
     assert [each["rate"] for each in plain["trials"]] == [each.rate for each in found.trials]
+
+
+def test_losses_are_drawn_against_rates(monkeypatch):
+    found, rates = chosen(
+        monkeypatch,
+        lambda rate: math.inf if rate > 1 else 2 - rate,
+        found=verification(1.0, 4.0),
+    )
+    axes = found.plot()
+    points, line = axes.lines
+    assert list(points.get_xdata()) == sorted(rates)[:-1]  # not the one that failed
+    assert list(points.get_ydata()) == [each.loss for each in found.trials[:-1]]
+    assert line.get_xdata()[0] == found.rate
+    assert axes.get_ylabel() == "loss after 50 steps"
