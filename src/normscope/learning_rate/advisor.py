@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from normscope.learning_rate.network_properties import (
     layer_scaled_by_gamma,
     scale_invariant_weights,
 )
+from normscope.learning_rate.option_trials import check_options, try_options
 from normscope.learning_rate.prediction import predict_limit
 from normscope.learning_rate.sample_trials import trial_batch_count
 from normscope.learning_rate.setup import (
@@ -93,6 +95,8 @@ def max_learning_rate(
     scheduler: SchedulerFactory | None = None,
     clip_norm: float | None = None,
     accumulate: int = 1,
+    warmups: Sequence[int] = (),
+    weight_decays: Sequence[float] = (),
     progress: ProgressOption = None,
 ) -> Advice:
     r"""Find how large a learning rate training can take from the current weights.
@@ -141,6 +145,9 @@ def max_learning_rate(
             answer are those before the schedule.
         clip_norm: largest norm of the gradient in the runs.
         accumulate: batches whose mean gradient makes one step.
+        warmups: numbers of steps in which the rate may grow linearly to the recommended one. Each
+            is tried at that rate, and ``choice.warmup`` is the best; needs the objective "fastest".
+        weight_decays: values to try likewise; ``choice.weight_decay`` is the best by training loss.
         progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
             shows them. True shows a bar, and so does None in a notebook or console.
 
@@ -177,8 +184,20 @@ def max_learning_rate(
         clip_norm,
         accumulate,
     )
+    _check_options(setup, warmups, weight_decays, aim)
     setup.warn_of_flags()
-    return advise(setup, verify, show, plan, aim)
+    return advise(setup, verify, show, plan, aim, (warmups, weight_decays))
+
+
+def _check_options(
+    setup: TrainingSetup, warmups: Sequence[int], decays: Sequence[float], objective: str
+) -> None:
+    if (warmups or decays) and objective != "fastest":
+        raise InputError(
+            'warmups and weight_decays are tried at the rate of objective="fastest"; use that '
+            "objective, or leave them out."
+        )
+    check_options(setup, warmups, decays)
 
 
 def _check_effort(name: str) -> Effort:
@@ -216,6 +235,7 @@ def advise(
     progress: ProgressCallback,
     effort: Effort = EFFORTS["thorough"],
     objective: str = "half_limit",
+    options: tuple[Sequence[int], Sequence[float]] = ((), ()),
 ) -> Advice:
     """Return the advice for a training setup, which is left unchanged.
 
@@ -225,6 +245,7 @@ def advise(
         progress: receives an event as each part begins.
         effort: what may be spent.
         objective: of the recommended rate.
+        options: warm-up lengths and weight decays to try at that rate.
     """
     begin = time.perf_counter()
     optimizer = bind_all_parameters(setup.optimizer, setup.problem.model)
@@ -233,7 +254,8 @@ def advise(
         advice = _measure(setup, optimizer, verify, progress, effort)
         if objective == "fastest" and advice.verification is not None:
             choice = choose_rate(setup, advice.verification, effort, advice.predicted, progress)
-            advice = replace(advice, choice=choice)
+            tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
+            advice = replace(advice, choice=replace(choice, options=tried))
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 

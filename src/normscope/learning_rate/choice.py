@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from normscope.learning_rate.option_trials import OptionTrial
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun, short_run
 from normscope.learning_rate.thresholds import (
@@ -57,6 +58,7 @@ class Choice(Rendered):
         steps: after which the rates were compared.
         trials: every rate at its longest run, in increasing order.
         spent: training steps beyond those that verified the limit.
+        options: warm-up lengths and weight decays that were tried at the rate.
     """
 
     rate: float
@@ -64,11 +66,30 @@ class Choice(Rendered):
     steps: int
     trials: tuple[RateTrial, ...]
     spent: int
+    options: tuple[OptionTrial, ...] = ()
+
+    @property
+    def warmup(self) -> int | None:
+        """Steps of the warm-up that is recommended; None if none was tried."""
+        value = self._chosen("warmup")
+        return None if value is None else int(value)
+
+    @property
+    def weight_decay(self) -> float | None:
+        """The weight decay that is recommended; None if none was tried."""
+        return self._chosen("weight_decay")
+
+    def _chosen(self, option: str) -> float | None:
+        chosen = (each.value for each in self.options if each.option == option and each.chosen)
+        return next(chosen, None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers; None for the loss of a run that failed."""
         trials = [{**vars(each), "loss": _finite(each.loss)} for each in self.trials]
-        return {**vars(self), "loss": _finite(self.loss), "trials": trials}
+        options = [{**vars(each), "loss": _finite(each.loss)} for each in self.options]
+        chosen = {"warmup": self.warmup, "weight_decay": self.weight_decay}
+        lists = {"trials": trials, "options": options}
+        return {**vars(self), "loss": _finite(self.loss), **lists, **chosen}
 
     def to_xarray(self) -> xr.Dataset:
         """Return the loss by rate, of the trials that were compared; NaN where a run failed."""

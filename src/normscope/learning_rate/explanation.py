@@ -33,6 +33,11 @@ def _recommended_remark(advice: Advice) -> str:
     if choice is None:
         return "half the limit"
     count = len(choice.trials)
+    with_options = f", warm-up {choice.warmup}" if choice.warmup is not None else ""
+    if choice.weight_decay is not None:
+        with_options += f", weight decay {choice.weight_decay:g}"
+    if with_options:
+        return f"the best of {count} rates{with_options}"
     return f"the best of {count} rates: loss {choice.loss:.3g} after {choice.steps} steps"
 
 
@@ -74,6 +79,18 @@ def choice_rows(advice: Advice) -> list[tuple[str, str | None, str]]:
         if math.isfinite(each.loss)
         else (f"loss at {each.rate:.3g}", None, "unstable")
         for each in trials
+    ] + _option_rows(advice)
+
+
+def _option_rows(advice: Advice) -> list[tuple[str, str | None, str]]:
+    options = () if advice.choice is None else advice.choice.options
+    return [
+        (
+            f"{each.option.replace('_', ' ')} {each.value:g}",
+            _rate(each.loss) if math.isfinite(each.loss) else None,
+            f"loss after {each.steps} steps{'; recommended' if each.chosen else ''}",
+        )
+        for each in options
     ]
 
 

@@ -107,6 +107,7 @@ def short_run(
     steps: int = STEPS,
     rate_at: Callable[[int], float] | None = None,
     keeps_flags: bool = False,
+    is_ramp: bool = True,
 ) -> ShortRun:
     """Train the problem's model in place until it is unstable or the steps are used up.
 
@@ -118,13 +119,14 @@ def short_run(
         steps: largest number of gradients to take.
         rate_at: learning rate by step, set on every parameter group; None: the optimizer's own.
         keeps_flags: leave every module's ``training`` flag as it is; False: as in `train`.
+        is_ramp: whether ``rate_at`` grows until the run fails.
 
     Returns:
         The outcome.
     """
     taken, unstable, rate = 0, False, 0.0
     growth = growth_limit(problem.loss)
-    recovers = has_second_moment(optimizer)
+    recovers, is_growing = has_second_moment(optimizer), is_ramp and rate_at is not None
     loop = Loop(
         problem,
         optimizer,
@@ -141,7 +143,7 @@ def short_run(
                 for group in step.optimizer.param_groups:
                     group["lr"] = rate_at(step.index)
             rate = float(step.optimizer.param_groups[0]["lr"])
-            lost = recovers and has_not_recovered(loop.losses, growth, rate_at is not None)
+            lost = recovers and has_not_recovered(loop.losses, growth, is_growing)
             unstable = step.diverged or lost
             if unstable or collapse.check(step.index):
                 break
