@@ -72,7 +72,7 @@ def test_effort_and_objective_reach_the_library(capsys):
     assert main(["lr", *SMALL, "--effort", "quick", "--json"]) == 0
     quick = json.loads(capsys.readouterr().out)
     assert (quick["effort"], quick["objective"], quick["choice"]) == ("quick", "half_limit", None)
-    assert quick["verification_steps"] <= 35
+    assert quick["verification_steps"] <= 30
     assert main(["lr", *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["effort"], found["objective"]) == ("default", "fastest")

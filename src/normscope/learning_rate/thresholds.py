@@ -66,7 +66,7 @@ SHORT_MARGIN = 1.5
 ONE_ORDER_MARGIN = 1.4
 """The interval is so much wider, either way, if only one data order was tried (it then holds the
 onset in 90 % of the cases of benchmarks/learning_rate_accuracy.py)."""
-SECOND_MOMENT_STEPS = 80
+SECOND_MOMENT_STEPS = 70
 """Steps that a bracket may take with a second moment, whose best rates are far below the limit."""
 FAILURE_MARGIN = 2.0
 """The curvature bound is so far below a failure that the curvature did not foresee (no bound above
@@ -129,7 +129,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort("quick", curvature_batches=0, later_steps=(), limit_steps=35),
+    "quick": Effort("quick", curvature_batches=0, later_steps=(), limit_steps=30),
     "default": Effort("default", curvature_batches=1, later_steps=(), limit_steps=130),
     "thorough": Effort(
         "thorough",
