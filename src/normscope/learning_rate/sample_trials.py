@@ -113,12 +113,12 @@ def run_sample_trials(
     fourth of the user's batches if that is more; smaller batches are used as they are, since their
     noise is part of what makes training unstable. An unstable loss ends the run. The rates decrease
     from one that is usually too high, 8 over the curvature along the gradient, until one is stable;
-    bisection follows until 48 gradients are used. A network whose outputs hardly differ is first
-    trained until it leaves its plateau, on which every rate is stable for a while. At least 18
-    gradients are left for the rates. Whole batches are used if the network is already trained, if
-    its loss differs much between small batches, if the loss depends on the number of samples, as a
-    sum over them does, or if batches cannot be cut: their rows are not samples, or the model does
-    not take so few.
+    bisection by runs of 15 steps follows until 48 gradients are used. A network whose outputs
+    hardly differ is first trained until it leaves its plateau, on which every rate is stable for a
+    while. At least 18 gradients are left for the rates. Whole batches are used if the network is
+    already trained, if its loss differs much between small batches, if the loss depends on the
+    number of samples, as a sum over them does, or if batches cannot be cut: their rows are not
+    samples, or the model does not take so few.
 
     Momentum moves the weights further in 100 steps than in 25. Where a run failed late, so that the
     distance covered decides and not the curvature, the limit is lowered by the share of the
@@ -247,7 +247,7 @@ class _Search:
         """
         while 0 < rate < math.inf and steps > 0 and not self.high <= TRIAL_RATIO * self.low:
             run = TrialRun(self._start, self._rule, rate, after=self._after)
-            run.take(min(TRIAL_STEPS, steps))
+            run.take(min(TRIAL_ENOUGH if self.low else TRIAL_STEPS, steps))
             steps -= run.taken
             if not run.taken:  # unstable before any step, at any rate
                 break

@@ -161,8 +161,8 @@ TRIAL_STEPS = 25
 """Steps after which a rate counts as stable in a trial, each on a batch of its own (the dev cells
 of benchmarks/learning_rate_cells.py: a ninth decile of 2.0 at momentum 0.9; 2.8 with 20 steps)."""
 TRIAL_ENOUGH = 15
-"""Steps after which it does if no more gradients are left (the networks without normalization of
-benchmarks/learning_rate_cases.py)."""
+"""Steps after which it does once a lower one did, or if no more gradients are left (the networks
+without normalization of benchmarks/learning_rate_cases.py)."""
 TRIAL_GRADIENTS = 48
 """Gradients of all trials: at most half a range test."""
 TRIAL_LEAST_GRADIENTS = 18
