@@ -45,6 +45,7 @@ def record_cotangent_only(cotangent: Tensor) -> Iterator[None]:
         with saved_tensors_hooks(lambda saved: _pack(saved, known), _unpack):
             yield
     finally:
+        known.clear()  # the graph holds the hooks, and would hold itself
         restore()
 
 
