@@ -69,6 +69,18 @@ def test_how_to_pages_are_at_most_two_screens(page):
     assert len(prose.split()) <= 600
 
 
+def test_thresholds_of_instability_are_on_one_page():
+    """The other pages link there, so that a change has one place."""
+    threshold = re.compile(r"\b(1\.5|3|1000) times\W+(\(.*?\) )?(its|their|the) first", re.DOTALL)
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("[chr]*/*.md")]
+    stated = [page_name(page) for page in pages if threshold.search(text_of(page))]
+    assert [name for name in stated if "/results/" not in name] == [
+        "docs/concepts/stability_limit.md"
+    ]
+    page = text_of(DOCS / "concepts" / "stability_limit.md")
+    assert all(f"**{number} times**" in page for number in ("1.5", "3", "1000"))
+
+
 def test_python_and_command_of_the_readme_give_the_same_numbers(tmp_path, monkeypatch, capsys):
     """The same question with the same defaults; the printed answer is that of the page."""
     page = text_of(ROOT / "README.md")
