@@ -229,7 +229,8 @@ def find_learning_rate(
             ``optimizer``, ``scheduler``, ``clip_norm``, ``accumulate``, ``verify``, ``effort``.
 
     Returns:
-        The advice; its rates are those of the optimizer before the schedule.
+        The advice; its rates are those of the optimizer before the schedule, or ``max_lr`` for
+        OneCycleLR and CyclicLR.
 
     Raises:
         StateError: if the module optimizes manually, has several optimizers or changes the step by

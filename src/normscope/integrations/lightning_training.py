@@ -46,10 +46,11 @@ class TrainingStep:
                 LightningDataModule, name
             )
             batch = getattr(self._data if is_own else module, name)(batch, 0)
-        known = inspect.signature(module.training_step).parameters
-        numbered = {"batch_idx": 0} if "batch_idx" in known else {}
+        known = inspect.signature(module.training_step).parameters.values()
+        takes_number = len(known) > 1 or any(each.kind is each.VAR_POSITIONAL for each in known)
+        number = (0,) if takes_number else ()  # by position, as Lightning passes it
         with self._trainer.precision_plugin.forward_context():
-            found = module.training_step(batch, **numbered)
+            found = module.training_step(batch, *number)
         loss = found.get("loss") if isinstance(found, Mapping) else found
         if loss is None:
             raise StateError(
@@ -145,6 +146,11 @@ class _FollowedSchedule:
         self._scheduler = config["scheduler"]
         self._optimizer, self._every, self._taken = optimizer, every, 0
         self._copy_options()
+
+    @property
+    def max_lrs(self) -> list[float] | None:
+        """The largest rates of CyclicLR; None for another scheduler."""
+        return getattr(self._scheduler, "max_lrs", None)
 
     def step(self) -> None:
         """Count an update, and step the schedule if it is due."""

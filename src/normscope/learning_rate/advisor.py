@@ -142,7 +142,7 @@ def max_learning_rate(
             ``verify=False`` or ``effort="quick"``.
         scheduler: makes a scheduler for an optimizer, as in ``lambda optimizer:
             LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
-            answer are those before the schedule.
+            answer are those before the schedule, or ``max_lr`` for OneCycleLR and CyclicLR.
         clip_norm: largest norm of the gradient in the runs.
         accumulate: batches whose mean gradient makes one step.
         warmups: numbers of steps in which the rate may grow linearly to the recommended one. Each

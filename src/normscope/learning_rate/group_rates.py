@@ -22,11 +22,13 @@ class GroupRates:
         relative: before any schedule.
         peak: the largest within a short run.
         largest: of all groups in the whole schedule.
+        are_peaks: whether the common rate is the ``max_lr`` of a scheduler.
     """
 
     relative: tuple[float, ...]
     peak: tuple[float, ...]
     largest: float
+    are_peaks: bool = False
 
     @classmethod
     def of(cls, setup: TrainingSetup, optimizer: Optimizer) -> Self:
@@ -38,8 +40,11 @@ class GroupRates:
         """
         by_step = setup.scheduled_rates(optimizer, SCHEDULE_STEPS)
         peak = tuple(map(max, zip(*by_step[:STEPS], strict=True)))
-        relative = relative_rates(optimizer, setup.scheduler is not None)
-        return cls(tuple(relative), peak, max(map(max, by_step)))
+        if setup.scheduler is None:
+            return cls(tuple(relative_rates(optimizer)), peak, max(map(max, by_step)))
+        scheduled = setup.scheduled(optimizer)
+        largest = 1.0 if scheduled.has_own_rates else max(map(max, by_step))
+        return cls(tuple(scheduled.group_rates), peak, largest, scheduled.has_own_rates)
 
     @property
     def are_one(self) -> bool:
@@ -86,7 +91,9 @@ def setup_notes(
             "All rates are those of the fastest parameter group; the groups keep their ratios to "
             f"it ({ratios}), and rates() returns each group's. The curvature counts these ratios."
         )
-    if setup.scheduler is not None:
+    if rates.are_peaks:
+        notes.append("All rates are the max_lr of the schedule, which the runs follow.")
+    elif setup.scheduler is not None:
         times = "" if rates.largest <= 1.01 else f"; its largest is {rates.largest:.3g} times that"
         notes.append(f"All rates are those before the schedule, which the runs follow{times}.")
     if max(rates.peak) < 0.99 * rates.largest:

@@ -92,6 +92,12 @@ class TrainingSetup:
                 group["lr"] = rate
             yield optimizer
 
+    def scheduled(self, optimizer: Optimizer) -> CommonRate:
+        """Return a copy of the user's optimizer at the start of its schedule; never stepped."""
+        own = (each for group in optimizer.param_groups for each in group["params"])
+        clone = copy_optimizer(optimizer, {each: each for each in own}, "pass a factory")
+        return CommonRate(clone, self.scheduler)
+
     def scheduled_rates(self, optimizer: Optimizer, steps: int) -> list[list[float]]:
         """Return the rate of every group at each of the first steps, for a common rate of 1.
 
@@ -104,9 +110,7 @@ class TrainingSetup:
         """
         if self.scheduler is None:
             return [relative_rates(optimizer)]
-        own = (each for group in optimizer.param_groups for each in group["params"])
-        clone = copy_optimizer(optimizer, {each: each for each in own}, "pass a factory")
-        scheduled = CommonRate(clone, self.scheduler)
+        scheduled = self.scheduled(optimizer)
         found = [scheduled.relative_rates]
         with warnings.catch_warnings(), suppress(InputError):
             warnings.simplefilter("ignore", UserWarning)  # torch's: no update was taken before
@@ -135,7 +139,7 @@ class TrainingSetup:
     @contextmanager
     def few_threads(self) -> Iterator[None]:
         """Compute a small network with one thread; see `normscope.problem.threads`."""
-        with self.isolated():
+        with self.isolated(trainable=True):  # a forward pass updates running statistics
             threads = suitable_threads(self.problem, self.batches(1)[0])
         with thread_count(threads):
             yield

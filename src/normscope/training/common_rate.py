@@ -70,7 +70,7 @@ def make_scheduler(factory: SchedulerFactory, optimizer: Optimizer) -> LRSchedul
     """
     made: Any = factory(optimizer) if callable(factory) else factory
     step = getattr(made, "step", None)
-    if not callable(step) or isinstance(made, Optimizer):
+    if not callable(factory) or not callable(step) or isinstance(made, Optimizer):
         raise ArgumentTypeError(
             "scheduler must be a function from an optimizer to a scheduler, such as lambda "
             f"optimizer: LinearLR(optimizer, total_iters=10); got {type(made).__name__}."
@@ -87,12 +87,28 @@ def make_scheduler(factory: SchedulerFactory, optimizer: Optimizer) -> LRSchedul
     return scheduler
 
 
+def _own_rates(scheduler: LRScheduler, optimizer: Optimizer) -> list[float]:
+    """Return ``max_lr`` of every group for a scheduler that has rates of its own.
+
+    OneCycleLR and CyclicLR do not use the learning rate that the optimizer was made with; all
+    others do, and have none.
+    """
+    given = getattr(scheduler, "max_lrs", None)  # CyclicLR
+    rates = given or [group["max_lr"] for group in optimizer.param_groups if "max_lr" in group]
+    return [float(rate) for rate in rates]
+
+
 class CommonRate(Optimizer):
     """An optimizer with one learning rate in place of its groups' and its schedule's.
 
-    The largest rate of a group before any schedule is the one that counts. Every other rate, of a
-    group or of a later step, keeps its ratio to it: a step at the rate r multiplies all of them by
-    r over that rate. Gradients may be clipped first.
+    The largest rate of a group before any schedule is the one that counts; with OneCycleLR and
+    CyclicLR the largest ``max_lr``. Every other rate, of a group or of a later step, keeps its
+    ratio to it: a step at the rate r multiplies all of them by r over that rate. Gradients may be
+    clipped first.
+
+    Attributes:
+        group_rates: of every group, in units of the common rate, before any schedule.
+        has_own_rates: whether these are the ``max_lr`` of the scheduler.
 
     Args:
         optimizer: takes the steps; its parameters are this one's.
@@ -112,16 +128,20 @@ class CommonRate(Optimizer):
         rates = base_rates(optimizer, scheduler is not None)
         super().__init__(parameters, {"lr": max(rates)})
         self.inner, self._clip_norm, self.accumulate = optimizer, clip_norm, accumulate
-        self._largest = max(rates)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # a schedule begins there
-            group.pop("initial_lr", None)
-        if scheduler is not None and not self._largest > 0:
+            for name in ("initial_lr", "max_lr"):  # of an earlier schedule
+                group.pop(name, None)
+        if scheduler is not None and not max(rates) > 0:
             raise InputError(
                 "the optimizer has the learning rate 0, of which a schedule gives no other; make "
                 "it with a positive one."
             )
         self._scheduler = None if scheduler is None else make_scheduler(scheduler, optimizer)
+        own = [] if self._scheduler is None else _own_rates(self._scheduler, optimizer)
+        self.has_own_rates, rates = bool(own), own or rates
+        self._largest = max(rates)
+        self.group_rates = [each / self._largest if self._largest > 0 else 1.0 for each in rates]
 
     @property
     def needs_closure(self) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, NAdam
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
+    CyclicLR,
     LambdaLR,
     LinearLR,
     OneCycleLR,
@@ -105,7 +106,8 @@ def linear(epochs=3, start=0.1):
         linear(),
         lambda optimizer: LambdaLR(optimizer, lambda step: step / 10),
         lambda optimizer: CosineAnnealingLR(optimizer, 20, eta_min=0.01),
-        lambda optimizer: OneCycleLR(optimizer, 0.3, 50),
+        lambda optimizer: OneCycleLR(optimizer, 0.2, 50),  # the common rate is max_lr
+        lambda optimizer: CyclicLR(optimizer, 0.01, 0.2, 10),
     ],
 )
 def test_runs_follow_the_schedule(schedule):
@@ -132,6 +134,20 @@ def test_runs_follow_the_schedule(schedule):
     optimizer = factory(model.parameters())
     expected = losses(model, optimizer, schedule(optimizer))
     assert mine == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("given", [0.01, 0.1])
+@pytest.mark.parametrize("start", [0.001, 0.5])
+def test_rates_of_one_cycle_are_its_largest(given, start):
+    """Neither the optimizer's rate nor ``max_lr`` itself changes the answer."""
+    model, found = small_network(), []
+    for own, peak in ((0.1, 0.1), (start, given)):
+        schedule = partial(OneCycleLR, max_lr=peak, total_steps=150)
+        factory = partial(SGD, lr=own, momentum=0.9)
+        options = {"optimizer": factory, "scheduler": schedule, "effort": "quick"}
+        found.append(max_learning_rate(model, "cross_entropy", labelled(), **options))
+    assert found[0].recommended == pytest.approx(found[1].recommended, rel=1e-6)
+    assert "max_lr of the schedule" in str(found[1])
 
 
 def test_schedule_of_an_optimizer_in_warm_up_starts_from_its_base_rate():
@@ -168,11 +184,36 @@ def test_schedule_that_the_runs_do_not_reach_is_reported():
 
 def test_schedule_above_the_base_rate_lowers_limit_and_bound():
     model, optimizer = grouped(SGD, (0.1, 0.1))
-    cycle = partial(OneCycleLR, max_lr=1.0, total_steps=200, pct_start=0.1, cycle_momentum=False)
-    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=cycle)
+    rise = partial(LambdaLR, lr_lambda=lambda step: min(1.0 + step, 10.0))
+    advice = advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=rise)
     assert advice.bound == pytest.approx(0.1 * 2 / 9, rel=1e-3)
     assert 0.1 * 2 / 9 <= advice.limit < 0.2 * 2 / 9
     assert "its largest is 10 times that" in str(advice).replace("\n", " ")
+
+
+def test_scheduler_of_the_user_is_refused_and_left_alone():
+    """It would follow the runs, and set the rates of the user's optimizer."""
+    model, optimizer = grouped(SGD, (0.1, 0.1))
+    own = LinearLR(optimizer, 0.1, total_iters=9)
+    before = own.state_dict(), optimizer.param_groups[0]["lr"]
+    with pytest.raises(ArgumentTypeError, match="function from an optimizer to a scheduler"):
+        advise(model, "squared_error", (INPUTS, TARGETS), optimizer=optimizer, scheduler=own)
+    assert (own.state_dict(), optimizer.param_groups[0]["lr"]) == before
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_running_statistics_stay_with_any_number_of_threads(verify):
+    before = torch.get_num_threads()
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    try:
+        torch.set_num_threads(2)
+        inputs = torch.randn(32, 5), torch.randint(3, (32,))
+        max_learning_rate(model, "cross_entropy", inputs, verify=verify, effort="quick")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(state[name], each) for name, each in model.state_dict().items())
 
 
 def test_schedulers_that_do_not_fit_are_refused():
