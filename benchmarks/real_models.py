@@ -13,7 +13,7 @@ Rows:
   float64.
 - gpt2: GGN of transformers' GPT-2 (2 blocks, width 16). The reference is the dense matrix, from the
   explicit Jacobian and the explicit Hessian of the loss in the logits.
-- check_layer: two units of each of the 57 norm layers of torchvision's GoogLeNet, CPU seconds.
+- check_layer: two units of each of the 59 norm layers of torchvision's GoogLeNet, CPU seconds.
 
 Each row prints the value, its reference and the relative difference.
 """
