@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def read_suggestions(store: RunStore) -> Suggestions:
 
 def write_suggestions(store: RunStore, suggestions: Suggestions) -> None:
     """Replace the file at once: an interrupted run leaves the old one."""
-    unfinished = store.directory / "suggestions.unfinished"
+    unfinished = store.directory / f"suggestions.{os.getpid()}.unfinished"
     unfinished.write_text(json.dumps(suggestions, indent=1) + "\n")
     unfinished.replace(store.directory / "suggestions.json")
 
