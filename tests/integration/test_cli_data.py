@@ -26,7 +26,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return data.write_mnist(tmp_path / "data" / "mnist").parent
 
 
-def test_list_shows_every_data_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_every_data_set(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert main(["data", "list", "--root", str(root)]) == 0
     title, heads, _, *lines = capsys.readouterr().out.rstrip().splitlines()
     assert title == "data sets"

@@ -30,7 +30,7 @@ def test_demo_prints_a_row_for_each_norm_and_what_was_found(shown):
     done, folder = shown
     assert all(line.startswith("demo: ") for line in done.stderr.splitlines())
     assert done.stderr.splitlines()  # it is not silent in a log
-    names = ("no normalization", "BatchNorm", "LayerNorm")
+    names = ("none", "BatchNorm", "LayerNorm")
     table, _, _ = done.stdout.partition("\n\n")
     found = [name for row in table.splitlines() for name in names if row.startswith(f"{name} ")]
     assert found == [*names]

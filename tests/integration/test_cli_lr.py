@@ -71,7 +71,7 @@ def test_explanation_is_a_table_and_a_paragraph(capsys):
 def test_effort_and_objective_reach_the_library(capsys):
     assert main(["lr", *SMALL, "--effort", "quick", "--json"]) == 0
     quick = json.loads(capsys.readouterr().out)
-    assert (quick["effort"], quick["objective"], quick["choice"]) == ("quick", "half_limit", None)
+    assert (quick["effort"], quick["objective"], quick["choice"]) == ("quick", "cautious", None)
     assert quick["verification_steps"] <= 30
     assert main(["lr", *SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

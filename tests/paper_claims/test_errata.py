@@ -17,7 +17,7 @@ TABLE_ROW = re.compile(r"^\| (?!source|---)", re.MULTILINE)
 
 
 def errata():
-    return (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "research" / "errata.md").read_text(encoding="utf-8")
 
 
 def functions(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -129,7 +128,9 @@ def _print(result: Result, record: Record, files: dict[str, str]) -> None:
 
 
 def _print_wrapped(text: str, bullet: str = "") -> None:
-    """Print a paragraph of at most 100 columns, behind a bullet."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    """Print a paragraph of at most 100 columns, 80 when piped, behind a bullet."""
+    from normscope.cli.render import shown_width
+
+    width = min(shown_width(), 100)
     indent = " " * len(bullet)
     typer.echo(textwrap.fill(text, width, initial_indent=bullet, subsequent_indent=indent))

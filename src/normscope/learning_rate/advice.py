@@ -13,6 +13,7 @@ from normscope.learning_rate.choice import Choice
 from normscope.learning_rate.explanation import explain, summary_lines, table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.theory import MeanFieldBound
+from normscope.learning_rate.thresholds import CHOICE_DIVISOR, LARGEST_SHARE, UNHELD_SHARE
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 from normscope.text import WIDTH, Rendered, Table, wrap
@@ -51,7 +52,7 @@ class Advice(Rendered):
         curvature_reason: why there is no curvature, in a few words.
         prediction_reason: why there is no prediction, in a few words.
         effort: "quick", "default" or "thorough".
-        objective: of the recommended rate: "fastest" or "half_limit".
+        objective: of the recommended rate: "fastest", "half_limit" or, for few runs, "cautious".
         group_rates: learning rate of every parameter group over that of the fastest one, whose rate
             all rates of the advice are.
         notes: sentences about the groups, the schedule, clipping and accumulation.
@@ -148,9 +149,17 @@ class Advice(Rendered):
     def recommended(self) -> float:
         """The rate that trains best in short runs, or half the limit, by the objective.
 
-        Half the limit solves a quadratic's top direction in one step.
+        Half the limit solves a quadratic's top direction in one step. After few runs, or if all
+        trials failed: at most the lower end of the interval; a twentieth of the limit with a second
+        moment; and a tenth of that if no rate held.
         """
-        return self.limit / 2 if self.choice is None else self.choice.rate
+        if self.choice is not None:
+            return self.choice.rate
+        if self.objective == "half_limit" or self.verification is None:
+            return self.limit / 2
+        share = LARGEST_SHARE if self.rule.second_moment is None else 1 / CHOICE_DIVISOR
+        low = self.verification.interval[0]
+        return min(self.limit * share, low) if low else self.limit * share * UNHELD_SHARE
 
     def rates(self) -> tuple[float, ...]:
         """Return the recommended learning rate of every parameter group, in the optimizer's order.

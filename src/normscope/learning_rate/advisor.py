@@ -41,6 +41,8 @@ from normscope.learning_rate.theory import MeanFieldBound, mean_field_bound
 from normscope.learning_rate.thresholds import (
     EFFORTS,
     FIRST_STEP,
+    LAST_LAYER_STEPS,
+    LATE_FACTOR,
     OBJECTIVES,
     PREDICTION_BATCHES,
     Effort,
@@ -207,8 +209,10 @@ def _check_effort(name: str) -> Effort:
 
 
 def _check_objective(name: str | None, verify: bool, effort: str) -> str:
+    if name is None and verify:
+        return "cautious" if effort == "quick" else "fastest"
     if name is None:
-        return "fastest" if verify and effort != "quick" else "half_limit"
+        return "half_limit"
     if name not in OBJECTIVES:
         raise unknown_name("objective", name, OBJECTIVES)
     if name == "fastest" and not verify:
@@ -254,8 +258,10 @@ def advise(
         advice = _measure(setup, optimizer, verify, progress, effort)
         if objective == "fastest" and advice.verification is not None:
             choice = choose_rate(setup, advice.verification, effort, advice.predicted, progress)
-            tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
-            advice = replace(advice, choice=replace(choice, options=tried))
+            if choice is not None:
+                tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
+                choice = replace(choice, options=tried)
+            advice = replace(advice, choice=choice)
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 
@@ -290,11 +296,11 @@ def _measure(
         )
     verification = None
     if verify and prediction is not None:
-        verification = _verify(setup, prediction.rate, progress, effort)
+        verification = _verify(setup, prediction.rate, progress, effort, rule.momentum)
     elif verify:
         known = rule.unknown is None
         guess = measure().bound(rule) if known else first_step_rate(setup, optimizer, FIRST_STEP)
-        verification = _verify(setup, guess, progress, effort, is_near=False)
+        verification = _verify(setup, guess, progress, effort, rule.momentum, is_near=False)
     unmeasured = f"not measured with effort={effort.name!r}"
     advice = Advice(
         rule=rule,
@@ -356,11 +362,15 @@ def _verify(
     guess: float,
     progress: ProgressCallback,
     effort: Effort,
+    momentum: float,
     is_near: bool = True,
 ) -> Verification:
     if effort.bisects:
         return verify_limit(setup, guess, progress, effort.limit_steps)
-    return bracket_limit(setup, guess, progress, effort.limit_steps, is_near)
+    found = bracket_limit(setup, guess, progress, effort.limit_steps, is_near)
+    if setup.orders_differ and 1 / (1 - momentum) > LAST_LAYER_STEPS:
+        return replace(found, margin=LATE_FACTOR)
+    return found
 
 
 def _check_curvature(curvature: MeasuredCurvature, rule: UpdateRule) -> None:

@@ -138,7 +138,7 @@ def choose_rate(
     effort: Effort,
     predicted: float | None = None,
     progress: ProgressCallback = ignore_progress,
-) -> Choice:
+) -> Choice | None:
     """Return the learning rate with the lowest loss after a few steps of training.
 
     All runs start from the user's weights and see the same batches, so that small differences of
@@ -146,7 +146,8 @@ def choose_rate(
     the predicted limit, since the best rates of Adam are far below it. The next are higher or lower
     by a constant factor, wherever the loss is lower, until the best has neighbours on both sides.
     With ``effort="thorough"`` the best of them are tried again with more steps. The result is at
-    most half the limit: rates near it break later, or on other data orders.
+    most half the limit and the lower end of its interval: rates near it break later, or on other
+    data orders. Without a limit no rate above the largest that held is tried.
 
     Args:
         setup: the problem with its optimizer and batch size.
@@ -156,7 +157,7 @@ def choose_rate(
         progress: receives an event before each run.
 
     Returns:
-        The rate and all trials.
+        The rate and all trials; None if all of them failed.
     """
     first = _Ladder(setup, found, effort.choice_steps, effort.choice_budget, progress)
     first.climb(_first_rate(setup, found, predicted))
@@ -167,10 +168,13 @@ def choose_rate(
         last = _Ladder(setup, found, steps, math.inf, progress)
         for rate in first.by_loss()[:CHOICE_KEPT]:
             last.measure(rate)
+    held = [each for each in last.trials.values() if math.isfinite(each.loss)]
+    if not held:
+        return None
     rate = last.lowest() * (1.0 if effort.final_steps else HORIZON_FACTOR)
     if math.isfinite(found.ends[1]):
-        rate = min(rate, found.limit * LARGEST_SHARE)
-    nearest = min(last.trials.values(), key=lambda each: abs(math.log(each.rate / rate)))
+        rate = min(rate, found.limit * LARGEST_SHARE, found.interval[0] or math.inf)
+    nearest = min(held, key=lambda each: abs(math.log(each.rate / rate)))
     trials = first.trials | last.trials
     ordered = tuple(trials[each] for each in sorted(trials))
     spent = first.spent + (0 if last is first else last.spent)
@@ -180,7 +184,10 @@ def choose_rate(
 def _first_rate(setup: TrainingSetup, found: Verification, predicted: float | None) -> float:
     if uses_second_moment(setup):
         return min(predicted or math.inf, found.limit) / CHOICE_DIVISOR
-    return found.ends[0] or found.limit / WIDENING
+    low, high = found.ends
+    if math.isinf(high) and predicted is not None:
+        return min(predicted, low)  # every rate holds, as with a bounded loss
+    return low or found.limit / WIDENING
 
 
 def lowest_point(losses: dict[float, float]) -> float:
@@ -244,6 +251,9 @@ class _Ladder:
         if place < len(rates) - 1:
             return None
         high = self.found.ends[1]
+        if math.isinf(high):
+            rate = rates[-1] * CHOICE_SPACING
+            return rate if rate <= self.found.limit else None
         rate = min(rates[-1] * CHOICE_SPACING, math.sqrt(rates[-1] * high))
         return rate if rates[-1] < rate / math.sqrt(WIDENING) else None
 

@@ -31,14 +31,27 @@ def summary_lines(advice: Advice) -> list[str]:
 def _recommended_remark(advice: Advice) -> str:
     choice = advice.choice
     if choice is None:
-        return "half the limit"
+        return _share_remark(advice)
     count = len(choice.trials)
     with_options = f", warm-up {choice.warmup}" if choice.warmup is not None else ""
     if choice.weight_decay is not None:
         with_options += f", weight decay {choice.weight_decay:g}"
     if with_options:
-        return f"the best of {count} rates{with_options}"
-    return f"the best of {count} rates: loss {choice.loss:.3g} after {choice.steps} steps"
+        return f"near the best of {count} rates{with_options}"
+    best = min(choice.trials, key=lambda each: (-each.steps, each.loss))
+    reached = f"{best.rate:.3g}: loss {best.loss:.3g} at step {best.steps}"
+    return f"near the best of {count} rates ({reached})"
+
+
+def _share_remark(advice: Advice) -> str:
+    """Return which share of the limit is recommended, without trials of rates."""
+    if advice.verification is not None and not advice.verification.interval[0]:
+        return f"{advice.recommended / advice.limit:.2g} times the limit: no rate held"
+    if advice.rule.second_moment is not None and advice.objective != "half_limit":
+        return f"far below the limit, as the best rates of {advice.rule.name} are"
+    if advice.recommended < 0.49 * advice.limit:
+        return "the lower end of the limit's interval"
+    return "half the limit"
 
 
 def _limit_summary(advice: Advice) -> str:
@@ -46,7 +59,7 @@ def _limit_summary(advice: Advice) -> str:
     if found is None:
         return f"{advice.limit:.3g} predicted, perhaps {_range(low, high)}"
     if math.isinf(found.ends[1]):
-        return f"above {advice.limit:.3g}: no run was unstable; perhaps from {low:.3g} on"
+        return f"above {low:.3g}: no run was unstable up to {advice.limit:.3g}"
     if found.ends[0] == 0:
         return f"below {advice.limit:.3g}: no rate that was tried held"
     where = ", below a collapse; perhaps" if found.collapsed_first else "; on other batches perhaps"
@@ -59,7 +72,9 @@ def _range(low: float, high: float) -> str:
 
 def _how_found(advice: Advice) -> str:
     found = advice.verification
-    setting = f"{advice.rule.name}, batch size {advice.batch_size}"
+    momentum = advice.rule.momentum if advice.rule.second_moment is None else 0.0
+    moving = f" {momentum:g}" if momentum else ""
+    setting = f"{advice.rule.name}{moving}, batch size {advice.batch_size}"
     seconds = format_duration(advice.seconds)
     if found is None:
         return f"not verified: predicted without runs; {seconds}; {setting}"
@@ -282,19 +297,21 @@ def _explain_limit(advice: Advice) -> str:
         usable, lowest = found.ends
         where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
         above = "at no rate tried" if math.isinf(found.high) else f"from {found.high:.3g} on"
-        half = "" if advice.choice else "; half of it is recommended"
+        half = "" if advice.choice else f"; {advice.recommended:.3g} is recommended"
         return (
             f"{runs} the network collapsed at {lowest:.3g}: its output became the same for every "
             f"sample, and it learned nothing more; {where}. Its loss was unstable {above}. The "
             f"limit is below the collapse{half}."
         )
     if found.low == 0:
-        half = "" if advice.choice else "; half of it, which no run has tried, is recommended"
+        half = ""
+        if advice.choice is None:
+            half = f"; {advice.recommended:.3g}, which no run has tried, is recommended"
         return (
             f"{runs} training was stable at no rate tried, down to {found.high:.3g}, which is "
             f"taken as the limit{half}."
         )
-    half = "" if advice.choice else "; half the limit is recommended"
+    half = "" if advice.choice else f"; {advice.recommended:.3g} is recommended"
     return f"{runs} training was stable at {found.low:.3g}, but not at {found.high:.3g}{half}."
 
 

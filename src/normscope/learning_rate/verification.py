@@ -123,11 +123,13 @@ class Verification(Rendered):
             bound: a learning rate.
 
         Returns:
-            The bound if no run failed below it, but at most the limit. Otherwise the lower of the
-            lowest failure and the limit, divided by two, or by `spread` if that is more.
+            The bound if no run failed below it, but at most the limit, or the lower end of the
+            interval if few runs enclose it. Otherwise the lower of the lowest failure and the
+            limit, divided by two, or by `spread` if that is more.
         """
         if self.lowest_failure >= bound:
-            return min(bound, self.limit)
+            enclosed = self.margin == 1 or not self.interval[0]
+            return min(bound, self.limit if enclosed else self.interval[0])
         return min(self.lowest_failure, self.limit) / max(FAILURE_MARGIN, self.spread)
 
     @property

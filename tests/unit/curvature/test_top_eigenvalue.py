@@ -442,7 +442,7 @@ def test_inference_mode_around_a_measurement_changes_nothing(name, kind):
         ({"max_products": 5.5}, "max_products must be an integer, got 5.5"),
         ({"tol": "0.1"}, "tol must be a number, got '0.1'"),
         ({"k": True}, "k must be an integer, got True"),
-        ({"progress": True}, "progress must be a function or None, got True"),
+        ({"progress": "yes"}, "progress must be a function, True, False or None, got 'yes'"),
         ({"params": 3}, "params takes names of parameters or modules, and parameters, got int"),
     ],
 )

@@ -278,7 +278,7 @@ def test_death_of_the_net_is_told(died):
     found = advice(verification=Verification(0.6, 0.9 if died else 0.7, runs, 0))
     assert ("the network collapsed at 0.7: its output became the same" in found.explanation) is died
     assert ("at 0.6 it did not" in found.explanation) is died
-    assert ("not at 0.7; half the limit is recommended" in found.explanation) is not died
+    assert ("not at 0.7; 0.324 is recommended" in found.explanation) is not died
     assert ("; the network collapsed at 0.7; 2 runs" in " ".join(found.details().split())) is died
     assert "one data order" not in found.details()
     assert (
@@ -515,7 +515,7 @@ def test_answer_says_how_the_rate_was_chosen():
     found = replace(advice(verification=verified(0.2, 0.3)), choice=choice, objective="fastest")
     best, _, how = lines(found)
     assert found.recommended == 0.08
-    assert best == "0.08, the best of 2 rates: loss 1.5 after 50 steps"
+    assert best == "0.08, near the best of 2 rates (0.1: loss 1.5 at step 50)"
     assert how == "3 runs, 159 steps, 0.1 s; SGD, batch size 64"
     assert row(found, "loss at 0.2")["value"] == "2.5"
     assert "Recommended is 0.08: of 2 rates, 0.1 had the lowest loss" in found.explanation
@@ -530,7 +530,7 @@ def test_answer_says_how_the_rate_was_chosen():
         (verified(0.0, 0.3), "below 0.3: no rate that was tried held", "1 run, 9 steps, "),
         (
             Verification(0.7, math.inf, (ShortRun(0.7, 0, False, 100, 1.0),), 0),
-            "above 0.7: no run was unstable; perhaps from 0.7 on",
+            "above 0.7: no run was unstable up to 0.7",
             "1 run, 100 steps, ",
         ),
     ],

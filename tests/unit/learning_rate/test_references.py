@@ -152,8 +152,9 @@ def test_gradient_hooks_on_parameters_act_in_short_runs(factor):
     model, calls = small_network(), []
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: calls.append(1) or factor * gradient)
-    found = max_learning_rate(model, "cross_entropy", labelled())
-    plain = max_learning_rate(small_network(), "cross_entropy", labelled())
+    options = {"effort": "thorough", "objective": "half_limit"}
+    found = max_learning_rate(model, "cross_entropy", labelled(), **options)
+    plain = max_learning_rate(small_network(), "cross_entropy", labelled(), **options)
     assert calls
     assert found.limit * factor == pytest.approx(plain.limit, rel=0.06)
     assert all(parameter.grad is None for parameter in model.parameters())

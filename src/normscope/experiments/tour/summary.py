@@ -185,14 +185,17 @@ def summary_table(results: xr.Dataset) -> list[dict[str, str | float | None]]:
         results: of the tour.
 
     Returns:
-        One row for each normalization, the heads broken into lines that fit a terminal of 120
-        columns; what they mean is `LEGEND`.
+        One row for each normalization, "none" without, the heads broken into short lines; what they
+        mean is `LEGEND`.
     """
     heads = {
         name: "\n".join(textwrap.wrap(head, _HEAD_WIDTH, break_long_words=False))
         for name, head in HEADS.items()
     }
     rows = [{head: row[name] for name, head in heads.items()} for row in summary_rows(results)]
+    for row in rows:
+        if row["normalization"] == name_of("none"):
+            row["normalization"] = "none"
     return [
         {head: float(f"{x:.{_DIGITS}g}") if isinstance(x, float) else x for head, x in row.items()}
         for row in rows
