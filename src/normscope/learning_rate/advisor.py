@@ -140,8 +140,9 @@ def max_learning_rate(
             "default": that of about 400, with the choice of the recommended rate; "thorough": the
             limit to 5 % on up to three data orders, and a longer choice, up to 1600 steps.
         objective: what ``recommended`` is: "fastest", the rate with the lowest loss in short runs
-            below the limit, or "half_limit". None: "fastest", but "half_limit" with
-            ``verify=False`` or ``effort="quick"``.
+            below the limit, or "half_limit". None: "fastest"; "half_limit" with ``verify=False``;
+            with ``effort="quick"`` half the limit or the lower end of its interval, and a twentieth
+            of the limit for Adam, AdamW and RMSprop.
         scheduler: makes a scheduler for an optimizer, as in ``lambda optimizer:
             LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
             answer are those before the schedule, or ``max_lr`` for OneCycleLR and CyclicLR.
