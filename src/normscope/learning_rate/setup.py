@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from normscope.errors import InputError, StateError
 from normscope.problem.batch import Batch, sample_count
@@ -61,10 +62,12 @@ class TrainingSetup:
     @property
     def orders_differ(self) -> bool:
         """Whether another data order makes other batches: not if each batch holds all samples."""
-        return self.batch_size is not None and self.batch_size < sample_count(self.problem.data)
+        if self.batch_size is None:
+            return is_shuffled(self.problem.data)
+        return self.batch_size < sample_count(self.problem.data)
 
     @contextmanager
-    def training(self, rate: float) -> Iterator[Optimizer]:
+    def training(self, rate: float, *, order: int = 0) -> Iterator[Optimizer]:
         """Let the problem's model be trained; random numbers follow the seed.
 
         The model itself is trained, on copies of its values, and restored on exit: a loss, a hook
@@ -74,6 +77,8 @@ class TrainingSetup:
         Args:
             rate: learning rate of the group whose own rate is the largest, before the schedule; all
                 other rates keep their ratio to it.
+            order: number of the data order. A DataLoader that shuffles draws it from the random
+                numbers, which follow ``seed + order`` then; other data is ordered by the loop.
 
         Yields:
             An optimizer of the model's parameters, with the state of the user's. The learning rate
@@ -81,7 +86,9 @@ class TrainingSetup:
         """
         model = self.problem.model
         own = list(model.parameters())
-        with self.isolated(trainable=True), in_mode(model, self.mode, twice=False):
+        seed = self.seed + order if is_shuffled(self.problem.data) else self.seed
+        alone = replace(self, seed=seed).isolated(trainable=True)
+        with alone, in_mode(model, self.mode, twice=False):
             trained = zip(own, model.parameters(), strict=True)
             optimizer = self._new_optimizer(dict(trained))
             around = self.scheduler, self.clip_norm, self.accumulate
@@ -174,6 +181,27 @@ class TrainingSetup:
         if isinstance(self.optimizer, Optimizer):
             return copy_optimizer(self.optimizer, trained, "use verify=False or a factory")
         return bind_optimizer(self.optimizer, self.problem.model)
+
+
+def is_shuffled(data: object) -> bool:
+    """Return whether data is a DataLoader whose batches depend on random numbers.
+
+    Args:
+        data: any data of a problem.
+
+    Returns:
+        False unless it is a DataLoader, if its samples come in sequence, and if each batch holds
+        all of them. A sampler of the user counts as random.
+    """
+    if not isinstance(data, DataLoader):
+        return False
+    batches = data.batch_sampler
+    if batches is not None and type(batches) is not BatchSampler:
+        return True
+    sampler = data.sampler if batches is None else batches.sampler
+    if type(sampler) is RandomSampler and not sampler.replacement and batches is not None:
+        return min(batches.batch_size, sampler.num_samples) < len(sampler.data_source)
+    return not isinstance(sampler, SequentialSampler)
 
 
 def bind_all_parameters(optimizer: OptimizerFactory | Optimizer, model: nn.Module) -> Optimizer:

@@ -319,7 +319,7 @@ class _Search:
         """Run at a fixed rate on one data order; at 0 nothing is trained."""
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
         setup = self.setup
-        with setup.training(rate) as optimizer:
+        with setup.training(rate, order=order) as optimizer:
             done = short_run(
                 setup.problem,
                 optimizer,

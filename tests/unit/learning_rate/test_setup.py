@@ -3,10 +3,17 @@ import torch
 from tests.unit.learning_rate.problems import labelled, small_network
 from torch import nn
 from torch.optim import SGD, Adam
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from normscope.errors import InputError, StateError
 from normscope.learning_rate.setup import TrainingSetup, bind_all_parameters
+from normscope.learning_rate.verification import verify_limit
 from normscope.problem import Problem
 from normscope.training import sgd, train
 
@@ -96,6 +103,76 @@ def test_shuffled_loader_leaves_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first[0][0], again[0][0])
     assert not torch.equal(first[0][0], first[1][0])
+
+
+def loader_setup(generator=None, seed=3, **options):
+    options = {"batch_size": 16} | options
+    loader = DataLoader(TensorDataset(*labelled()), generator=generator, **options)
+    return TrainingSetup(Problem(small_network(), "cross_entropy", loader), sgd(0.1), None, seed)
+
+
+def first_batches(setup, order, count=4):
+    with setup.training(0.1, order=order) as optimizer:
+        return torch.cat([each.batch[0] for each in train(setup.problem, optimizer, count)])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_order_of_a_shuffled_loader_is_another_permutation_of_the_same_samples(own):
+    generator = torch.Generator().manual_seed(7) if own else None
+    setup = loader_setup(generator, shuffle=True)
+    before = torch.get_rng_state(), None if generator is None else generator.get_state()
+    assert setup.orders_differ
+    zero, one = first_batches(setup, 0), first_batches(setup, 1)
+    assert torch.equal(first_batches(setup, 0), zero)
+    assert torch.equal(zero, torch.cat([inputs for inputs, _ in setup.batches(4)]))
+    assert not torch.equal(zero, one)
+    assert torch.equal(zero.sort(0).values, one.sort(0).values)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert generator is None or torch.equal(generator.get_state(), before[1])
+
+
+def test_orders_of_rows_and_of_sequential_loaders_have_the_same_random_numbers():
+    rows = TrainingSetup(Problem(small_network(), "cross_entropy", labelled()), sgd(0.1), 16, 3)
+    for setup in (rows, loader_setup()):
+        drawn = []
+        for order in (0, 1):
+            with setup.training(0.1, order=order):
+                drawn.append(torch.rand(3))
+        assert torch.equal(*drawn)
+
+
+DATA = TensorDataset(*labelled())
+
+
+@pytest.mark.parametrize(
+    ("options", "differ"),
+    [
+        ({}, False),
+        ({"shuffle": True}, True),
+        ({"shuffle": True, "batch_size": 64}, False),  # all samples in each batch
+        ({"shuffle": True, "batch_size": 63, "drop_last": True}, True),
+        ({"sampler": RandomSampler(DATA, num_samples=32), "batch_size": 32}, True),
+        ({"sampler": RandomSampler(DATA, replacement=True), "batch_size": 64}, True),
+        ({"batch_size": 1, "batch_sampler": BatchSampler(range(64), 16, False)}, True),
+        (
+            {"batch_size": 1, "batch_sampler": BatchSampler(SequentialSampler(DATA), 16, False)},
+            False,
+        ),
+        ({"batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(DATA), 16, False)}, True),
+        ({"batch_size": None, "shuffle": True}, True),
+    ],
+)
+def test_orders_of_a_loader_differ_if_it_shuffles(options, differ):
+    assert loader_setup(**options).orders_differ == differ
+
+
+def test_limit_of_a_shuffled_loader_is_judged_on_several_orders():
+    setup = loader_setup(shuffle=True)
+    ramp, *runs = verify_limit(setup, 1.0).runs
+    first = {order: {run.losses[0] for run in runs if run.order == order} for order in (3, 4)}
+    assert len(first[3]) == len(first[4]) == 1  # all runs on one order begin with one batch
+    assert first[3] != first[4]
+    assert ramp.losses[0] in first[3]
 
 
 def test_model_that_deepcopy_refuses_is_trained_and_restored():
