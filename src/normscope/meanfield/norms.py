@@ -71,12 +71,16 @@ class BatchNorm(Norm):
         """Return the gradients at its input."""
         scale = np.square(self._scale(batch_variance(field)))
         few = scale * self._growth(field, setting.batch_size)
-        same = signal.kernel[:, SAME] * few[:, None, None]
+        received = signal.kernel[:, SAME]
+        same = np.zeros_like(received)  # no gradient stays none, also at an infinite growth
+        np.multiply(received, few[:, None, None], out=same, where=received != 0)
         if not setting.through_statistics:
             many = scale * self._growth(field, float("inf"))  # mean gradients are of much data
             pair = signal.kernel[:, PAIR] * many[:, None, None]
             return replace(signal, kernel=np.stack([same, pair], 1), centred=False, bent=None)
-        same = same * _kept_share(setting.batch_size * field.count)
+        # Where the mean square is infinite it stays so, whatever share is removed.
+        kept = _kept_share(setting.batch_size * field.count)
+        same = same * np.where(np.isfinite(few), kept, 1.0)[:, None, None]
         # The part that remains is small where the variance is large: no growth.
         pair = _without_means(signal.kernel[:, PAIR] * scale[:, None, None], field)
         if signal.bent is not None:
@@ -250,7 +254,7 @@ def _inverse_mean(sizes: Array, squares: Array) -> Array:
         rate = np.where(half > 0, shares / half, 0.0)
         exponent = (half * np.log1p(at * rate)).sum(1)
     found = (at[:, 0] * np.exp(-exponent)).sum(0) * (_LOG_GRID[1] - _LOG_GRID[0])
-    found = np.where(half.sum(0) > 1, found, np.inf)
+    found = np.where(half.sum(0) > 1 + 1e-9, found, np.inf)  # rounding: two degrees are exactly 1
     return np.asarray(np.where(total > 0, found, 1.0))
 
 

@@ -117,11 +117,12 @@ def predict(
     check_finite(graph.with_gamma(values))
     size = _batch_size(first if batch_size is None else batch_size)
     moments, every = _moments(graph, samples), parameters == "all"
-    found = in_pieces(
-        lambda values: _estimate(graph.with_gamma(values), moments, closure, size, every),
-        values,
-        _PIECE if graph.needs_positions else None,
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is not a number has no verdict
+        found = in_pieces(
+            lambda values: _estimate(graph.with_gamma(values), moments, closure, size, every),
+            values,
+            _PIECE if graph.needs_positions else None,
+        )
     found = replace(found, notes=(*found.notes, *_data_notes(samples)))
     return _prediction(found, closure, size, gamma)
 
@@ -336,9 +337,10 @@ def verdicts(found: FisherEstimate, closure: str, batch_size: float, count: int)
 
 def _verdict(closure: str, batch_size: float, values: tuple[float, ...]) -> Verdict:
     bound, head, direction, bulk, upper, growth = values
-    if math.isinf(upper) and batch_size < _FEWEST_SAMPLES:
+    unknown = any(map(math.isnan, (direction, bulk, upper)))  # products of zero and infinity
+    if (math.isinf(upper) or unknown) and batch_size < _FEWEST_SAMPLES:
         return Verdict("undetermined", None, _FEW_SAMPLES.format(batch_size))
-    if not math.isfinite(bound) or bound <= NOTHING * upper:
+    if unknown or not math.isfinite(bound) or bound <= NOTHING * upper:
         return Verdict("undetermined", None, _NO_DIRECTION)
     if closure == "printed":
         return Verdict("bound", bound, "the sum of all layers' terms, as printed.")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, UnknownNameError
@@ -221,3 +222,30 @@ def test_plot_draws_layers_or_the_sweep(gamma):
 
 def test_lazy_name_is_the_package():
     assert ns.meanfield.predict is predict
+
+
+def deep_vectors():
+    layers = [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16)]
+    return nn.Sequential(*layers, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def images_to_vectors():
+    layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 6)]
+    return nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("closure", ["train", "frozen"])
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize(("make", "shape"), [(deep_vectors, (8,)), (images_to_vectors, (1, 8, 8))])
+def test_infinite_gradients_of_few_samples_are_undetermined(make, shape, samples, closure):
+    for seed in range(3):  # for three vectors, E[1/s^2] is infinite by a hair
+        torch.manual_seed(seed)
+        found = predict(make(), shape, closure, batch_size=samples)
+        assert (found.lambda_max, found.regime) == (None, "undetermined")
+        assert f"a batch of {samples}" in found.reason
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_samples_that_are_all_alike_are_undetermined(samples):
+    found = predict(images_to_vectors(), data=torch.ones(samples, 1, 8, 8))
+    assert found.lambda_max is None
