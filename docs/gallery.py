@@ -32,7 +32,8 @@ TAIL = """## Claims by verdict
 
 *Reproduced* and *not reproduced* follow from rules in the experiment's code; *undecided* claims
 need a larger run. Times are those of the trainings that a command had to compute, on two CPU
-cores. Figures of one paper share trainings: 0 s means that all of them were in the store.
+cores. Figures of one paper share trainings: "no new training" means that another figure's command
+had computed all of them.
 """
 PAGES = {
     "santurkar2018": "santurkar2018/README.md",
@@ -93,18 +94,21 @@ def thumbnail(record: Record) -> str:
     lines = [
         "<div markdown>\n",
         f"[![Figure of {name}]({name}.svg)]({name}.md)\n",
-        f"**[{name}]({name}.md)** {verdicts or 'no claim'}; {record['scale']} scale, "
-        f"{duration(record['seconds'])}\n",
+        f"**[{name}]({name}.md)**\n",
+        f"{verdicts or 'no claim'}\n",
+        f"{record['scale']} scale, {duration(record['seconds'])}\n",
         "</div>\n",
     ]
     return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in hours, minutes or seconds."""
+    """Format a duration in hours, minutes or seconds; below a second nothing was trained."""
+    if seconds < 1:
+        return "no new training"
     for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.2g} {unit}"
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
