@@ -50,7 +50,8 @@ def percent(excess: float) -> str:
     if math.isinf(excess):
         return "fails"
     value = 100 * excess
-    return f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %"
+    shown = f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %"
+    return shown.replace("-0.0 ", "0.0 ")
 
 
 def summary(rows: list[Row], tool: str) -> tuple[float, float]:
