@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from typing import TypeVar, cast
 
 from normscope.errors import ArgumentTypeError
 
-__all__ = ["check_bool", "check_callback", "check_integer", "check_number"]
+__all__ = ["as_tuple", "check_bool", "check_callback", "check_integer", "check_number"]
+
+T = TypeVar("T")
+
+
+def as_tuple(name: str, values: Iterable[T]) -> tuple[T, ...]:
+    """Return the values as a tuple; raise `ArgumentTypeError` unless they are a list or alike.
+
+    >>> as_tuple("warmups", 5)
+    Traceback (most recent call last):
+        ...
+    normscope.errors.ArgumentTypeError: warmups must be a list of numbers, got 5.
+    """
+    given = cast("object", values)
+    is_row = isinstance(given, Iterable) and getattr(given, "ndim", 1) == 1
+    if not is_row or isinstance(given, str | bytes | Mapping):
+        raise ArgumentTypeError(f"{name} must be a list of numbers, got {values!r}.")
+    return tuple(values)
 
 
 def check_integer(name: str, value: object) -> None:

@@ -68,7 +68,7 @@ from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressCallback, ProgressOption, callback_of
 from normscope.progress_bar import shows_progress
 from normscope.registry import unknown_name
-from normscope.validation import check_bool, check_integer
+from normscope.validation import as_tuple, check_bool, check_integer, check_number
 
 if TYPE_CHECKING:
     from normscope.problem.loss import Loss
@@ -147,9 +147,10 @@ def max_learning_rate(
             LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
             answer are those before the schedule, or ``max_lr`` for OneCycleLR and CyclicLR.
         clip_norm: largest norm of the gradient in the runs.
-        accumulate: batches whose mean gradient makes one step.
-        warmups: numbers of steps in which the rate may grow linearly to the recommended one. Each
-            is tried at that rate, and ``choice.warmup`` is the best; needs the objective "fastest".
+        accumulate: batches whose mean gradient makes one step; at most those of an epoch.
+        warmups: numbers of steps in which the rate may grow linearly to the recommended one, 0 for
+            none. Each is tried at that rate, and ``choice.warmup`` is the best; needs the objective
+            "fastest".
         weight_decays: values to try likewise; ``choice.weight_decay`` is the best by training loss.
         progress: receives a `normscope.progress.Progress` event as each part begins; ``print``
             shows them. True shows a bar, and so does None in a notebook or console.
@@ -187,9 +188,11 @@ def max_learning_rate(
         clip_norm,
         accumulate,
     )
-    _check_options(setup, warmups, weight_decays, aim)
+    setup.check_accumulation()
+    options = as_tuple("warmups", warmups), as_tuple("weight_decays", weight_decays)
+    _check_options(setup, *options, aim)
     setup.warn_of_flags()
-    return advise(setup, verify, show, plan, aim, (warmups, weight_decays))
+    return advise(setup, verify, show, plan, aim, options)
 
 
 def _check_options(
@@ -204,7 +207,7 @@ def _check_options(
 
 
 def _check_effort(name: str) -> Effort:
-    if name not in EFFORTS:
+    if not isinstance(name, str) or name not in EFFORTS:
         raise unknown_name("effort", name, EFFORTS)
     return EFFORTS[name]
 
@@ -228,7 +231,10 @@ def _check_around_step(clip_norm: float | None, accumulate: int) -> None:
     check_integer("accumulate", accumulate)
     if accumulate < 1:
         raise InputError(f"accumulate must be at least 1, got {accumulate}.")
-    if clip_norm is not None and not 0 < clip_norm < math.inf:
+    if clip_norm is None:
+        return
+    check_number("clip_norm", clip_norm)
+    if isinstance(clip_norm, bool) or not 0 < clip_norm < math.inf:
         raise InputError(
             f"clip_norm must be a positive number, or None for no clipping; got {clip_norm}."
         )

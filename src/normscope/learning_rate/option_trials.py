@@ -18,7 +18,7 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered
 from normscope.training.common_rate import CommonRate
 from normscope.training.optimizers import bind_optimizer
-from normscope.validation import check_integer
+from normscope.validation import check_integer, check_number
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,19 @@ def check_options(setup: TrainingSetup, warmups: Sequence[int], decays: Sequence
         decays: weight decays.
 
     Raises:
+        ArgumentTypeError: if a value is not a number.
         InputError: if a value is out of range, the optimizer has no weight decay, or a schedule
             makes warm-ups of another kind.
     """
     for length in warmups:
         check_integer("a warm-up", length)
-        if length < 1:
-            raise InputError(f"warmups are numbers of steps, at least 1; got {length}.")
+        if length < 0:
+            raise InputError(f"warmups are numbers of steps, 0 for none; got {length}.")
     if warmups and setup.scheduler is not None:
         raise InputError("warmups and scheduler cannot be combined; make the warm-up a schedule.")
     for decay in decays:
-        if not 0 <= decay < math.inf:
+        check_number("a weight decay", decay)
+        if isinstance(decay, bool) or not 0 <= decay < math.inf:
             raise InputError(f"weight_decays must be finite and not negative, got {decay}.")
     groups = bind_optimizer(setup.optimizer, setup.problem.model).param_groups
     if decays and not all("weight_decay" in group for group in groups):

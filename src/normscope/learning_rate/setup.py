@@ -32,6 +32,7 @@ from normscope.training.common_rate import (
 )
 from normscope.training.loop import Loop
 from normscope.training.optimizers import OptimizerFactory, bind_optimizer, copy_optimizer, sgd
+from normscope.validation import check_integer
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,20 @@ class TrainingSetup:
             source = batch_source(problem, self.batch_size, self.seed, drop_last=True)
             return [source.draw() for _ in range(min(count, self._batch_count()))]
 
+    def check_accumulation(self) -> None:
+        """Raise `InputError` if the batches of one step are more than those of an epoch."""
+        if self.accumulate > 1 and (most := self._batch_count()) < self.accumulate:
+            raise InputError(
+                f"accumulate={self.accumulate} is more than the batches of an epoch, {most}: a "
+                f"step would repeat samples; use at most {most}, or more data."
+            )
+
     def _batch_count(self) -> int:
         if self.problem.is_one_batch:
-            assert self.batch_size is not None
-            return max(1, sample_count(self.problem.data) // self.batch_size)
+            if self.batch_size is None:
+                return 1
+            check_integer("batch_size", self.batch_size)
+            return max(1, sample_count(self.problem.data) // max(1, self.batch_size))
         try:
             return len(self.problem.data)
         except TypeError:  # an iterable without a length: no limit, batches may repeat

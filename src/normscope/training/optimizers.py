@@ -111,7 +111,8 @@ def bind_optimizer(optimizer: OptimizerFactory | Optimizer, model: nn.Module) ->
     if not isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(
             "the optimizer must be a torch Optimizer or a factory that makes one from parameters, "
-            f"such as sgd(0.1), got {type(optimizer).__name__}."
+            "such as functools.partial(torch.optim.AdamW, lr=1e-3), got "
+            f"{repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__}."
         )
     if isinstance(optimizer, LBFGS):
         raise ArgumentTypeError("LBFGS evaluates the loss itself; use a one-gradient optimizer.")

@@ -278,7 +278,11 @@ def test_plot_draws_every_run(answer, tmp_path):
         ),
         ({"optimizer": 3}, ArgumentTypeError, "must be a torch Optimizer"),
         ({"optimizer": torch.optim.LBFGS}, ArgumentTypeError, "LBFGS evaluates the loss itself"),
+        ({"optimizer": "adamw"}, ArgumentTypeError, r"partial\(torch.optim.AdamW, .*got 'adamw'"),
         ({"batch_size": 1000}, InputError, "64 samples"),
+        ({"effort": ["quick"]}, InputError, "unknown effort"),
+        ({"clip_norm": "1"}, ArgumentTypeError, "clip_norm must be a number, got '1'"),
+        ({"clip_norm": True}, InputError, "clip_norm must be a positive number.*got True"),
     ],
 )
 def test_errors_are_one_sentence(options, error, message):

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import (
     OneCycleLR,
     ReduceLROnPlateau,
 )
+from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import max_learning_rate
@@ -293,6 +294,25 @@ def test_batch_statistics_keep_accumulated_batches_apart():
     assert "single batches" in " ".join(advice.notes)
     assert advice.batch_size == 32
     assert advice.verified is not None
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size", "most"),
+    [
+        (labelled(), 16, 4),
+        (labelled(), None, 1),
+        ([labelled(8), labelled(8)], None, 2),
+        (DataLoader(TensorDataset(*labelled()), 16), None, 4),
+    ],
+)
+def test_step_that_would_repeat_samples_is_refused(data, batch_size, most):
+    def ask(accumulate):
+        options = {"batch_size": batch_size, "accumulate": accumulate, "verify": False}
+        return advise(small_network(norm=False), "cross_entropy", data, **options)
+
+    with pytest.raises(InputError, match=f"more than the batches of an epoch, {most}:"):
+        ask(most + 1)
+    assert ask(most).batch_size == (16 if isinstance(data, list) else 64)
 
 
 class SignDescent(torch.optim.Optimizer):

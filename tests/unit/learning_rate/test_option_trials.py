@@ -100,10 +100,23 @@ def test_groups_without_weight_decay_keep_none():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
 
 
+def test_no_warm_up_may_be_named():
+    setup = setup_of()
+    option_trials.check_options(setup, [0, 4], [])
+    named, usual = (option_trials.try_options(setup, 0.1, 8, each) for each in ([0, 4], [4]))
+    assert [each.value for each in named] == [0, 4]
+    assert named == usual
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"warmups": [0]}, InputError, "at least 1; got 0"),
+        ({"warmups": [-1]}, InputError, "0 for none; got -1"),
+        ({"warmups": 5}, ArgumentTypeError, "warmups must be a list of numbers, got 5"),
+        ({"warmups": "10"}, ArgumentTypeError, "must be a list of numbers, got '10'"),
+        ({"weight_decays": 0.1}, ArgumentTypeError, "weight_decays must be a list of numbers"),
+        ({"weight_decays": ["a"]}, ArgumentTypeError, "a weight decay must be a number, got 'a'"),
+        ({"weight_decays": [True]}, InputError, "got True"),
         ({"warmups": [2.5]}, ArgumentTypeError, "integer"),
         ({"weight_decays": [-1.0]}, InputError, "not negative, got -1"),
         ({"warmups": [5], "objective": "half_limit"}, InputError, "use that objective"),
