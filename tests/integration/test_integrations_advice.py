@@ -187,7 +187,7 @@ class DigitsData(lightning.LightningDataModule):
 def trainer_of(**options):
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "max_epochs": 2}
-    return lightning.Trainer(**quiet, **options)
+    return lightning.Trainer(**(quiet | options))
 
 
 def modules_state(module, trainer):
@@ -279,6 +279,51 @@ def test_followed_schedule_is_that_of_the_training():
         made.step()
     expected = [0.1 + 0.9 * min(step, 5) / 5 for step in range(6)]
     assert followed == pytest.approx(expected)
+
+
+class OneCycle(Digits):
+    """A module whose schedule is as long as the training."""
+
+    def configure_optimizers(self):
+        self.updates = self.trainer.estimated_stepping_batches
+        made = super().configure_optimizers()
+        cycle = torch.optim.lr_scheduler.OneCycleLR(made, 0.1, total_steps=self.updates)
+        return [made], [{"scheduler": cycle, "interval": "step"}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_epochs": 40},
+        {"max_epochs": 60, "accumulate_grad_batches": 3},
+        {"max_epochs": 60, "limit_train_batches": 0.5},
+        {"max_epochs": 60, "limit_train_batches": 3},
+        {"max_epochs": 60, "max_steps": 110},
+        {"max_epochs": -1, "max_steps": 110},
+    ],
+)
+def test_schedule_as_long_as_the_training_is_followed(options):
+    asked, own = OneCycle(), OneCycle()
+    numbers = []
+    asked.configure_optimizers = lambda: recorded(asked, numbers)
+    advice = find_learning_rate(trainer_of(**options), asked, loader(), effort="quick")
+    assert "max_lr of the schedule" in " ".join(advice.notes)
+    ended = trainer_of(**options, callbacks=[Ended()])
+    ended.fit(own, loader())
+    assert set(numbers) == {own.updates}
+
+
+def recorded(module, numbers):
+    made = OneCycle.configure_optimizers(module)
+    numbers.append(module.updates)
+    return made
+
+
+class Ended(lightning.Callback):
+    """Ends a training after its first batch."""
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = True
 
 
 def test_clipping_and_accumulation_of_the_trainer_are_used():

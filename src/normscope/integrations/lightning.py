@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -242,11 +243,12 @@ def find_learning_rate(
         >>> # module.lr = advice.recommended; trainer.fit(module, loader)
     """
     _refuse_unknown_steps(trainer, module, options)
-    with _attached(trainer, module):
+    with _attached(trainer, module) as silent:
         source = _prepare_data(trainer, module, data)
         loader = source.train_dataloader() if _has_loader(source) else source
         if not _is_list_of_batches(loader):
             loader = _without_workers(loader)
+        silent.loader = loader
         given = {
             "loss": whole_loss(TrainingStep(trainer, source)),
             "clip_norm": trainer.gradient_clip_val or None,
@@ -288,14 +290,15 @@ def _method(name: str) -> Any:
 
 
 @contextmanager
-def _attached(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+def _attached(trainer: Trainer, module: LightningModule) -> Iterator[_SilentTrainer]:
     """Let the module see its trainer, without logging; restore it on exit."""
     attached = module._trainer
     silent = {"log": _ignore, "log_dict": _ignore}
     try:
-        module.trainer = cast("Trainer", _SilentTrainer(trainer))
+        seen = _SilentTrainer(trainer)
+        module.trainer = cast("Trainer", seen)
         module.__dict__.update(silent)
-        yield
+        yield seen
     finally:
         for name in silent:
             module.__dict__.pop(name, None)
@@ -303,12 +306,33 @@ def _attached(trainer: Trainer, module: LightningModule) -> Iterator[None]:
 
 
 class _SilentTrainer:
-    """A trainer without its loggers; it is not copied with the module's attributes."""
+    """A trainer without its loggers; it is not copied with the module's attributes.
+
+    Attributes:
+        loader: training data, once it is known.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self.loader: Any = None
         self.logger = DummyLogger()
         self.loggers = [self.logger]
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Updates of the whole training; the trainer itself knows its data only within ``fit``."""
+        trainer = self._trainer
+        steps = math.inf if trainer.max_steps == -1 else trainer.max_steps
+        if trainer.max_epochs in (None, -1) or not isinstance(self.loader, Sized):
+            return steps
+        try:
+            batches = len(self.loader)
+        except TypeError:  # a loader of an iterable data set
+            return steps
+        limit = trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        updates = math.ceil(batches / trainer.accumulate_grad_batches)
+        return min(steps, updates * max(trainer.max_epochs, 1))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
