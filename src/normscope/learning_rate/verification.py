@@ -220,7 +220,7 @@ def bracket_limit(
     Raises:
         StateError: if the losses of untrained batches differ by more than the limit of growth.
     """
-    if uses_second_moment(setup):
+    if uses_second_moment(setup) and is_near:
         budget = min(budget, SECOND_MOMENT_STEPS)
     search = _Search(
         *(setup, budget, progress),
@@ -342,13 +342,13 @@ class _Search:
     def _factor_below(self) -> float:
         """Return by how much to decrease a rate that failed.
 
-        A bracket of few runs takes more if the loss exploded, or if the network collapsed, which
-        takes at least 20 steps to see.
+        A bracket of few runs takes more if the loss exploded, if it did not come back with a second
+        moment, which takes 50 steps to see, or if the network collapsed, which takes 20.
         """
         last = self.all_runs[-1]
         if self.orders > 1:
             return WIDENING
-        if last.unstable and not last.worst <= FAR_GROWTH:
+        if last.unstable and (not last.worst <= FAR_GROWTH or uses_second_moment(self.setup)):
             return FAR_FACTOR
         return BRACKET_WIDENING if last.died else WIDENING
 
