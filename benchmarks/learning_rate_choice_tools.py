@@ -6,7 +6,7 @@ Every tool has the same network, optimizer, loss and batches, and its own defaul
 - Lightning: ``Tuner(trainer).lr_find(module).suggestion()``, 100 steps from 1e-8 to 1.
 - fastai valley: written here from its description (`valley`), 100 steps from 1e-7 to 10.
 - 3e-4: a rate that many take without asking.
-- normscope: ``max_learning_rate(...).recommended`` at each effort, half the limit at "quick";
+- normscope: ``max_learning_rate(...).recommended`` at each effort;
   "half limit" is that of the default effort with ``objective="half_limit"``.
 """
 
