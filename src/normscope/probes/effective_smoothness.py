@@ -1,4 +1,4 @@
-"""The effective smoothness: how fast the gradient changes along its direction."""
+"""The roughness (beta), the paper's effective smoothness: how fast the gradient changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @PROBES.register(name="effective_smoothness")
 class EffectiveSmoothness(Probe):
-    r"""The effective beta-smoothness: the largest change of the gradient per length on the ray.
+    r"""Roughness (beta): the largest change of the gradient per length on the ray.
 
     .. math:: \beta = \max_s
         \frac{\lVert \nabla L(\theta) - \nabla L(\theta - s \eta g) \rVert}

@@ -24,7 +24,7 @@ NAMES = {norm: name_of(norm) for norm in ("batch", "noisy", *L_P)} | {"none": "s
 _LANDSCAPE = {
     "loss_width": "variation of the loss along the gradient",
     "gradient_distance_high": "change of the gradient along the gradient",
-    "effective_smoothness": "effective beta",
+    "effective_smoothness": "roughness (beta)",
 }
 VGG = "VGG"  # its landscape is judged by the second half of the measured steps; see `judging`
 _SIMILAR_COSINE, _SIMILAR_DISTANCE, _AS_WELL = 0.05, 0.1, 0.1

@@ -17,7 +17,7 @@ from normscope.experiments.santurkar2018.judging import compared, spread
 from normscope.experiments.tour.findings import statement_counts
 from normscope.experiments.tour.parts import diagram_part
 from normscope.experiments.wei2018.phase_diagram import agreement
-from normscope.plots.names import name_of, quantity_name, statement_name
+from normscope.plots.names import name_of, statement_name
 from normscope.results import Claim
 
 _NET = "fully connected net on digits"
@@ -85,11 +85,10 @@ def _shift(results: xr.Dataset) -> list[Claim]:
 
 
 def _named(claim: Claim, mean: str = "") -> Claim:
-    """Replace the paper's names of the bare net and of the roughness by those of the page."""
+    """Replace the paper's name of the bare net by that of the page."""
     measured = re.sub(rf"\b{NAMES['none']}\b", name_of("none"), claim.measured)
     note = f" ({mean} means over the steps and all layers but the first)" if mean else ""
-    text = claim.text.replace("effective beta", quantity_name("effective_smoothness"))
-    return replace(claim, text=text, measured=f"{measured}{note}")
+    return replace(claim, measured=f"{measured}{note}")
 
 
 def _noise(results: xr.Dataset) -> Claim:
