@@ -94,7 +94,7 @@ def test_output_says_what_counts_as_unstable(command, loss, limit, capsys):
 
 @pytest.mark.parametrize(("loss", "last"), [("cross_entropy", "instead"), ("squared_error", "too")])
 def test_theory_is_set_against_the_loss_that_was_asked_for(loss, last, capsys):
-    assert main(["lr", *SMALL, "--no-verify", "--loss", loss]) == 0
+    assert main(["lr", *SMALL, "--no-verify", "--loss", loss, "--explain"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.endswith(f"normscope theory is about half the squared error {last}.")
 

@@ -71,11 +71,10 @@ def lr(
     source = f"{model} with {loss} on {data}"
     problem = network, sources.load_loss(loss), samples
     advice = _advise(source, problem, given)
-    other = "too" if loss == "squared_error" else "instead"
-    note = (
-        f"Of: {source}, batches of {advice.batch_size}, {describe_parameters(network)}; normscope "
-        f"theory is about half the squared error {other}."
-    )
+    note = f"Of: {source}, batches of {advice.batch_size}, {describe_parameters(network)}."
+    if explain:
+        other = "too" if loss == "squared_error" else "instead"
+        note += f" normscope theory is about half the squared error {other}."
     title = f"{source}, batches of {advice.batch_size}"
     with draw_then_print(out, advice.plot, title) as figure:
         names = {"model": model, "data": data, "loss": loss}
