@@ -150,16 +150,21 @@ class Advice(Rendered):
         """The rate that trains best in short runs, or half the limit, by the objective.
 
         Half the limit solves a quadratic's top direction in one step. After few runs, or if all
-        trials failed: at most the lower end of the interval; a twentieth of the limit with a second
-        moment; and a tenth of that if no rate held.
+        trials failed: at most the lower end of the interval, of the prediction if no run was
+        unstable; a twentieth of the limit with a second moment; and a tenth of that if no rate
+        held.
         """
         if self.choice is not None:
             return self.choice.rate
         if self.objective == "half_limit" or self.verification is None:
             return self.limit / 2
         share = LARGEST_SHARE if self.rule.second_moment is None else 1 / CHOICE_DIVISOR
-        low = self.verification.interval[0]
-        return min(self.limit * share, low) if low else self.limit * share * UNHELD_SHARE
+        low, high = self.verification.interval
+        if not low:
+            return self.limit * share * UNHELD_SHARE
+        is_open = math.isinf(high)  # a few steps that held do not refute a lower prediction
+        limit = min(self.limit, self.predicted or math.inf) if is_open else self.limit
+        return min(limit * share, low)
 
     def rates(self) -> tuple[float, ...]:
         """Return the recommended learning rate of every parameter group, in the optimizer's order.

@@ -50,6 +50,8 @@ def _share_remark(advice: Advice) -> str:
     if advice.rule.second_moment is not None and advice.objective != "half_limit":
         return f"far below the limit, as the best rates of {advice.rule.name} are"
     if advice.recommended < 0.49 * advice.limit:
+        if math.isinf(advice.interval[1]):
+            return "half the predicted limit"
         return "the lower end of the limit's interval"
     return "half the limit"
 
