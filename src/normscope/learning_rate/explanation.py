@@ -49,11 +49,12 @@ def _share_remark(advice: Advice) -> str:
         return f"{advice.recommended / advice.limit:.2g} times the limit: no rate held"
     if advice.rule.second_moment is not None and advice.objective != "half_limit":
         return f"far below the limit, as the best rates of {advice.rule.name} are"
-    if advice.recommended < 0.49 * advice.limit:
-        if math.isinf(advice.interval[1]):
-            return "half the predicted limit"
-        return "the lower end of the limit's interval"
-    return "half the limit"
+    if advice.recommended == advice.limit / 2:
+        return "half the limit"
+    is_end = advice.verification is not None and (
+        advice.recommended == advice.verification.interval[0]
+    )
+    return "the lower end of the limit's interval" if is_end else "half the predicted limit"
 
 
 def _limit_summary(advice: Advice) -> str:

@@ -571,3 +571,24 @@ def test_seconds_are_those_of_the_call():
     begin = time.perf_counter()
     found = max_learning_rate(line, "squared_error", data, verify=False)
     assert 0 < found.seconds <= time.perf_counter() - begin
+
+
+OPEN = Verification(0.8, math.inf, (ShortRun(0.8, 0, False, 30, 1.0),), 0, 1.4)
+
+
+@pytest.mark.parametrize(
+    ("found", "predicted", "rule", "expected", "words"),
+    [
+        (verified(0.8, 1.25), 1.0, {}, 0.5, "half the limit"),
+        (replace(verified(0.8, 1.25), margin=2.0), 1.0, {}, 0.4, "the lower end of the"),
+        (verified(0.0, 0.4), 1.0, {}, 0.02, "0.05 times the limit: no rate held"),
+        (OPEN, 0.5, {}, 0.25, "half the predicted limit"),
+        (OPEN, 4.0, {}, 0.8 / 1.5 / 1.4, "the lower end of the"),
+        (verified(0.8, 1.25), 1.0, {"name": "Adam", "second_moment": 0.999}, 0.05, "far below"),
+    ],
+)
+def test_few_runs_recommend_with_caution(found, predicted, rule, expected, words):
+    made = replace(advice(verification=found, rate=predicted, **rule), objective="cautious")
+    assert made.recommended == pytest.approx(expected)
+    assert lines(made)[0].startswith(f"{made.recommended:.3g}, {words}")
+    assert replace(made, objective="half_limit").recommended == made.limit / 2
