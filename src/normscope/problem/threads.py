@@ -14,8 +14,9 @@ from normscope.problem.problem import Problem
 ONE_THREAD = 100e6
 """Floating-point operations of a forward pass below which one thread computes it.
 
-Several threads wait for each other at every operation. Beside other work that takes the cores,
-they took 3 to 900 times as long as one (benchmarks/threads.py)."""
+Several threads wait for each other at every operation. On two idle cores two threads take as long
+as one at 34 million operations, and 0.8 of that at 120 million; beside other work that takes the
+cores they took 3 to 900 times as long (benchmarks/threads.py)."""
 
 
 def suitable_threads(problem: Problem, batch: Batch) -> int:
