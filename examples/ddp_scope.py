@@ -3,6 +3,9 @@
 torchrun --nproc-per-node 2 examples/ddp_scope.py
 """
 
+import os
+import sys
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -34,4 +37,7 @@ assert all(torch.equal(state, other) for other in others)
 if rank == 0:
     write_netcdf(scope.results, "scope.nc")
     print(f"{dist.get_world_size()} processes agree; {scope}")
+dist.barrier()  # until rank 0 has written its file
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads may abort an interpreter that shuts down (PyTorch issue 190489)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.references.process_exit import leave_group
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -98,5 +99,4 @@ def run(rank: int, meeting: Path, folder: Path) -> None:
         before = shards(model)
         results[name] = {"found": measure(model, data), "same": shards(model) == before}
     torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
