@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import normscope as ns
 from normscope.cli.main import main
-from normscope.errors import ShapeError
+from normscope.errors import ArgumentTypeError, ShapeError
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("fisher", "ggn", "hessian")
@@ -198,6 +198,33 @@ def test_torch_geometric_data_has_the_matrices_of_a_dense_reference(pooled):
     assert all(torch.equal(data[key], value) for key, value in before.items())
     with pytest.raises(ShapeError, match="one row per sample"):
         ns.max_learning_rate(model, "cross_entropy", data, batch_size=1)
+
+
+class ByName(Convolutions):
+    def forward(self, x, edge_index, batch=None, edge_weight=None):
+        from torch_geometric.nn import global_mean_pool
+
+        x = torch.tanh(self.first(x, edge_index, edge_weight))
+        x = self.second(x, edge_index, edge_weight)
+        return global_mean_pool(x, batch) if self.pooled else x
+
+
+def test_model_of_several_arguments_is_given_the_graph_s_attributes():
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.data import Batch
+
+    torch.manual_seed(0)
+    model, named = Convolutions(pooled=True).double(), ByName(pooled=True).double()
+    named.load_state_dict(model.state_dict())
+    data = Batch.from_data_list(graphs())
+    for kind in KINDS:
+        found, expected = (
+            ns.curvature.dense(each, "cross_entropy", data, kind=kind) for each in (named, model)
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    named.forward = lambda nodes, edges: named.first(nodes, edges)
+    with pytest.raises(ArgumentTypeError, match=r"forward takes \(nodes, edges\)"):
+        ns.curvature.dense(named, "cross_entropy", data)
 
 
 def test_loader_of_torch_geometric_is_read_batch_by_batch():

@@ -10,6 +10,9 @@ batch                       call                    target
 a mapping                   ``model(**mapping)``    its ``labels``, or itself
 a graph of torch_geometric  ``model(graph)``        its ``y``, or itself
 ==========================  ======================  =========================
+
+A model that takes several arguments is given a graph's attributes of these names, as in
+``model(graph.x, graph.edge_index, graph.batch)``.
 """
 
 from __future__ import annotations
@@ -114,7 +117,17 @@ def read_batch(batch: Batch, model: nn.Module) -> ModelCall:
     if isinstance(batch, Mapping):
         return _read_inputs(batch, batch.get(_LABELS, batch), model)
     target = getattr(batch, "y", None)
-    return ModelCall((batch,), batch if target is None else target)
+    target = batch if target is None else target
+    whole = ModelCall((batch,), target)
+    named = ModelCall((), target, {} if whole.fits(model) else _attributes(batch, model))
+    return named if named.named else whole
+
+
+def _attributes(graph: Any, model: nn.Module) -> dict[str, Any]:
+    """Return the graph's attributes that a model's forward has arguments for."""
+    names = inspect.signature(model.forward).parameters
+    found = {name: getattr(graph, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _read_inputs(inputs: Any, target: Any, model: nn.Module) -> ModelCall:
