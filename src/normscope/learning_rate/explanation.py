@@ -64,7 +64,7 @@ def _limit_summary(advice: Advice) -> str:
     if math.isinf(found.ends[1]):
         return f"above {low:.3g}: no run was unstable up to {advice.limit:.3g}"
     if found.ends[0] == 0:
-        return f"below {advice.limit:.3g}: no rate that was tried held"
+        return f"below {advice.limit:.3g}: no full run was stable"
     where = ", below a collapse; perhaps" if found.collapsed_first else "; on other batches perhaps"
     return f"{advice.limit:.3g}{where} {_range(low, high)}"
 

@@ -89,7 +89,7 @@ LARGEST_SHARE = 0.5
 """Largest share of the limit that is recommended: at half of a verified limit no run broke in
 thirteen trials on networks of other packages."""
 UNHELD_SHARE = 0.1
-"""Further share that is recommended if no rate that was tried held (networks with AdamW, clipping
+"""Further share that is recommended if no full run was stable (networks with AdamW, clipping
 and batches of 16, on which half of the lowest failure broke)."""
 CHOICE_LEARNED = 0.97
 """Share of the first loss below which something has been learned; above it two lower rates are

@@ -527,7 +527,7 @@ def test_answer_says_how_the_rate_was_chosen():
     ("found", "limit", "how"),
     [
         (None, "1 predicted, perhaps 0.4 to 2.5", "not verified: predicted without runs; "),
-        (verified(0.0, 0.3), "below 0.3: no rate that was tried held", "1 run, 9 steps, "),
+        (verified(0.0, 0.3), "below 0.3: no full run was stable", "1 run, 9 steps, "),
         (
             Verification(0.7, math.inf, (ShortRun(0.7, 0, False, 100, 1.0),), 0),
             "above 0.7: no run was unstable up to 0.7",
