@@ -56,7 +56,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         try:
             with translate_errors(self.name):
-                self._connection = self._open_to_read() if read_only else self._open_to_write()
+                self._open_to_read() if read_only else self._open_to_write()
         except BaseException:
             self.close()
             raise
@@ -139,6 +139,12 @@ class Database:
             if self._lock is not None:
                 self._lock.release()
 
+    def __del__(self) -> None:
+        """Close the connection of a store left behind; Python 3.13 warns otherwise."""
+        connection = getattr(self, "_connection", None)
+        if connection is not None and self._process == os.getpid():
+            connection.close()
+
     def _remove_log(self) -> None:
         """Remove the log that opening to read created.
 
@@ -147,7 +153,7 @@ class Database:
         """
         if not self._made_log or self._has_log():
             return
-        with suppress(sqlite3.Error, OSError):
+        with suppress(sqlite3.Error, OSError, UnicodeDecodeError):  # of a damaged schema, too
             connection = self._connect("?mode=rw")
             try:
                 connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
@@ -170,7 +176,7 @@ class Database:
             self._check_files()
         elif self._snapshot != self._stamp() or self._has_log():
             connection.close()
-            self._connection = connection = self._open_to_read()
+            connection = self._open_to_read()
         return connection
 
     def _connect(self, options: str) -> sqlite3.Connection:
@@ -182,7 +188,11 @@ class Database:
             isolation_level=None,  # transactions begin and end in `_transaction`
             check_same_thread=False,  # guarded by the mutex of `_transaction`
         )
-        connection.execute("PRAGMA trusted_schema = OFF")  # the file's schema calls no functions
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")  # its schema calls no functions
+        except BaseException:
+            connection.close()
+            raise
         if self.path is not None:
             connection.set_progress_handler(self._count_steps, _STEPS)
         # A flipped byte may leave invalid UTF-8: let the checksums find it and name the record.
@@ -235,7 +245,7 @@ class Database:
         self._snapshot = None
         self._made_log = not any(self._beside(end).exists() for end in ("wal", "shm"))
         left = left_by_writer(path)  # before the file is read, to which a writer may be adding
-        connection = self._connect("?mode=ro")
+        self._connection = connection = self._connect("?mode=ro")
         try:
             has_tables = is_store(connection, self.name)
         except sqlite3.OperationalError as error:
@@ -246,9 +256,8 @@ class Database:
             # SQLite cannot create its index of the log in this folder. Without a log there is
             # nothing to index: read the file as immutable, and reopen it when it changes.
             self._snapshot, self._made_log = self._stamp(), False
-            connection = self._connect("?immutable=1")
+            self._connection = connection = self._connect("?immutable=1")
             has_tables = is_store(connection, self.name)
-        self._connection = connection
         self._check_size(connection)
         if not has_tables:
             raise not_a_store(self.name)
