@@ -44,24 +44,34 @@ _LISTS = {  # the argument of ``normscope list``
 }
 
 
-def unknown_name(kind: str, name: object, choices: Iterable[str]) -> UnknownNameError:
+def unknown_name(
+    kind: str, name: object, choices: Iterable[str], where: str = ""
+) -> UnknownNameError:
     """Return the error for a name that is not among the choices.
+
+    Args:
+        kind: what the name is of.
+        name: as given.
+        choices: the known names.
+        where: what has these choices, such as "in net.py".
 
     >>> print(unknown_name("model", "vg", ["vgg", "conv_net"]))
     unknown model 'vg'; did you mean 'vgg'? Choices: conv_net, vgg.
     >>> print(unknown_name("figure", "two", ["a/two", "b/two", "b/one"]))
     unknown figure 'two'; did you mean 'a/two' or 'b/two'? Choices: a/two, b/one, b/two.
+    >>> print(unknown_name("name", "x", ["build"], "in net.py"))
+    unknown name 'x' in net.py. Choices: build.
     """
     choices = sorted(choices)
     closest = _closest(str(name), choices)
-    hint = f"; did you mean {' or '.join(map(repr, closest))}?" if closest else ";"
+    hint = f"; did you mean {' or '.join(map(repr, closest))}?" if closest else "."
+    unknown = f"unknown {kind} {name!r}{where and ' '}{where}{hint}"
     if len(choices) > _MANY and kind in _LISTS:
         return UnknownNameError(
-            f"unknown {kind} {name!r}{hint} {'All' if closest else 'all'} {len(choices)} are in: "
-            f"normscope list {_LISTS[kind]}."
+            f"{unknown} All {len(choices)} are in: normscope list {_LISTS[kind]}."
         )
     listed = ", ".join(choices) if choices else "none are registered"
-    return UnknownNameError(f"unknown {kind} {name!r}{hint} Choices: {listed}.")
+    return UnknownNameError(f"{unknown} Choices: {listed}.")
 
 
 def _closest(name: str, choices: list[str]) -> list[str]:

@@ -101,7 +101,7 @@ def test_kind_of_a_users_file(file_with_a_kind, capsys):
     assert main(["curvature", *model, "--kind", "test_user_kind"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("test user kind matrix, largest")
-    assert "Of: the test user kind matrix of cross_entropy;" in out
+    assert "Measured: the test user kind matrix of cross_entropy;" in out
     values = []
     for kind in ("fisher", "test_user_kind"):
         assert main(["curvature", *model, "--kind", kind, "--json"]) == 0
@@ -131,19 +131,22 @@ def test_own_model_and_data_from_a_file(capsys):
     assert lines[0] == "Gauss-Newton matrix, largest, mode train, batch size 16"
     assert lines[5].startswith("converged to 0.001")
     assert float(lines[3].split()[0]) > 0
-    assert lines[7].startswith("Of: the Gauss-Newton matrix of cross_entropy;")
+    assert lines[7].startswith("Measured: the Gauss-Newton matrix of cross_entropy;")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--kind", "fisher"], "and not of cross_entropy (--kind ggn or hessian is of that loss)"),
-        ([], "Of: the Gauss-Newton matrix of cross_entropy; fully_connected on"),
+        ([], "Measured: the Gauss-Newton matrix of cross_entropy; fully_connected on"),
         (
             ["--kind", "fisher", "--loss", "squared_error"],
             "curvature of half the squared error; fully_connected on",
         ),
-        (["--kind", "hessian", "--mode", "eval"], "Of: the Hessian of cross_entropy; fully_conn"),
+        (
+            ["--kind", "hessian", "--mode", "eval"],
+            "Measured: the Hessian of cross_entropy; fully_conn",
+        ),
         (["--batches", "2"], "on digits, batches of 32, mode train (the batch's statistics, diff"),
         (["--mode", "eval"], "on digits, one batch of 32, mode eval (running statistics), all"),
     ],

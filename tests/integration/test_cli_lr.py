@@ -52,7 +52,8 @@ def test_own_model_by_file_and_by_module_name(capsys, monkeypatch):
     assert main(["lr", *places, *arguments]) == 0
     by_name = capsys.readouterr().out
     assert by_name.splitlines()[:2] == [first, limit]
-    assert "Of: examples.my_model:build with cross_entropy on examples.my_model:samples" in by_name
+    note = "Measured: examples.my_model:build with cross_entropy on examples.my_model:samples"
+    assert note in " ".join(by_name.split())
 
 
 def test_explanation_is_a_table_and_a_paragraph(capsys):
@@ -137,10 +138,10 @@ def test_compare_takes_the_optimizer_and_says_what_it_is_of(capsys):
     assert main(["compare", *SMALL, *options, *own]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "* predicted: no run has verified the limit." in out
-    assert "loss: of training at half the limit, the mean of all steps." in out
+    assert "loss: training loss at half the limit, mean of all steps." in out
     assert out.endswith(
-        "Of: fully_connected with cross_entropy on digits, SGD, momentum 0.5 (Nesterov), weight "
-        "decay 0.01, batches of 32, all parameters."
+        "Measured: fully_connected with cross_entropy on digits, SGD, momentum 0.5 (Nesterov), "
+        "weight decay 0.01, batches of 32, all parameters."
     )
     assert main(["compare", *SMALL, *options, "--optimizer", "adam", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["norms"]
@@ -221,7 +222,7 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
         line.startswith("limit: where training is expected") and "no run has verified it" in line
         for line in lines
     )
-    assert "loss: of training at half the limit, the mean of the last 10 steps." in lines
+    assert "loss: training loss at half the limit, mean of the last 10 steps." in lines
     assert lines[-1] == f"Figure: {figure}"
     assert figure.exists()
     assert main(["compare", *SMALL, *options[:5], "--json"]) == 0

@@ -119,7 +119,7 @@ def test_text_says_what_the_numbers_are_for(capsys):
     model = ["fully_connected", "--option", "width=100", "--data", "digits"]
     assert main(["theory", *model]) == 0
     out = capsys.readouterr().out
-    assert "Of: the Fisher matrix, which is the curvature of half the squared error" in out
+    assert "Predicted: the Fisher matrix, which is the curvature of half the squared error" in out
     assert "inputs of digits, weights alone" in out
     assert "q_xy" not in out
     assert "output²: mean square of an output" in out

@@ -104,7 +104,7 @@ def test_python_and_command_of_the_readme_give_the_same_numbers(tmp_path, monkey
 def commands_of(page):
     """Every command line of a page's shell blocks, whole, without comments and placeholders."""
     for block in SHELL.findall(text_of(page)):
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+        for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines():
             bare = re.sub(r"\s(#|\s\s).*", "", line)  # a remark, or a column of descriptions
             command = bare.removeprefix("$ ").removeprefix("srun ").strip()
             if command.startswith("normscope ") and " ... " not in command:

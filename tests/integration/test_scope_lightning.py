@@ -171,8 +171,8 @@ def test_example_runs_and_is_short(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probez": "economy"}, "unknown option of ScopeCallback 'probez'; did you mean 'probes'"),
-        ({"optimizer": None}, "unknown option of ScopeCallback 'optimizer'"),
+        ({"probez": "economy"}, "unknown option 'probez' of ScopeCallback; did you mean 'probes'"),
+        ({"optimizer": None}, "unknown option 'optimizer' of ScopeCallback"),
         ({"probes": "economi"}, "did you mean 'economy'"),
         ({"every": 0}, "every must be an integer of at least 1"),
         ({"distances": [2, 1]}, "distances must be positive, finite and increasing"),

@@ -47,7 +47,7 @@ def test_unknown_name_lists_the_choices_and_the_closest(shapes):
 
 
 def test_unknown_name_without_a_close_one_lists_the_choices(shapes):
-    with pytest.raises(ValueError, match=r"unknown shape 'zzz'; Choices: square, tri-angle"):
+    with pytest.raises(ValueError, match=r"unknown shape 'zzz'\. Choices: square, tri-angle"):
         shapes["zzz"]
 
 
@@ -87,7 +87,7 @@ def test_many_names_are_not_all_printed():
         "normscope list experiments."
     )
     assert str(unknown_name("experiment", "?", names)) == (
-        "unknown experiment '?'; all 13 are in: normscope list experiments."
+        "unknown experiment '?'. All 13 are in: normscope list experiments."
     )
     assert "Choices: paper/figure0, " in str(unknown_name("experiment", "?", names[:12]))
     assert "Choices: paper/figure0, " in str(unknown_name("layer", "?", names))

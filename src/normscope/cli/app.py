@@ -67,8 +67,8 @@ def format_example(example: str) -> str:
 
 app = typer.Typer(
     name="normscope",
-    help="Shows what normalization does to a network: its loss landscape, its curvature, and how "
-    "large a learning rate it can take.",
+    help="Find the learning rate at which a model breaks, measure its curvature in train mode, and "
+    "see what each normalization changes.",
     epilog=format_example("normscope demo --out normscope-out"),
     rich_markup_mode=None,  # plain text: readable when piped, and one line for an error
     pretty_exceptions_enable=False,

@@ -20,7 +20,7 @@ def _default_batch_size(samples: int, batches: int = 1) -> int:
     if 0 < size < DEFAULT_BATCH_SIZE:
         wanted = plural(batches, "batch", "batches")
         print_to_stderr(
-            f"the data has {plural(samples, 'sample')}, too few for {wanted} of the usual "
+            f"the data has {plural(samples, 'sample')}, too few for {wanted} of the default size "
             f"{DEFAULT_BATCH_SIZE}; the batch size is {size} instead."
         )
     return size

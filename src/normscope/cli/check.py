@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 CASES = 200
 
 _FORM = (
-    "exact (what is true), printed (as the paper has it) or article (as the encyclopaedia article "
-    "on it has it)."
+    "exact (the corrected statement), printed (as in the paper) or article (as in an encyclopaedia "
+    "article on it)."
 )
-_LAYER = "A batch normalization of the model, by its name."
-_ALL = "A row for every statement and layer or unit, not only in sum."
+_LAYER = "Name of one BatchNorm layer of the model."
+_ALL = "Print one row for every statement and layer (or unit), not a summary."
 Form = Annotated[str, opt.option("FORM", _FORM, choices=("exact", "printed", "article"))]
 Cases = Annotated[
     int | None, opt.number("Random cases for each statement.", min=1, default=str(CASES))
@@ -41,7 +41,7 @@ SAMPLES = 32
 EveryRow = Annotated[bool, opt.flag("--all", _ALL)]
 
 
-@command("check", "The theorems on random cases, built-in nets, your layers.")
+@command("check", "Check theorems on random cases, models or your layers.")
 def check(
     model: opt.OptionalModel = None,
     model_option: opt.ModelOption = None,
@@ -60,9 +60,9 @@ def check(
 ) -> None:
     """Check the theorems about batch normalization: one side by autograd, one in closed form.
 
-    Without MODEL on random cases and on the built-in nets; with it on the layers of a model and the
-    batch that --data gives. One row a statement over all layers, or units of the one that --layer
-    names, and up to ten that are false one by one. Exits with 1 if a statement is false.
+    Without MODEL they are checked on random cases and built-in models, with MODEL on its layers and
+    one batch of --data. Prints one row per statement, over all layers or over the units of --layer,
+    and lists up to ten failures. Exits with 1 if a statement is false.
 
     Example: normscope check examples/my_model.py:build --data examples/my_model.py:samples
     """

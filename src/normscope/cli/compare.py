@@ -20,7 +20,7 @@ _NORMS = (
     "Kinds of normalization, separated by commas; see normscope list norms. By default "
     "none,batch,layer; for norm layers over tokens none,layer,rms,dyt."
 )
-_STEPS = "Steps of the training at half the limit, which --no-verify does not leave out."
+_STEPS = "Steps of the training at half the limit, also with --no-verify."
 Norms = Annotated[str | None, opt.option("NORMS", _NORMS, "--norms")]
 Steps = Annotated[int, opt.number(_STEPS, min=1)]
 
@@ -31,14 +31,14 @@ _PREDICTED = """\
 curvature bound: 2 (1 + momentum) / lambda_max, the largest rate that the curvature allows.
 limit: where training is expected to become unstable; no run has verified it."""
 _LEGEND = """\
-predicted: the limit predicted, before any run.
-λ: largest eigenvalue of the loss's Gauss-Newton matrix, as training feels it (train), with batch \
-statistics as constants (frozen) and with the running ones (eval), at the start; the curvature \
-bound follows the first steps too, which may be steeper.
-growth: of the squared gradient per layer, backwards."""
+predicted: the limit as predicted before any run.
+λ: largest eigenvalue of the loss's Gauss-Newton matrix at the start, with batch statistics as in \
+training (train), held constant (frozen), or running averages (eval). The curvature bound also \
+counts the first steps, where curvature may be larger.
+growth: factor by which the squared gradient grows per layer, backwards."""
 
 
-@command("compare", "One net under several normalizations, side by side.")
+@command("compare", "One model under several normalizations, side by side.")
 def compare(
     model: opt.Model,
     data: opt.Data,
@@ -58,7 +58,7 @@ def compare(
     as_json: opt.Json = False,
     out: opt.Figure = None,
 ) -> None:
-    """Learning-rate limits, curvature and training of one net under several normalizations.
+    """Compare limits, curvature and training of one model under several normalizations.
 
     Example: normscope compare fully_connected --data digits --norms none,batch,layer
     """
@@ -121,7 +121,7 @@ def _legend(comparison: Comparison, source: str, network: nn.Module, verified: b
             f"unstable: the loss is not finite, or beyond {advice.growth_limit:g} times its first "
             "value.",
             _LEGEND,
-            f"loss: of training at half the limit, the mean of {averaged} steps.",
-            f"Of: {source}, {advice.rule}, batches of {advice.batch_size}, {trained}.",
+            f"loss: training loss at half the limit, mean of {averaged} steps.",
+            f"Measured: {source}, {advice.rule}, batches of {advice.batch_size}, {trained}.",
         )
     )

@@ -27,15 +27,17 @@ _KIND = (
 )
 _WHICH = "largest, smallest, both, or magnitude (the largest by absolute value)."
 _WHICHES = ("largest", "smallest", "both", "magnitude")
-_PRODUCTS = "Matrix-vector products to give up after; each costs about two gradients."
+_PRODUCTS = "Give up after this many matrix-vector products; each costs about two gradients."
 _LANCZOS = "Matrix-vector products for each random direction."
 Kind = Annotated[str, opt.option("KIND", _KIND, kind="kinds")]
 Batches = Annotated[int, opt.number("Batches to average over.", min=1)]
 Count = Annotated[int, opt.number("How many eigenvalues.", "-k", min=1)]
 Which = Annotated[str, opt.option("WHICH", _WHICH, choices=_WHICHES)]
-Tolerance = Annotated[float, opt.number("How exact: relative residual to stop at.")]
+Tolerance = Annotated[float, opt.number("Stop at this relative residual.")]
 MaxProducts = Annotated[int | None, opt.number(_PRODUCTS, min=1, default="100 + 20 k")]
-WholeSpectrum = Annotated[bool, opt.flag("--spectrum", "Also the density of all eigenvalues.")]
+WholeSpectrum = Annotated[
+    bool, opt.flag("--spectrum", "Also estimate the density of all eigenvalues.")
+]
 Probes = Annotated[int, opt.number("Random directions that the spectrum averages.", min=2)]
 LanczosSteps = Annotated[int, opt.number(_LANCZOS, min=1)]
 
@@ -63,7 +65,7 @@ def curvature(
     as_json: opt.Json = False,
     out: opt.Figure = None,
 ) -> None:
-    """Extreme eigenvalues of the Fisher, Gauss-Newton or Hessian matrix, as training sees it.
+    """Find the extreme eigenvalues of the Gauss-Newton, Fisher or Hessian matrix, in train mode.
 
     Exits with 1 if an eigenvalue did not converge.
 
@@ -202,7 +204,8 @@ def _basis(top: TopEigenvalue, parameters: str, model: str, data: str, loss: str
         "as_is": "each layer by its own training flag",
     }[top.mode]
     return (
-        f"Of: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), {parameters}."
+        f"Measured: {matrix}; {model} on {data}, {batches}, mode {top.mode} ({statistics}), "
+        f"{parameters}."
     )
 
 

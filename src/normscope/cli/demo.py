@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _UNFINISHED = "demo-unfinished.sqlite"
 
 
-@command("demo", "The main job on embedded data: figures and a report.")
+@command("demo", "One network under five normalizations: table, report.")
 def demo(
     out: opt.Folder = Path("normscope-out"),
     scale: opt.EmbeddedScale = "small",
@@ -30,11 +30,11 @@ def demo(
     device: opt.ExperimentDevice = "cpu",
     as_json: opt.Json = False,
 ) -> None:
-    """What five normalizations do to one net: learning rate, landscape, curvature, theory.
+    """Show what five normalizations do to one network: learning rate, curvature, theory.
 
-    Trains the same net on the embedded digits without normalization and with four kinds of it,
-    prints one row for each, and writes FOLDER/report.html, which opens in any browser, demo.svg
-    and demo.nc. If interrupted, rerun the same command to resume.
+    Trains the same network on the embedded digits without normalization and with four kinds of it,
+    and prints one row for each. Writes FOLDER/report.html, which opens in any browser, demo.svg and
+    demo.nc. If interrupted, rerun the same command to resume.
 
     Example: normscope demo --out normscope-out
     """

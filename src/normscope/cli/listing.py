@@ -17,9 +17,9 @@ KindName = Annotated[
 ]
 
 
-@command("list", "Everything that has a name here, one line each.")
+@command("list", "List models, norms, data, probes and other names.")
 def list_names(kind: KindName = None, as_json: opt.Json = False) -> None:
-    """Everything that has a name here, with one line of what it is.
+    """List the registered names, each with one line on what it is.
 
     Example: normscope list experiments
     """

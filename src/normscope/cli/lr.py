@@ -41,14 +41,14 @@ def lr(
     as_json: opt.Json = False,
     out: opt.Figure = None,
 ) -> None:
-    """How large a learning rate a model can take, by its curvature, by theory, by short runs.
+    """Find how large a learning rate a model can take, verified by short runs.
 
-    Recommended is the rate that trains best in short runs below the limit, or half the limit. The
-    limit is where training becomes unstable: within 100 steps its loss is not finite, or beyond 1.5
-    times its first value (3 times for the squared error; with Adam and its kin, a loss that comes
-    back is stable). normscope sweep calls a training diverged at 1000 times only. The default loss
-    is cross_entropy, which classifiers are trained with; normscope sweep has squared_error, as the
-    diagrams of wei2018 and their theory.
+    The recommended rate is near the best of a few rates in short runs, or half the limit. The limit
+    is where training becomes unstable: within 100 steps the loss is not finite or exceeds 1.5 times
+    its first value (3 times for the squared error; with Adam and similar optimizers a loss that
+    comes back is stable). The default loss is cross_entropy, which classifiers are trained with.
+    normscope sweep has squared_error, as in wei2018, and counts a training as diverged only beyond
+    1000 times its first loss.
 
     Example: normscope lr examples/my_model.py:build --data examples/my_model.py:samples
     """
@@ -71,7 +71,7 @@ def lr(
     source = f"{model} with {loss} on {data}"
     problem = network, sources.load_loss(loss), samples
     advice = _advise(source, problem, given)
-    note = f"Of: {source}, batches of {advice.batch_size}, {describe_parameters(network)}."
+    note = f"Measured: {source}, batches of {advice.batch_size}, {describe_parameters(network)}."
     if explain:
         other = "too" if loss == "squared_error" else "instead"
         note += f" normscope theory is about half the squared error {other}."

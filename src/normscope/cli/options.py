@@ -81,20 +81,22 @@ def _check_seed(seed: int | None) -> int | None:
 
 _MODEL = ("MODEL", "A registered model, package.module:factory or file.py:factory.")
 _DATA = ("DATA", "A registered data set, package.module:function or file.py:function.")
-_INPUT_DATA = ("DATA", "Data whose inputs' moments are taken: registered, or file.py:function.")
+_INPUT_DATA = (
+    "DATA",
+    "Data to take the moments of the inputs from: registered, or file.py:function.",
+)
 _LOSS = ("LOSS", "A registered loss, package.module:function or file.py:function.")
 _LOSS_OF_KIND = (
     "LOSS",
-    f"{_LOSS[1]} Counts for kinds other than fisher, which is the matrix of half the squared "
-    "error, whatever the loss.",
+    f"{_LOSS[1]} Not used by --kind fisher, which is always the matrix of half the squared error.",
 )
-_DEVICE = ("DEVICE", "Where to compute: cpu, cuda, cuda:1 and the like.")
+_DEVICE = ("DEVICE", "Where to compute, such as cpu, cuda or cuda:1.")
 _DEVICES = ("cpu", "cuda", "mps")
 _BATCH_DEFAULT = "256, or all samples if there are fewer"
 
 Model = Annotated[str, argument(*_MODEL, kind="models")]
 OptionalModel = Annotated[
-    str | None, argument(*_MODEL, kind="models", default="random cases and built-in nets")
+    str | None, argument(*_MODEL, kind="models", default="random cases and built-in models")
 ]
 ModelOption = Annotated[str | None, option(*_MODEL, "--model", "-m", kind="models", hidden=True)]
 Data = Annotated[str, option(*_DATA, "--data", "-d", kind="data")]
@@ -117,16 +119,16 @@ OptimizerName = Annotated[
 ]
 BatchSize = Annotated[int | None, number("Samples in a batch.", min=1, default=_BATCH_DEFAULT)]
 ClipNorm = Annotated[
-    float | None, number("Largest norm of the gradient in the short runs.", default="not clipped")
+    float | None, number("Clip gradients to this norm in the short runs.", default="not clipped")
 ]
-Accumulate = Annotated[int, number("Batches whose mean gradient makes one step.", min=1)]
+Accumulate = Annotated[int, number("Accumulate this many batches for one step.", min=1)]
 EFFORTS = ("quick", "default", "thorough")
 OBJECTIVES = ("fastest", "half_limit")
 EffortName = Annotated[
     str,
     option(
         "NAME",
-        "quick (1 range test of 100 steps), default (4) or thorough.",
+        "Cost: quick (about 1 range test of 100 steps), default (about 4) or thorough.",
         "--effort",
         choices=EFFORTS,
     ),
@@ -141,13 +143,11 @@ Objective = Annotated[
         default="fastest; half_limit without short runs or with --effort quick",
     ),
 ]
-Explain = Annotated[bool, flag("--explain", "Print all numbers, and where they come from.")]
+Explain = Annotated[bool, flag("--explain", "Print every number and its source.")]
 NoVerify = Annotated[
     bool, flag("--no-verify", "Predict the limit only, without the short runs that verify it.")
 ]
-Device = Annotated[
-    str | None, option(*_DEVICE, choices=_DEVICES, default="where the model is made")
-]
+Device = Annotated[str | None, option(*_DEVICE, choices=_DEVICES, default="where the model is")]
 ExperimentDevice = Annotated[str, option(*_DEVICE, "--device", choices=_DEVICES)]
 MODES = ("train", "frozen", "eval", "as_is")
 _MODE = (
@@ -158,12 +158,12 @@ _MODE = (
 Mode = Annotated[str, option("MODE", _MODE, choices=MODES)]
 _SEED = "Seed of weights, choice of samples, dropout and start vectors."
 Seed = Annotated[int, number(_SEED, callback=_check_seed)]
-FirstSeed = Annotated[int | None, number("First of the seeds.", default="0", callback=_check_seed)]
+FirstSeed = Annotated[int | None, number("First seed.", default="0", callback=_check_seed)]
 _SCALE = "quick (seconds), small (minutes, real data) or paper (the paper's settings)."
 Scale = Annotated[str, option("SCALE", _SCALE, choices=SCALES)]
-_EMBEDDED_SCALE = "quick (seconds), small (minutes) or paper (wider nets, more seeds)."
+_EMBEDDED_SCALE = "quick (seconds), small (minutes) or paper (wider networks, more seeds)."
 EmbeddedScale = Annotated[str, option("SCALE", _EMBEDDED_SCALE, "--scale", choices=SCALES)]
-_SETTING = "A setting other than the scale's; may be repeated."
+_SETTING = "Change a setting of the scale; may be repeated."
 Settings = Annotated[list[str] | None, option("NAME=VALUE", _SETTING, "--set")]
 Figure = Annotated[Path | None, option("FIGURE", "Draw a figure into this file.", "--out", "-o")]
 Folder = Annotated[Path, option("FOLDER", "Write the files into this folder.", "--out", "-o")]

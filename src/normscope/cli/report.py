@@ -28,7 +28,7 @@ Title = Annotated[str | None, opt.option("TEXT", "Title of the page.", default="
 _PAGES = (".html", ".htm")
 
 
-@command("report", "One HTML file of results: claims, figures, data.")
+@command("report", "Write results as one HTML file: claims, figures, data.")
 def report(
     inputs: Inputs,
     out: Out = Path("report.html"),

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _NAME = "Such as santurkar2018/figure4; see normscope list experiments."
 Name = Annotated[str, opt.argument("EXPERIMENT", _NAME, kind="experiments")]
-Label = Annotated[str | None, opt.option("TEXT", "Your own name for this result.", "--name")]
+Label = Annotated[
+    str | None, opt.option("TEXT", "Name of this result in its files and reports.", "--name")
+]
 Strict = Annotated[bool, opt.flag("--strict", "Exit with 1 if a claim does not hold.")]
 
 

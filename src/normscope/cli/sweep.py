@@ -25,22 +25,22 @@ _SETTING = (
 )
 _OUT = "The store; numbers and figure are written beside it."
 _ENGINE = "local (this machine), ray or dask (a cluster)."
-_ADDRESS = "Address of a Ray or Dask cluster that runs already."
-_ATTEMPTS = "Times a cell may lose its worker until it is failed."
+_ADDRESS = "Address of a running Ray or Dask cluster."
+_ATTEMPTS = "Mark a cell as failed after its worker died this many times."
 _BOUNDARY = (
-    "Of phase_diagram: no grid, but bisect for the learning rate from which training diverges, to "
-    "5 %."
+    "For phase_diagram: instead of a grid, bisect for the learning rate at which training "
+    "diverges, to 5 %."
 )
-_FOLLOW = "With status: again every two seconds, until the sweep has ended."
-_FIGURE = "With status: draw the diagram as far as it is."
+_FOLLOW = "With status: repeat every two seconds until the sweep has ended."
+_FIGURE = "With status: draw the cells that are finished."
 Name = Annotated[str, opt.argument("NAME", _NAME, choices=(DIAGRAM, STATUS), kind="experiments")]
 File = Annotated[Path | None, opt.argument("FILE", "With status: the file of a sweep.")]
 StatusFile = Annotated[Path, opt.argument("FILE", "The file of a sweep.")]
 Settings = Annotated[list[str] | None, opt.option("NAME=VALUES", _SETTING, "--set")]
-Seeds = Annotated[int, opt.number("Repetitions of every cell, each with its seed.", min=1)]
+Seeds = Annotated[int, opt.number("Repetitions of every cell, each with its own seed.", min=1)]
 Out = Annotated[Path, opt.option("FILE", _OUT, "--out", "-o")]
 EngineName = Annotated[str, opt.option("ENGINE", _ENGINE, "--engine", kind="engines")]
-Workers = Annotated[int, opt.number("Cells at the same time.", min=1)]
+Workers = Annotated[int, opt.number("Cells computed in parallel.", min=1)]
 Threads = Annotated[int, opt.number("Threads of each worker.", min=1)]
 Address = Annotated[str | None, opt.option("ADDRESS", _ADDRESS)]
 Attempts = Annotated[int, opt.number(_ATTEMPTS, min=1)]
@@ -86,13 +86,12 @@ def sweep(
 ) -> None:
     """Sweep settings over ranges; if interrupted, rerun the same command to resume.
 
-    A cell is one combination of settings and seed: of phase_diagram a training over gamma (the
-    scale of the norm layers) and learning rate, else the experiment. The default loss of
-    phase_diagram is squared_error (half the squared error), as in the diagrams of wei2018, whose
-    theory is about it; normscope lr has cross_entropy, and --set loss=cross_entropy sets it here.
-    A training counts as diverged when its loss is not finite or beyond 1000 times its first value
-    (--set divergence_factor=1000): it is lost; normscope lr calls it unstable beyond 1.5 times its
-    first value already (3 times for the squared error).
+    A cell is one combination of settings and seed. In a phase_diagram it is a training with one
+    gamma (the scale of the norm layers) and one learning rate; otherwise it is a run of the
+    experiment. The default loss of phase_diagram is squared_error (half the squared error), as in
+    wei2018; --set loss=cross_entropy changes it. A training has diverged when its loss is not
+    finite or exceeds 1000 times its first value (--set divergence_factor=1000). normscope lr is
+    stricter: unstable beyond 1.5 times (3 times for the squared error).
 
     Example: normscope sweep phase_diagram --set gamma=0.1:3:5 --set lr=1e-3:1:7:log --seeds 2
     """

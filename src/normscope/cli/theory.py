@@ -43,7 +43,7 @@ TheoryBatchSize = Annotated[
 Plot = Annotated[bool, opt.flag("--plot", "Draw a figure into theory.svg.")]
 
 
-@command("theory", "The largest eigenvalue, by mean-field theory alone.")
+@command("theory", "Predict the largest eigenvalue by mean-field theory.")
 def theory(
     model: opt.Model,
     gamma: Gamma = None,
@@ -60,10 +60,10 @@ def theory(
     as_json: opt.Json = False,
     out: opt.Figure = None,
 ) -> None:
-    """Largest eigenvalue of the Fisher matrix at initialization, by mean-field theory.
+    """Predict the largest eigenvalue of the Fisher matrix at initialization by mean-field theory.
 
-    The Fisher matrix is the curvature of half the squared error; normscope lr has the limit for
-    any loss. Nothing is trained or measured but the variances of the initial weights.
+    The Fisher matrix is the curvature of half the squared error; normscope lr finds the limit for
+    any loss. Only the variances of the initial weights are measured; nothing is trained.
 
     Example: normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot
     """
@@ -200,7 +200,7 @@ def _print_basis(
     if parameters == "all":
         counted = "all parameters"
     print_note(
-        "Of: the Fisher matrix, which is the curvature of half the squared error; initial "
+        "Predicted: the Fisher matrix, which is the curvature of half the squared error; initial "
         f"weights, {inputs}, {counted}."
     )
     print_note(_other_loss(prediction, momentum, outputs))

@@ -50,7 +50,7 @@ def check_import_path(path: str) -> None:
     bound = set(_bound_names(tree))
     if name in bound or not _OPEN.isdisjoint(bound) or any(map(_is_open, ast.walk(tree))):
         return
-    raise unknown_name(f"name in {home}", name, dict.fromkeys(_public_names(tree.body)))
+    raise unknown_name("name", name, dict.fromkeys(_public_names(tree.body)), f"in {home}")
 
 
 def _bound_names(tree: ast.AST) -> Iterator[str]:

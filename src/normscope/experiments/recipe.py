@@ -90,7 +90,7 @@ class Recipe:
         known = self.defaults
         for name, value in overrides.items():
             if name not in known:
-                raise unknown_name(f"setting of {self.name}", name, known)
+                raise unknown_name("setting", name, known, f"of {self.name}")
             _check_kind(f"setting {name} of {self.name}", value, known[name])
         seed = overrides.get("seed")
         if isinstance(seed, int) and not 0 <= seed <= LARGEST_SEED:

@@ -375,7 +375,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     known = [name for name in inspect.signature(Scope).parameters if name not in _SET_BY_CALLBACK]
     for name in options:
         if name not in known:
-            raise unknown_name("option of ScopeCallback", name, known)
+            raise unknown_name("option", name, known, "of ScopeCallback")
     choose_probes(options.get("probes", "all"))
     Schedule(**{name: options[name] for name in _SCHEDULE_OPTIONS if name in options})
     if options.get("distances") is not None:

@@ -68,11 +68,12 @@ class UnfitNormError(InputError):
         several = len(reasons) > 1
         which = f"norm{'s' * several} {' and '.join(reasons)}"
         reason = next(iter(reasons.values()))
-        joint = ", or" if ";" in reason else ";"  # the reason may have its own remedy
+        joint = ", or " if ";" in reason else "; "  # the reason may have its own remedy
         remedy = f"leave {'them' if several else 'it'} out: norms={self.fitting}"
+        if not fitting:
+            joint, remedy = ("", "") if ";" in reason else ("; ", "choose others")
         super().__init__(
-            f"the {which} {'do' if several else 'does'} not fit the model: {reason}{joint} "
-            f"{remedy if fitting else 'choose others'}."
+            f"the {which} {'do' if several else 'does'} not fit the model: {reason}{joint}{remedy}."
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -76,8 +76,8 @@ class ModelBuilder:
         choices |= {*_keyword_options(INITIALIZATIONS[initialization])}
         for name in options:
             if name not in choices:
-                kind = f"option of model {self.__name__!r} (initialization {initialization!r})"
-                raise unknown_name(kind, name, choices)
+                where = f"of model {self.__name__!r} with initialization {initialization!r}"
+                raise unknown_name("option", name, choices, where)
 
     def _whole_signature(self) -> inspect.Signature:
         """Signature with every option and its default, for the command line."""

@@ -200,7 +200,7 @@ def _check_arguments(
     choices = {*settings, *parameters} - {CODE}
     for name in options:
         if name not in parameters:
-            raise unknown_name(f"setting or argument of {path}", name, choices)
+            raise unknown_name("setting or argument", name, choices, f"of {path}")
 
 
 # Data

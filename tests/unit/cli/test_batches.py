@@ -29,8 +29,8 @@ def test_default_batch_is_256_or_what_there_is(capsys):
     assert capsys.readouterr().err == ""
     assert [len(x) for x, _ in choose_batches(data, None, 3)] == [200, 200, 200]
     assert capsys.readouterr().err == (
-        "normscope: note: the data has 600 samples, too few for 3 batches of the usual 256; the "
-        "batch size is 200 instead.\n"
+        "normscope: note: the data has 600 samples, too few for 3 batches of the default size "
+        "256; the batch size is 200 instead.\n"
     )
 
 
@@ -60,7 +60,7 @@ def test_batch_larger_than_the_data_is_refused_with_what_comes_without(capsys):
     with pytest.raises(InputError, match=r"20 samples, .* 128; leave .* for batches of 20"):
         step_batch_size(pair, 128)
     assert step_batch_size(pair, None) == 20
-    note = "20 samples, too few for 1 batch of the usual 256; the batch size is 20 instead."
+    note = "20 samples, too few for 1 batch of the default size 256; the batch size is 20 instead."
     assert note in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ def test_unknown_name_is_refused_and_one_that_the_registry_learned_later_is_not(
         check_name("models", "vg", noun="sweep")
     monkeypatch.undo()
     known = KINDS["models"].registry()
-    with pytest.raises(UnknownNameError, match=r"unknown model 'later'; .*vgg16; or ask me\.$"):
+    with pytest.raises(UnknownNameError, match=r"unknown model 'later'\. .*vgg16; or ask me\.$"):
         check_name("models", "later", hint="or ask me")
     monkeypatch.setitem(known._items, "later", None)
     check_name("models", "later")

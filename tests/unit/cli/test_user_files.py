@@ -54,7 +54,7 @@ def test_names_that_a_file_defines_are_known(file, name):
 
 
 def test_name_that_stands_nowhere_is_refused(file):
-    with pytest.raises(UnknownNameError, match=r"unknown name in .*net.py 'biuld'"):
+    with pytest.raises(UnknownNameError, match=r"unknown name 'biuld' in .*net.py"):
         check_import_path(f"{file}:biuld")
 
 

@@ -181,14 +181,14 @@ def test_build_suggests_the_closest_model():
 
 
 def test_build_lists_the_options_of_the_model():
-    with pytest.raises(UnknownNameError, match=r"option of model 'vgg'.*'widht'.*'width'.*outputs"):
+    with pytest.raises(UnknownNameError, match=r"option 'widht' of model 'vgg'.*'width'.*outputs"):
         build("vgg", widht=0.5)
-    with pytest.raises(UnknownNameError, match=r"model 'deep_linear'.*'activation'"):
+    with pytest.raises(UnknownNameError, match=r"option 'activation' of model 'deep_linear'"):
         build("deep_linear", activation="relu")
 
 
 def test_build_refuses_variances_without_the_meanfield_initialization():
-    with pytest.raises(UnknownNameError, match=r"initialization 'glorot'\) 'sigma_w2'"):
+    with pytest.raises(UnknownNameError, match=r"'sigma_w2' of .* initialization 'glorot'"):
         build("fully_connected", initialization="glorot", sigma_w2=1.0)
 
 

@@ -226,7 +226,7 @@ def test_repeated_labels_are_kept_if_the_same_everywhere(store: Store) -> None:
 
 
 def test_nothing_found_says_what_there_is(store: Store) -> None:
-    with pytest.raises(UnknownNameError, match="unknown experiment 'demo'; Choices: none"):
+    with pytest.raises(UnknownNameError, match=r"unknown experiment 'demo'\. Choices: none"):
         store.to_xarray("demo")
     key = store.add("demo", {"rate": 0.1}, 0)
     with pytest.raises(UnknownNameError, match="did you mean 'demo'"):

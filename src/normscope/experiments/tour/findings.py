@@ -119,13 +119,12 @@ def _other_modes(largest: xr.DataArray, norm: str) -> str:
     if not apart:
         return ""
     return (
-        f"Without the batch statistics the value would be {join_words(apart)} "
-        f"{with_norm(norm)}, instead of {format_number(value)}."
+        f"The value {with_norm(norm)} is {format_number(value)} in train mode, {join_words(apart)}."
     )
 
 
 _NOWHERE = "in no other net"
-_MODES = {"frozen": "with the statistics held fixed", "eval": "in eval mode"}
+_MODES = {"frozen": "with the batch statistics held fixed", "eval": "in eval mode"}
 _APART = 1.1  # least factor between modes that is reported
 _SAME_RATE = (
     "The rate is the same for all: a net with a higher limit takes steps that are small for it."
