@@ -359,9 +359,9 @@ def test_what_is_no_network_is_refused(own):
 
 
 def test_misspelt_setting_of_an_own_model_is_told_from_its_arguments(own):
-    with pytest.raises(UnknownNameError, match=r"'weight_deca'; did you mean 'weight_decay'"):
+    with pytest.raises(UnknownNameError, match=r"'weight_deca' of .*; did you mean 'weight_decay'"):
         phase_diagram(own("build"), **GRID, weight_deca=0.1)
-    with pytest.raises(UnknownNameError, match=r"'widht'; did you mean 'width'"):
+    with pytest.raises(UnknownNameError, match=r"'widht' of .*; did you mean 'width'"):
         phase_diagram(own("build"), **GRID, widht=3)
     with pytest.raises(UnknownNameError) as caught:
         phase_diagram(own("build"), **GRID, gama=3)

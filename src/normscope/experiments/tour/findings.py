@@ -118,9 +118,8 @@ def _other_modes(largest: xr.DataArray, norm: str) -> str:
     ]
     if not apart:
         return ""
-    return (
-        f"The value {with_norm(norm)} is {format_number(value)} in train mode, {join_words(apart)}."
-    )
+    modes = join_words([f"{format_number(value)} in train mode", *apart])
+    return f"The value {with_norm(norm)} is {modes}."
 
 
 _NOWHERE = "in no other net"
