@@ -48,4 +48,5 @@ def on_page_content(html: str, **context: Any) -> str:
 def _drawn(match: re.Match[str]) -> str:
     latex = unescape(match[2]).strip()
     display = "block" if match[1] == "div" else "inline"
-    return str(convert(latex[2:-2], display=display))  # without \( \) or \[ \]
+    formula = str(convert(latex[2:-2], display=display))  # without \( \) or \[ \]
+    return f'<div class="formula">{formula}</div>' if display == "block" else formula

@@ -186,7 +186,7 @@ def test_stored_cells_become_one_dataset(found, tmp_path):
     [
         ({"model": "conv"}, "unknown model 'conv'"),
         ({"model": "mine.py:net"}, "there is no file mine.py"),
-        ({"widht": 3}, "'widht'; did you mean 'width'"),
+        ({"widht": 3}, "'widht' of .*; did you mean 'width'"),
         ({"width": "wide"}, "width"),
         ({"learning_rates": [0.0, 1.0]}, "learning_rate must be above 0"),
         ({"learning_rates": [math.inf]}, "learning_rate must be a finite number"),
