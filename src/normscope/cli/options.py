@@ -10,7 +10,7 @@ import typer
 from normscope.cli.names import completion_of
 from normscope.registry import unknown_name
 
-SCALES = ("quick", "small", "paper")
+SCALES = ("quick", "small", "medium", "paper")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 LARGEST_SEED = 2**62
 
@@ -159,9 +159,12 @@ Mode = Annotated[str, option("MODE", _MODE, choices=MODES)]
 _SEED = "Seed of weights, choice of samples, dropout and start vectors."
 Seed = Annotated[int, number(_SEED, callback=_check_seed)]
 FirstSeed = Annotated[int | None, number("First seed.", default="0", callback=_check_seed)]
-_SCALE = "quick (seconds), small (minutes, real data) or paper (the paper's settings)."
+_SCALE = (
+    "quick (seconds), small (minutes, real data), medium (hours: the paper's steps on narrower "
+    "networks) or paper (the paper's settings)."
+)
 Scale = Annotated[str, option("SCALE", _SCALE, choices=SCALES)]
-_EMBEDDED_SCALE = "quick (seconds), small (minutes) or paper (wider networks, more seeds)."
+_EMBEDDED_SCALE = "quick (seconds), small or medium (minutes) or paper (wider nets, more seeds)."
 EmbeddedScale = Annotated[str, option("SCALE", _EMBEDDED_SCALE, "--scale", choices=SCALES)]
 _SETTING = "Change a setting of the scale; may be repeated."
 Settings = Annotated[list[str] | None, option("NAME=VALUE", _SETTING, "--set")]

@@ -22,6 +22,10 @@ Name = Annotated[str, opt.argument("EXPERIMENT", _NAME, kind="experiments")]
 Label = Annotated[
     str | None, opt.option("TEXT", "Name of this result in its files and reports.", "--name")
 ]
+_STORED = (
+    "Run no training; judge by those that FOLDER/runs.sqlite has, also while another run adds."
+)
+Stored = Annotated[bool, opt.flag("--stored", _STORED)]
 Strict = Annotated[bool, opt.flag("--strict", "Exit with 1 if a claim does not hold.")]
 
 
@@ -34,13 +38,15 @@ def run(
     seed: opt.FirstSeed = None,
     device: opt.ExperimentDevice = "cpu",
     name: Label = None,
+    stored: Stored = False,
     strict: Strict = False,
     as_json: opt.Json = False,
 ) -> None:
     """Reproduce a figure of a paper: measure, judge the paper's claims, draw.
 
     Finished trainings are kept in FOLDER/runs.sqlite: if interrupted, rerun the same command
-    to resume. Figures that need the same trainings share them.
+    to resume; long trainings resume from the checkpoints beside it. Figures that need the same
+    trainings share them.
 
     Example: normscope run wei2018/figure1 --scale quick --set seeds=2
     """
@@ -59,7 +65,7 @@ def run(
         overrides = _overrides(recipe, settings, seed, device)
         recipe.settings(scale, overrides)  # an error comes before anything is written
         out.mkdir(parents=True, exist_ok=True)
-        with Store(kept) as store, show_progress(experiment) as show:
+        with Store(kept, read_only=stored) as store, show_progress(experiment) as show:
             result = run_experiment(experiment, scale, store=store, progress=show, **overrides)
     result = replace(result, label=name)
     with write_then_print(lambda: result.write(out)) as written:

@@ -31,8 +31,9 @@ from normscope.sweeps.run import open_store
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCALES = ("quick", "small", "paper")
-"""How large an experiment is run."""
+SCALES = ("quick", "small", "medium", "paper")
+"""How large an experiment is run; medium: the paper's steps on narrower networks."""
+REQUIRED_SCALES = ("quick", "small", "paper")  # medium is small where an experiment has no other
 LARGEST_SEED = 2**31 - 2**20  # NetCDF files hold 32 bits, and further seeds follow it
 GIVEN = ("store", "progress")  # arguments of a measurement that are not settings
 
@@ -75,7 +76,7 @@ class Recipe:
         """All settings at a scale.
 
         Args:
-            scale: quick, small or paper.
+            scale: quick, small, medium or paper.
             overrides: settings that replace the scale's.
 
         Returns:
@@ -95,7 +96,8 @@ class Recipe:
         seed = overrides.get("seed")
         if isinstance(seed, int) and not 0 <= seed <= LARGEST_SEED:
             raise InputError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}.")
-        return {**known, **self.scales[scale], **overrides}
+        own = self.scales.get(scale, self.scales["small"])
+        return {**known, **own, **overrides}
 
 
 def _check_kind(what: str, value: Any, default: Any) -> None:
@@ -148,7 +150,8 @@ def experiment(
         name: ``paper/figure``.
         claims: the paper's statements, judged by the measured numbers.
         figure: draws them.
-        scales: for each of quick, small and paper the settings that differ from the defaults.
+        scales: for each of quick, small and paper, and medium if it is not like small, the settings
+            that differ from the defaults.
         defaults: the settings with their defaults; by default those of the function's signature.
         revision: to be raised when a change of the code changes the numbers.
 
@@ -158,7 +161,7 @@ def experiment(
     Raises:
         InputError: if a scale is missing.
     """
-    missing = [scale for scale in SCALES if scale not in scales]
+    missing = [scale for scale in REQUIRED_SCALES if scale not in scales]
     if missing:
         raise InputError(f"experiment {name} has no settings for {', '.join(missing)}.")
 
@@ -208,7 +211,8 @@ def run(
 
     Args:
         name: such as ``santurkar2018/figure4``; ``normscope list`` shows all.
-        scale: quick (seconds, embedded data), small (minutes, real data) or paper.
+        scale: quick (seconds, embedded data), small (minutes, real data), medium (hours: the
+            paper's steps on narrower networks) or paper.
         store: keeps finished trainings: an interrupted run resumes, and experiments that need the
             same trainings share them. None: kept in memory for this call.
         progress: receives an event before each part; True shows a bar, and so does None in a
@@ -260,7 +264,7 @@ def experiment_sweep(
 
     Args:
         name: of the experiment.
-        scale: quick, small or paper, for the settings that are not given.
+        scale: quick, small, medium or paper, for the settings that are not given.
         values: for each setting given, one value or several.
         seeds: of the experiment.
 

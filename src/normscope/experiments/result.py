@@ -31,7 +31,7 @@ class Result:
 
     Args:
         name: of the experiment.
-        scale: quick, small or paper.
+        scale: quick, small, medium or paper.
         dataset: the labelled numbers.
         claims: the paper's statements with their verdicts.
         settings: all settings of the run.

@@ -77,6 +77,16 @@ class ActivationMoments(Probe):
         self._last_output: tuple[str, int, Any] | None = None
         self._before: Values = {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments of the last measured step; the next step compares with them."""
+        before = {name: torch.from_numpy(values.copy()) for name, values in self._before.items()}
+        return {**super().state_dict(), "before": before}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the moments of the last measured step."""
+        super().load_state_dict(state)
+        self._before = {name: values.cpu().numpy() for name, values in state["before"].items()}
+
     def add_hooks(self, hooks: ForwardHooks) -> None:
         """Sample the outputs of the layers and of the norm layers behind them."""
         self._seen = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from normscope.curvature.kinds import KINDS
 from normscope.curvature.top_eigenvalue import top_eigenvalue
@@ -56,11 +57,20 @@ class Curvature(Probe):
         self.mode = mode
         self.tolerance = tolerance
         self.max_products = max_products
-        self._start: TopEigenvalue | None = None
+        self._start: Tensor | None = None
 
     def reset(self, seed: int) -> None:
         """Clear the last eigenvector."""
         self._start = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last eigenvector, from which the next search starts."""
+        return {**super().state_dict(), "start": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the last eigenvector."""
+        super().load_state_dict(state)
+        self._start = state["start"]
 
     @property
     def variables(self) -> Dimensions:
@@ -77,7 +87,7 @@ class Curvature(Probe):
             found = self._top_eigenvalue(context)
         except (RuntimeError, ValueError) as error:
             return self.missing(self.variables, str(error))
-        self._start = found
+        self._start = found.vectors
         return {
             "top_eigenvalue": np.asarray(found.value),
             "top_eigenvalue_residual": np.asarray(found.residual),
@@ -85,7 +95,7 @@ class Curvature(Probe):
 
     def _top_eigenvalue(self, context: StepContext) -> TopEigenvalue:
         start = self._start
-        if start is not None and start.vectors.shape[0] != _size(context):
+        if start is not None and start.shape[0] != _size(context):
             start = None  # other parameters are trained than before
         with context.batch_loss.isolated_problem() as problem, silenced():
             # the residual is in the results

@@ -102,6 +102,18 @@ class Probe(ABC):
         """Record the step of the last measurement."""
         self._last = step
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what later measurements depend on, as tensors and plain types.
+
+        A probe that keeps more between steps than the step of its last measurement overrides
+        this and `load_state_dict`, so that a resumed training measures the same.
+        """
+        return {"last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._last = state["last"]
+
     def add_hooks(self, hooks: ForwardHooks) -> None:
         """Add hooks to the forward pass at the parameters."""
         return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 import xarray as xr
 
 from normscope.errors import ArgumentTypeError, StateError
@@ -23,6 +24,17 @@ class Row:
 
     step: int
     values: Values = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step and its values as float64 tensors."""
+        arrays = {name: np.array(each, dtype=np.float64) for name, each in self.values.items()}
+        return {"step": self.step, "values": {k: torch.from_numpy(v) for k, v in arrays.items()}}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Self:
+        """Return the row whose `state_dict` this is."""
+        values = {name: each.cpu().numpy() for name, each in state["values"].items()}
+        return cls(state["step"], values)
 
 
 class ScopeRecord:
@@ -98,6 +110,18 @@ class ScopeRecord:
                 self._store.append(self.key, self.dataset([row]))
             self._stored_rows = len(self.rows)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows and labels as tensors and plain types."""
+        labels = {name: _plain_labels(each) for name, each in self.coordinates.items()}
+        return {"rows": [row.state_dict() for row in self.rows], "coordinates": labels}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore rows and labels; the rows are added to the store too."""
+        labels = state["coordinates"].items()
+        self.coordinates = {name: _array_labels(each) for name, each in labels}
+        for row in state["rows"]:
+            self.add(Row.of_state(row))
+
     def finish(self) -> None:
         """Mark the record in the store as finished; without rows it stays pending."""
         if self._store is not None and self.key is not None:
@@ -144,3 +168,18 @@ class ScopeRecord:
             if name in row.values:
                 stacked[index] = row.values[name]
         return stacked
+
+
+def _plain_labels(labels: Any) -> dict[str, Any]:
+    """Return the labels of a dimension as plain types; `_array_labels` is the inverse."""
+    dimensions, values = labels[:2] if isinstance(labels, tuple) else (None, labels)
+    rest = list(labels[2:]) if isinstance(labels, tuple) else []
+    array = np.asarray(values)
+    plain = {"dtype": array.dtype.str, "values": array.tolist()}
+    return {"dimensions": dimensions, **plain, "rest": rest}
+
+
+def _array_labels(plain: dict[str, Any]) -> Any:
+    array = np.array(plain["values"], dtype=plain["dtype"])
+    dimensions = plain["dimensions"]
+    return array if dimensions is None else (tuple(dimensions), array, *plain["rest"])

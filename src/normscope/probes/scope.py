@@ -281,6 +281,54 @@ class Scope:
         """The key of the record in the store."""
         return self._record.key
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measurements so far and what later ones depend on.
+
+        Save it with the model's state to resume the measurements with the training. A callback of
+        `normscope.fit` that has methods of the same names gets it into the checkpoint. It holds
+        tensors and plain types only.
+
+        Returns:
+            What `load_state_dict` takes.
+        """
+        pending = None
+        if self._pending is not None:
+            row, waiting = self._pending
+            pending = {"row": row.state_dict(), "probes": [self._probes.index(p) for p in waiting]}
+        return {
+            "names": [probe.name for probe in self._probes],
+            "probes": [probe.state_dict() for probe in self._probes],
+            "record": self._record.state_dict(),
+            "pending": pending,
+            "step": self._step,
+            "was_due": self._was_due,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the measurements of an interrupted training.
+
+        Args:
+            state: what `state_dict` returned, of a scope with the same probes. A budget of time
+                counts from now on.
+
+        Raises:
+            StateError: if this scope has measured already, or has other probes.
+        """
+        names = [probe.name for probe in self._probes]
+        if self._step or state["names"] != names:
+            raise StateError(
+                f"the state is of a scope with the probes {', '.join(state['names'])}; load it "
+                f"before the first step of a scope with the same ones (this one: "
+                f"{', '.join(names)}; {self._step} steps)."
+            )
+        for probe, each in zip(self._probes, state["probes"], strict=True):
+            probe.load_state_dict(each)
+        self._record.load_state_dict(state["record"])
+        if state["pending"] is not None:
+            waiting = [self._probes[index] for index in state["pending"]["probes"]]
+            self._pending = Row.of_state(state["pending"]["row"]), waiting
+        self._step, self._was_due = state["step"], state["was_due"]
+
     def plot(self) -> Figure:
         """Draw the results, one panel for each quantity, those of custom probes included.
 

@@ -68,6 +68,15 @@ class StatisticsGap(Probe):
         self._batch: dict[str, Statistics] = {}
         self._running: dict[str, Statistics] = {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order of the layers at the first measured step."""
+        return {**super().state_dict(), "names": self._names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the order of the layers."""
+        super().load_state_dict(state)
+        self._names = state["names"]
+
     def add_hooks(self, hooks: ForwardHooks) -> None:
         """Read the inputs of the layers that normalize over the batch."""
         self._batch, self._running = {}, {}

@@ -39,6 +39,7 @@ DEFAULT_AXES = {"gamma": (0.1, 0.3, 1.0, 3.0), "learning_rate": (0.001, 0.01, 0.
 SCALES: dict[str, dict[str, Any]] = {
     "quick": {"data": "digits", "width": 64, "epochs": 2},
     "small": {"data": "mnist", "epochs": 1, "samples": 12800, "test_samples": 2000},
+    "medium": {"data": "mnist", "epochs": 5, "width": 250},
     "paper": {"data": "mnist", "epochs": 5},
 }
 SCALARS = ("test_loss", "test_accuracy", "train_loss", "loss_growth", "steps_done")
@@ -239,7 +240,7 @@ def split_settings(
 
     Args:
         given: one or several values of each setting; gamma and learning_rate always vary.
-        scale: quick, small or paper, for settings that are not given.
+        scale: quick, small, medium or paper, for settings that are not given.
 
     Returns:
         The axes, the learning rate last, and the fixed settings.

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sized
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -55,13 +55,27 @@ def check_writable(path: Path) -> None:
         ) from error
 
 
-def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
+@runtime_checkable
+class Stateful(Protocol):
+    """An object whose state is part of a checkpoint, such as a `normscope.Scope`."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as tensors and plain types."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+        """Restore what `state_dict` returned."""
+        ...
+
+
+def save(path: Path, loop: Loop, settings: Mapping[str, str], observer: object = None) -> None:
     """Write a training between two steps to a file, atomically.
 
     Args:
         path: the file; an existing one is replaced.
         loop: the training.
         settings: what a run that resumes here must share.
+        observer: saved with the training if it is `Stateful`.
 
     Raises:
         StateError: if the model or the optimizer holds what could not be read back, or the disk is
@@ -78,6 +92,7 @@ def save(path: Path, loop: Loop, settings: Mapping[str, str]) -> None:
         "random": RandomGenerators(model).torch_states(),
         "losses": torch.tensor(loop.losses, dtype=torch.float64),
         "taken": loop.taken,
+        "observer": dict(observer.state_dict()) if isinstance(observer, Stateful) else None,
     }
     with replacing(path) as unfinished:
         _write(content, unfinished, path)
@@ -99,7 +114,9 @@ def _write(content: Mapping[str, Any], unfinished: Path, path: Path) -> None:
         ) from error
 
 
-def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> None:
+def resume(
+    path: Path, loop: Loop, settings: Mapping[str, str], steps: int, observer: object = None
+) -> None:
     """Restore a training from a checkpoint.
 
     Args:
@@ -107,6 +124,7 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
         loop: a training that has not begun; its model's weights are replaced.
         settings: of the present run.
         steps: total number of steps of the present run.
+        observer: restored too if it is `Stateful`.
 
     Raises:
         InputError: if there are steps to take, but the file cannot be written.
@@ -127,6 +145,8 @@ def resume(path: Path, loop: Loop, settings: Mapping[str, str], steps: int) -> N
     loop.losses = content["losses"].tolist()
     loop.taken = content["taken"]
     loop.batches.restore(_on_cpu(content["batches"]))
+    if isinstance(observer, Stateful):
+        observer.load_state_dict(_observer_state(path, content))
     # Last, because finding the position in a DataLoader draws random numbers.
     RandomGenerators(model).set_torch_states(_on_cpu(content["random"]))
 
@@ -181,6 +201,16 @@ def _check_fits(
             f"{path} has {content['taken']} steps, more than the {steps} asked for; ask for at "
             f"least {content['taken']}, or name another file."
         )
+
+
+def _observer_state(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    state: Mapping[str, Any] | None = content.get("observer")
+    if state is None:
+        raise StateError(
+            f"{path} was saved without the state of a callback, but this callback has one "
+            "(state_dict); use another file to start from the beginning."
+        )
+    return state
 
 
 def _describe(value: Any) -> str:

@@ -126,7 +126,8 @@ def fit(
         divergence_factor: multiple of the first loss that ends the run; None: only a non-finite
             loss does.
         callback: called with every `Step` between its gradient and its update; if it returns
-            True, the run stops after that update.
+            True, the run stops after that update. If it has ``state_dict`` and
+            ``load_state_dict``, the checkpoint holds its state too.
         checkpoint: a file to resume from if it exists, and to save to; its folder is created.
         checkpoint_every: number of steps between two saves; the end is saved too, unless it is a
             divergence.
@@ -188,7 +189,7 @@ def _run_with_checkpoint(
         raise InputError(f"checkpoint_every must be at least 1, got {every}.")
     check_steps(steps)
     if path.exists():
-        checkpoints.resume(path, loop, settings, steps)
+        checkpoints.resume(path, loop, settings, steps, callback)
     elif steps:
         checkpoints.check_writable(path)
     saved_at = loop.taken
@@ -198,14 +199,14 @@ def _run_with_checkpoint(
         def save_if_due() -> None:
             nonlocal saved_at
             if loop.taken - saved_at >= every or interrupt.requested:
-                checkpoints.save(path, loop, settings)
+                checkpoints.save(path, loop, settings, callback)
                 saved_at = loop.taken
             if interrupt.requested:
                 raise KeyboardInterrupt
 
         _run(loop, steps, callback, save_if_due)
         if loop.outcome is not Outcome.DIVERGED and loop.taken > saved_at:
-            checkpoints.save(path, loop, settings)
+            checkpoints.save(path, loop, settings, callback)
     if interrupt.requested:
         raise KeyboardInterrupt
 

@@ -99,9 +99,9 @@ def test_vgg_training_is_of_the_mean_cross_entropy_in_batches_of_128():
     model = build("vgg", norm="none", seed=0, input_shape=(1, 8, 8), width=0.03)
     losses, accuracies = [], []
 
-    def right(x, y):
+    def right(x, y, size=50):
         with torch.no_grad():
-            return float((model(x[:50]).argmax(1) == y[:50]).double().mean())
+            return float((model(x[:size]).argmax(1) == y[:size]).double().mean())
 
     for step in train(Problem(model, "cross_entropy", data.train), sgd(0.1), 4, 128, 0):
         losses.append(step.loss)
@@ -112,7 +112,7 @@ def test_vgg_training_is_of_the_mean_cross_entropy_in_batches_of_128():
     split = np.array(accuracies)[[0, 2]].T
     np.testing.assert_allclose(found["training_accuracy"], split[0], rtol=1e-12)
     np.testing.assert_allclose(found["test_accuracy"], split[1], rtol=1e-12)
-    assert float(found["final_test_accuracy"]) == pytest.approx(right(*data.test))
+    assert float(found["final_test_accuracy"]) == pytest.approx(right(*data.test, len(data.test.x)))
 
 
 def test_deep_linear_step_is_the_one_worked_out_by_hand():

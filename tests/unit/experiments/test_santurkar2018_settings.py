@@ -37,7 +37,7 @@ def planned(name, scale="paper", **settings):
 def test_vgg_trains_as_the_paper_says():
     asked = planned("figure4", seeds=2)
     assert [(each["norm"], each["seed"]) for each in asked] == [
-        (norm, seed) for norm in ("none", "batch") for seed in (0, 1)
+        (norm, seed) for seed in (0, 1) for norm in ("none", "batch")
     ]
     for training in asked:
         assert (training["network"], training["learning_rate"]) == ("vgg", 0.1)

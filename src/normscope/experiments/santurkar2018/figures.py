@@ -35,7 +35,8 @@ from normscope.experiments.santurkar2018.measurements import (
     linear_part,
     vgg_trainings,
 )
-from normscope.experiments.santurkar2018.trainings import Training, run_trainings
+from normscope.experiments.santurkar2018.training import Training
+from normscope.experiments.santurkar2018.trainings import MISSING, run_trainings
 from normscope.plots.layer_shift import moment_changes, shift_by_layer, shift_with_training
 from normscope.plots.loss_landscape import landscape, predictiveness, training_and_landscape
 from normscope.plots.training_curves import (
@@ -60,6 +61,7 @@ LANDSCAPE = (
 )
 _HISTOGRAMS = ("histogram", "histogram_low", "histogram_high")
 _NETWORKS = {"vgg": VGG, "deep_linear": "DLN"}  # their names in claims
+_TWO, _THREE, _FIVE = ("none", "batch"), ("none", "batch", "noisy"), ("none", "batch", *L_P)
 _RATES = (VGG_RATE, 0.5)  # of Figure 1
 _PRINTED = {"batch": 0.83, "none": 0.80}
 _CLOSE = 0.02  # an accuracy within two points of the printed one counts as equal to it
@@ -189,7 +191,14 @@ class _Figure:
     rates: tuple[float, ...] = (VGG_RATE,)
 
     def measure(
-        self, *, seeds: int, seed: int, store: Store, progress: ProgressCallback, **settings: Any
+        self,
+        *,
+        seeds: int,
+        seed: int,
+        other_seeds: int | None = None,
+        store: Store,
+        progress: ProgressCallback,
+        **settings: Any,
     ) -> xr.Dataset:
         """Return the figure's variables, selected from the shared trainings.
 
@@ -197,13 +206,19 @@ class _Figure:
         """
         planned = [self._trainings(each, settings) for each in self.networks]  # checks all settings
         results = [
-            run_trainings(each, range(seed, seed + seeds), store, progress) for each in planned
+            run_trainings(
+                each, range(seed, seed + seeds), store, progress, other_seeds if is_vgg else None
+            )
+            for each, is_vgg in zip(planned, (name == "vgg" for name in self.networks), strict=True)
         ]
         parts = [
             self.select(each.isel(learning_rate=0) if each.sizes["learning_rate"] == 1 else each)
             for each in results
         ]
         selected = beside(*parts) if len(parts) > 1 else parts[0]
+        missing = [each.attrs[MISSING] for each in results if MISSING in each.attrs]
+        if missing:
+            selected = selected.assign_attrs({MISSING: "; ".join(missing)})
         if "vgg" not in self.networks:
             return selected.assign_attrs(steps=settings["linear_steps"])
         read = ("data", "width", "steps", "evaluated")[: 3 if len(parts) > 1 else 4]
@@ -234,7 +249,12 @@ class _Figure:
 
         measure.__doc__ = self.summary
         defaults = {key: value for each in self.networks for key, value in DEFAULTS[each].items()}
-        scales = {scale: {} if scale != "quick" else {"seeds": 1} for scale in SCALES}
+        scales: dict[str, dict[str, Any]] = {scale: {} for scale in SCALES}
+        scales["quick"]["seeds"] = 1
+        counts = {"seeds": 3, "seed": 0}
+        if "vgg" in self.networks and set(self.norms) - set(_TWO):
+            counts["other_seeds"] = 3
+            scales["medium"]["other_seeds"] = 1
         for network, scale in product(self.networks, SCALES):
             scales[scale] |= SETTINGS[network][scale]
         experiment(
@@ -242,11 +262,10 @@ class _Figure:
             claims=self.claims,
             figure=self.draw,
             scales=scales,
-            defaults={**defaults, "seeds": 3, "seed": 0},
+            defaults={**defaults, **counts},
         )(measure)
 
 
-_TWO, _THREE, _FIVE = ("none", "batch"), ("none", "batch", "noisy"), ("none", "batch", *L_P)
 _SHIFT = ("shift_cosine", "shift_distance")
 
 FIGURES = (

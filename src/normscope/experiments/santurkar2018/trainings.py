@@ -18,203 +18,175 @@ the largest stable learning rate of the standard network. `loss_scale` measures 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from torch import Tensor, nn
-from torch.nn import functional
 
-from normscope.data import Dataset, Split, load
-from normscope.data.dataset import DATASETS
+from normscope.errors import StateError
 from normscope.experiments.recipe import side_by_side
-from normscope.models import build
-from normscope.probes import PROBES, Probe, Scope
-from normscope.problem import Problem, RandomGenerators
-from normscope.problem.loss import Loss, cross_entropy
-from normscope.progress import Progress, ProgressCallback
+from normscope.experiments.santurkar2018.training import (
+    CHECKPOINT_EVERY,
+    Training,
+    estimate_seconds,
+    run_training,
+)
+from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.results import Store
-from normscope.training import evaluate, sgd, train
+from normscope.results.record import record_key
+from normscope.text import format_duration
 
 RECORDS = "santurkar2018 training"
-REVISION = 1  # raise it when a change of the code changes the numbers
+REVISION = 2  # raise it when a change of the code changes the numbers
 
-MOMENTS = ("activation_moments",)
-ALL_PROBES = (
-    *("loss_variation", "gradient_predictiveness", "effective_smoothness"),
-    *("covariate_shift", "activation_moments"),
-)
-_UNITS, _BINS = 4, 24  # units sampled per layer, and bins of each unit's histogram
+MISSING = "missing"  # attribute of a dataset: trainings that a read-only store lacks
+_LONG = 1_000  # steps from which the time is estimated before
 
-
-@dataclass(frozen=True)
-class Training:
-    """All settings of a training and its probes, except the seed.
-
-    Args:
-        network: "vgg" or "deep_linear".
-        norm: its normalization.
-        learning_rate: of plain gradient descent.
-        steps: number of updates.
-        measured: steps before whose update the probes and the accuracy are measured.
-        batch_size: samples per step; None for all of them.
-        probes: names of the probes.
-        distances: points on the gradient's ray, in multiples of the learning rate.
-        shift_every: least number of steps between measurements of the covariate shift, which
-            costs a pass for every layer.
-        evaluated: samples of either split on which the accuracy is measured.
-        options: of the network and its data.
-    """
-
-    network: str
-    norm: str
-    learning_rate: float
-    steps: int
-    measured: tuple[int, ...]
-    batch_size: int | None = None
-    probes: tuple[str, ...] = ALL_PROBES
-    distances: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    shift_every: int = 1
-    evaluated: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """Short description for progress messages."""
-        return f"{self.network} {self.norm}, learning rate {self.learning_rate:g}"
-
-
-def summed_squares(output: Tensor, target: Tensor) -> Tensor:
-    r"""Return the squared distance to the target, summed over outputs and samples.
-
-    .. math:: L = \sum_{i=1}^{m} \lVert f_i - y_i \rVert^2
-
-    Reference: santurkar2018, Appendix A.1.
-
-    Args:
-        output: (batch, outputs).
-        target: like the output.
-
-    Returns:
-        The loss, a scalar tensor.
-
-    >>> import torch
-    >>> summed_squares(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2)).item()
-    5.0
-    """
-    return functional.mse_loss(output, target, reduction="sum")
-
-
-_images = lru_cache(maxsize=1)(load)  # loads the images once per process
-
-
-def _problem(training: Training, seed: int) -> tuple[nn.Module, Dataset, Loss]:
-    """Return the network of a training, its data, and the loss that its learning rate refers to."""
-    options: dict[str, Any] = {"norm": training.norm, "seed": seed}
-    if training.network == "vgg":
-        data = _images(training.options["data"])
-        options["input_shape"] = tuple(data.train.x.shape[1:])
-        return build("vgg", width=training.options["width"], **options), data, cross_entropy
-    # a new matrix A and new inputs for every seed
-    samples = training.options["samples"]
-    data = DATASETS["gaussian"](samples=samples, test_samples=1, seed=seed)
-    return build("deep_linear", depth=training.options["depth"], **options), data, summed_squares
+_Key = tuple[float, str, int]  # learning rate, normalization, seed
 
 
 def run_trainings(
-    trainings: Sequence[Training], seeds: Iterable[int], store: Store, progress: ProgressCallback
+    trainings: Sequence[Training],
+    seeds: Iterable[int],
+    store: Store,
+    progress: ProgressCallback,
+    other_seeds: int | None = None,
 ) -> xr.Dataset:
     """Return trainings that differ in normalization or learning rate, from the store or run now.
 
+    A long training saves a checkpoint every 500 steps, in the folder ``checkpoints`` beside the
+    store: if interrupted, the next call resumes it and gives the same numbers, bit for bit. From a
+    read-only store no training is run; those that it lacks are NaN, and the attribute ``missing``
+    lists them.
+
     Args:
         trainings: each pair of their normalizations and learning rates at most once.
-        seeds: each training is run with each.
+        seeds: each training is run with each; all trainings with the first seed come first.
         store: keeps one record for each training and seed.
-        progress: called before each.
+        progress: called before each training and during it.
+        other_seeds: number of seeds of normalizations other than none and batch; None: all.
 
     Returns:
         The probes' variables over (norm, learning_rate, seed, step, ...); ``training_loss`` (the
         mean of the steps since the last measured one), ``training_accuracy`` and
-        ``test_accuracy`` over step too; ``final_loss``, ``final_test_accuracy`` and
-        ``updates_taken`` without it. NaN after a divergence.
+        ``test_accuracy`` over step too; ``final_loss``, ``final_test_accuracy`` (on the whole test
+        set), ``updates_taken`` and ``processor_seconds`` without it. NaN after a divergence.
+
+    Raises:
+        StateError: if a read-only store has none of the trainings.
     """
     seeds = list(seeds)
-    by_rate: dict[float, dict[str, xr.Dataset]] = {}
-    for place, training in enumerate(trainings):
-        runs: dict[int, xr.Dataset] = {}
-        for seed in seeds:
-            done = place * len(seeds) + len(runs)
-            stage = f"{training.label}, seed {seed}"
-            progress(Progress(stage, "", done, len(trainings) * len(seeds), "trainings"))
-            found = _record(training, seed, store).drop_vars("seed", errors="ignore")
-            # over all steps that were to be measured, also after a divergence
-            runs[seed] = found.reindex(step=np.array(training.measured, dtype=np.int64))
-        by_rate.setdefault(training.learning_rate, {})[training.norm] = side_by_side("seed", runs)
-    rates = {rate: side_by_side("norm", runs) for rate, runs in by_rate.items()}
-    found = side_by_side("learning_rate", rates)
-    return found.transpose("norm", "learning_rate", "seed", ..., missing_dims="ignore")
+    planned = {
+        (training.learning_rate, training.norm, seed): training
+        for place, seed in enumerate(seeds)
+        for training in trainings
+        if training.norm in ("none", "batch") or other_seeds is None or place < other_seeds
+    }
+    runs, missing = _records(planned, store, progress)
+    if not runs:
+        raise StateError(f"{store!r} has none of the {len(planned)} trainings; run them first.")
+    empty = xr.full_like(next(iter(runs.values())), np.nan, dtype=float)
+    by_rate = {
+        rate: side_by_side(
+            "norm",
+            {
+                norm: side_by_side("seed", {s: runs.get((rate, norm, s), empty) for s in seeds})
+                for norm in dict.fromkeys(each.norm for each in trainings)
+            },
+        )
+        for rate in dict.fromkeys(each.learning_rate for each in trainings)
+    }
+    found = side_by_side("learning_rate", by_rate)
+    found = found.transpose("norm", "learning_rate", "seed", ..., missing_dims="ignore")
+    return found.assign_attrs({MISSING: "; ".join(missing)} if missing else {})
 
 
-def _record(training: Training, seed: int, store: Store) -> xr.Dataset:
-    parameters = {
+def _records(
+    planned: Mapping[_Key, Training], store: Store, progress: ProgressCallback
+) -> tuple[dict[_Key, xr.Dataset], list[str]]:
+    """Return the record of each training, and the labels of those that a read-only store lacks."""
+    runs: dict[_Key, xr.Dataset] = {}
+    missing = []
+    if not store.read_only and progress is not ignore_progress:
+        _announce(planned, store, progress)
+    for done, (key, training) in enumerate(planned.items()):
+        seed = key[-1]
+        event = Progress(f"{training.label}, seed {seed}", "", done, len(planned), "trainings")
+        progress(event)
+        if store.read_only and not _is_stored(training, seed, store):
+            missing.append(event.stage)
+            continue
+        found = _record(training, seed, store, _within(event, training, progress))
+        # over all steps that were to be measured, also after a divergence
+        steps = np.array(training.measured, dtype=np.int64)
+        runs[key] = found.drop_vars("seed", errors="ignore").reindex(step=steps)
+    return runs, missing
+
+
+def _within(
+    event: Progress, training: Training, progress: ProgressCallback
+) -> Callable[[int], None]:
+    return lambda step: progress(replace(event, detail=f"step {step:,} of {training.steps:,}"))
+
+
+def _announce(planned: Mapping[_Key, Training], store: Store, progress: ProgressCallback) -> None:
+    """Report the time that long trainings will take, from measured steps and measurements."""
+    waiting = [
+        (training, key[-1])
+        for key, training in planned.items()
+        if training.steps >= _LONG and not _is_stored(training, key[-1], store)
+    ]
+    costs: dict[tuple[str, float], tuple[float, float]] = {}
+    total = 0.0
+    for training, seed in waiting:
+        kind = training.norm, training.learning_rate
+        if kind not in costs:
+            costs[kind] = estimate_seconds(training, seed)
+        step, measurement = costs[kind]
+        total += training.steps * step + len(training.measured) * measurement
+    if waiting:
+        units = [f"{1e3 * step:.0f} ms a step of {norm}" for (norm, _), (step, _) in costs.items()]
+        time = f"about {format_duration(total)} ({', '.join(dict.fromkeys(units))})"
+        progress(Progress(f"{len(waiting)} trainings to run: {time}"))
+
+
+def _parameters(training: Training) -> dict[str, Any]:
+    return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in asdict(training).items()
     }
-    return store.compute(
+
+
+def _key(training: Training, seed: int) -> str:
+    return record_key(RECORDS, _parameters(training), seed, REVISION)
+
+
+def _is_stored(training: Training, seed: int, store: Store) -> bool:
+    wanted = _key(training, seed)
+    found = store.select(RECORDS, seed=seed, norm=training.norm)
+    return any(each.key == wanted and each.state.has_result for each in found)
+
+
+def _checkpoint(training: Training, seed: int, store: Store) -> Path | None:
+    """Return the checkpoint file of a training, beside its store; None for one in memory."""
+    if store.path is None or training.steps <= CHECKPOINT_EVERY:
+        return None
+    return store.path.parent / "checkpoints" / f"{_key(training, seed)[:24]}.pt"
+
+
+def _record(training: Training, seed: int, store: Store, show: Callable[[int], None]) -> xr.Dataset:
+    checkpoint = _checkpoint(training, seed, store)
+    found = store.compute(
         RECORDS,
-        parameters,
+        _parameters(training),
         seed,
-        lambda: _run(training, seed),
+        lambda: run_training(training, seed, checkpoint, show),
         REVISION,
         diverged=lambda record: bool(record["diverged"] == 1),
     )
-
-
-def _run(training: Training, seed: int) -> xr.Dataset:
-    """Train once and measure."""
-    model, data, loss = _problem(training, seed)
-    optimizer = sgd(training.learning_rate)(model.parameters())
-    problem = Problem(model, loss, (data.train.x, data.train.y))
-    size = min(training.evaluated, len(data.train.x), len(data.test.x))
-    losses: list[float] = []
-    accuracies: list[tuple[float, float]] = []  # in training and test, at the measured steps
-    options: dict[str, Any] = {"steps": training.measured, "distances": training.distances}
-    scope = Scope(model, loss, optimizer, probes=_probes(training), seed=seed, **options)
-    with RandomGenerators().preserved(seed), scope:
-        for step in train(problem, optimizer, training.steps, training.batch_size, seed):
-            losses.append(step.loss)
-            if step.index in training.measured:
-                in_training = _accuracy(model, loss, data.train, size)
-                accuracies.append((in_training, _accuracy(model, loss, data.test, size)))
-            scope.step(*step.batch)
-            diverged = step.diverged
-    ends = [each + 1 for each in training.measured if each < len(losses)]
-    means = [np.mean(losses[begin:end]) for begin, end in pairwise((0, *ends))]
-    found = scope.results.drop_vars(("channel", "learning_rate"), errors="ignore")
-    return found.assign(
-        training_loss=("step", means),
-        training_accuracy=("step", [each for each, _ in accuracies]),
-        test_accuracy=("step", [each for _, each in accuracies]),
-        final_loss=float("nan") if diverged else losses[-1],
-        final_test_accuracy=_accuracy(model, loss, data.test, size),
-        updates_taken=len(losses) - diverged,
-        diverged=int(diverged),
-    )
-
-
-def _accuracy(model: nn.Module, loss: Loss, split: Split, size: int) -> float:
-    """Return the accuracy on the first samples of a split; NaN if it is not measured."""
-    found = evaluate(model, loss, (split.x[:size], split.y[:size])).accuracy if size else None
-    return float("nan") if found is None else found
-
-
-def _probes(training: Training) -> list[Probe]:
-    settings = {
-        "activation_moments": {"units": _UNITS, "bins": _BINS},
-        "covariate_shift": {"every": training.shift_every},
-    }
-    return [PROBES[name](**settings.get(name, {})) for name in training.probes]
+    if checkpoint is not None and not store.read_only:
+        checkpoint.unlink(missing_ok=True)  # the store has the result
+    return found
