@@ -111,12 +111,12 @@ def _print(result: Result, record: Record, files: dict[str, str]) -> None:
     typer.echo()
     for sentence in summary.findings(result.dataset):
         _print_wrapped(sentence, "- ")
-    judged = [claim.holds for claim in result.claims]
+    from normscope.results import VERDICTS
+
+    judged = [claim.verdict for claim in result.claims]
+    counts = ", ".join(f"{judged.count(each)} {each}" for each in VERDICTS if each in judged)
     before = f", {record.earlier_words}" if record.earlier else ""
-    typer.echo(
-        f"\nThe papers' claims: {judged.count(True)} reproduced, {judged.count(False)} not "
-        f"reproduced, {judged.count(None)} undecided. {record.seconds:.0f} s{before}."
-    )
+    typer.echo(f"\nThe papers' claims: {counts}. {record.seconds:.0f} s{before}.")
     for claim in result.claims:
         if claim.holds is False:
             _print_wrapped(f"not reproduced: {claim.text} ({claim.source})", "- ")

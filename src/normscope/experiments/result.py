@@ -17,6 +17,7 @@ from normscope.report import Report, Section, picture_of, result_section, write_
 from normscope.report.combine import findings_of
 from normscope.report.runs import QUICK
 from normscope.results import Claim, claims_table
+from normscope.results.claim import ORIGINS
 from normscope.results.tables import present_versions
 from normscope.text import Table
 
@@ -69,6 +70,11 @@ class Result:
         """Versions of normscope, torch, numpy and Python."""
         return present_versions()
 
+    @property
+    def missing(self) -> list[str]:
+        """Trainings that a read-only store lacks; the claims are judged without them."""
+        return [each for each in str(self.dataset.attrs.get("missing", "")).split("; ") if each]
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the dataset, as plain values."""
         return {
@@ -80,6 +86,7 @@ class Result:
             "seconds": self.seconds,
             "versions": self.versions,
             "claims": [claim.to_dict() for claim in self.claims],
+            "missing": self.missing,
         }
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -143,6 +150,7 @@ class Result:
             f"![Figure of {self.name}]({picture})",
             claims_table(self.claims) if self.claims else "No claim is judged by this experiment.",
             *([QUICK] if self.scale == "quick" else []),
+            *([f"Not in the store yet: {'; '.join(self.missing)}."] if self.missing else []),
             f"Settings: `{settings}`. Versions: {versions}.",
         ]
         return "\n\n".join(parts) + "\n"
@@ -153,9 +161,11 @@ class Result:
         quick = self.scale == "quick"
         lines += [QUICK] if quick else []
         of_what = " in this quick run" if quick else ""
-        lines += [
-            f"  {each.verdict}{of_what}: {each.text} ({each.measured})" for each in self.claims
-        ]
+        own, others = ([each for each in self.claims if each.origin == name] for name in ORIGINS)
+        lines += [f"  {each.verdict}{of_what}: {each.text} ({each.measured})" for each in own]
+        lines += ["  Beyond the paper:"] if others else []
+        lines += [f"  {each.verdict}{of_what}: {each.text} ({each.measured})" for each in others]
+        lines += [f"  Not in the store: {each}" for each in self.missing]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 from normscope.report.document import Report, Section, Table
 from normscope.report.narrative import claims_sentence, format_seconds
 from normscope.report.runs import QUICK
+from normscope.results import VERDICTS
 from normscope.text import plural
 
 _MOST_FINDINGS = 5
 _MOST_FAILED = 3  # claims named on the first screen
-_VERDICTS = ("reproduced", "not reproduced", "undecided")
 
 
 def findings_of(sections: Sequence[Section], names: Sequence[str] | None = None) -> list[str]:
@@ -62,12 +62,12 @@ def _summary_of(sections: Sequence[Section]) -> Table | None:
     rows = []
     for section in sections:
         given = [claim.verdict for claim in section.claims]
-        counts = [given.count(each) if given else None for each in _VERDICTS] if judged else []
+        counts = [given.count(each) if given else None for each in VERDICTS] if judged else []
         files = [each for each in section.downloads if not each.left_out]
         parts = (len(section.pictures), len(section.tables), len(files))
         seconds = None if section.seconds is None else float(format_seconds(section.seconds))
         rows.append((section.title, *counts, *parts, seconds))
-    columns = ("result", *(_VERDICTS if judged else ()), "figures", "tables", "files", "seconds")
+    columns = ("result", *(VERDICTS if judged else ()), "figures", "tables", "files", "seconds")
     return Table("Results in this report", columns, rows)
 
 

@@ -263,7 +263,12 @@ def _without_sentence(text: str, sentence: str) -> str:
     return text.removeprefix(f"{sentence} ").removesuffix(f" {sentence}")
 
 
-_VERDICTS = {"reproduced": "#0a6b37", "not reproduced": "#b3261e", "undecided": "#57606a"}
+_VERDICTS = {
+    "reproduced": "#0a6b37",
+    "partly": "#8a5a00",
+    "not reproduced": "#b3261e",
+    "undecided": "#57606a",
+}
 
 
 def claim_cards(claims: Sequence[Claim], remark: str = "") -> list[Card]:

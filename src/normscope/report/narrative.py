@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from normscope.plots.names import quantity_name
 from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_axis
 from normscope.report.document import Card
-from normscope.results import Claim
+from normscope.results import VERDICTS, Claim
 from normscope.results.record import training_settings
 from normscope.text import join_words, plural
 
@@ -46,7 +46,7 @@ def claims_sentence(claims: Sequence[Claim]) -> str:
     verdicts = [claim.verdict for claim in claims]
     parts = [
         f"{verdicts.count(verdict)} {'is' if verdicts.count(verdict) == 1 else 'are'} {verdict}"
-        for verdict in ("reproduced", "not reproduced", "undecided")
+        for verdict in VERDICTS
         if verdict in verdicts
     ]
     return f"Of {plural(len(claims), 'claim')}, {join_words(parts)}."

@@ -17,6 +17,7 @@ from normscope.report.document import Download, Picture, Section
 from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import claims_sentence
 from normscope.results import Claim
+from normscope.results.claim import ORIGINS
 
 _OF_THIS_RUN = "without what a store had from earlier runs"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -145,8 +146,18 @@ def _claim(values: object) -> Claim:
         if all(isinstance(text, str) for text in texts) and (
             holds is None or isinstance(holds, bool)
         ):
-            return Claim(str(texts[0]), str(texts[1]), str(texts[2]), holds)
+            return Claim(str(texts[0]), str(texts[1]), str(texts[2]), holds, **_details(values))
     raise DataError(f"a claim has text, source, measured and holds, got {str(values)[:80]!r}.")
+
+
+def _details(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return statement, rule, origin and remedy of a claim, which older records lack."""
+    names = ("statement", "rule", "resolve")
+    found: dict[str, Any] = {name: str(values.get(name) or "") for name in names}
+    origin = values.get("origin")
+    found["origin"] = origin if origin in ORIGINS else ORIGINS[0]
+    found["partly"] = values.get("partly") is True and values.get("holds") is None
+    return found
 
 
 def _described(picture: Picture, name: str, scale: str, claims: tuple[Claim, ...]) -> Picture:

@@ -1,4 +1,4 @@
-"""A claim of a paper, what was measured, and the verdict."""
+"""A claim of a paper, the rule that decides it, what was measured, and the verdict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from normscope.errors import InputError
 from normscope.text import Table
+
+VERDICTS = ("reproduced", "partly", "not reproduced", "undecided")
+"""All verdicts, from the best to the open one."""
+ORIGINS = ("paper", "beyond the paper")
+"""Whose claim it is: the paper's, or an extension or correction of normscope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +20,18 @@ class Claim:
     """A statement with its source, the numbers that were measured, and the verdict.
 
     Args:
-        text: the statement.
+        text: the statement as it is judged.
         source: of the statement, such as "santurkar2018, Figure 4".
         measured: the numbers that decide the verdict, with their spread.
-        holds: the verdict; None: cannot be decided from this run.
+        holds: the verdict; None: cannot be decided from this run, or holds in part.
+        statement: what the paper says, closely paraphrased; claims that share it are its parts.
+        rule: what decides: statistic, steps, seeds and margin, fixed before the run.
+        origin: "paper", or "beyond the paper" for extensions, corrections and checks of normscope.
+        resolve: what would decide an undecided claim.
+        partly: whether it holds in part; ``holds`` is None then.
+
+    Raises:
+        InputError: if there is no such origin, or a claim that holds in part has a verdict.
 
     Examples:
         >>> Claim("water boils at 100 C", "a kettle", "99.97 C at sea level", True).verdict
@@ -28,10 +42,23 @@ class Claim:
     source: str
     measured: str
     holds: bool | None
+    statement: str = ""
+    rule: str = ""
+    origin: str = "paper"
+    resolve: str = ""
+    partly: bool = False
+
+    def __post_init__(self) -> None:
+        if self.origin not in ORIGINS:
+            raise InputError(f"the origin of a claim is one of {ORIGINS}, got {self.origin!r}.")
+        if self.partly and self.holds is not None:
+            raise InputError("a claim that holds in part has holds=None.")
 
     @property
     def verdict(self) -> str:
-        """The verdict as a word."""
+        """The verdict as a word of `VERDICTS`."""
+        if self.partly:
+            return "partly"
         return {True: "reproduced", False: "not reproduced", None: "undecided"}[self.holds]
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,20 +67,64 @@ class Claim:
 
     def _repr_html_(self) -> str:
         values = {"verdict": self.verdict, "measured": self.measured, "source": self.source}
-        return Table({"claim": self.text, **values}).html()
+        more = {"rule": self.rule, "undecided until": self.resolve}
+        shown = {name: text for name, text in more.items() if text}
+        return Table({"claim": self.text, **values, **shown}).html()
+
+
+def combine_verdicts(verdicts: Sequence[str]) -> str:
+    """Return the verdict on a statement from those on its parts.
+
+    All alike: that one. Reproduced in some parts and not in others: partly. Otherwise parts that
+    are undecided leave it undecided.
+
+    Args:
+        verdicts: of the parts, at least one.
+
+    >>> combine_verdicts(["reproduced", "not reproduced"]), combine_verdicts(["undecided"] * 2)
+    ('partly', 'undecided')
+    >>> combine_verdicts(["reproduced", "undecided"])
+    'undecided'
+    """
+    found = set(verdicts)
+    if len(found) == 1:
+        return verdicts[0]
+    is_mixed = "partly" in found or {"reproduced", "not reproduced"} <= found
+    return "partly" if is_mixed else "undecided"
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """Format claims as a Markdown table.
+    """Format claims as Markdown tables: the paper's, then those beyond the paper.
 
     >>> print(claims_table([Claim("2 < 3", "arithmetic", "1 apart", True)]))
     | claim | source | measured | verdict |
     | --- | --- | --- | --- |
     | 2 < 3 | arithmetic | 1 apart | reproduced |
     """
-    rows = [(each.text, each.source, each.measured, each.verdict) for each in claims]
-    head = ["| claim | source | measured | verdict |", "| --- | --- | --- | --- |"]
+    own, others = ([each for each in claims if each.origin == name] for name in ORIGINS)
+    parts = [_table(own)] if own else []
+    parts += [f"Beyond the paper:\n\n{_table(others)}"] if others else []
+    return "\n\n".join(parts)
+
+
+def _table(claims: Sequence[Claim]) -> str:
+    """Format claims as one table; statement and rule are columns if a claim has them."""
+    columns = {
+        "the paper says": [each.statement for each in claims],
+        "claim": [each.text for each in claims],
+        "source": [each.source for each in claims],
+        "rule": [each.rule for each in claims],
+        "measured": [each.measured for each in claims],
+        "verdict": [_with_remedy(each) for each in claims],
+    }
+    used = {name: texts for name, texts in columns.items() if any(texts)}
+    head = [f"| {' | '.join(used)} |", f"| {' | '.join(['---'] * len(used))} |"]
+    rows = zip(*used.values(), strict=True)
     return "\n".join(head + [f"| {' | '.join(_cell(text) for text in row)} |" for row in rows])
+
+
+def _with_remedy(claim: Claim) -> str:
+    return f"{claim.verdict}: {claim.resolve}" if claim.resolve else claim.verdict
 
 
 def _cell(text: str) -> str:

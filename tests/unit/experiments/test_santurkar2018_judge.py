@@ -114,7 +114,7 @@ def test_runs_that_were_not_made_are_no_divergence(results):
     results["training_loss"].loc[{"norm": "none"}] = np.nan
     for claim in claims_of(2, results):
         assert claim.holds is None
-        assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
+        assert "standard not measured; 0 of 3 seeds (not measured" in claim.measured
 
 
 @pytest.mark.parametrize("figure", [4, 9, 10])
@@ -125,7 +125,7 @@ def test_runs_without_the_ray_decide_nothing(figure, results):
         results[name].loc[{"norm": "none"}] = np.nan
     for claim in claims_of(figure, results):
         assert claim.holds is None
-        assert "standard not measured; 0 of 3 seeds (undecided" in claim.measured
+        assert "standard not measured; 0 of 3 seeds (not measured" in claim.measured
     results["training_loss"].loc[{"norm": "none", "step": slice(5, None)}] = np.nan
     assert {claim.holds for claim in claims_of(figure, results)} == {True}  # they diverged
 

@@ -95,7 +95,7 @@ def test_ray_of_a_run_that_diverged_is_infinite():
 def test_ray_that_was_not_measured_is_said_to_be(loss):
     """Whether the run was made without the ray's probes or not made at all."""
     losses = curves([loss] * 3, [1.0] * 3)
-    expected = "BatchNorm not measured, standard 2; 0 of 1 seeds (undecided: not measured in 1"
+    expected = "BatchNorm not measured, standard 2; 0 of 1 seeds (not measured in 1"
     for claim in smoother(landscape([np.nan] * 3, [2.0] * 3, training_loss=losses)):
         assert claim.measured.startswith(expected)
 
@@ -216,7 +216,7 @@ def test_what_was_not_measured_decides_nothing(lacking):
         data[name].loc[{"norm": lacking}] = np.nan
     claims = [*claims_of(6, data), claims_of(2, data)[1]]
     assert [claim.holds for claim in claims] == [None] * 5
-    assert all("undecided: not measured in 3 of them" in claim.measured for claim in claims)
+    assert all("not measured in 3 of them" in claim.measured for claim in claims)
 
 
 def test_infinite_number_is_not_similar_to_another():

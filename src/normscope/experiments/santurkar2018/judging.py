@@ -1,16 +1,14 @@
 """Rules that judge the paper's statements.
 
-The rules were written before the numbers they judge were seen. Known at that time were loss curves
-of seed 0 (VGG without normalization, the deep linear network at three learning rates), which gave
-the number of steps at small scale and the rule of the second half. One rule was changed later, with
-the verdicts known: the weight of a measured step. The earlier rule weighted every measured step
-equally, and so counted early training most, since the deep linear network is measured ten times as
-densely in its first tenth. The treatment of missing, zero and infinite numbers was made explicit at
-the same time.
+The rules for runs of many steps (scale medium and paper) were written before any such run. Known at
+that time were the verdicts of short runs (300 steps of VGG, 4,000 of the deep linear network), and
+those of the deep linear network's landscape after 10,000 steps.
 
-- A statement compares two networks trained from the same seeds. It is *reproduced* if it holds in
-  every seed, *not reproduced* if in none, and *undecided* otherwise or with fewer than three seeds.
-  It is also undecided if a number it needs was not measured in a seed.
+- A statement compares two networks trained from the same seeds, by the ratio of their numbers (the
+  difference, where a difference is allowed). "Smaller" and "better" mean by at least 5 %. The
+  decision is that of `normscope.results.effect.decide_below`: the bootstrap interval over at least
+  three seeds excludes the threshold, and the mean is further from it than the standard deviation
+  over seeds. Seeds in which a number was not measured do not count.
 - A run that diverged has an infinite loss, and a number on the ray that is not finite is infinite;
   an infinite number is never below, or similar to, another. A run that did not diverge and has no
   number on the ray was not measured there. Covariate shift and moments have no number after a
@@ -20,9 +18,9 @@ the same time.
 - A median or mean over measured steps weights each by half the distance to its two neighbours, at
   the ends by the distance to the only neighbour. Evenly spaced steps, as VGG's, weigh the same.
 - The landscape of a training (width of the loss band, largest change of the gradient, beta) is the
-  median over measured steps: for VGG over the second half of them, since a short run of the
-  standard network begins on a plateau where its landscape is flat (the median over all steps is
-  printed as well), for the deep linear network over all.
+  median over measured steps. Of a training of VGG with fewer than 1,000 steps it is that over the
+  second half of them, since the standard network begins on a plateau where its landscape is flat
+  (the median over all steps is printed as well).
 - The predictiveness of gradients is the change of the gradient at each distance on the ray, the
   median over the same steps as for the landscape, averaged over the distances.
 - Covariate shift is compared over all measured steps and all layers but the first, which nothing
@@ -43,17 +41,21 @@ import numpy as np
 import xarray as xr
 
 from normscope.results import Claim
+from normscope.results.effect import DECISION, ENOUGH_SEEDS, bootstrap_interval, decide_below
 
-MANY_SEEDS = 3
+MARGIN = 0.05  # "smaller" is smaller by at least this share
+_LARGEST_LOG = 50.0  # of a ratio; that with an infinite or zero number
 
 
 def verdict(held: np.ndarray) -> bool | None:
     """Return True if a statement held in every seed, False if in none, None if undecided.
 
+    For statements that are not about the size of a number.
+
     >>> verdict(np.array([True, True, True])), verdict(np.array([True, False, True]))
     (True, None)
     """
-    if len(held) < MANY_SEEDS or held.any() != held.all():
+    if len(held) < ENOUGH_SEEDS or held.any() != held.all():
         return None
     return bool(held.all())
 
@@ -91,10 +93,11 @@ def compared(
     right: xr.DataArray,
     names: tuple[str, str],
     *,
-    allowance: xr.DataArray | float = 0.0,
+    allowance: xr.DataArray | float | None = None,
     note: str = "",
+    statistic: str = "",
 ) -> Claim:
-    """Return the claim that a number of one network is below another's, seed by seed.
+    """Return the claim that a number of one network is below another's, over seeds.
 
     Args:
         text: the statement.
@@ -103,20 +106,74 @@ def compared(
             it was not measured.
         right: the one that should be larger.
         names: of the two networks.
-        allowance: by how much the left one may be larger; zero asks for smaller.
+        allowance: by how much the left one may be larger; None: it must be smaller by 5 %.
         note: further numbers, for the reader.
+        statistic: what the number is, for the rule.
 
     Returns:
-        The claim with both numbers' spread over seeds and the verdict.
+        The claim with both numbers' spread over seeds, the interval of their ratio or difference,
+        and the verdict.
     """
     low, high = (np.atleast_1d(each.values.astype(float)) for each in (left, right))
-    held = is_below(low, high, allowance)
-    missing = int((np.isnan(low) | np.isnan(high)).sum())
-    lack = f" (undecided: not measured in {missing} of them)" if missing else ""
-    measured = (
-        f"{names[0]} {spread(low)}, {names[1]} {spread(high)}; {held.sum()} of {len(held)} seeds"
+    means = f"{names[0]} {spread(low)}, {names[1]} {spread(high)}"
+    known = ~(np.isnan(low) | np.isnan(high))
+    low, high = low[known], high[known]
+    if allowance is None:
+        values, threshold = log_ratios(low, high), np.log1p(-MARGIN)
+    else:
+        margin = np.broadcast_to(np.asarray(allowance, dtype=float), known.shape)[known]
+        values, threshold = _differences(low, high, margin), 0.0
+    decided = decide_below(values, threshold)
+    held = int((values < threshold if allowance is None else values <= threshold).sum())
+    lack = "" if known.all() else f" (not measured in {(~known).sum()} of them)"
+    measured = f"{means}; {held} of {len(known)} seeds"
+    shown = _interval(values) if allowance is None else ""
+    return Claim(
+        text,
+        source,
+        f"{measured}{shown}{lack}{note}",
+        decided,
+        rule=_rule(statistic, names, allowance is None),
+        resolve="" if decided is not None else _remedy(len(low)),
     )
-    return Claim(text, source, f"{measured}{lack}{note}", None if missing else verdict(held))
+
+
+def log_ratios(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the logarithms of ratios; an infinite number is never below another.
+
+    >>> log_ratios(np.array([1.0, np.inf, 1.0]), np.array([1.0, np.inf, np.inf])).tolist()
+    [0.0, 50.0, -50.0]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.log(low) - np.log(high)
+    found = np.where((low == 0) & (high == 0), 0.0, found)
+    found = np.where(np.isinf(low), np.inf, found)
+    return np.clip(found, -_LARGEST_LOG, _LARGEST_LOG)
+
+
+def _differences(low: np.ndarray, high: np.ndarray, allowance: np.ndarray) -> np.ndarray:
+    """Return by how much numbers are above what is allowed; an infinite one always is."""
+    with np.errstate(invalid="ignore"):
+        found = low - high - allowance
+    return np.where(np.isinf(low) | np.isnan(found), np.inf, found)
+
+
+def _interval(values: np.ndarray) -> str:
+    if len(values) < 2 or (np.abs(values) >= _LARGEST_LOG).any():
+        return ""
+    ends = np.exp(bootstrap_interval(values))
+    return f", ratio {np.exp(values.mean()):.2g} ({ends[0]:.2g} to {ends[1]:.2g})"
+
+
+def _rule(statistic: str, names: tuple[str, str], strict: bool) -> str:
+    limit = f"{names[0]} / {names[1]} below {1 - MARGIN:g}" if strict else "within the allowance"
+    return "; ".join(filter(None, (statistic, limit, DECISION)))
+
+
+def _remedy(seeds: int) -> str:
+    if seeds < ENOUGH_SEEDS:
+        return f"{seeds} of at least {ENOUGH_SEEDS} seeds"
+    return "seeds disagree, or the effect is within their spread; more seeds"
 
 
 def is_below(

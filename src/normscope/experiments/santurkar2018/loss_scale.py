@@ -25,6 +25,7 @@ from normscope.results import Claim, Store
 _SOURCE = "santurkar2018, Appendix A.1"
 _SAME = 1e-6  # relative difference below which two rates are equal
 _OUTPUTS = 10  # of the network, over which a mean may run besides the samples
+_RULE = "share of the first loss left at the end, half of it is the line; all of at least 3 seeds"
 _TRAINED = 0.5  # share of the first loss below which a network counts as trained
 
 
@@ -78,10 +79,21 @@ def _share(left: xr.DataArray, does: str, loss: str, steps: int) -> Claim:
 
 def _judged(text: str, measured: str, held: np.ndarray, missing: np.ndarray) -> Claim:
     """Return the claim, undecided if a number it needs is missing in a seed."""
-    if not missing.any():
-        return Claim(text, _SOURCE, measured, verdict(held))
-    lack = f"undecided: not measured in {missing.sum()} of {len(missing)} seeds"
-    return Claim(text, _SOURCE, f"{measured} ({lack})", None)
+    lack = (
+        f" (undecided: not measured in {missing.sum()} of {len(missing)} seeds)"
+        if missing.any()
+        else ""
+    )
+    decided = None if missing.any() else verdict(held)
+    return Claim(
+        text,
+        _SOURCE,
+        f"{measured}{lack}",
+        decided,
+        rule=_RULE,
+        origin="beyond the paper",
+        resolve="" if decided is not None else "at least 3 seeds that agree",
+    )
 
 
 def _check_rates(rates: Sequence[float], samples: int) -> None:
