@@ -161,10 +161,12 @@ class Result:
         quick = self.scale == "quick"
         lines += [QUICK] if quick else []
         of_what = " in this quick run" if quick else ""
-        own, others = ([each for each in self.claims if each.origin == name] for name in ORIGINS)
-        lines += [f"  {each.verdict}{of_what}: {each.text} ({each.measured})" for each in own]
-        lines += ["  Beyond the paper:"] if others else []
-        lines += [f"  {each.verdict}{of_what}: {each.text} ({each.measured})" for each in others]
+        for origin, mark in zip(ORIGINS, ("", f" [{ORIGINS[1]}]"), strict=True):
+            lines += [
+                f"  {each.verdict}{of_what}: {each.text} ({each.measured}){mark}"
+                for each in self.claims
+                if each.origin == origin
+            ]
         lines += [f"  Not in the store: {each}" for each in self.missing]
         return "\n".join(lines)
 

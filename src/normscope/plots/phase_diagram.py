@@ -40,7 +40,9 @@ def phase_diagram(
 
     Args:
         results: as ``normscope.sweeps.phase_diagram`` returns it: ``test_loss`` and ``diverged``
-            (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting).
+            (setting, learning_rate, seed) and ``critical_learning_rate`` (closure, setting). With
+            ``boundary_low`` and ``boundary_high`` (boundary_gamma, boundary_seed) the brackets of
+            a bisection are drawn too.
         axes: to draw on; None for a new figure.
         with_settings: whether a new figure has the settings written on it, if the results have
             them.
@@ -60,6 +62,8 @@ def phase_diagram(
     if "critical_learning_rate" in results:
         _draw_theory(axes, results["critical_learning_rate"], setting)
         _label_lines_outside(axes)
+    if "boundary_low" in results:
+        _draw_boundary(axes, results)
     axes.set(xlabel=r"learning rate $\eta$", ylabel=_vertical_label(results, setting))
     entries = legend_entries(axes)
     if figure is not None and entries:
@@ -209,6 +213,20 @@ def _draw_theory(axes: Axes, rates: xr.DataArray, setting: str) -> None:
     if bool(np.isfinite(half).any()):
         label = "half of it, train"
         axes.plot(half, half[setting], "-", color=_THEORY_COLOUR, lw=0.7, label=label)
+
+
+def _draw_boundary(axes: Axes, results: xr.Dataset) -> None:
+    """Draw boundaries found by bisection: the lowest of the seeds, with all brackets' ends."""
+    low, high = (
+        results[f"boundary_{end}"].transpose(..., "boundary_seed") for end in ("low", "high")
+    )
+    gammas = results["boundary_gamma"].values
+    middle = np.sqrt(low.min("boundary_seed").values * high.min("boundary_seed").values)
+    known = np.isfinite(middle) & (middle > 0)
+    ends = np.stack([low.min("boundary_seed").values, high.max("boundary_seed").values])
+    reach = np.abs(ends - middle)[:, known]
+    style: dict[str, Any] = {"fmt": "o-", "ms": 4, "color": "black", "label": "measured, bisected"}
+    axes.errorbar(middle[known], gammas[known], xerr=reach, **style)
 
 
 def _label_lines_outside(axes: Axes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from normscope.errors import InputError
@@ -70,6 +70,22 @@ class Claim:
         more = {"rule": self.rule, "undecided until": self.resolve}
         shown = {name: text for name, text in more.items() if text}
         return Table({"claim": self.text, **values, **shown}).html()
+
+
+def mark_beyond(claims: Sequence[Claim], words: Sequence[str]) -> list[Claim]:
+    """Return claims, beyond the paper where their source has one of some words.
+
+    Args:
+        claims: to mark.
+        words: such as "errata".
+
+    >>> [each.origin for each in mark_beyond([Claim("2 < 3", "errata", "1", True)], ["errata"])]
+    ['beyond the paper']
+    """
+    return [
+        replace(each, origin=ORIGINS[1]) if any(word in each.source for word in words) else each
+        for each in claims
+    ]
 
 
 def combine_verdicts(verdicts: Sequence[str]) -> str:

@@ -8,13 +8,15 @@ from normscope.experiments import EXPERIMENTS, run
 from normscope.results import Store
 
 RATES = np.array([0.01, 0.1, 1.0, 10.0])
+FINE = np.geomspace(0.01, 10.0, 31)  # steps of 0.1 decades
 GAMMAS = np.array([0.5, 1.0, 2.0])
 
 
-def made_up(limits, best=0.1, theory=None):
+def made_up(limits, best=0.1, theory=None, grid=RATES):
     """A diagram with boundaries at the limits and the lowest loss at one rate."""
-    rates = RATES[None, :, None]
-    exploded = np.broadcast_to(rates > np.array(limits)[:, None, None], (3, 4, 2)).copy()
+    rates = grid[None, :, None]
+    shape = (3, len(grid), 2)
+    exploded = np.broadcast_to(rates > np.array(limits)[:, None, None], shape).copy()
     loss = 1 + np.log10(rates / best) ** 2 + GAMMAS[:, None, None] * np.ones((1, 1, 2))
     line = np.array(limits if theory is None else theory, dtype=float)
     return xr.Dataset(
@@ -28,7 +30,7 @@ def made_up(limits, best=0.1, theory=None):
         },
         {
             "gamma": GAMMAS,
-            "learning_rate": RATES,
+            "learning_rate": grid,
             "seed": [0, 1],
             "closure": ["train", "printed"],
         },
@@ -41,7 +43,8 @@ def both(panel):
 
 def judged(panel):
     """Claims of Figure 2: of the train closure, of the printed one, and of the best rate."""
-    return EXPERIMENTS["wei2018/figure2_mnist_fully_connected"].claims(both(panel))[:3]
+    claims = EXPERIMENTS["wei2018/figure2_mnist_fully_connected"].claims(both(panel))
+    return [claims[0], claims[1], claims[3]]  # the best rate against the train closure
 
 
 def assert_boundary(panel, expected):
@@ -97,11 +100,15 @@ def test_cells_without_a_result_did_not_diverge():
 def test_best_rate_is_judged_by_the_median_and_the_worst_is_told():
     panel = made_up([5.0] * 3, best=0.1, theory=[0.2, 0.2, 2000.0])
     *_, claim = judged(panel)
-    assert claim.holds is True
+    assert claim.holds is None  # the best rate is known to half a decade
+    assert claim.resolve == "a finer grid of learning rates"
+    fine = made_up([5.0] * 3, best=0.1, theory=[0.2, 0.2, 2000.0], grid=FINE)
+    assert judged(fine)[2].holds is True
     assert "by the median over the rows" in claim.text
     assert "median 0.00, worst 4.00 decades in 3 rows" in claim.measured
     assert "grid step 1.00 decades" in claim.measured
-    far = made_up([5.0] * 3, best=0.1, theory=[0.02, 2.0, 20.0])  # 1 decade below, 1 and 2 above
+    # 1 decade below, 1 and 2 above: at least half a decade, wherever the best rates are
+    far = made_up([5.0] * 3, best=0.1, theory=[0.02, 2.0, 20.0])
     assert judged(far)[2].holds is False
 
 
@@ -165,26 +172,59 @@ def test_agreement_is_measured_in_decades():
     measured = [np.sqrt(0.001), np.sqrt(0.1), np.sqrt(10)]
     panel = made_up([0.05, 0.5, 5.0], theory=measured)
     train, printed, _ = judged(panel)
-    assert train.holds is True
+    assert train.holds is None  # boundaries are known to half a decade, a factor of 3
+    assert "bisection" in train.resolve
     assert "median 0.00, worst 0.00 decades in 3 of 3 rows, grid step 1.00" in train.measured
     assert printed.holds is False
     assert "median 1.48" in printed.measured
-    one_far = made_up([0.05, 0.5, 5.0], theory=[*measured[:2], 30.0])
-    assert judged(one_far)[0].holds is False
+    near = made_up([0.05, 0.5, 5.0], theory=[0.05, 0.5, 5.0], grid=FINE)
+    assert judged(near)[0].holds is True
+    one_far = made_up([0.05, 0.5, 5.0], theory=[0.05, 0.5, 30.0], grid=FINE)
+    assert judged(one_far)[0].verdict == "partly"
+    most_far = made_up([0.05, 0.5, 5.0], theory=[0.05, 3.0, 30.0], grid=FINE)
+    assert judged(most_far)[0].holds is False
+    assert [each.origin for each in judged(near)] == [
+        "beyond the paper",
+        "paper",
+        *["beyond the paper"],
+    ]
+
+
+def test_bisected_boundaries_are_judged_where_they_are():
+    panel = made_up([0.05, 0.5, 5.0], theory=[0.05, 0.5, 5.0])
+    search = {
+        "boundary_low": (("boundary_gamma", "boundary_seed"), [[0.049, 0.06], [0.49, 0.7]]),
+        "boundary_high": (("boundary_gamma", "boundary_seed"), [[0.051, 0.062], [0.51, 0.72]]),
+        "boundary_theory": (("closure", "boundary_gamma"), [[0.06, 0.6], [0.2, 9.0]]),
+    }
+    train, printed, _ = judged(panel.assign(search))
+    assert train.holds is True
+    assert (
+        "worst 0.08 decades in 2 of 2 rows, bisected, brackets of at most 0.017" in train.measured
+    )
+    assert printed.holds is False
 
 
 def test_verdicts_follow_the_numbers():
     judge = EXPERIMENTS["wei2018/figure2_mnist_fully_connected"].claims
-    panel = made_up([0.3, 0.3, 0.3], best=0.1, theory=[0.2, 0.2, 0.2])
+    panel = made_up([0.3, 0.3, 0.3], best=0.1, theory=[0.2, 0.2, 0.2], grid=FINE)
     verdicts = {claim.text: claim.holds for claim in judge(both(panel))}
-    assert verdicts["the smaller gamma, the lower the test loss it can reach (squared_error)"]
-    best = next(text for text in verdicts if text.startswith("the best learning rate"))
+    lower = "the smaller gamma, the lower the test loss it can reach (squared_error)"
+    assert verdicts[lower] is None  # three rows have no interval
+    best = next(
+        text
+        for text in verdicts
+        if text.endswith("(train closure, squared_error)") and "best" in text
+    )
     assert verdicts[best] is True
     assert "worst 0.00 decades in 3 rows" in judged(panel)[2].measured  # 0.1 in each row
     turned = panel.assign(test_loss=10 - panel["test_loss"])
     verdicts = {claim.text: claim.holds for claim in judge(both(turned))}
-    assert not verdicts["the smaller gamma, the lower the test loss it can reach (squared_error)"]
     assert verdicts[best] is False
+    for each, holds in ((panel, True), (turned, False)):
+        as_numbers = each.assign(diverged=each["diverged"].astype(float))
+        eight = as_numbers.interp(gamma=np.linspace(0.5, 2.0, 8))
+        assert {claim.text: claim.holds for claim in judge(both(eight))}[lower] is holds
     nothing = made_up([1e-9] * 3)
     assert {claim.holds for claim in judge(both(nothing))} == {None}
 

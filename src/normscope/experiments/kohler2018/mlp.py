@@ -13,6 +13,7 @@ from normscope.experiments.recipe import experiment, side_by_side
 from normscope.plots.convergence import units_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
+from normscope.results.claim import mark_beyond
 
 ARTICLE = "article on batch normalization (kohler2018), multilayer perceptrons"
 ROUNDING = 1e-26  # of a squared gradient
@@ -27,7 +28,8 @@ def mlp_claims(results: xr.Dataset) -> list[Claim]:
     Returns:
         The claims.
     """
-    return [_bound(results), _ends_on_line(results), _printed(results), _singular(results)]
+    claims = [_bound(results), _ends_on_line(results), _printed(results), _singular(results)]
+    return mark_beyond(claims, ("errata",))
 
 
 def _bound(results: xr.Dataset) -> Claim:

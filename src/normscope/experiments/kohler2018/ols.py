@@ -13,6 +13,7 @@ from normscope.experiments.recipe import experiment, side_by_side
 from normscope.plots.convergence import least_squares_figure
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
+from normscope.results.claim import mark_beyond
 
 METHODS = ("gd", "bn_gd", "gdnp", "agd", "cg")
 FACTORS = (0.1, 1.0, 1.9, 3.0, 10.0, 100.0)  # of the rate 1/(2L), at which gradient descent is safe
@@ -29,7 +30,14 @@ def ols_claims(results: xr.Dataset) -> list[Claim]:
     Returns:
         The claims.
     """
-    return [_bound(results), _slope(results), _sublinear(results), _plain(results), _rates(results)]
+    claims = [
+        _bound(results),
+        _slope(results),
+        _sublinear(results),
+        _plain(results),
+        _rates(results),
+    ]
+    return mark_beyond(claims, ("errata",))
 
 
 def _bound(results: xr.Dataset) -> Claim:
@@ -106,7 +114,12 @@ def _rates(results: xr.Dataset) -> Claim:
     "kohler2018/ols",
     claims=ols_claims,
     figure=least_squares_figure,
-    scales={"quick": {"dimensions": 10, "steps": 200}, "small": {}, "paper": {"seeds": 10}},
+    scales={
+        "quick": {"dimensions": 10, "steps": 200},
+        "small": {},
+        "medium": {"seeds": 10},
+        "paper": {"seeds": 10},
+    },
 )
 def ols(
     *,

@@ -11,6 +11,7 @@ import xarray as xr
 from normscope.experiments.recipe import experiment
 from normscope.experiments.wei2018.phase_diagram import (
     agreement,
+    bisected,
     both_losses,
     nearest_half,
     smaller_is,
@@ -18,6 +19,7 @@ from normscope.experiments.wei2018.phase_diagram import (
 from normscope.plots.phase_diagram import phase_diagrams
 from normscope.progress import ProgressCallback
 from normscope.results import Claim, Store
+from normscope.sweeps.diagram import seed_list
 
 LOSSES = ("squared_error", "cross_entropy")
 GAMMAS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -29,6 +31,18 @@ PAPER: dict[str, Any] = {
     "epochs": 5.0,
     "samples": None,
     "test_samples": None,
+}
+# The paper's samples, epochs and widths: a coarse heat map, and the boundary by bisection. Only the
+# squared error, which the theory is about.
+MEDIUM: dict[str, Any] = {
+    "gammas": (0.1, 0.5, 1.0, 2.0),
+    "learning_rates": tuple(np.geomspace(1e-3, 30, 8).tolist()),
+    "losses": ("squared_error",),
+    "seeds": 1,
+    "epochs": 5.0,
+    "samples": None,
+    "test_samples": None,
+    "boundary_gammas": (0.1, 0.5, 1.0, 2.0),
 }
 # options of each model, at the paper's size and at quick scale
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -73,6 +87,9 @@ def panel(
     batch_size: int = 128,
     momentum: float = 0.9,
     seeds: int = 2,
+    boundary_gammas: Sequence[float] = (),
+    boundary_seeds: int = 3,
+    tolerance: float = 0.05,
     workers: int = 2,
     threads: int = 1,
     seed: int = 0,
@@ -98,6 +115,9 @@ def panel(
         batch_size: samples per step.
         momentum: heavy-ball momentum.
         seeds: trainings of each cell.
+        boundary_gammas: where the boundary is searched by bisection; none: it is the grid's.
+        boundary_seeds: searches at each of them.
+        tolerance: relative width of a bracket at which a search ends.
         workers: trainings at the same time.
         threads: of each worker.
         seed: first seed; the others follow it.
@@ -106,7 +126,8 @@ def panel(
 
     Returns:
         ``test_loss``, ``train_loss``, ``diverged`` and others (loss, gamma, learning_rate, seed),
-        ``critical_learning_rate`` (loss, closure, gamma).
+        ``critical_learning_rate`` (loss, closure, gamma); of a search ``boundary_low`` and
+        ``boundary_high`` (loss, boundary_gamma, boundary_seed) and ``boundary_theory``.
     """
     options = {"width": width, "channels": channels and list(channels), "padding": padding}
     settings = {
@@ -121,7 +142,13 @@ def panel(
     }
     axes = {"gamma": list(gammas), "learning_rate": list(learning_rates)}
     running = {"workers": workers, "threads": threads, "progress": progress}
-    return both_losses(axes, settings, losses, seeds, seed, store, **running)
+    found = both_losses(axes, settings, losses, seeds, seed, store, **running)
+    if not boundary_gammas:
+        return found
+    searches = seed_list(boundary_seeds, seed)
+    running["tolerance"] = tolerance
+    searched = bisected(boundary_gammas, settings, losses, searches, store, **running)
+    return found.merge(searched)
 
 
 for _model, (_options, _quick) in MODELS.items():
@@ -134,6 +161,7 @@ for _model, (_options, _quick) in MODELS.items():
             scales={
                 "quick": {**_own, **QUICK, **_quick},
                 "small": _own,
+                "medium": {**_own, **MEDIUM},
                 "paper": {**_own, **PAPER},
             },
         )(panel)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -12,30 +14,48 @@ from normscope.experiments.wei2018.phase_diagram import (
     agreement,
     both_losses,
     falls,
-    grid_step,
     nearest_half,
     panels,
+    resolution,
 )
 from normscope.plots.phase_diagram import phase_diagrams
 from normscope.progress import ProgressCallback
 from normscope.report.diagrams import grid_boundary
 from normscope.results import Claim, Store
 
+_STATEMENT = (
+    "The predicted maximal learning rate of the vanilla network, over the variance of its weights, "
+    "is the baseline (Section 6.4)."
+)
+
+
+_TEXT = "the larger the initial weights, the smaller the critical learning rate"
+_RULE = (
+    "the boundaries of the rows in order: reproduced if the last bracket is below the first and no "
+    "row rises, not reproduced if a row rises by a whole bracket"
+)
+
 
 def _claims(results: xr.Dataset) -> list[Claim]:
     source = "wei2018, Figure 3"
-    claims = [*agreement(results, source), *nearest_half(results, source)]
+    claims = [*agreement(results, source, _STATEMENT)]
+    claims += [replace(each, origin="beyond the paper") for each in nearest_half(results, source)]
     for loss, panel in panels(results):
         limits = grid_boundary(panel).dropna("sigma_w").sortby("sigma_w")
-        text = f"the larger the initial weights, the smaller the critical learning rate ({loss})"
+        more: dict[str, Any] = {
+            "statement": f"{_TEXT.capitalize()}.",
+            "rule": _RULE,
+            "origin": "beyond the paper",
+        }
+        text = f"{_TEXT} ({loss})"
         if limits.size < 3:
             measured = f"{limits.size} of {panel.sizes['sigma_w']} rows have a boundary"
-            claims.append(Claim(text, source, measured, None))
+            claims.append(Claim(text, source, measured, None, resolve="three such rows", **more))
             continue
         ends = " to ".join(f"{float(x):.3g} at {float(x['sigma_w']):.3g}" for x in limits[[0, -1]])
         rises = int((limits.diff("sigma_w") > 0).sum())
-        measured = f"{ends}, {rises} rises in {limits.size} rows, {grid_step(panel)}"
-        claims.append(Claim(text, source, measured, falls(limits)))
+        measured = f"{ends}, {rises} rises in {limits.size} rows, {resolution(panel)}"
+        claims.append(Claim(text, source, measured, falls(limits), **more))
     return claims
 
 
@@ -55,6 +75,15 @@ def _claims(results: xr.Dataset) -> list[Claim]:
             "workers": 1,
         },
         "small": {},
+        "medium": {
+            "deviations": (0.5, 1.1, 1.7, 3.0),
+            "learning_rates": tuple(np.geomspace(1e-5, 1, 27).tolist()),
+            "losses": ("squared_error",),
+            "epochs": 5.0,
+            "samples": None,
+            "test_samples": None,
+            "seeds": 1,
+        },
         "paper": {
             "deviations": tuple(np.linspace(0.5, 3, 30).tolist()),
             "learning_rates": tuple(np.geomspace(1e-5, 1, 40).tolist()),

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from scipy.stats import spearmanr
 
-from normscope.report.diagrams import grid_boundary
+from normscope.report.diagrams import grid_bracket
 from normscope.results import Claim, Store
-from normscope.sweeps import Diagram
+from normscope.sweeps import Diagram, boundary
 from normscope.sweeps.diagram import seed_list
 
 NEAR = np.log10(2)  # "near" is within a factor of two
+_RANK = 0.5  # least rank correlation that counts as a tendency
+AGREES = (
+    "The theoretically predicted upper bound closely agrees with the experimentally determined "
+    "phase boundary (Section 4)."
+)
+HALF = "Dark strips in the heat maps, the optimal learning rates, are around eta*/2 (Section 4)."
+LOWER = (
+    "There is a tendency for smaller initial gammas to produce lower values of the test loss after "
+    "a fixed number of epochs (Section 4)."
+)
+RULE = (
+    "distance of the line from the boundary, which is known to lie in a bracket: reproduced if at "
+    "most a factor of 2 in every row wherever the boundary is in its bracket, partly if in the "
+    "median row only, not reproduced if the median row is further wherever it is, else undecided"
+)
+HALF_RULE = (
+    "median over rows of the distance between the best rate of the grid and half the critical one, "
+    "known to half a step: reproduced if at most a factor of 2 with it, not if above without it"
+)
+RANK_RULE = (
+    "rank correlation above 0.5 with a 95 % interval (Fisher) above 0; not reproduced if the "
+    "interval is below 0.5"
+)
+FINER = "boundaries by bisection to 5 % (scale medium)"
 
 
 def both_losses(
@@ -52,47 +77,141 @@ def both_losses(
     return together.assign_attrs(settings=words)
 
 
+def bisected(
+    gammas: Sequence[float],
+    settings: Mapping[str, Any],
+    losses: Sequence[str],
+    seeds: Sequence[int],
+    store: Store,
+    **running: Any,
+) -> xr.Dataset:
+    """The boundary of each loss by bisection, under names that a diagram does not have.
+
+    Args:
+        gammas: initial scales of the normalization.
+        settings: of the trainings.
+        losses: registered losses.
+        seeds: of the trainings.
+        store: keeps the trainings.
+        **running: tolerance, workers, threads and progress.
+
+    Returns:
+        ``boundary_low`` and ``boundary_high`` (loss, boundary_gamma, boundary_seed), the brackets,
+        and ``boundary_theory`` (loss, closure, boundary_gamma).
+    """
+    found = [
+        boundary(gammas, seeds=seeds, store=store, **running, **{**settings, "loss": loss})
+        for loss in losses
+    ]
+    together = xr.concat(found, xr.Variable("loss", list(losses)), combine_attrs="drop")
+    names = {"low": "boundary_low", "high": "boundary_high", "theory": "boundary_theory"}
+    dimensions = {"gamma": "boundary_gamma", "seed": "boundary_seed"}
+    return together[list(names)].rename({**names, **dimensions})
+
+
 def panels(results: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
     """Yield each loss with its diagram."""
     for loss in map(str, results["loss"].values):
         yield loss, results.sel(loss=loss)
 
 
-def grid_step(panel: xr.Dataset) -> str:
-    """The ratio of neighbouring learning rates in words: no boundary is known better.
+def resolution(panel: xr.Dataset) -> str:
+    """The resolution of the measured boundaries in words: no boundary is known better.
 
-    >>> grid_step(xr.Dataset(coords={"learning_rate": [1.0, 0.1, 0.01]}))
+    >>> resolution(xr.Dataset(coords={"learning_rate": [1.0, 0.1, 0.01]}))
     'grid step 1.00 decades'
     """
+    if "boundary_low" in panel:
+        width = float(np.log10(panel["boundary_high"] / panel["boundary_low"]).max())
+        return f"bisected, brackets of at most {width:.3f} decades"
+    return f"grid step {_grid_step(panel):.2f} decades"
+
+
+def _grid_step(panel: xr.Dataset) -> float:
     rates = np.sort(panel["learning_rate"].values)
-    widest = float(np.diff(np.log10(rates)).max()) if len(rates) > 1 else np.nan
-    return f"grid step {widest:.2f} decades"
+    return float(np.diff(np.log10(rates)).max()) if len(rates) > 1 else np.nan
 
 
-def agreement(results: xr.Dataset, source: str) -> list[Claim]:
-    """Distance between each closure's line and the measured boundary, for each loss."""
+def brackets(panel: xr.Dataset) -> tuple[xr.Dataset, xr.DataArray]:
+    """Return the brackets of the boundary and the theory's lines at the same rows.
+
+    Bisected boundaries where they were searched, else those of the grid. A row is unstable if one
+    of its seeds is, as in the paper.
+
+    Args:
+        panel: the diagram of one loss.
+
+    Returns:
+        ``low`` and ``high`` by row; the lines by closure and row.
+    """
+    if "boundary_low" not in panel:
+        return grid_bracket(panel), panel["critical_learning_rate"]
+    searched = {"low": "boundary_low", "high": "boundary_high"}
+    found = {name: panel[variable].min("boundary_seed") for name, variable in searched.items()}
+    return xr.Dataset(found), panel["boundary_theory"]
+
+
+def agreement(results: xr.Dataset, source: str, statement: str = AGREES) -> list[Claim]:
+    """Distance between each closure's line and the measured boundary, for each loss.
+
+    The paper's line is that of the printed closure, and its theory is about the squared error;
+    other closures and losses are beyond the paper.
+    """
     claims = []
     for loss, panel in panels(results):
-        measured = grid_boundary(panel)
-        for closure in map(str, results["closure"].values):
-            line = panel["critical_learning_rate"].sel(closure=closure)
-            distance = np.abs(np.log10(line.values / measured.values))
-            what = f"{closure} closure, {loss}"
-            claims.append(_distance_claim(distance, what, grid_step(panel), source))
+        bracket, lines = brackets(panel)
+        for closure in map(str, lines["closure"].values):
+            line = lines.sel(closure=closure).values
+            low, high = (np.log10(line / bracket[name].values) for name in ("low", "high"))
+            claim = _distance_claim(
+                low, high, f"{closure} closure, {loss}", resolution(panel), source
+            )
+            is_papers = closure == "printed" and loss == "squared_error"
+            origin = "paper" if is_papers else "beyond the paper"
+            claims.append(replace(claim, statement=statement, origin=origin))
     return claims
 
 
-def _distance_claim(distance: np.ndarray, what: str, step: str, source: str) -> Claim:
-    known = distance[np.isfinite(distance)]
+def _distance_claim(
+    above_low: np.ndarray, above_high: np.ndarray, what: str, step: str, source: str
+) -> Claim:
+    """Judge distances by what the brackets leave open; arguments in decades above either end."""
     text = f"the theory's line is within a factor of 2 of the measured boundary ({what})"
-    if not len(known):
-        return Claim(text, source, f"0 of {len(distance)} rows have both", None)
-    median, worst = float(np.median(known)), float(known.max())
-    measured = (
-        f"median {median:.2f}, worst {worst:.2f} decades in {len(known)} of {len(distance)} rows, "
-        f"{step}"
+    known = np.isfinite(above_low) & np.isfinite(above_high)
+    total, (low, high) = len(known), (above_low[known], above_high[known])
+    if not len(low):
+        measured = f"0 of {total} rows have both"
+        return Claim(text, source, measured, None, rule=RULE, resolve="rows with a boundary")
+    middle = np.abs(low + high) / 2
+    inside = (low >= 0) & (high <= 0)
+    nearest = np.where(inside, 0.0, np.minimum(np.abs(low), np.abs(high)))
+    farthest = np.maximum(np.abs(low), np.abs(high))
+    holds, partly = _factor_of_two(nearest, farthest)
+    return Claim(
+        text,
+        source,
+        f"median {np.median(middle):.2f}, worst {middle.max():.2f} decades in {len(low)} of "
+        f"{total} rows, {step}",
+        holds,
+        rule=RULE,
+        resolve="" if holds is not None or partly else FINER,
+        partly=partly,
     )
-    return Claim(text, source, measured, bool(worst <= NEAR))
+
+
+def _factor_of_two(nearest: np.ndarray, farthest: np.ndarray) -> tuple[bool | None, bool]:
+    """Return the verdict and whether it holds in part, from the ranges of the distances.
+
+    >>> _factor_of_two(np.array([0.0, 0.1]), np.array([0.2, 0.3]))
+    (True, False)
+    >>> _factor_of_two(np.array([0.0, 0.1, 0.4]), np.array([0.2, 0.2, 0.5]))
+    (None, True)
+    """
+    if (farthest <= NEAR).all():
+        return True, False
+    if np.median(nearest) > NEAR:
+        return False, False
+    return None, bool((nearest > NEAR).any() and np.median(farthest) <= NEAR)
 
 
 def _mean_loss(panel: xr.Dataset) -> xr.DataArray:
@@ -107,28 +226,43 @@ def best_rates(panel: xr.Dataset) -> xr.DataArray:
 
 
 def nearest_half(results: xr.Dataset, source: str) -> list[Claim]:
-    """Whether the best learning rate sits near half the critical one, for the typical row."""
+    """Whether the best learning rate is near half the critical one, for the typical row.
+
+    The paper's critical rate is the printed closure's; that of the train closure is corrected.
+    """
     claims = []
     for loss, panel in panels(results):
         best = best_rates(panel)
-        half = panel["critical_learning_rate"].sel(closure="train") / 2
-        ratio = np.log10((best / half.sel({_row(panel): best[_row(panel)]})).values)
-        ratio = ratio[np.isfinite(ratio)]
-        text = (
-            "the best learning rate is within a factor of 2 of half the critical one, by the "
-            f"median over the rows ({loss})"
-        )
-        if not len(ratio):
-            claims.append(Claim(text, source, "0 rows have both", None))
-            continue
-        distance = np.abs(ratio)
-        median, worst = float(np.median(distance)), float(distance.max())
-        measured = (
-            f"distance: median {median:.2f}, worst {worst:.2f} decades in {len(ratio)} rows; "
-            f"best / half: median {10 ** float(np.median(ratio)):.2g}; {grid_step(panel)}"
-        )
-        claims.append(Claim(text, source, measured, bool(median <= NEAR)))
+        for closure in ("printed", "train"):
+            if closure not in panel["closure"]:
+                continue
+            half = panel["critical_learning_rate"].sel(closure=closure) / 2
+            ratio = np.log10((best / half.sel({_row(panel): best[_row(panel)]})).values)
+            text = (
+                "the best learning rate is within a factor of 2 of half the critical one, by the "
+                f"median over the rows ({closure} closure, {loss})"
+            )
+            is_papers = closure == "printed" and loss == "squared_error"
+            origin = "paper" if is_papers else "beyond the paper"
+            claim = _half_claim(text, source, ratio[np.isfinite(ratio)], _grid_step(panel))
+            claims.append(replace(claim, statement=HALF, origin=origin))
     return claims
+
+
+def _half_claim(text: str, source: str, ratio: np.ndarray, step: float) -> Claim:
+    """Judge the distances of the best rates, each known to half a step of the grid."""
+    if not len(ratio):
+        return Claim(text, source, "0 rows have both", None, rule=HALF_RULE, resolve="such rows")
+    distance = np.abs(ratio)
+    median, worst = float(np.median(distance)), float(distance.max())
+    reach = 0.0 if np.isnan(step) else step / 2
+    decided = True if median + reach <= NEAR else False if median - reach > NEAR else None
+    measured = (
+        f"distance: median {median:.2f}, worst {worst:.2f} decades in {len(ratio)} rows; "
+        f"best / half: median {10 ** float(np.median(ratio)):.2g}; grid step {step:.2f} decades"
+    )
+    remedy = "" if decided is not None else "a finer grid of learning rates"
+    return Claim(text, source, measured, decided, rule=HALF_RULE, resolve=remedy)
 
 
 def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
@@ -142,8 +276,55 @@ def smaller_is(results: xr.Dataset, source: str, text: str) -> list[Claim]:
         rank = float(spearmanr(lowest[_row(panel)].values, lowest.values).statistic)
         ends = f"{float(lowest[0]):.3g} at the smallest, {float(lowest[-1]):.3g} at the largest"
         measured = f"lowest test loss {ends}, rank correlation {rank:.2f}"
-        claims.append(Claim(f"{text} ({loss})", source, measured, bool(rank > 0.5)))
+        claims.append(
+            rank_claim(f"{text} ({loss})", source, measured, rank, lowest.size, statement=LOWER)
+        )
     return claims
+
+
+def rank_claim(
+    text: str, source: str, measured: str, rank: float, count: int, statement: str
+) -> Claim:
+    """Return the claim that a rank correlation is positive and above 0.5.
+
+    Args:
+        text: the statement as judged.
+        source: of it.
+        measured: the numbers, without the interval.
+        rank: the correlation.
+        count: of points that were ranked.
+        statement: of the paper.
+
+    Returns:
+        The claim: reproduced if the 95 % interval (Fisher's) is above 0 and the rank above 0.5, not
+        reproduced if the interval is below 0.5, else undecided.
+    """
+    low, high = rank_interval(rank, count)
+    decided = True if low > 0 and rank > _RANK else False if high < _RANK else None
+    return Claim(
+        text,
+        source,
+        f"{measured} ({low:.2f} to {high:.2f})",
+        decided,
+        statement=statement,
+        rule=RANK_RULE,
+        resolve="" if decided is not None else "more rows or seeds",
+    )
+
+
+def rank_interval(rank: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a rank correlation by Fisher's transformation.
+
+    >>> print(*(f"{end:.2f}" for end in rank_interval(0.9, 8)))
+    0.51 0.98
+    """
+    if count <= 3 or np.isnan(rank):
+        return -1.0, 1.0
+    if abs(rank) >= 1:
+        return float(np.sign(rank)), float(np.sign(rank))
+    reach = 1.96 * 1.03 / np.sqrt(count - 3)
+    middle = np.arctanh(rank)
+    return float(np.tanh(middle - reach)), float(np.tanh(middle + reach))
 
 
 def falls(limits: xr.DataArray) -> bool:

@@ -28,6 +28,7 @@ from normscope.experiments.yang2019.growth import (
 from normscope.plots.depth import gradient_growth
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Claim, Store
+from normscope.results.claim import mark_beyond
 
 LIMIT = math.pi / (math.pi - 1)
 # measured once before, with other seeds and code, at width 1000 and depth 40 (ReLU)
@@ -50,7 +51,7 @@ def explosion_claims(results: xr.Dataset) -> list[Claim]:
         The claims; those about ReLU only if it was measured.
     """
     activations = [str(name) for name in results["activation"].values]
-    return [
+    claims = [
         *(_limits(results) if "relu" in activations else []),
         _falls(results),
         *(
@@ -62,6 +63,7 @@ def explosion_claims(results: xr.Dataset) -> list[Claim]:
         _skips(results),
         _layers(results),
     ]
+    return mark_beyond(claims, ("derived", "measured once before"))
 
 
 def _limits(results: xr.Dataset) -> list[Claim]:
