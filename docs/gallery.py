@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-VERDICTS = ("reproduced", "not reproduced", "undecided")
+VERDICTS = ("reproduced", "partly", "not reproduced", "undecided")
+SCALES = ("quick", "small", "medium", "paper")
+BEYOND = "beyond the paper"
 PAPERS = {
     "santurkar2018": "Santurkar et al. 2018: how batch normalization helps optimization",
     "wei2018": "Wei et al. 2018: mean-field theory of batch normalization",
@@ -25,15 +27,21 @@ PAPERS = {
 }
 HEAD = """# Gallery
 
-Every figure of the papers that was run. A picture leads to the figure's page, with the paper's
-claims, their verdicts, settings and the command that [reproduces](../how_to/reproduce.md) it.
+What each paper says, whether it comes out here, and why. The verdict on a statement is that of the
+largest scale it was run at, combined from its parts: *partly* means that some parts hold and others
+do not, *undecided* that seeds, grid or scale cannot decide it. The [figures](#figures) and
+[every claim](#every-claim), with those of normscope itself, follow.
 """
-TAIL = """## Claims by verdict
+FIGURES = """## Figures
 
-*Reproduced* and *not reproduced* follow from rules in the experiment's code; *undecided* claims
-need a larger run. Times are those of the trainings that a command had to compute, on two CPU
-cores. Figures of one paper share trainings: "no new training" means that another figure's command
-had computed all of them.
+A picture leads to the figure's page, with the claims, the rules that decide them, settings and the
+command that [reproduces](../how_to/reproduce.md) it.
+"""
+COUNTS = """## Claims by verdict
+
+Verdicts follow from rules in the experiments' code. Times are those of the trainings that a command
+had to compute, on two CPU cores. Figures of one paper share trainings: "no new training" means that
+another figure's command had computed all of them.
 """
 PAGES = {
     "santurkar2018": "santurkar2018/README.md",
@@ -43,33 +51,112 @@ PAGES = {
 }
 
 Record = dict[str, Any]
+Claim = dict[str, Any]
 
 
 def page() -> str:
     """Return the whole page."""
     by_paper: dict[str, list[Record]] = {}
-    for file in sorted(RESULTS.glob("*/*.json"), key=natural_order):
+    for file in sorted(RESULTS.glob("*/**/*.json"), key=natural_order):
         record = json.loads(file.read_text(encoding="utf-8"))
-        by_paper.setdefault(file.parent.name, []).append(record)
-    papers = sorted(
-        by_paper, key=lambda key: (list(PAPERS).index(key) if key in PAPERS else 99, key)
-    )
+        stem = file.relative_to(RESULTS).with_suffix("")
+        by_paper.setdefault(stem.parts[0], []).append({**record, "page": stem.as_posix()})
+    order = [key for key in PAPERS if key in by_paper]
+    by_paper = {key: by_paper[key] for key in [*order, *(set(by_paper) - set(order))]}
     parts = [HEAD]
-    for key in papers:
-        parts.append(f"## {PAPERS.get(key, key)}\n")
+    for key, records in by_paper.items():
+        parts += [f"## {PAPERS.get(key, key)}\n", statements_table(records)]
         if key in PAGES:
             parts.append(f"[Discussion of these results]({PAGES[key]})\n")
-        parts.append('<div class="gallery" markdown>\n')
-        parts += [thumbnail(record) for record in by_paper[key]]
-        parts.append("</div>\n")
-    parts += [TAIL, summary({key: by_paper[key] for key in papers})]
+    parts.append(FIGURES)
+    for key, records in by_paper.items():
+        parts += [f"### {key}\n", '<div class="gallery" markdown>\n']
+        parts += [*(thumbnail(record) for record in records), "</div>\n"]
+    parts += [COUNTS, summary(by_paper), "## Every claim\n"]
+    for key, records in by_paper.items():
+        parts += [f"### {key}, every claim\n", claims_list(records)]
     return "\n".join(parts)
 
 
-def natural_order(file: Path) -> tuple[str, list[tuple[int, str]]]:
-    """Return a sort key: by folder, then figure 2 before figure 10."""
+def statements_table(records: list[Record]) -> str:
+    """Return a table with the verdict on each statement of a paper, at the largest scale run."""
+    found: dict[str, dict[str, list[Claim]]] = {}
+    for record in records:
+        for claim in record["claims"]:
+            if claim.get("origin", "paper") == "paper":
+                by_scale = found.setdefault(claim.get("statement") or claim["text"], {})
+                by_scale.setdefault(record["scale"], []).append({**claim, "page": record["page"]})
+    rows = [["the paper says", "verdict", "scale", "why"], ["---"] * 4]
+    for statement, by_scale in found.items():
+        scale = max(by_scale, key=SCALES.index)
+        claims = by_scale[scale]
+        pages = dict.fromkeys(claim["page"] for claim in claims)
+        links = ", ".join(f"[{Path(page).name}]({page}.md)" for page in pages)
+        verdict = combined([claim["verdict"] for claim in claims])
+        rows.append([f"{cell(statement)} ({links})", f"**{verdict}**", scale, reason(claims)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def combined(verdicts: list[str]) -> str:
+    """Return the verdict on a statement from those on its parts, as normscope.results does."""
+    found = set(verdicts)
+    if len(found) == 1:
+        return verdicts[0]
+    is_mixed = "partly" in found or {"reproduced", "not reproduced"} <= found
+    return "partly" if is_mixed else "undecided"
+
+
+def reason(claims: list[Claim]) -> str:
+    """Return in one line why a statement has its verdict: the part that decides, with numbers."""
+    count = Counter(claim["verdict"] for claim in claims)
+    worst = max(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
+    against = [claim for claim in claims if claim["verdict"] == "not reproduced"]
+    shown = against[0] if against else worst
+    numbers = shown["measured"].split(" (over all steps")[0]
+    if shown.get("resolve"):
+        numbers = f"{numbers}; undecided: {shown['resolve']}"
+    if len(claims) == 1:
+        return cell(numbers)
+    parts = ", ".join(f"{count[each]} {each}" for each in VERDICTS if count[each])
+    return cell(f"{len(claims)} parts: {parts}. {shown['text']}: {numbers}")
+
+
+def claims_list(records: list[Record]) -> str:
+    """Return all claims of a paper: its own, then those beyond the paper."""
+    head = [["figure", "claim", "measured", "verdict"], ["---"] * 4]
+    tables = {
+        origin: [
+            [
+                f"[{Path(record['page']).name}]({record['page']}.md), {record['scale']}",
+                cell(claim["text"]),
+                cell(claim["measured"]),
+                claim["verdict"],
+            ]
+            for record in records
+            for claim in record["claims"]
+            if (claim.get("origin") == BEYOND) == (origin == BEYOND)
+        ]
+        for origin in ("paper", BEYOND)
+    }
+    parts = []
+    for origin, rows in tables.items():
+        if rows:
+            parts += ["Beyond the paper:\n"] if origin == BEYOND else []
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in head + rows) + "\n")
+    return "\n".join(parts)
+
+
+def cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def natural_order(file: Path) -> tuple[str, list[tuple[int, str]], str]:
+    """Return a sort key: by paper, then figure 2 before figure 10, then the folder."""
     words = re.findall(r"\d+|\D+", file.stem)
-    return file.parent.name, [(int(w), "") if w.isdigit() else (-1, w) for w in words]
+    named = [(int(w), "") if w.isdigit() else (-1, w) for w in words]
+    folder = file.relative_to(RESULTS).parent
+    return folder.parts[0], named, folder.as_posix()
 
 
 def summary(by_paper: dict[str, list[Record]]) -> str:
@@ -89,12 +176,12 @@ def counted(records: list[Record]) -> Counter[str]:
 
 def thumbnail(record: Record) -> str:
     """Return a figure's picture with a link to its page, its verdicts, scale and time."""
-    name, count = record["name"], counted([record])
+    name, path, count = record["name"], record["page"], counted([record])
     verdicts = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
     lines = [
         "<div markdown>\n",
-        f"[![Figure of {name}]({name}.svg)]({name}.md)\n",
-        f"**[{name}]({name}.md)**\n",
+        f"[![Figure of {name}]({path}.svg)]({path}.md)\n",
+        f"**[{name}]({path}.md)**\n",
         f"{verdicts or 'no claim'}\n",
         f"{record['scale']} scale, {duration(record['seconds'])}\n",
         "</div>\n",

@@ -1,11 +1,13 @@
 """The documentation keeps its word: code blocks run, commands parse, links lead somewhere."""
 
 import importlib
+import importlib.util
 import json
 import re
 import shlex
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.references.command_line import parse
 
 from normscope.cli.main import main
 from normscope.experiments import EXPERIMENTS
+from normscope.results import VERDICTS, combine_verdicts
 from normscope.sweeps import ENGINES
 
 ROOT = Path(__file__).parents[2]
@@ -295,17 +298,36 @@ def test_gallery_of_results_is_up_to_date():
 
 def test_gallery_links_every_record_to_its_page_with_claims_and_command():
     gallery = text_of(DOCS / "results" / "index.md")
-    records = sorted((DOCS / "results").glob("*/*.json"))
+    records = sorted((DOCS / "results").glob("*/**/*.json"))
     assert len(records) >= 18
     for record in records:
-        name, page = f"{record.parent.name}/{record.stem}", record.with_suffix(".md")
-        assert f"]({name}.svg)]({name}.md)" in gallery
+        where = record.relative_to(DOCS / "results").with_suffix("").as_posix()
+        name, page = f"{where.split('/')[0]}/{record.stem}", record.with_suffix(".md")
+        assert f"]({where}.svg)]({where}.md)" in gallery
         assert record.with_suffix(".svg").is_file()
         assert f"normscope run {name} " in text_of(page)
         claims = json.loads(text_of(record))["claims"]
-        assert text_of(page).count("reproduced |") + text_of(page).count("undecided |") == len(
-            claims
-        )
+        listed = re.findall(rf"\| ({'|'.join(VERDICTS)})(?:: [^|]*)? \|", text_of(page))
+        assert sorted(listed) == sorted(claim["verdict"] for claim in claims)
+
+
+def gallery_module():
+    found = importlib.util.spec_from_file_location("gallery", DOCS / "gallery.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_gallery_opens_with_the_verdict_on_every_statement_of_the_papers():
+    gallery = text_of(DOCS / "results" / "index.md")
+    tables = gallery[: gallery.index("## Figures")]
+    for record in sorted((DOCS / "results").glob("*/**/*.json")):
+        for claim in json.loads(text_of(record))["claims"]:
+            statement = claim.get("statement") or claim["text"]
+            is_papers = claim.get("origin", "paper") == "paper"
+            assert not is_papers or statement.replace("|", "\\|") in tables
+    for verdicts in product(VERDICTS, repeat=3):
+        assert gallery_module().combined(list(verdicts)) == combine_verdicts(verdicts)
 
 
 def test_gallery_has_every_figure_that_can_be_run():
