@@ -59,15 +59,17 @@ def _summary_of(sections: Sequence[Section]) -> Table | None:
     if len(sections) == 1:
         return None
     judged = any(section.claims for section in sections)
+    found = {claim.verdict for section in sections for claim in section.claims}
+    shown = [each for each in VERDICTS if each in found or each != "partly"] if judged else []
     rows = []
     for section in sections:
         given = [claim.verdict for claim in section.claims]
-        counts = [given.count(each) if given else None for each in VERDICTS] if judged else []
+        counts = [given.count(each) if given else None for each in shown]
         files = [each for each in section.downloads if not each.left_out]
         parts = (len(section.pictures), len(section.tables), len(files))
         seconds = None if section.seconds is None else float(format_seconds(section.seconds))
         rows.append((section.title, *counts, *parts, seconds))
-    columns = ("result", *(VERDICTS if judged else ()), "figures", "tables", "files", "seconds")
+    columns = ("result", *shown, "figures", "tables", "files", "seconds")
     return Table("Results in this report", columns, rows)
 
 
