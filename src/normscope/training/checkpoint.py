@@ -151,6 +151,15 @@ def resume(
     RandomGenerators(model).set_torch_states(_on_cpu(content["random"]))
 
 
+def steps_taken(path: Path) -> int:
+    """Return the number of updates that a checkpoint has; 0 if there is none.
+
+    Args:
+        path: the file.
+    """
+    return int(_read(path, torch.device("cpu"))["taken"]) if path.exists() else 0
+
+
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
     """Return the content of a checkpoint, verified."""
     try:

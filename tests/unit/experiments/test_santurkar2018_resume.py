@@ -13,6 +13,7 @@ from normscope.experiments.santurkar2018 import training, trainings
 from normscope.probes import Scope
 from normscope.progress import Progress
 from normscope.results import State, Store
+from normscope.training.checkpoint import steps_taken
 
 RECORDS = "santurkar2018 training"
 FIGURE = {"name": "santurkar2018/figure7", "steps": 8, "every": 2, "evaluated": 20}
@@ -87,6 +88,9 @@ def test_interrupted_training_resumes_from_its_checkpoint(tmp_path, monkeypatch)
     monkeypatch.setattr(Scope, "step", step)
     with Store(tmp_path / "runs.sqlite") as store, pytest.raises(KeyboardInterrupt):
         run(**FIGURE, store=store)
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
+    assert steps_taken(checkpoint) == 3
+    assert steps_taken(tmp_path / "none.pt") == 0
     with Store(tmp_path / "runs.sqlite") as store:
         resumed = run(**FIGURE, store=store)
     assert seen[6:11] == [3, 4, 5, 6, 7]  # after the checkpoint, not from the beginning

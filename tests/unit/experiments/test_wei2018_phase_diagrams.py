@@ -262,6 +262,21 @@ def test_panel_draws_a_heat_map_for_each_loss(panel):
     assert titles[:2] == ["squared error", "cross entropy"]
 
 
+def test_panel_searches_the_boundary_where_it_is_asked_to():
+    options = {"gammas": (0.5, 2.0), "learning_rates": (0.01, 100.0), "width": 16, "epochs": 1.0}
+    search = {"losses": ("squared_error",), "boundary_gammas": (1.0,), "boundary_seeds": 2}
+    name = "wei2018/figure2_mnist_fully_connected"
+    result = run(name, **options, **search, tolerance=0.3)
+    low, high = (
+        result.dataset[f"boundary_{end}"].sel(boundary_gamma=1.0) for end in ("low", "high")
+    )
+    assert (high / low).values.ravel() == pytest.approx([1.15] * 2, abs=0.15)
+    assert result.dataset["boundary_theory"].dims == ("loss", "closure", "boundary_gamma")
+    assert all("bisected" in claim.measured for claim in result.claims[:3])
+    (panel, *_) = result.figure().axes
+    assert "measured, bisected" in [str(each.get_label()) for each in panel.containers]
+
+
 def test_figure_three_is_over_the_weights_deviation():
     options = {"deviations": (0.7, 2.0), "learning_rates": (1e-4, 100.0), "width": 16}
     result = run("wei2018/figure3", epochs=1.0, **options)

@@ -38,6 +38,7 @@ from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.results import Store
 from normscope.results.record import record_key
 from normscope.text import format_duration
+from normscope.training.checkpoint import steps_taken
 
 RECORDS = "santurkar2018 training"
 REVISION = 2  # raise it when a change of the code changes the numbers
@@ -146,7 +147,10 @@ def _announce(planned: Mapping[_Key, Training], store: Store, progress: Progress
         if kind not in costs:
             costs[kind] = estimate_seconds(training, seed)
         step, measurement = costs[kind]
-        total += training.steps * step + len(training.measured) * measurement
+        checkpoint = _checkpoint(training, seed, store)
+        taken = 0 if checkpoint is None else steps_taken(checkpoint)
+        measured = sum(each >= taken for each in training.measured)
+        total += (training.steps - taken) * step + measured * measurement
     if waiting:
         units = [f"{1e3 * step:.0f} ms a step of {norm}" for (norm, _), (step, _) in costs.items()]
         time = f"about {format_duration(total)} ({', '.join(dict.fromkeys(units))})"
