@@ -160,6 +160,16 @@ def steps_taken(path: Path) -> int:
     return int(_read(path, torch.device("cpu"))["taken"]) if path.exists() else 0
 
 
+def read_observer(path: Path) -> tuple[Mapping[str, Any], list[float]]:
+    """Return the state of the callback in a checkpoint, and the losses so far.
+
+    Args:
+        path: the file; the training may be under way in another process.
+    """
+    content = _read(path, torch.device("cpu"))
+    return _observer_state(path, content), content["losses"].tolist()
+
+
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
     """Return the content of a checkpoint, verified."""
     try:

@@ -114,6 +114,37 @@ def test_read_only_store_leaves_out_what_it_lacks(tmp_path):
     assert all(claim.holds is None for claim in found.claims)
 
 
+def test_trainings_under_way_count_up_to_their_checkpoint(tmp_path, monkeypatch):
+    for module in (training, trainings):
+        monkeypatch.setattr(module, "CHECKPOINT_EVERY", 3)
+    whole = run(**FIGURE)
+    original, seen = Scope.step, []
+
+    def step(self, *batch):
+        seen.append(self._step)
+        if len(seen) == 8 + 6:  # in the second training, after its checkpoint of three steps
+            raise KeyboardInterrupt
+        return original(self, *batch)
+
+    monkeypatch.setattr(Scope, "step", step)
+    with Store(tmp_path / "runs.sqlite") as store, pytest.raises(KeyboardInterrupt):
+        run(**FIGURE, store=store)
+    with Store(tmp_path / "runs.sqlite", read_only=True) as store:
+        found = run(**FIGURE, store=store, unfinished=True)
+        assert run(**FIGURE, store=store).dataset["training_loss"].sizes["step"] == 4
+    assert found.dataset.attrs["unfinished"].endswith(
+        "batch, learning rate 0.1, seed 0: 3 of 8 steps"
+    )
+    for name in ("training_loss", "activation_mean_change"):
+        shown = found.dataset[name].sel(norm=["none", "batch"])
+        expected = whole.dataset[name].sel(norm=["none", "batch"], step=[0, 2])
+        if name == "activation_mean_change":  # the step after completes it
+            shown, expected = (each.sel(step=0) for each in (shown, expected))
+        xr.testing.assert_equal(shown, expected)
+    assert {claim.verdict for claim in found.claims} == {"undecided"}
+    assert all("3 of 8 steps" in claim.resolve for claim in found.claims)
+
+
 def test_medium_scale_has_the_papers_steps_and_fewer_seeds_of_the_other_norms():
     settings = EXPERIMENTS["santurkar2018/figure11"].settings("medium", {})
     paper = EXPERIMENTS["santurkar2018/figure11"].settings("paper", {})

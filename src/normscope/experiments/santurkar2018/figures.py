@@ -36,7 +36,7 @@ from normscope.experiments.santurkar2018.measurements import (
     vgg_trainings,
 )
 from normscope.experiments.santurkar2018.training import Training
-from normscope.experiments.santurkar2018.trainings import MISSING, run_trainings
+from normscope.experiments.santurkar2018.trainings import MISSING, UNFINISHED, run_trainings
 from normscope.plots.layer_shift import moment_changes, shift_by_layer, shift_with_training
 from normscope.plots.loss_landscape import landscape, predictiveness, training_and_landscape
 from normscope.plots.training_curves import (
@@ -236,6 +236,7 @@ class _Figure:
         seeds: int,
         seed: int,
         other_seeds: int | None = None,
+        unfinished: bool = False,
         store: Store,
         progress: ProgressCallback,
         **settings: Any,
@@ -247,18 +248,24 @@ class _Figure:
         planned = [self._trainings(each, settings) for each in self.networks]  # checks all settings
         results = [
             run_trainings(
-                each, range(seed, seed + seeds), store, progress, other_seeds if is_vgg else None
+                each,
+                range(seed, seed + seeds),
+                store,
+                progress,
+                other_seeds if network == "vgg" else None,
+                unfinished,
             )
-            for each, is_vgg in zip(planned, (name == "vgg" for name in self.networks), strict=True)
+            for network, each in zip(self.networks, planned, strict=True)
         ]
         parts = [
             self.select(each.isel(learning_rate=0) if each.sizes["learning_rate"] == 1 else each)
             for each in results
         ]
         selected = beside(*parts) if len(parts) > 1 else parts[0]
-        missing = [each.attrs[MISSING] for each in results if MISSING in each.attrs]
-        if missing:
-            selected = selected.assign_attrs({MISSING: "; ".join(missing)})
+        for name in (MISSING, UNFINISHED):
+            listed = [each.attrs[name] for each in results if name in each.attrs]
+            if listed:
+                selected = selected.assign_attrs({name: "; ".join(listed)})
         if "vgg" not in self.networks:
             return selected.assign_attrs(steps=settings["linear_steps"])
         read = ("data", "width", "steps", "evaluated")[: 3 if len(parts) > 1 else 4]
@@ -274,12 +281,17 @@ class _Figure:
         """Return the paper's statements about the figure, judged network by network."""
         source = f"santurkar2018, Figure {self.number}"
         parts = [results, *([linear_part(results)] if len(self.networks) > 1 else [])]
-        return [
+        claims = [
             replace(claim, statement=claim.statement or STATEMENTS[self.number])
             for network, part in zip(self.networks, parts, strict=True)
             for judge in self.judges
             for claim in judge(part, source, _NETWORKS[network])
         ]
+        under_way = results.attrs.get(UNFINISHED)
+        if not under_way:
+            return claims
+        remedy = f"the end of the trainings ({under_way})"
+        return [replace(each, holds=None, partly=False, resolve=remedy) for each in claims]
 
     def register(self) -> None:
         """Make an experiment of the figure."""
@@ -291,7 +303,7 @@ class _Figure:
         defaults = {key: value for each in self.networks for key, value in DEFAULTS[each].items()}
         scales: dict[str, dict[str, Any]] = {scale: {} for scale in SCALES}
         scales["quick"]["seeds"] = 1
-        counts = {"seeds": 3, "seed": 0}
+        counts: dict[str, Any] = {"seeds": 3, "seed": 0, "unfinished": False}
         if "vgg" in self.networks and set(self.norms) - set(_TWO):
             counts["other_seeds"] = 3
             scales["medium"]["other_seeds"] = 1

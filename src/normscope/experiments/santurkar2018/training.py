@@ -22,7 +22,8 @@ from normscope.models import build
 from normscope.probes import PROBES, Probe, Scope
 from normscope.problem import Problem, RandomGenerators
 from normscope.problem.loss import Loss, cross_entropy
-from normscope.training import Outcome, Run, Step, evaluate, fit, sgd, train
+from normscope.training import Outcome, Step, evaluate, fit, sgd, train
+from normscope.training.checkpoint import read_observer
 
 MOMENTS = ("activation_moments",)
 ALL_PROBES = (
@@ -189,27 +190,50 @@ def run_training(
             checkpoint_every=CHECKPOINT_EVERY,
         )
     final = _accuracy(model, loss, data.test, len(data.test.x) if training.evaluated else 0)
-    found = scope.results.drop_vars(("channel", "learning_rate"), errors="ignore")
-    curves = {
-        name: ("step", [each[place] for each in measurements.accuracies])
-        for place, name in enumerate(("training_accuracy", "test_accuracy"))
-    }
-    outcome = _outcome(training, run)
-    ends = {"final_test_accuracy": final, "processor_seconds": measurements.seconds}
-    return found.assign({**curves, **outcome, **ends})
-
-
-def _outcome(training: Training, run: Run) -> dict[str, Any]:
-    """Return the mean loss before each measured step, the last loss, and how the training ended."""
     diverged = run.outcome is Outcome.DIVERGED
-    ends = [each + 1 for each in training.measured if each < len(run.losses)]
-    means = [np.mean(run.losses[begin:end]) for begin, end in pairwise((0, *ends))]
-    return {
-        "training_loss": ("step", means),
-        "final_loss": float("nan") if diverged else float(run.losses[-1]),
-        "updates_taken": run.steps,
-        "diverged": int(diverged),
-    }
+    return _curves(training, scope, measurements, run.losses).assign(
+        final_loss=float("nan") if diverged else float(run.losses[-1]),
+        updates_taken=run.steps,
+        diverged=int(diverged),
+        final_test_accuracy=final,
+        processor_seconds=measurements.seconds,
+    )
+
+
+def read_unfinished(training: Training, seed: int, checkpoint: Path) -> xr.Dataset:
+    """Return what a training under way has measured until its last checkpoint.
+
+    Args:
+        training: its settings.
+        seed: of weights, data and probes.
+        checkpoint: of the training, perhaps in another process.
+
+    Returns:
+        As `run_training`, up to that step; what only the end has is NaN.
+    """
+    model, data, loss = _problem(training, seed)
+    scope = _scope(training, model, loss, sgd(training.learning_rate)(model.parameters()), seed)
+    measurements = _Measurements(training, data, loss, scope)
+    state, losses = read_observer(checkpoint)
+    measurements.load_state_dict(state)
+    ends = ("final_loss", "updates_taken", "diverged", "final_test_accuracy", "processor_seconds")
+    found = _curves(training, scope, measurements, np.array(losses))
+    return found.assign(dict.fromkeys(ends, np.nan))
+
+
+def _curves(
+    training: Training, scope: Scope, measurements: _Measurements, losses: np.ndarray
+) -> xr.Dataset:
+    """Return the probes' variables, the mean loss before each measured step, and accuracies."""
+    ends = [each + 1 for each in training.measured if each < len(losses)]
+    means = [np.mean(losses[begin:end]) for begin, end in pairwise((0, *ends))]
+    accuracies = np.array(measurements.accuracies).reshape(-1, 2).T
+    found = scope.results.drop_vars(("channel", "learning_rate"), errors="ignore")
+    return found.assign(
+        training_loss=("step", means),
+        training_accuracy=("step", accuracies[0]),
+        test_accuracy=("step", accuracies[1]),
+    )
 
 
 def estimate_seconds(training: Training, seed: int) -> tuple[float, float]:

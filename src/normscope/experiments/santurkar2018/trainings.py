@@ -32,6 +32,7 @@ from normscope.experiments.santurkar2018.training import (
     CHECKPOINT_EVERY,
     Training,
     estimate_seconds,
+    read_unfinished,
     run_training,
 )
 from normscope.progress import Progress, ProgressCallback, ignore_progress
@@ -44,6 +45,7 @@ RECORDS = "santurkar2018 training"
 REVISION = 2  # raise it when a change of the code changes the numbers
 
 MISSING = "missing"  # attribute of a dataset: trainings that a read-only store lacks
+UNFINISHED = "unfinished"  # attribute of a dataset: trainings that were under way
 _LONG = 1_000  # steps from which the time is estimated before
 
 _Key = tuple[float, str, int]  # learning rate, normalization, seed
@@ -55,6 +57,7 @@ def run_trainings(
     store: Store,
     progress: ProgressCallback,
     other_seeds: int | None = None,
+    unfinished: bool = False,
 ) -> xr.Dataset:
     """Return trainings that differ in normalization or learning rate, from the store or run now.
 
@@ -69,6 +72,8 @@ def run_trainings(
         store: keeps one record for each training and seed.
         progress: called before each training and during it.
         other_seeds: number of seeds of normalizations other than none and batch; None: all.
+        unfinished: of a read-only store, also use trainings under way up to their last checkpoint;
+            all are cut to the shortest then, and the attribute ``unfinished`` lists them.
 
     Returns:
         The probes' variables over (norm, learning_rate, seed, step, ...); ``training_loss`` (the
@@ -87,6 +92,8 @@ def run_trainings(
         if training.norm in ("none", "batch") or other_seeds is None or place < other_seeds
     }
     runs, missing = _records(planned, store, progress)
+    under_way = _add_unfinished(runs, planned, store) if unfinished and store.read_only else []
+    missing = [each for each in missing if not any(label.startswith(each) for label in under_way)]
     if not runs:
         raise StateError(f"{store!r} has none of the {len(planned)} trainings; run them first.")
     empty = xr.full_like(next(iter(runs.values())), np.nan, dtype=float)
@@ -102,7 +109,28 @@ def run_trainings(
     }
     found = side_by_side("learning_rate", by_rate)
     found = found.transpose("norm", "learning_rate", "seed", ..., missing_dims="ignore")
-    return found.assign_attrs({MISSING: "; ".join(missing)} if missing else {})
+    listed = {MISSING: "; ".join(missing), UNFINISHED: "; ".join(under_way)}
+    return found.assign_attrs({name: text for name, text in listed.items() if text})
+
+
+def _add_unfinished(
+    runs: dict[_Key, xr.Dataset], planned: Mapping[_Key, Training], store: Store
+) -> list[str]:
+    """Add trainings under way, cut all to the shortest, and return a label for each of them."""
+    labels: list[str] = []
+    last = np.inf
+    for key, training in planned.items():
+        checkpoint = _checkpoint(training, key[-1], store)
+        if key in runs or checkpoint is None or not checkpoint.exists():
+            continue
+        found = read_unfinished(training, key[-1], checkpoint)
+        taken = steps_taken(checkpoint)
+        labels.append(f"{training.label}, seed {key[-1]}: {taken:,} of {training.steps:,} steps")
+        last = min(last, float(found["step"].max()))
+        runs[key] = found.drop_vars("seed", errors="ignore")
+    for key in list(runs) if labels else ():
+        runs[key] = runs[key].sel(step=runs[key]["step"] <= last)
+    return labels
 
 
 def _records(
