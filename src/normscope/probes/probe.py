@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from normscope.errors import ArgumentTypeError, InputError, UnknownNameError
+from normscope.errors import ArgumentTypeError, InputError, StateError, UnknownNameError
 from normscope.probes.cost import Cost
 from normscope.probes.schedule import check_every
 from normscope.registry import Registry, unknown_name
@@ -107,7 +107,16 @@ class Probe(ABC):
 
         A probe that keeps more between steps than the step of its last measurement overrides
         this and `load_state_dict`, so that a resumed training measures the same.
+
+        Raises:
+            StateError: if the probe has a `reset` of its own, but no `state_dict`.
         """
+        own = type(self)
+        if own.reset is not Probe.reset and own.state_dict is Probe.state_dict:
+            raise StateError(
+                f"the probe {self.name!r} keeps something between steps (it has a reset), but no "
+                "state_dict that saves it; write one, or measure without it."
+            )
         return {"last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

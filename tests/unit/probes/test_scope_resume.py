@@ -79,6 +79,16 @@ def test_state_of_another_scope_is_refused():
         begun.load_state_dict(state)
 
 
+def test_probe_that_would_lose_its_history_is_refused():
+    class Forgetful(CovariateShift):
+        def reset(self, seed):
+            self.history = []
+
+    scope = Scope(nn.Linear(2, 1), "squared_error", learning_rate=0.1, probes=[Forgetful()])
+    with pytest.raises(StateError, match="'covariate_shift' keeps something between steps"):
+        scope.state_dict()
+
+
 def test_checkpoint_without_the_callbacks_state_is_refused(tmp_path):
     path = tmp_path / "training.pt"
     model = nn.Linear(2, 1)
