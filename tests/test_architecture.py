@@ -45,7 +45,7 @@ WITH_TORCH = {
     "meanfield": FIRST_FLOOR,
     "decoupled": FIRST_FLOOR,
     "training": SECOND_FLOOR,
-    "probes": THIRD_FLOOR,
+    "probes": THIRD_FLOOR | {"learning_rate"},  # its update rules
     "theorems": THIRD_FLOOR,
     "learning_rate": THIRD_FLOOR,
     "sweeps": FOURTH_FLOOR,

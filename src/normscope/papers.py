@@ -157,6 +157,33 @@ PAPERS = {
             1983,
             "https://doi.org/10.1080/00031305.1983.10483115",
         ),
+        Paper(
+            "cohen2021",
+            "Jeremy Cohen, Simran Kaur, Yuanzhi Li, J. Zico Kolter, Ameet Talwalkar",
+            "Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability",
+            "ICLR",
+            2021,
+            "https://arxiv.org/abs/2103.00065",
+        ),
+        Paper(
+            "cohen2022",
+            "Jeremy Cohen, Behrooz Ghorbani, Shankar Krishnan, Naman Agarwal, Sourabh "
+            "Medapati, Michal Badura, Daniel Suo, David Cardoze, Zachary Nado, George E. "
+            "Dahl, Justin Gilmer",
+            "Adaptive Gradient Methods at the Edge of Stability",
+            "arXiv",
+            2022,
+            "https://arxiv.org/abs/2207.14484",
+        ),
+        Paper(
+            "andreyev2026",
+            "Arseniy Andreyev, Advikar Ananthkumar, Marc Walden, Tomaso Poggio, Pierfrancesco "
+            "Beneventano",
+            "Momentum Further Constrains Sharpness at the Edge of Stochastic Stability",
+            "arXiv",
+            2026,
+            "https://arxiv.org/abs/2604.14108",
+        ),
     )
 }
 """The papers by key."""

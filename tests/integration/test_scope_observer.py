@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.probes import PROBES, ActivationMoments, EffectiveSmoothness, Scope, StatisticsGap
+from normscope.probes import (
+    PROBES,
+    ActivationMoments,
+    EffectiveSmoothness,
+    Scope,
+    Stability,
+    StatisticsGap,
+)
 from normscope.problem import cross_entropy
 
 STEPS = 50
@@ -63,6 +70,7 @@ SIZES = {"vgg": 32}
 CONFIGURED = {
     "activation_moments": ActivationMoments(bins=5),
     "effective_smoothness": EffectiveSmoothness(local=True),
+    "stability": Stability(sharpness=True, preconditioned_sharpness=True, batch_sharpness=True),
     "statistics_gap": StatisticsGap(),
 }
 

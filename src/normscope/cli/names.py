@@ -54,7 +54,7 @@ yang2019/explosion yang2019/trainability
 """
 _PROBES = """
 activation_moments covariate_shift curvature effective_smoothness gradient_norms
-gradient_predictiveness loss_variation statistics_gap
+gradient_predictiveness loss_variation stability statistics_gap
 """
 _MODELS = "conv_net deep_linear fully_connected preact_resnet18 vgg vgg16"
 _NORMS = "batch dyt group instance l1 l2 layer linf noisy none rms"

@@ -242,7 +242,10 @@ class _CurvatureChecks:
 
 
 def preconditioned_eigenvalue(
-    operator: CurvatureOperator, preconditioner: Preconditioner, tolerance: float = _TOLERANCE
+    operator: CurvatureOperator,
+    preconditioner: Preconditioner,
+    tolerance: float = _TOLERANCE,
+    guess: Tensor | None = None,
 ) -> tuple[float, Tensor, int]:
     r"""Return the largest eigenvalue of the curvature in units of the optimizer's steps.
 
@@ -252,6 +255,7 @@ def preconditioned_eigenvalue(
         operator: G.
         preconditioner: P, and the diagonal W of the weight decay in the gradient.
         tolerance: relative.
+        guess: the vector of an earlier search, to start from; None for a random one.
 
     Returns:
         The eigenvalue, its vector in scaled parameters, and the number of matvecs.
@@ -271,7 +275,9 @@ def preconditioned_eigenvalue(
     size = operator.shape[0]
     if size == 1:
         return float(matvec(np.ones(1))[0]), torch.ones_like(root), 1
-    start = torch.randn(size, generator=torch.Generator().manual_seed(0)).double().numpy()
+    if guess is None:
+        guess = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    start = guess.double().cpu().numpy()
     scaled = LinearOperator((size, size), matvec=matvec, dtype=np.float64)
     values, vectors = eigsh(scaled, k=1, which="LA", tol=tolerance, v0=start, ncv=min(size, 12))
     vector = torch.as_tensor(vectors[:, 0], dtype=root.dtype, device=root.device)

@@ -87,6 +87,49 @@ class UpdateRule:
             pull = gain * (curvature + self.weight_decay)
         return 2 * (1 + self.momentum) / pull if pull > 0 else math.inf
 
+    def critical_curvature(self, rate: float) -> float:
+        r"""Return the curvature above which a quadratic diverges at this learning rate.
+
+        .. math:: \lambda^* = \frac{2 (1 + \mu)}{(1 - \tau)\, \eta} - w, \qquad
+            \lambda^*_{\mathrm{Adam}} = \frac{2 + 2 \beta_1}{(1 - \beta_1)\, \eta}
+
+        The inverse of `largest_stable_rate`. Reference: cohen2021, Section 2.1; cohen2022, Eq. (2),
+        for Adam's preconditioned curvature. Notation: as there, beta_1 = momentum.
+
+        Args:
+            rate: the learning rate, positive.
+
+        >>> UpdateRule("SGD").critical_curvature(0.1)
+        20.0
+        >>> adam = UpdateRule("Adam", momentum=0.9, dampening=0.9, second_moment=0.999)
+        >>> round(adam.critical_curvature(1.0), 6)
+        38.0
+        """
+        gain = 1 + 2 * self.momentum if self.nesterov else 1 - self.dampening
+        pull = 2 * (1 + self.momentum) / rate
+        if self.decoupled:
+            pull -= (1 + self.momentum) * self.weight_decay
+        decay = 0.0 if self.decoupled or self.second_moment is not None else self.weight_decay
+        return pull / gain - decay
+
+    def critical_curvature_of_noise(self, rate: float) -> float:
+        r"""Return the curvature above which small batches are unstable at this learning rate.
+
+        .. math:: \lambda^* = \frac{2 (1 - \mu)}{(1 - \tau)\, \eta} - w
+
+        Momentum sums the noise of 1 / (1 - mu) batches, so that it lowers this threshold. Without
+        momentum it is that of `critical_curvature`.
+
+        Reference: andreyev2026, for heavy-ball momentum.
+
+        Args:
+            rate: the learning rate, positive.
+
+        >>> round(UpdateRule("SGD", momentum=0.9).critical_curvature_of_noise(0.1), 6)
+        2.0
+        """
+        return 2 * (1 - self.momentum) / ((1 - self.dampening) * rate) - self.weight_decay
+
     def __str__(self) -> str:
         """Name and hyperparameters in a few words.
 

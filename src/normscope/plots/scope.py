@@ -16,6 +16,7 @@ from normscope.errors import StateError
 from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
 from normscope.plots.labels import add_values
 from normscope.plots.names import BANDS, dimension_name, layer_name, quantity_name
+from normscope.plots.stability import THRESHOLDS, threshold_lines
 from normscope.plots.style import legend_entries, named_legend, new_axes, new_figure
 
 _WIDE = 30.0  # a quantity that spans a larger ratio gets a logarithmic axis
@@ -59,6 +60,7 @@ def scope_figure(results: xr.Dataset) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, shown, strict=False):
         _PANELS.get(name, _panel)(results[name], axes)
+        threshold_lines(results, name, axes)
         axes.set_title(_title(quantity_name(name), int(_TITLE_WIDTH * width)), fontsize="medium")
     for axes in panels[len(shown) :]:
         axes.remove()
@@ -221,11 +223,13 @@ _PANELS: dict[str, Callable[[xr.DataArray, Axes], object]] = {
     "spread_gap": _first_comparison,
 }
 _NOT_DRAWN = (  # ends of bands, moments whose change is drawn, histograms, and the like
-    *("learning_rate", "loss_low", "loss_high", "smoothness", "top_eigenvalue_residual"),
+    *("loss_low", "loss_high", "smoothness", "top_eigenvalue_residual"),
     *("gradient_distance_low", "gradient_distance_high"),
     *("gradient_cosine_low", "gradient_cosine_high"),
     *("activation_mean", "activation_variance"),
     *("histogram", "histogram_low", "histogram_high"),
+    "critical_rate_error",
+    *(each for thresholds in THRESHOLDS.values() for each in thresholds),
 )
 
 

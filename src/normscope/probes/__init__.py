@@ -11,6 +11,7 @@ from normscope.probes.gradient_predictiveness import GradientPredictiveness
 from normscope.probes.loss_variation import LossVariation
 from normscope.probes.probe import PRESETS, PROBES, Probe
 from normscope.probes.scope import Scope
+from normscope.probes.stability import Stability
 from normscope.probes.statistics_gap import StatisticsGap
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "LossVariation",
     "Probe",
     "Scope",
+    "Stability",
     "StatisticsGap",
     "StepContext",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.probes.batch_loss import BatchLoss, dense, differentiate
@@ -20,6 +20,8 @@ from normscope.problem.problem import Problem
 from normscope.training.optimizers import step_on_copies
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from normscope.probes.observed import ObservedModel
     from normscope.probes.probe import Probe
 
@@ -102,16 +104,29 @@ class StepContext:
         Raises:
             StateError: if the optimizer's update cannot be computed on copies.
         """
-        observed = self.observed
-        if observed.optimizer is None:
+        if self._stepped is None:
             return {
                 name: torch.sub(self.parameters[name], gradient, alpha=self.learning_rates[name])
                 for name, gradient in self.gradient.items()
             }
+        return {name: tensor.detach() for name, tensor in self._stepped[0].items()}
+
+    @property
+    def updated_optimizer(self) -> tuple[dict[str, nn.Parameter], Optimizer] | None:
+        """The optimizer's copy after this step, and its parameters; None without an optimizer."""
+        return self._stepped
+
+    @cached_property
+    def _stepped(self) -> tuple[dict[str, nn.Parameter], Optimizer] | None:
+        observed = self.observed
+        if observed.optimizer is None:
+            return None
         own = dict(observed.model.named_parameters())
         gradients: dict[Tensor, Tensor] = {own[n]: g for n, g in self.gradient.items()}
-        copies = step_on_copies(observed.optimizer, gradients, observed.learning_rate, self.seed)
-        return {name: copies[own[name]].detach() for name in self.gradient}
+        copies, optimizer = step_on_copies(
+            observed.optimizer, gradients, observed.learning_rate, self.seed
+        )
+        return {name: copies[own[name]] for name in self.gradient}, optimizer
 
     @property
     def learning_rate(self) -> float:

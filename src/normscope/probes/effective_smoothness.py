@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from normscope.curvature.custom_functions import custom_functions, find_missing_derivative
-from normscope.curvature.precision import perturbed
 from normscope.probes.cost import Cost
+from normscope.probes.hessian_product import hessian_product
 from normscope.probes.probe import PROBES, Dimensions, Probe, Values
 
 if TYPE_CHECKING:
@@ -69,16 +66,6 @@ class EffectiveSmoothness(Probe):
         return Cost(4, "a product with the Hessian", exact=False) if self.local else Cost(0)
 
 
-def _loss(context: StepContext, change: float) -> Tensor:
-    """Return the loss with its graph, at parameters that differ by a relative change."""
-    tensors = context.copy_parameters()
-    for number, name in enumerate(context.gradient):
-        moved = perturbed(tensors[name], change, number) if change else tensors[name]
-        tensors[name] = moved.requires_grad_()
-    with context.batch_loss.at(tensors, twice=True):
-        return context.batch_loss.forward()
-
-
 def _local_smoothness(context: StepContext) -> float:
     r"""Return the slope of the gradient at the parameters, along the ray.
 
@@ -89,18 +76,6 @@ def _local_smoothness(context: StepContext) -> float:
     length = math.sqrt(sum(float(each) ** 2 for each in lengths))
     if not (math.isfinite(context.loss) and math.isfinite(length) and length > 0):
         return math.nan
-    tensors = context.copy_parameters()
-    leaves = [tensors[name].requires_grad_() for name in context.gradient]
-    with context.batch_loss.at(tensors, twice=True):
-        loss = context.batch_loss.forward()
-        if custom_functions(loss) and (error := find_missing_derivative(partial(_loss, context))):
-            raise error
-        first = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
-        pairs = zip(context.gradient.items(), first, strict=True)
-        along = [(g * (rates[n] / length) * f).sum() for (n, g), f in pairs if f is not None]
-        slope = torch.stack([part.double() for part in along]).sum()
-        if not slope.requires_grad:  # the gradient is constant
-            return 0.0
-        second = torch.autograd.grad(slope, leaves, allow_unused=True)
-    parts = [float(torch.linalg.vector_norm(part)) for part in second if part is not None]
-    return math.sqrt(sum(part**2 for part in parts))
+    direction = {name: g * (rates[name] / length) for name, g in context.gradient.items()}
+    product = hessian_product(context, direction)
+    return math.sqrt(sum(float(torch.linalg.vector_norm(part)) ** 2 for part in product.values()))

@@ -90,6 +90,8 @@ class ObservedModel:
         Raises:
             InputError: if there is no learning rate and a probe needs it.
         """
+        for probe in probes:
+            probe.check_optimizer(self.optimizer)
         names = [probe.name for probe in probes if probe.needs_learning_rate]
         if names and self.optimizer is None and self.learning_rate is None:
             raise InputError(f"{_need(names)} a learning rate; give optimizer= or learning_rate=.")
@@ -102,9 +104,11 @@ class ObservedModel:
                 f"{_need(names)} a learning rate, and {type(self.optimizer).__name__} has no 'lr' "
                 "in its parameter groups; give learning_rate=."
             )
-        if any(probe.needs_update for probe in probes):
+        names = [probe.name for probe in probes if probe.needs_update]
+        if names:
             parameters = [p for group in groups for p in group["params"] if p.requires_grad]
-            step_on_copies(self.optimizer, {p: torch.zeros_like(p) for p in parameters})
+            gradients: dict[Tensor, Tensor] = {p: torch.zeros_like(p) for p in parameters}
+            step_on_copies(self.optimizer, gradients, needed_by=", ".join(names))
 
     def problem(self, inputs: Any, targets: Any) -> Problem:
         """Return this step's batch with the model and the loss, validated.

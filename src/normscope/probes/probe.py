@@ -18,6 +18,8 @@ from normscope.warn import warn
 if TYPE_CHECKING:
     from typing import Self
 
+    from torch.optim import Optimizer
+
     from normscope.probes.context import StepContext
     from normscope.probes.execution import ForwardHooks
 
@@ -92,6 +94,10 @@ class Probe(ABC):
 
     def reset(self, seed: int) -> None:
         """Clear the state of earlier steps; called once, at the beginning."""
+        return
+
+    def check_optimizer(self, optimizer: Optimizer | None) -> None:
+        """Raise if the probe cannot measure what it is asked for with an optimizer."""
         return
 
     def due(self, step: int) -> bool:

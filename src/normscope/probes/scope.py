@@ -382,7 +382,14 @@ class Scope:
         rows = len(self._record.rows) + (self._pending is not None)
         return f"Scope({type(self._observed.model).__name__}: {names}; {rows} measured, {state})"
 
+    def __str__(self) -> str:
+        """Return what is measured and, with the probe ``stability``, the distance to the edge."""
+        from normscope.plots.stability import stability_headline
+
+        headline = stability_headline(self.results)
+        return f"{headline}\n{self!r}" if headline else repr(self)
+
     def _repr_html_(self) -> str:
         from normscope.report.datasets import scope_html
 
-        return scope_html(self.results, repr(self))
+        return scope_html(self.results, str(self))

@@ -10,6 +10,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from normscope.plots.names import quantity_name
+from normscope.plots.stability import stability_headline
 from normscope.report.diagrams import RATE, grid_bracket, has_result, setting_axis
 from normscope.report.document import Card
 from normscope.results import VERDICTS, Claim
@@ -266,6 +267,8 @@ def describe_scope(dataset: xr.Dataset) -> list[str]:
         f"{_course(dataset, 'loss', 'the loss')}.",
         *_describe_rays(dataset),
     ]
+    headline = stability_headline(dataset)
+    found += [f"{headline[0].upper()}{headline[1:]}."] if headline else []
     found += [
         f"{_course(dataset, name, f'The {quantity_name(name)}')}."
         for name in _DESCRIBED

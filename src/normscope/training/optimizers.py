@@ -193,7 +193,8 @@ def step_on_copies(
     gradients: Mapping[Tensor, Tensor],
     learning_rate: float | None = None,
     seed: int = 0,
-) -> dict[Tensor, nn.Parameter]:
+    needed_by: str = "covariate_shift",
+) -> tuple[dict[Tensor, nn.Parameter], Optimizer]:
     """Step a copy of an optimizer on copies of its parameters.
 
     The copy has the optimizer's state (momentum, moments). Hooks on the step do not run.
@@ -203,16 +204,18 @@ def step_on_copies(
         gradients: by parameter; parameters without one are not updated.
         learning_rate: in place of the rate of every group.
         seed: of optimizers that draw random numbers.
+        needed_by: names of the probes that need the update, for the error.
 
     Returns:
-        The updated copies, by original parameter.
+        The updated copies, by original parameter, and the optimizer's copy, whose state is that
+        after the step.
 
     Raises:
         StateError: if the optimizer cannot be copied, needs a closure or refuses dense gradients.
     """
     with torch.inference_mode(False), torch.no_grad():
         copies = _copy_parameters(optimizer, gradients)
-        clone = copy_optimizer(optimizer, copies, "leave out the probe covariate_shift")
+        clone = copy_optimizer(optimizer, copies, f"leave out the probe {needed_by}")
         for group in clone.param_groups if learning_rate is not None else ():
             group["lr"] = learning_rate
     device = next(iter(copies)).device
@@ -227,9 +230,9 @@ def step_on_copies(
         raise StateError(
             f"the update of {type(optimizer).__name__} cannot be computed on a copy, with dense "
             f"gradients and without a closure ({type(error).__name__}: {error}); leave out the "
-            "probe covariate_shift, or give learning_rate= and no optimizer."
+            f"probe {needed_by}, or give learning_rate= and no optimizer."
         ) from error
-    return copies
+    return copies, clone
 
 
 def _copy_parameters(

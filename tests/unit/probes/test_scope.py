@@ -59,6 +59,7 @@ LESS_DRAWN = {  # of the probes' variables these have no panel: another one show
     *("loss_low", "loss_high", "smoothness", "top_eigenvalue_residual"),
     *("gradient_distance_low", "gradient_distance_high"),
     *("gradient_cosine_low", "gradient_cosine_high", "activation_mean", "activation_variance"),
+    *("critical_rate_error", "directional_threshold"),
 }
 
 

@@ -1,0 +1,153 @@
+"""The stability gauge over a training: learning rate and sharpness against their thresholds."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from normscope.errors import StateError
+from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
+from normscope.plots.labels import add_values
+from normscope.plots.names import quantity_name
+from normscope.plots.style import lone_marker, new_axes, new_figure
+
+THRESHOLDS = {
+    "critical_rate": ("learning_rate",),
+    "directional_sharpness": ("directional_threshold",),
+    "sharpness": ("sharpness_threshold",),
+    "preconditioned_sharpness": ("preconditioned_threshold",),
+    "batch_sharpness": ("batch_threshold_small", "batch_threshold_large"),
+}
+"""The quantities of the probe ``stability``, and what each is compared with."""
+
+_RECENT = 5  # measurements whose median the headline gives: one batch is noisy
+_COLOUR, _EDGE = "#0072B2", "#D55E00"
+_DASHES = ("--", ":")
+_WIDE = 30.0  # ratio of values from which on an axis is logarithmic
+_WORDS = {
+    "sharpness": "sharpness",
+    "preconditioned_sharpness": "preconditioned sharpness",
+    "batch_sharpness": "batch sharpness",
+}
+
+
+def stability_headline(results: xr.Dataset) -> str:
+    """Return in words how far a training is from the edge; empty if it was not measured.
+
+    Args:
+        results: of a scope with the probe ``stability``. The numbers are medians over the last
+            five measured steps.
+
+    >>> rates = {"critical_rate": ("step", [0.14]), "stability_distance": ("step", [1.4])}
+    >>> stability_headline(xr.Dataset(rates))
+    'at 0.71 of the edge; would be unstable from 0.14 on'
+    """
+    distance = _recent(results, "stability_distance")
+    if np.isnan(distance):
+        return ""
+    rate = _recent(results, "critical_rate")
+    from_rate = "" if np.isnan(rate) else f" from {rate:.2g} on"
+    if distance == 0:
+        text = "beyond the edge: the update raises the loss of its batch at any rate"
+    elif np.isinf(_recent(results, "critical_rate_error")):
+        text = f"at most {1 / distance:.2g} of the edge; no instability up to {rate:.2g}"
+    elif distance < 1:
+        text = f"at {1 / distance:.2g} of the edge, beyond it; unstable{from_rate}"
+    else:
+        text = f"at {1 / distance:.2g} of the edge; would be unstable{from_rate}"
+    return "; ".join([text, *_comparisons(results)])
+
+
+def _recent(results: xr.Dataset, name: str) -> float:
+    """Return the median of the last measured values; NaN if there are none."""
+    if name not in results:
+        return float("nan")
+    known = results[name].values[~np.isnan(results[name].values)][-_RECENT:]
+    return float(np.median(known)) if known.size else float("nan")
+
+
+def _comparisons(results: xr.Dataset) -> list[str]:
+    """Return each measured sharpness with its thresholds, in words."""
+    found = []
+    for name, words in _WORDS.items():
+        value = _recent(results, name)
+        limits = sorted({_recent(results, each) for each in THRESHOLDS[name]})
+        limits = [each for each in limits if not np.isnan(each)]
+        if not np.isnan(value) and limits:
+            known = " to ".join(f"{each:.3g}" for each in limits)
+            found.append(f"{words} {value:.3g} (edge {known})")
+    return found
+
+
+def threshold_lines(results: xr.Dataset, name: str, axes: Axes) -> None:
+    """Draw what a quantity is compared with, as dashed lines with a legend.
+
+    Args:
+        results: of a scope.
+        name: of the quantity.
+        axes: of its panel.
+    """
+    for threshold, dashes in zip(THRESHOLDS.get(name, ()), _DASHES, strict=False):
+        if threshold in results and bool(results[threshold].notnull().any()):
+            known = results[threshold].dropna("step")
+            axes.plot(
+                known["step"].values,
+                known.values,
+                color=_EDGE,
+                ls=dashes,
+                lw=1.2,
+                marker=lone_marker(known),
+                label=quantity_name(threshold),
+            )
+            axes.legend(frameon=False, fontsize="x-small")
+
+
+def gauge_panel(results: xr.Dataset, name: str, axes: Axes | None = None) -> Axes:
+    """Draw one quantity of the gauge over steps with its thresholds.
+
+    Args:
+        results: of a scope with the probe ``stability``.
+        name: of the quantity.
+        axes: to draw on; None for a new figure.
+
+    Returns:
+        The axes drawn on.
+    """
+    axes = new_axes(axes)
+    known = results[name].dropna("step")
+    axes.plot(known["step"].values, known.values, ".-", color=_COLOUR, lw=1, ms=3)
+    add_values(axes, known["step"].values, known.values, ("step", quantity_name(name)))
+    threshold_lines(results, name, axes)
+    full_labels(axes)
+    shown = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    shown = shown[np.isfinite(shown)]
+    if shown.size and shown.min() > 0 and shown.max() > _WIDE * shown.min():
+        logarithmic_axis(axes, "y")
+    step_axis(axes)
+    axes.set_title(quantity_name(name), fontsize="medium")
+    return axes
+
+
+def stability_gauge(results: xr.Dataset) -> Figure:
+    """Draw the gauge over a training, one panel for each quantity with its thresholds.
+
+    Args:
+        results: of a scope with the probe ``stability``.
+
+    Returns:
+        The figure, with the headline above the panels.
+
+    Raises:
+        StateError: if nothing of it was measured.
+    """
+    shown = [name for name in THRESHOLDS if name in results and bool(results[name].notnull().any())]
+    if not shown:
+        raise StateError("there is no gauge to draw: give the scope the probe 'stability'.")
+    figure = new_figure(3.4 * len(shown), 3.0)
+    panels = figure.subplots(1, len(shown), squeeze=False).ravel()
+    for axes, name in zip(panels, shown, strict=True):
+        gauge_panel(results, name, axes)
+    figure.suptitle(stability_headline(results), fontsize="medium")
+    return figure
