@@ -42,6 +42,7 @@ class Kind:
 
 
 _EXPERIMENTS = """
+cohen2021/adam cohen2021/gradient_descent cohen2021/mini_batches
 kohler2018/halfspace kohler2018/mlp kohler2018/ols
 santurkar2018/figure1 santurkar2018/figure10 santurkar2018/figure11 santurkar2018/figure12
 santurkar2018/figure13 santurkar2018/figure14 santurkar2018/figure2 santurkar2018/figure3

@@ -275,10 +275,13 @@ def preconditioned_eigenvalue(
     size = operator.shape[0]
     if size == 1:
         return float(matvec(np.ones(1))[0]), torch.ones_like(root), 1
+    subspace = 12 if guess is None else 6
     if guess is None:
         guess = torch.randn(size, generator=torch.Generator().manual_seed(0))
     start = guess.double().cpu().numpy()
     scaled = LinearOperator((size, size), matvec=matvec, dtype=np.float64)
-    values, vectors = eigsh(scaled, k=1, which="LA", tol=tolerance, v0=start, ncv=min(size, 12))
+    values, vectors = eigsh(
+        scaled, k=1, which="LA", tol=tolerance, v0=start, ncv=min(size, subspace)
+    )
     vector = torch.as_tensor(vectors[:, 0], dtype=root.dtype, device=root.device)
     return float(values[0]), vector, products

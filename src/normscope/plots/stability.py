@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Mapping
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -11,7 +14,7 @@ from normscope.errors import StateError
 from normscope.plots.axes import full_labels, logarithmic_axis, step_axis
 from normscope.plots.labels import add_values
 from normscope.plots.names import quantity_name
-from normscope.plots.style import lone_marker, new_axes, new_figure
+from normscope.plots.style import legend_below, lone_marker, new_axes, new_figure
 
 THRESHOLDS = {
     "critical_rate": ("learning_rate",),
@@ -150,4 +153,33 @@ def stability_gauge(results: xr.Dataset) -> Figure:
     for axes, name in zip(panels, shown, strict=True):
         gauge_panel(results, name, axes)
     figure.suptitle(stability_headline(results), fontsize="medium")
+    return figure
+
+
+def edge_figure(results: xr.Dataset, name: str, thresholds: Mapping[str, str]) -> Figure:
+    """Draw a sharpness over steps with its thresholds, a panel for each training.
+
+    Args:
+        results: over ``run`` and ``step``.
+        name: of the sharpness.
+        thresholds: the thresholds with their formulas in words.
+
+    Returns:
+        The figure.
+    """
+    runs = results["run"].values
+    figure = new_figure(3.2 * len(runs), 3.2)
+    panels = figure.subplots(1, len(runs), squeeze=False).ravel()
+    for axes, run in zip(panels, runs, strict=True):
+        one = results.sel(run=run)
+        known = one[name].dropna("step")
+        axes.plot(known["step"].values, known.values, ".-", color=_COLOUR, lw=1, ms=3)
+        for (threshold, words), dashes in zip(thresholds.items(), _DASHES, strict=False):
+            edge = one[threshold].dropna("step")
+            axes.plot(edge["step"].values, edge.values, color=_EDGE, ls=dashes, lw=1.2, label=words)
+        step_axis(axes)
+        axes.set_ylim(bottom=0)
+        axes.set_title("\n".join(textwrap.wrap(str(run), 30)), fontsize="medium")
+    panels[0].set_ylabel(quantity_name(name))
+    legend_below(figure, panels[0])
     return figure

@@ -86,7 +86,7 @@ class Stability(Probe):
 
     Args:
         sharpness: whether to measure it, by two to three products with H after the first search.
-        preconditioned_sharpness: whether to measure it, by about 12 products with H.
+        preconditioned_sharpness: whether to measure it, by about 12 products with H, and 6 later.
         batch_sharpness: whether to measure it, by one product with H for each batch.
         batches: those of ``batch_sharpness``, in the training's batch size; None: the step's.
         every: minimum number of training steps between two measurements.
@@ -255,7 +255,7 @@ class Stability(Probe):
 
     def cost(self, layers: int, points: int) -> Cost:
         """Return the forward passes of the critical rate, and products with the Hessian."""
-        products = 1 + 2.5 * self.sharpness + 12 * self.preconditioned_sharpness
+        products = 1 + 2.5 * self.sharpness + 6 * self.preconditioned_sharpness
         products += self.batch_sharpness
         words = "product" if products == 1 else "products"
         note = f"up to {FORWARD_PASSES} forward passes, {products:g} {words} with the Hessian"

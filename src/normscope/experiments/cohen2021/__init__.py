@@ -1,0 +1,1 @@
+"""Training at the edge of stability, as the stability gauge measures it."""
