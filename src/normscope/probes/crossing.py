@@ -10,6 +10,7 @@ from typing import TypeAlias
 _Point: TypeAlias = tuple[float, float]  # argument, and the mean slope up to it
 
 _GROWTH = 8.0  # largest ratio of one point to the next while none is known to be above zero
+_ROUNDING = 1e-6  # relative; an end of the enclosure may be the zero itself
 _MARGIN = 0.02  # relative distance of a point from the estimate, so that both sides come close
 
 
@@ -83,7 +84,9 @@ def _next_point(points: Sequence[_Point], low: float, high: float) -> float:
     point = zero * (1 - _MARGIN if is_low_far else 1 + _MARGIN)
     if high > _GROWTH * low:  # near a pole the interpolation says little
         least = high / _GROWTH**2 if low == 0 else low * (high / low) ** 0.25
-        point = max(point, least) if low < least else point
+        point = max(point, least)
+    if low == 0 and len(points) > 2:  # an interpolation fell short already
+        point = min(point, high / 2)
     return point if low < point < high else _middle(low, high)
 
 
@@ -98,8 +101,8 @@ def _zero(points: Sequence[_Point], low: float, high: float) -> float:
     nearest = sorted(finite, key=lambda point: abs(point[1]))[:3]
     for count in (3, 2):
         for zero in _polynomial_zeros(nearest[:count]) if len(nearest) >= count else ():
-            if low < zero < high:
-                return zero
+            if zero > 0 and low * (1 - _ROUNDING) <= zero <= high * (1 + _ROUNDING):
+                return min(max(zero, low), high)
     return _GROWTH * low if math.isinf(high) else _middle(low, high)
 
 

@@ -184,12 +184,17 @@ class Stability(Probe):
         if step.rounding > PRECISION:
             reason = "the update is so small that rounding of the parameters changes it by more "
             return self.missing((*_ALONG, *_DIRECTIONAL), reason + f"than {PRECISION:g}")
-        values = self._critical_rate(context, step)
-        squared = step.length**2
-        values |= self._attempt(_DIRECTIONAL[:1], step.curvature)
-        return {**values, "directional_threshold": -2 * step.slope / squared}
+        threshold = -2 * step.slope / step.length**2
+        values = self._attempt(_DIRECTIONAL[:1], step.curvature)
+        sharpness = values["directional_sharpness"]
+        # where a quadratic would cross, if there is no better guess
+        guess = threshold / sharpness if sharpness > 0 else 1.0
+        if self._critical is not None and step.rate > 0:
+            guess = self._critical / step.rate
+        values["directional_threshold"] = threshold
+        return values | self._critical_rate(context, step, max(guess, 1e-6))
 
-    def _critical_rate(self, context: StepContext, step: _NextStep) -> Values:
+    def _critical_rate(self, context: StepContext, step: _NextStep, guess: float) -> Values:
         """Return the critical rate with its error, by at most `FORWARD_PASSES` forward passes."""
         batch_loss = context.batch_loss
 
@@ -200,13 +205,12 @@ class Stability(Probe):
             }
             return batch_loss.value(context.copy_parameters(moved)) - context.loss
 
-        guess = 1.0 if self._critical is None else self._critical / step.rate
-        noise = 8 * torch.finfo(step.dtype).eps * abs(context.loss)
+        noise = 8 * _loss_rounding(step.dtype, batch_loss.problem.device) * abs(context.loss)
         with batch_loss.several_passes():
             found = find_crossing(
                 change,
                 step.slope,
-                guess if math.isfinite(guess) else 1.0,
+                guess,
                 noise=noise,
                 precision=PRECISION,
                 evaluations=FORWARD_PASSES,
@@ -318,6 +322,14 @@ class _NextStep:
             found = preconditioner_of(optimizer, self._rule, parameters, layout, [], rates)
         ones = torch.ones(layout.size, dtype=layout.dtype, device=layout.device)
         return Preconditioner(ones, is_given=True) if found is None else found
+
+
+def _loss_rounding(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the relative rounding of a batch's mean loss, inside an autocast if there is one."""
+    rounding = torch.finfo(dtype).eps
+    if torch.is_autocast_enabled(device.type):  # errors of single outputs average out
+        rounding = max(rounding, torch.finfo(torch.get_autocast_dtype(device.type)).eps / 64)
+    return rounding
 
 
 def _inner(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

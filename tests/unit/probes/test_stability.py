@@ -334,6 +334,18 @@ def test_training_is_bit_identical(name):
     assert torch.equal(state, same_state)
 
 
+def test_critical_rate_survives_the_rounding_of_an_autocast():
+    def measured(enabled):
+        model = net(dtype=torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4)  # changes the loss by 1e-4
+        scope = Scope(model, "cross_entropy", optimizer, ["stability"])
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            scope.step(*batch(samples=128, dtype=torch.float32))
+        return scope.results["critical_rate"].item()
+
+    assert measured(True) == pytest.approx(measured(False), rel=0.1)
+
+
 def test_unknown_rule_is_refused_for_what_needs_it():
     model = net()
     optimizer = OPTIMIZERS["nadam"](model.parameters())

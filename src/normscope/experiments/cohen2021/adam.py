@@ -50,7 +50,7 @@ def adam(
     *,
     networks: Sequence[str] = ("fc-tanh", "fc-tanh"),
     rates: Sequence[float] = (2e-4, 3e-4),
-    steps: Sequence[int] = (600, 600),
+    steps: Sequence[int] = (450, 450),
     every: int = 25,
     data: str = "cifar10",
     samples: int = 5000,

@@ -57,7 +57,7 @@ def gradient_descent(
     *,
     networks: Sequence[str] = ("fc-tanh", "fc-tanh", "cnn", "cnn-bn"),
     rates: Sequence[float] = (0.03, 0.04, 0.2, 0.03),
-    steps: Sequence[int] = (1000, 1000, 400, 400),
+    steps: Sequence[int] = (600, 600, 250, 250),
     every: int = 20,
     data: str = "cifar10",
     samples: int = 5000,
