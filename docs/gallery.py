@@ -24,6 +24,7 @@ PAPERS = {
     "wei2018": "Wei et al. 2018: mean-field theory of batch normalization",
     "kohler2018": "Kohler et al. 2018: length and direction decoupled",
     "yang2019": "Yang et al. 2019: gradients explode with depth",
+    "cohen2021": "Cohen et al. 2021: training at the edge of stability",
 }
 HEAD = """# Gallery
 
@@ -48,6 +49,7 @@ PAGES = {
     "wei2018": "wei2018/index.md",
     "kohler2018": "kohler2018/index.md",
     "yang2019": "yang2019/index.md",
+    "cohen2021": "cohen2021/index.md",
 }
 
 Record = dict[str, Any]

@@ -39,6 +39,9 @@ _WORDS = {
 def stability_headline(results: xr.Dataset) -> str:
     """Return in words how far a training is from the edge; empty if it was not measured.
 
+    The edge is the nearer one of the critical rate, at which the next step stops lowering the loss,
+    and of those that the sharpness and the preconditioned sharpness give, if they were measured.
+
     Args:
         results: of a scope with the probe ``stability``. The numbers are medians over the last
             five measured steps.
@@ -50,17 +53,29 @@ def stability_headline(results: xr.Dataset) -> str:
     distance = _recent(results, "stability_distance")
     if np.isnan(distance):
         return ""
-    rate = _recent(results, "critical_rate")
-    from_rate = "" if np.isnan(rate) else f" from {rate:.2g} on"
     if distance == 0:
         text = "beyond the edge: the update raises the loss of its batch at any rate"
-    elif np.isinf(_recent(results, "critical_rate_error")):
-        text = f"at most {1 / distance:.2g} of the edge; no instability up to {rate:.2g}"
-    elif distance < 1:
-        text = f"at {1 / distance:.2g} of the edge, beyond it; unstable{from_rate}"
+        return "; ".join([text, *_comparisons(results)])
+    shares = [1 / distance, *(value / edge for value, edge in _eigenvalue_edges(results))]
+    share = max(shares)
+    rate = _recent(results, "learning_rate") / share
+    if share == shares[0]:
+        rate = _recent(results, "critical_rate")
+    if share == shares[0] and np.isinf(_recent(results, "critical_rate_error")):
+        text = f"at most {share:.2g} of the edge; no instability up to {rate:.2g}"
     else:
-        text = f"at {1 / distance:.2g} of the edge; would be unstable{from_rate}"
+        text = f"at {share:.2g} of the edge; {'would be ' if share <= 1 else ''}unstable"
+        text += "" if np.isnan(rate) else f" from {rate:.2g} on"
     return "; ".join([text, *_comparisons(results)])
+
+
+def _eigenvalue_edges(results: xr.Dataset) -> list[tuple[float, float]]:
+    """Return the eigenvalues of one edge each, with that edge."""
+    pairs = [
+        (_recent(results, name), _recent(results, THRESHOLDS[name][0]))
+        for name in ("sharpness", "preconditioned_sharpness")
+    ]
+    return [(value, edge) for value, edge in pairs if value > 0 and edge > 0]
 
 
 def _recent(results: xr.Dataset, name: str) -> float:

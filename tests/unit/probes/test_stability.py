@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 
 import normscope as ns
@@ -417,17 +418,40 @@ def test_scope_says_how_far_the_edge_is():
     scope = Scope(task.model, "squared_error", optimizer, [Stability(sharpness=True)], every=1)
     assert str(scope) == repr(scope)
     scope.step(task.x, task.y)
-    critical = scope.results["critical_rate"].item()
+    sharpness = scope.results["sharpness"].item()  # its edge is nearer than that of one step
+    assert 2 / sharpness < scope.results["critical_rate"].item()
     first = str(scope).splitlines()[0]
-    assert first.startswith(f"at {0.1 / critical:.2g} of the edge")
-    assert f"unstable from {critical:.2g} on; sharpness" in first
-    assert first.endswith("(edge 20)")
+    assert first.startswith(f"at {sharpness / 20:.2g} of the edge")
+    assert f"unstable from {2 / sharpness:.2g} on; sharpness {sharpness:.3g} (edge 20)" in first
     assert "of the edge" in scope._repr_html_()
     figure = stability_gauge(scope.results)
     assert figure.get_suptitle() == stability_headline(scope.results) == first
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["critical learning rate", "sharpness along the update", "sharpness"]
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"critical_rate": 0.14, "stability_distance": 1.4}, "would be unstable from 0.14 on"),
+        (
+            {"critical_rate": 0.05, "stability_distance": 0.5},
+            "at 2 of the edge; unstable from 0.05",
+        ),
+        ({"critical_rate": 0.0, "stability_distance": 0.0}, "beyond the edge"),
+        (
+            {"critical_rate": 8.0, "stability_distance": 80.0, "critical_rate_error": np.inf},
+            "at most 0.013 of the edge; no instability up to 8",
+        ),
+        ({"critical_rate": np.nan, "stability_distance": np.nan}, ""),
+    ],
+)
+def test_headline_names_the_edge(values, words):
+    found = stability_headline(
+        xr.Dataset({name: ("step", [9.0, *[value] * 5]) for name, value in values.items()})
+    )
+    assert words in found
 
 
 def test_gauge_needs_the_probe():
