@@ -17,10 +17,13 @@ SHARPNESS, EDGE = "preconditioned_sharpness", "preconditioned_threshold"
 
 
 def adam_claims(results: xr.Dataset) -> list[Claim]:
-    """Whether the preconditioned sharpness settles at 38 / learning rate."""
+    """Whether the preconditioned sharpness of each training settles at 38 / learning rate."""
+    text = "full-batch Adam with beta1 = 0.9, {}: the preconditioned sharpness settles at 38 / rate"
     found = [settled(results, str(run), SHARPNESS, EDGE) for run in results["run"].values]
-    text = "full-batch Adam with beta1 = 0.9: the preconditioned sharpness settles at 38 / rate, "
-    return [settled_claim(f"{text}within 10 %", "cohen2022, Section 4", found, "38 / rate")]
+    return [
+        settled_claim(f"{text.format(each.label)}, within 10 %", "cohen2022", each, "38 / rate")
+        for each in found
+    ]
 
 
 def adam_figure(results: xr.Dataset) -> Figure:

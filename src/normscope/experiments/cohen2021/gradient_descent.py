@@ -17,16 +17,13 @@ SHARPNESS, EDGE = "sharpness", "sharpness_threshold"
 
 
 def gradient_descent_claims(results: xr.Dataset) -> list[Claim]:
-    """Whether each network's sharpness settles at 2 / learning rate."""
-    claims = []
-    for network in dict.fromkeys(results["network"].values.tolist()):
-        runs = results["run"].values[results["network"].values == network]
-        found = [settled(results, str(run), SHARPNESS, EDGE) for run in runs]
-        text = f"full-batch gradient descent on {network}: the sharpness settles at 2 / rate, "
-        claims.append(
-            settled_claim(f"{text}within 10 %", "cohen2021, Section 3.1", found, "2 / rate")
-        )
-    return claims
+    """Whether the sharpness of each training settles at 2 / learning rate."""
+    text = "full-batch gradient descent, {}: the sharpness settles at 2 / rate, within 10 %"
+    found = [settled(results, str(run), SHARPNESS, EDGE) for run in results["run"].values]
+    return [
+        settled_claim(text.format(each.label), "cohen2021, Section 3.1", each, "2 / rate")
+        for each in found
+    ]
 
 
 def gradient_descent_figure(results: xr.Dataset) -> Figure:

@@ -21,18 +21,14 @@ FORMULAS = {"small": "2 (1 - momentum) / rate", "large": "2 (1 + momentum) / rat
 
 
 def mini_batch_claims(results: xr.Dataset) -> list[Claim]:
-    """Whether batch sharpness settles at its threshold, by batch size and momentum."""
+    """Whether batch sharpness settles at the threshold of its batch size and momentum."""
     claims = []
-    smallest = float(results["batch_size"].min())
-    for momentum in sorted(set(results["momentum"].values.tolist())):
-        for kind, edge in EDGES.items():
-            is_kind = (results["batch_size"] == smallest) == (kind == "small")
-            runs = results["run"].values[(is_kind & (results["momentum"] == momentum)).values]
-            found = [settled(results, str(run), SHARPNESS, edge) for run in runs]
-            if found:
-                text = f"{kind} batches, momentum {momentum:g}: batch sharpness settles at "
-                text += f"{FORMULAS[kind]}, within 10 %"
-                claims.append(settled_claim(text, "andreyev2026", found, FORMULAS[kind]))
+    smallest = int(results["batch_size"].min())
+    for run in map(str, results["run"].values):
+        kind = "small" if int(results["batch_size"].sel(run=run)) == smallest else "large"
+        found = settled(results, run, SHARPNESS, EDGES[kind])
+        text = f"{kind} batches, {run}: batch sharpness settles at {FORMULAS[kind]}, within 10 %"
+        claims.append(settled_claim(text, "andreyev2026", found, FORMULAS[kind]))
     return claims
 
 

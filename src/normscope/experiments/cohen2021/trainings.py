@@ -207,9 +207,6 @@ class Settled:
             return None
         return bool(abs(self.ratio - 1) <= TOLERANCE)
 
-    def __str__(self) -> str:
-        return f"{self.ratio:.3g} ({self.label})"
-
 
 def settled(results: xr.Dataset, run: str, variable: str, threshold: str) -> Settled:
     """Return where a sharpness settled in one training.
@@ -228,19 +225,18 @@ def settled(results: xr.Dataset, run: str, variable: str, threshold: str) -> Set
     return Settled(run, float(np.median(ratios[-third:])), float(ratios[third:].max(initial=0.0)))
 
 
-def settled_claim(text: str, source: str, found: Sequence[Settled], unit: str) -> Claim:
-    """Return a claim that holds if every training settled at its threshold.
+def settled_claim(text: str, source: str, found: Settled, edge: str) -> Claim:
+    """Return the claim that a training settled at its threshold.
 
     Args:
         text: the statement.
         source: of the statement.
-        found: one for each training.
-        unit: the threshold, in words.
+        found: where it settled.
+        edge: the threshold, in words.
     """
-    verdicts = [each.holds for each in found]
-    holds = False if False in verdicts else None if None in verdicts else True
-    far = [each for each in found if each.holds is None]
-    words = f"median of the last third of the measurements over {unit}: "
-    words += "; ".join(map(str, found))
-    words += f"; {len(far)} of {len(found)} did not come near it" if far else ""
-    return Claim(text, source, words, holds)
+    words = f"median of the last third of the measurements: {found.ratio:.3g} times {edge}"
+    if found.holds is None:
+        words += (
+            f"; the training did not reach it (largest after the first third {found.largest:.3g})"
+        )
+    return Claim(text, source, words, found.holds)
