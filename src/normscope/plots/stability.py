@@ -193,7 +193,9 @@ def edge_figure(results: xr.Dataset, name: str, thresholds: Mapping[str, str]) -
             edge = one[threshold].dropna("step")
             axes.plot(edge["step"].values, edge.values, color=_EDGE, ls=dashes, lw=1.2, label=words)
         step_axis(axes)
-        axes.set_ylim(bottom=0)
+        nearest = min(float(one[threshold].max()) for threshold in thresholds)
+        largest = float(known.max()) if known.size else nearest
+        axes.set_ylim(0, 1.2 * max(largest, nearest))  # a far threshold would flatten the curve
         axes.set_title("\n".join(textwrap.wrap(str(run), 30)), fontsize="medium")
     panels[0].set_ylabel(quantity_name(name))
     legend_below(figure, panels[0])

@@ -193,7 +193,7 @@ def step_on_copies(
     gradients: Mapping[Tensor, Tensor],
     learning_rate: float | None = None,
     seed: int = 0,
-    needed_by: str = "covariate_shift",
+    needed_by: str = "that needs the update",
 ) -> tuple[dict[Tensor, nn.Parameter], Optimizer]:
     """Step a copy of an optimizer on copies of its parameters.
 
