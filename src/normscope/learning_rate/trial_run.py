@@ -65,10 +65,9 @@ class TrialStart:
         self.problem, self.batches = problem, batches
         self.preconditioner, self._seed, self._mode = preconditioner, seed, mode
         self.layout = parameter_layout(problem.model)
-        self._problems = [Problem(problem.model, problem.loss, [batch]) for batch in batches]
         self.placed = [problem.prepare(batch) for batch in batches]
-        whole = Evaluator(self._problems[0], self.layout, mode, seed)
-        self._evaluator = whole.on(self._problems[0], point)
+        first = self._problem(0)
+        self._evaluator = Evaluator(first, self.layout, mode, seed).on(first, point)
         self._generators = RandomGenerators(problem.model)
         self._is_prepared = False
         self.gradients = 0
@@ -137,7 +136,11 @@ class TrialStart:
 
     def evaluator(self, number: int, point: Mapping[str, Tensor] | None = None) -> Evaluator:
         """Return an evaluator on the batch of a step, at ``point`` (None: the start)."""
-        return self._evaluator.on(self._problems[number % len(self.batches)], point)
+        return self._evaluator.on(self._problem(number % len(self.batches)), point)
+
+    def _problem(self, number: int) -> Problem:
+        """Return model and loss with one of the batches."""
+        return Problem(self.problem.model, self.problem.loss, [self.batches[number]])
 
 
 class TrialRun:

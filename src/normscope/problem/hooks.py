@@ -139,8 +139,10 @@ def apply_gradient_hooks(
 
 
 def _apply_hooks(parameter: Tensor, gradient: Tensor) -> Tensor:
+    if not parameter._backward_hooks:
+        return gradient
     with torch.no_grad():
-        for hook in (parameter._backward_hooks or {}).values():
+        for hook in parameter._backward_hooks.values():
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
     return gradient

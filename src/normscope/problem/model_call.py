@@ -18,8 +18,10 @@ A model that takes several arguments is given a graph's attributes of these name
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -87,15 +89,23 @@ class ModelCall:
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether a model's forward takes these arguments, as far as its signature shows."""
+        forward: Any = model.forward
+        own = (forward.__self__,) if isinstance(forward, MethodType) else ()
         try:
-            signature = inspect.signature(model.forward)
+            signature = _signature(forward.__func__) if own else inspect.signature(forward)
         except (TypeError, ValueError):  # code in C has none
             return True
         try:
-            signature.bind(*self.inputs, **self.named)
+            signature.bind(*own, *self.inputs, **self.named)
         except TypeError:
             return False
         return True
+
+
+@lru_cache(maxsize=32)  # every batch of a list is checked
+def _signature(method: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a class's function, which outlives its models."""
+    return inspect.signature(method)
 
 
 def read_batch(batch: Batch, model: nn.Module) -> ModelCall:

@@ -133,11 +133,17 @@ def _ranges(batches: Sequence[Batch]) -> list[Range]:
 
 def _is_outside(batch: Batch, known: Sequence[Range]) -> bool:
     return any(
-        not is_finite(tensor)
-        if among is None or _has_reals(tensor)
-        else bool(((tensor < among[0]) | (tensor > among[1])).any())
+        not is_finite(tensor) if among is None or _has_reals(tensor) else _exceeds(tensor, among)
         for tensor, among in zip(tensors_of(batch), known, strict=False)
     )
+
+
+def _exceeds(tensor: Tensor, among: tuple[int, int]) -> bool:
+    """Return whether an integer is outside a range; False if there is none."""
+    if not tensor.numel():
+        return False
+    low, high = (int(end) for end in tensor.aminmax())
+    return low < among[0] or high > among[1]
 
 
 def _excess(batch: Batch, known: Sequence[Range], parts: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.problem.batch import Batch, rows, sample_count
+from normscope.problem.batch import Batch, move_batch, rows, sample_count
 from normscope.problem.isolation import RandomGenerators
 from normscope.problem.problem import Problem
 from normscope.validation import check_integer
@@ -61,6 +61,7 @@ def batch_source(
         return _row_batches(problem, batch_size, seed, drop_last)
     if not problem.is_in_memory:
         return _LoaderBatches(problem)
+    device, dtype = problem.device, problem.dtype  # once: all batches were checked by the problem
     batches = [problem.prepare(problem.data)] if problem.is_one_batch else problem.data
     return _ShuffledBatches(
         len(batches),
@@ -68,7 +69,7 @@ def batch_source(
         seed,
         drop_last=False,
         device=torch.device("cpu"),
-        select=lambda index: problem.prepare(batches[int(index)]),
+        select=lambda index: move_batch(batches[int(index)], device, dtype),
     )
 
 

@@ -145,6 +145,7 @@ class Loop:
         self.outcome = Outcome.FINISHED
         self._divergence_factor, self._keeps_flags = divergence_factor, keeps_flags
         self._parameters = list(problem.model.parameters())
+        self._device = problem.device  # once: it searches the model's tensors
         self._own_gradients_only = own_gradients_only
         made = self.optimizer
         self._accumulate = made.accumulate if isinstance(made, CommonRate) else 1
@@ -219,7 +220,7 @@ class Loop:
         return total
 
     def _loss(self, batch: Batch) -> Tensor:
-        with torch.enable_grad(), uncached_autocast(self.problem.device):
+        with torch.enable_grad(), uncached_autocast(self._device):
             loss = self.problem.loss_on(batch)
         if not loss.requires_grad:
             raise StateError(
