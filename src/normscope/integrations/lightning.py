@@ -115,15 +115,16 @@ class LearningRateCallback(Callback):
 
     The training is bit-identical to one without the callback, unless the callback sets the rate.
     The advice is for the trainer's optimizer, with its state if the training resumes from a
-    checkpoint, in the parameters' own precision. The trainer's data is read in this process,
-    without workers.
+    checkpoint, and for the trainer's gradient clipping and accumulation, in the parameters' own
+    precision. The trainer's data is read in this process, without workers.
 
     Args:
         loss: the training loss, as `ScopeCallback` takes it.
         set_rate: whether to set the optimizer to the recommended rate.
         data: batches to use; None: the trainer's own.
         verify: whether to verify the limit by short runs.
-        **options: other arguments of `max_learning_rate`, such as ``seed``.
+        **options: other arguments of `max_learning_rate`, such as ``seed``; ``clip_norm`` and
+            ``accumulate`` replace those of the trainer.
 
     Examples:
         >>> callback = LearningRateCallback("cross_entropy", verify=False)
@@ -157,9 +158,8 @@ class LearningRateCallback(Callback):
         optimizer = _only_optimizer(trainer)
         self._check_trainer(trainer)
         data = _without_workers(trainer.train_dataloader) if self._data is None else self._data
-        self._advice = max_learning_rate(
-            pl_module, self._loss, data, optimizer=optimizer, **self._options
-        )
+        given = {**_around_step(trainer, self._options), **self._options}
+        self._advice = max_learning_rate(pl_module, self._loss, data, optimizer=optimizer, **given)
         rank_zero_info(str(self._advice))
         found = {name: getattr(self._advice, name) for name in _LOGGED}
         values = {f"learning_rate/{name}": each for name, each in found.items() if each is not None}
@@ -242,7 +242,7 @@ def find_learning_rate(
         >>> # advice = find_learning_rate(trainer, module, loader)
         >>> # module.lr = advice.recommended; trainer.fit(module, loader)
     """
-    _refuse_unknown_steps(trainer, module, options)
+    _refuse_unknown_steps(trainer, module)
     with _attached(trainer, module) as silent:
         source = _prepare_data(trainer, module, data)
         loader = source.train_dataloader() if _has_loader(source) else source
@@ -251,17 +251,27 @@ def find_learning_rate(
         silent.loader = loader
         given = {
             "loss": whole_loss(TrainingStep(trainer, source)),
-            "clip_norm": trainer.gradient_clip_val or None,
-            "accumulate": trainer.accumulate_grad_batches,
+            **_around_step(trainer, options),
             **(read_optimizer(trainer, module, loader) if "optimizer" not in options else {}),
             **options,
         }
         return max_learning_rate(module, data=loader, **given)
 
 
-def _refuse_unknown_steps(
-    trainer: Trainer, module: LightningModule, options: Mapping[str, Any]
-) -> None:
+def _around_step(trainer: Trainer, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trainer's clipping and accumulation, as arguments of `max_learning_rate`."""
+    if trainer.gradient_clip_algorithm == "value" and "clip_norm" not in options:
+        raise StateError(
+            "the trainer clips gradients by value, short runs by norm; give clip_norm= (None for "
+            "no clipping), or clip by norm."
+        )
+    return {
+        "clip_norm": trainer.gradient_clip_val or None,
+        "accumulate": trainer.accumulate_grad_batches,
+    }
+
+
+def _refuse_unknown_steps(trainer: Trainer, module: LightningModule) -> None:
     if not module.automatic_optimization:
         raise StateError(
             "the module optimizes manually, so that its step is not known; call "
@@ -277,11 +287,6 @@ def _refuse_unknown_steps(
         raise StateError(
             f"the advice is asked for in one process, this trainer has {trainer.world_size}; use "
             "a Trainer with devices=1."
-        )
-    if trainer.gradient_clip_algorithm == "value" and "clip_norm" not in options:
-        raise StateError(
-            "the trainer clips gradients by value, short runs by norm; give clip_norm= (None for "
-            "no clipping), or clip by norm."
         )
 
 
