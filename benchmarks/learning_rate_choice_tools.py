@@ -13,6 +13,7 @@ Every tool has the same network, optimizer, loss and batches, and its own defaul
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import logging
@@ -178,12 +179,19 @@ TOOLS: dict[str, Callable[[Network], Suggestion]] = {
 }
 
 
+@functools.cache
+def load_modules() -> None:
+    """Let normscope load the modules that its first call loads, as the finders' imports do."""
+    max_learning_rate(nn.Linear(2, 2), "cross_entropy", (torch.randn(8, 2), torch.arange(8) % 2))
+
+
 def suggest(network: Network, tool: str) -> dict[str, Any]:
     """A tool's rate, its processor time, and that time in range tests.
 
     A range test is 100 plain training steps, timed before and after the tool in the same process;
     processor time, since other work on the machine lengthens the time on the clock.
     """
+    load_modules()
     before = seconds_of_range_test(network)
     torch.manual_seed(0)
     begin = time.process_time()
