@@ -137,7 +137,7 @@ Objective = Annotated[
     str | None,
     option(
         "NAME",
-        "What is recommended: fastest, the lowest loss in short runs, or half_limit.",
+        "What is recommended: fastest (near the lowest loss after 50 steps) or half_limit.",
         "--objective",
         choices=OBJECTIVES,
         default="fastest; half_limit without short runs or with --effort quick",

@@ -13,7 +13,14 @@ from normscope.learning_rate.choice import Choice
 from normscope.learning_rate.explanation import explain, summary_lines, table_rows, table_title
 from normscope.learning_rate.prediction import LimitPrediction
 from normscope.learning_rate.theory import MeanFieldBound
-from normscope.learning_rate.thresholds import CHOICE_DIVISOR, LARGEST_SHARE, UNHELD_SHARE
+from normscope.learning_rate.thresholds import (
+    CAUTIOUS_SHARE,
+    CHOICE_DIVISOR,
+    LARGEST_SHARE,
+    MOMENTUM_SHARE,
+    STRONG_MOMENTUM,
+    UNHELD_SHARE,
+)
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 from normscope.text import WIDTH, Rendered, Table, wrap
@@ -150,21 +157,33 @@ class Advice(Rendered):
         """The rate that trains best in short runs, or half the limit, by the objective.
 
         Half the limit solves a quadratic's top direction in one step. After few runs, or if all
-        trials failed: at most the lower end of the interval, of the prediction if no run was
-        unstable; a twentieth of the limit with a second moment; and a tenth of that if no rate
-        held.
+        trials failed: `cautious_share` of the limit, of the prediction if no run was unstable, and
+        at most the lower end of the interval; a twentieth of the limit if no rate held, and with a
+        second moment a tenth of that.
         """
         if self.choice is not None:
             return self.choice.rate
         if self.objective == "half_limit" or self.verification is None:
             return self.limit / 2
-        share = LARGEST_SHARE if self.rule.second_moment is None else 1 / CHOICE_DIVISOR
         low, high = self.verification.interval
         if not low:
+            share = LARGEST_SHARE if self.rule.second_moment is None else 1 / CHOICE_DIVISOR
             return self.limit * share * UNHELD_SHARE
         is_open = math.isinf(high)  # a few steps that held do not refute a lower prediction
         limit = min(self.limit, self.predicted or math.inf) if is_open else self.limit
-        return min(limit * share, low)
+        return min(limit * self.cautious_share, low)
+
+    @property
+    def cautious_share(self) -> float:
+        """Share of the limit to take where no trials have compared rates.
+
+        A third; a tenth with momentum of at least 0.5 or an optimizer whose rule is not known; a
+        twentieth with a second moment.
+        """
+        if self.rule.second_moment is not None:
+            return 1 / CHOICE_DIVISOR
+        is_moving = self.rule.momentum >= STRONG_MOMENTUM or self.rule.unknown is not None
+        return MOMENTUM_SHARE if is_moving else CAUTIOUS_SHARE
 
     def rates(self) -> tuple[float, ...]:
         """Return the recommended learning rate of every parameter group, in the optimizer's order.

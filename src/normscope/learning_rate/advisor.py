@@ -45,6 +45,7 @@ from normscope.learning_rate.thresholds import (
     LATE_FACTOR,
     OBJECTIVES,
     PREDICTION_BATCHES,
+    STEPS,
     Effort,
 )
 from normscope.learning_rate.trial_run import TrialStart, gradient_on
@@ -139,10 +140,11 @@ def max_learning_rate(
         effort: "quick": a prediction and one bracket of it, about the time of 100 training steps;
             "default": that of about 400, with the choice of the recommended rate; "thorough": the
             limit to 5 % on up to three data orders, and a longer choice, up to 1600 steps.
-        objective: what ``recommended`` is: "fastest", the rate with the lowest loss in short runs
-            below the limit, or "half_limit". None: "fastest"; "half_limit" with ``verify=False``;
-            with ``effort="quick"`` half the limit or the lower end of its interval, and a twentieth
-            of the limit for Adam, AdamW and RMSprop.
+        objective: what ``recommended`` is: "fastest", slightly below the rate with the lowest loss
+            after 50 steps (200 with ``effort="thorough"``) and at most half the limit; or
+            "half_limit". None: "fastest"; "half_limit" with ``verify=False``;
+            with ``effort="quick"`` a third of the limit or the lower end of its interval, a tenth
+            with momentum, and a twentieth for Adam, AdamW and RMSprop.
         scheduler: makes a scheduler for an optimizer, as in ``lambda optimizer:
             LinearLR(optimizer, total_iters=10)``. The runs step it after every update; rates in the
             answer are those before the schedule, or ``max_lr`` for OneCycleLR and CyclicLR.
@@ -280,10 +282,10 @@ def _measure(
     effort: Effort,
 ) -> Advice:
     """Return the advice without its time; the caller isolates the model."""
-    problem, seed, mode, rule = setup.problem, setup.seed, setup.mode, rule_of(optimizer)
+    problem, rule = setup.problem, rule_of(optimizer)
     batches, unjoined = effective_batches(setup, PREDICTION_BATCHES)
-    check_data(problem, batches, setup.batch_size, seed, mode)
-    _check_first_loss(problem, batches[0], seed, mode)
+    check_data(problem, batches, setup.batch_size, setup.seed, setup.mode)
+    _check_first_loss(problem, batches[0], setup.seed, setup.mode)
     plan = effort if verify else EFFORTS["thorough"]  # without runs nothing corrects the bound
     rates = GroupRates.of(setup, optimizer)
     preconditioner = _preconditioner(setup, batches, optimizer, rule, rates)
@@ -293,14 +295,13 @@ def _measure(
         return _curvature(setup, batches, rule, preconditioner, plan, progress)
 
     curvature = measure() if plan.curvature_batches and rule.unknown is None else None
-    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner)
+    prediction, reason = None, unjoined or no_prediction(setup, rule, preconditioner) or ""
     if not reason:
         progress(Progress("prediction"))
         count = max(PREDICTION_BATCHES, trial_batch_count(batches[0]))
         several, _ = effective_batches(setup, count)
-        prediction = predict_limit(
-            problem, several, rule, lambda: measure().bound(rule), preconditioner, seed, mode
-        )
+        given = problem, several, rule, lambda: measure().bound(rule), preconditioner
+        prediction = predict_limit(*given, setup.seed, setup.mode)
     verification = None
     if verify and prediction is not None:
         verification = _verify(setup, prediction.rate, progress, effort, rule.momentum)
@@ -308,26 +309,35 @@ def _measure(
         known = rule.unknown is None
         guess = measure().bound(rule) if known else first_step_rate(setup, optimizer, FIRST_STEP)
         verification = _verify(setup, guess, progress, effort, rule.momentum, is_near=False)
-    unmeasured = f"not measured with effort={effort.name!r}"
-    advice = Advice(
+    return Advice(
         rule=rule,
         curvature=curvature,
         prediction=prediction,
         verification=verification,
-        mean_field=MeanFieldBound(None, f"not computed with effort={effort.name!r}"),
         batch_size=max(map(batch_count, batches)) * (setup.accumulate if unjoined else 1),
         seconds=0.0,
-        growth_limit=growth_limit(problem.loss),
-        mode=mode,
-        calibrated=is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
-        hooked=has_gradient_hooks(problem.model.parameters()) or has_backward_hooks(problem.model),
         effort=effort.name,
-        curvature_reason=rule.unknown or ("" if curvature else unmeasured),
-        prediction_reason=reason or "",
+        curvature_reason=rule.unknown or ("" if curvature else _unmeasured(effort)),
+        prediction_reason=reason,
         group_rates=rates.relative,
-        notes=setup_notes(setup, rates, unjoined),
+        notes=(*setup_notes(setup, rates, unjoined), *_length_note(verification, effort)),
+        **_properties(setup, batches[0], rule, plan, rates.are_one),
     )
-    return replace(advice, **_properties(setup, batches[0], rule, plan, rates.are_one))
+
+
+def _unmeasured(effort: Effort) -> str:
+    return f"not computed with effort={effort.name!r}"
+
+
+def _length_note(found: Verification | None, effort: Effort) -> list[str]:
+    """Return that no run was as long as the definition of the limit, for few runs."""
+    if found is None or effort.limit_steps >= STEPS:
+        return []
+    longest = max(run.steps for run in found.all_runs)
+    return [
+        f"Not verified over {STEPS} steps: no run had more than {longest}. Training may break "
+        'later; effort="default" tries more.'
+    ]
 
 
 def _curvature(
@@ -349,12 +359,21 @@ def _curvature(
 def _properties(
     setup: TrainingSetup, batch: Batch, rule: UpdateRule, plan: Effort, one_rate: bool
 ) -> dict[str, Any]:
-    """Return what the explanation says of the network, by the names of `Advice`."""
+    """Return what the explanation says of the network and its loss, by the names of `Advice`."""
     problem, seed, mode = setup.problem, setup.seed, setup.mode
     held = held_norm_layers(problem.model, training_flags(problem.model, mode))
     layers = norm_layers(problem.model).items()
     norms = {kind_of(layer) or "other" for name, layer in layers if name not in held}
-    found: dict[str, Any] = {"held": held, "norms": tuple(sorted(norms))}
+    parameters = problem.model.parameters()
+    found: dict[str, Any] = {
+        "held": held,
+        "norms": tuple(sorted(norms)),
+        "mode": mode,
+        "growth_limit": growth_limit(problem.loss),
+        "calibrated": is_cross_entropy(problem.loss) or is_squared_error(problem.loss),
+        "hooked": has_gradient_hooks(parameters) or has_backward_hooks(problem.model),
+        "mean_field": MeanFieldBound(None, _unmeasured(plan)),
+    }
     if plan.name != "quick":
         closure = "frozen" if mode == "frozen" else "train"
         found["mean_field"] = mean_field_bound(problem, batch, rule, closure, mode, one_rate)
@@ -374,7 +393,8 @@ def _verify(
 ) -> Verification:
     if effort.bisects:
         return verify_limit(setup, guess, progress, effort.limit_steps)
-    found = bracket_limit(setup, guess, progress, effort.limit_steps, is_near)
+    last = 0 if effort.name == "quick" else effort.choice_steps  # quick makes no choice
+    found = bracket_limit(setup, guess, progress, effort.limit_steps, is_near, last)
     if setup.orders_differ and 1 / (1 - momentum) > LAST_LAYER_STEPS:
         return replace(found, margin=LATE_FACTOR)
     return found

@@ -18,7 +18,7 @@ from normscope.curvature.top_eigenvalue import extreme_eigenvalues
 from normscope.errors import NormscopeError
 from normscope.learning_rate.trial_run import TrialRun, TrialStart, leave_plateau
 from normscope.learning_rate.update_rule import Preconditioner, UpdateRule
-from normscope.problem.batch import Batch
+from normscope.problem.batch import Batch, batch_count
 from normscope.problem.evaluate import Evaluator
 from normscope.problem.parameters import ParameterLayout
 from normscope.problem.problem import Problem
@@ -52,6 +52,7 @@ class MeasuredCurvature(Rendered):
             there was no plateau.
         stable_rate: the learning rate to which the checks had to be lowered; infinite if none was
             unstable.
+        batch_size: samples of the largest batch; None if not known.
     """
 
     values: tuple[float, ...]
@@ -63,6 +64,7 @@ class MeasuredCurvature(Rendered):
     seconds: float
     beyond: float | None = None
     stable_rate: float = math.inf
+    batch_size: int | None = None
 
     @property
     def largest(self) -> float:
@@ -138,6 +140,7 @@ def measure_curvature(
         seconds=time.perf_counter() - begin,
         beyond=max(beyond, default=None),
         stable_rate=checks.stable_rate,
+        batch_size=max(map(batch_count, batches)),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.learning_rate.option_trials import OptionTrial
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.thresholds import (
     CHOICE_AVERAGED,
     CHOICE_DIVISOR,
@@ -159,7 +159,7 @@ def choose_rate(
     Returns:
         The rate and all trials; None if all of them failed.
     """
-    first = _Ladder(setup, found, effort.choice_steps, effort.choice_budget, progress)
+    first = _Ladder(setup, found, effort.choice_steps, _budget(found, effort), progress)
     first.climb(_first_rate(setup, found, predicted))
     last = first
     if effort.final_steps:
@@ -179,6 +179,12 @@ def choose_rate(
     ordered = tuple(trials[each] for each in sorted(trials))
     spent = first.spent + (0 if last is first else last.spent)
     return Choice(rate, nearest.loss, nearest.steps, ordered, spent)
+
+
+def _budget(found: Verification, effort: Effort) -> int:
+    """Return the steps that the limit, without its ramps, has left; at least two trials."""
+    spent = sum(run.steps for run in found.runs)
+    return max(2 * effort.choice_steps, effort.total_steps - spent)
 
 
 def _first_rate(setup: TrainingSetup, found: Verification, predicted: float | None) -> float:
@@ -311,16 +317,7 @@ class _Ladder:
     def _run(self, rate: float) -> ShortRun:
         total = None if math.isinf(self.budget) else int(self.budget)
         self.progress(Progress("choice", f"at {rate:.3g}", self.spent, total, "steps", "bound"))
-        setup = self.setup
-        with setup.training(rate) as optimizer:
-            return short_run(
-                setup.problem,
-                optimizer,
-                setup.batch_size,
-                setup.seed,
-                self.steps,
-                keeps_flags=True,
-            )
+        return self.setup.short_run(rate, self.steps)
 
     def _can_afford(self) -> bool:
         return self.spent + self.steps <= self.budget

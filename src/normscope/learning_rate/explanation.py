@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from normscope.learning_rate.bound import MeasuredCurvature
-from normscope.learning_rate.thresholds import STEPS
+from normscope.learning_rate.thresholds import MOMENTUM_SHARE, STEPS
 from normscope.learning_rate.update_rule import UpdateRule
 from normscope.learning_rate.verification import Verification
 from normscope.text import format_duration, plural
@@ -49,12 +49,13 @@ def _share_remark(advice: Advice) -> str:
         return f"{advice.recommended / advice.limit:.2g} times the limit: no rate held"
     if advice.rule.second_moment is not None and advice.objective != "half_limit":
         return f"far below the limit, as the best rates of {advice.rule.name} are"
-    if advice.recommended == advice.limit / 2:
+    if advice.objective == "half_limit" or advice.verification is None:
         return "half the limit"
-    is_end = advice.verification is not None and (
-        advice.recommended == advice.verification.interval[0]
-    )
-    return "the lower end of the limit's interval" if is_end else "half the predicted limit"
+    if advice.recommended == advice.verification.interval[0]:
+        return "the lower end of the limit's interval"
+    share = "a third" if advice.cautious_share > MOMENTUM_SHARE else "a tenth"
+    is_limit = advice.recommended == advice.limit * advice.cautious_share
+    return f"{share} of the {'' if is_limit else 'predicted '}limit"
 
 
 def _limit_summary(advice: Advice) -> str:
@@ -389,15 +390,16 @@ def _explain_curvature(advice: Advice, curvature: MeasuredCurvature, bound: floa
     allowed, start = advice.rule.largest_stable_rate(curvature.largest), max(curvature.values)
     name, share = next(iter(advice.shares.items()))
     where = f"{share:.0%} of its direction in {_module_label(name)}"
+    size = curvature.batch_size or advice.batch_size  # without that of accumulation, if not joined
     if curvature.largest > start:  # the direction is known at the start only
         where = f"after the first steps; it is {start:.4g} at the start, {where}"
     text = (
-        f"The largest curvature of a batch of {advice.batch_size} is {curvature.largest:.4g}, "
+        f"The largest curvature of a batch of {size} is {curvature.largest:.4g}, "
         f"{where}; a quadratic with that curvature is stable below {allowed:.3g}"
     )
     if curvature.largest <= 0:
         text = (
-            f"The loss of a batch of {advice.batch_size} has no positive curvature; its weight "
+            f"The loss of a batch of {size} has no positive curvature; its weight "
             f"decay alone is stable below {allowed:.3g}"
         )
     if bound < allowed:

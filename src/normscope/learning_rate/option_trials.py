@@ -6,17 +6,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch.optim import Optimizer
 
 from normscope.errors import InputError
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.stability import ShortRun
 from normscope.learning_rate.thresholds import CHOICE_AVERAGED
 from normscope.progress import Progress, ProgressCallback, ignore_progress
 from normscope.text import Rendered
-from normscope.training.common_rate import CommonRate
 from normscope.training.optimizers import bind_optimizer
 from normscope.validation import check_integer, check_number
 
@@ -139,30 +135,14 @@ class _Trial:
     def run(self, warmup: int = 0, decay: float | None = None) -> ShortRun:
         what = f"warm-up {warmup}" if decay is None else f"weight decay {decay:g}"
         self.progress(Progress("choice", what))
-        setup = self.setup
-        with setup.training(self.rate) as optimizer:
-            if decay is not None:
-                _set_decay(optimizer, decay)
-            return short_run(
-                setup.problem,
-                optimizer,
-                setup.batch_size,
-                setup.seed,
-                self.steps,
-                rate_at=(lambda step: self.rate * min(1, (step + 1) / warmup)) if warmup else None,
-                keeps_flags=True,
-                is_ramp=False,
-            )
+        return self.setup.short_run(
+            self.rate,
+            self.steps,
+            rate_at=(lambda step: self.rate * min(1, (step + 1) / warmup)) if warmup else None,
+            is_ramp=False,
+            weight_decay=decay,
+        )
 
     def own_decay(self) -> float:
         groups = bind_optimizer(self.setup.optimizer, self.setup.problem.model).param_groups
         return max(float(group["weight_decay"]) for group in groups)
-
-
-def _set_decay(optimizer: Optimizer, decay: float) -> None:
-    """Set the weight decay of the groups that have one; of all groups if none has."""
-    inner = optimizer.inner if isinstance(optimizer, CommonRate) else optimizer
-    groups: list[dict[str, Any]] = inner.param_groups
-    decayed = [group for group in groups if group["weight_decay"]]
-    for group in decayed or groups:
-        group["weight_decay"] = decay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from normscope.errors import InputError, StateError
+from normscope.learning_rate.stability import ShortRun, short_run
+from normscope.learning_rate.thresholds import STEPS
 from normscope.problem.batch import Batch, sample_count
 from normscope.problem.flags import warn_of_flags
 from normscope.problem.isolation import RandomGenerators, isolated
@@ -99,6 +101,42 @@ class TrainingSetup:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             yield optimizer
+
+    def short_run(
+        self,
+        rate: float,
+        steps: int = STEPS,
+        *,
+        order: int = 0,
+        rate_at: Callable[[int], float] | None = None,
+        is_ramp: bool = True,
+        weight_decay: float | None = None,
+    ) -> ShortRun:
+        """Return the outcome of a run from the user's weights and optimizer state.
+
+        The model is restored; see `training`.
+
+        Args:
+            rate: the learning rate.
+            steps: largest number of gradients to take.
+            order: number of the data order.
+            rate_at: learning rate by step; None: constant.
+            is_ramp: whether ``rate_at`` grows until the run fails.
+            weight_decay: in place of the optimizer's own; None: that.
+        """
+        with self.training(rate, order=order) as optimizer:
+            if weight_decay is not None:
+                _set_decay(optimizer, weight_decay)
+            return short_run(
+                self.problem,
+                optimizer,
+                self.batch_size,
+                self.seed + order,
+                steps,
+                rate_at,
+                keeps_flags=True,
+                is_ramp=is_ramp,
+            )
 
     def scheduled(self, optimizer: Optimizer) -> CommonRate:
         """Return a copy of the user's optimizer at the start of its schedule; never stepped."""
@@ -192,6 +230,14 @@ class TrainingSetup:
         if isinstance(self.optimizer, Optimizer):
             return copy_optimizer(self.optimizer, trained, "use verify=False or a factory")
         return bind_optimizer(self.optimizer, self.problem.model)
+
+
+def _set_decay(optimizer: Optimizer, decay: float) -> None:
+    """Set the weight decay of the groups that have one; of all groups if none has."""
+    inner = optimizer.inner if isinstance(optimizer, CommonRate) else optimizer
+    decayed = [group for group in inner.param_groups if group["weight_decay"]]
+    for group in decayed or inner.param_groups:
+        group["weight_decay"] = decay
 
 
 def is_shuffled(data: object) -> bool:

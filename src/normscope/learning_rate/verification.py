@@ -8,7 +8,7 @@ from enum import Enum
 
 from normscope.errors import StateError
 from normscope.learning_rate.setup import TrainingSetup
-from normscope.learning_rate.stability import ShortRun, has_second_moment, short_run
+from normscope.learning_rate.stability import ShortRun, has_second_moment
 from normscope.learning_rate.thresholds import (
     BRACKET_FAILURES,
     BRACKET_START,
@@ -17,6 +17,7 @@ from normscope.learning_rate.thresholds import (
     FAILURE_MARGIN,
     FAR_FACTOR,
     FAR_GROWTH,
+    LEAST_FAILURE_STEPS,
     LEAST_STEPS,
     ONE_ORDER_MARGIN,
     RAMP_DELAY,
@@ -164,9 +165,9 @@ def verify_limit(
     Every run starts from the user's weights and optimizer state. First the learning rate grows by
     8 % a step until the loss is unstable; then runs at fixed rates enclose the limit and bisect it
     to 5 % or until the budget is used. A rate fails if it does on two of three data orders, so that
-    the median of their limits counts; or if one run fails late, which is chance: where chance
-    breaks some runs at one rate, it breaks others at lower rates that are not tried. An unstable
-    run ends at once, so that only stable ones cost 100 steps.
+    the median of their limits counts: on small batches one order may fail late at any rate, by a
+    single batch with a large loss. An unstable run ends at once, so that only stable ones cost 100
+    steps.
 
     A network without normalization may also collapse, which is not unstable. It may be unstable at
     a lower rate all the same, so the search first goes down to a rate that holds, before it goes
@@ -200,6 +201,7 @@ def bracket_limit(
     progress: ProgressCallback = ignore_progress,
     budget: int = EFFORTS["default"].limit_steps,
     is_near: bool = True,
+    last: int = 0,
 ) -> Verification:
     """Enclose the stability limit by a few short runs on one data order.
 
@@ -213,6 +215,7 @@ def bracket_limit(
         progress: receives an event before each run.
         budget: largest number of gradients, without those of a ramp.
         is_near: whether the guess is a prediction of the limit.
+        last: steps that the last run may take beyond the budget, so that it can be used again.
 
     Returns:
         The enclosing rates, a factor of 1.6 apart if the budget suffices, and all runs.
@@ -226,6 +229,7 @@ def bracket_limit(
         *(setup, budget, progress),
         orders=1,
         least=LEAST_STEPS,
+        last=last,
         failures=BRACKET_FAILURES,
         widening=BRACKET_WIDENING,
     )
@@ -264,6 +268,7 @@ class _Search:
     ramps: int = 0
     orders: int = 2  # that must agree on a rate
     least: int = STEPS  # steps that must be left to begin a run
+    last: int = 0  # steps of the last run, if a higher rate was unstable: it may exceed the budget
     failures: int = 6  # in a row, after which the data is checked
     widening: float = WIDENING  # of rates that all held
 
@@ -279,34 +284,28 @@ class _Search:
     def ramp(self, start: float) -> float:
         """Return the learning rate at which a growing one failed, or the last one tried."""
         self._report(f": ramp from {start:.3g}")
-        with self.setup.training(start) as optimizer:
-            done = short_run(
-                self.setup.problem,
-                optimizer,
-                self.setup.batch_size,
-                self.setup.seed,
-                min(STEPS, self.left),
-                rate_at=lambda step: start * RAMP_GROWTH**step,
-                keeps_flags=True,
-            )
+        done = self.setup.short_run(
+            start, min(STEPS, self.left), rate_at=lambda step: start * RAMP_GROWTH**step
+        )
         self.all_runs.append(done)
         self.ramps += 1
         if done.failed and done.steps <= RAMP_RESTART and self.ramps < 4:
             return self.ramp(start / RAMP_FACTOR)  # it started too high
         return done.rate
 
-    def judge(self, rate: float) -> _Verdict:
-        """Run until two data orders agree or one fails late.
+    def judge(self, rate: float, least: int | None = None) -> _Verdict:
+        """Run until two of three data orders agree.
 
         A collapse does not show whether the run would be unstable: if orders differ, those that
         collapsed do not count.
         """
         enough = self.orders if self.setup.orders_differ else 1
         unstable = held = collapsed = 0
-        while self.left >= self.least and max(unstable, held + collapsed) < enough:
+        least = self.least if least is None else least
+        while self.left >= least and max(unstable, held + collapsed) < enough:
             done = self.run(rate, order=unstable + held + collapsed)
             if done.unstable:
-                unstable += enough if done.is_late else 1
+                unstable += 1
             else:
                 held, collapsed = held + (not done.died), collapsed + done.died
         if unstable and unstable >= held:  # one each, or out of steps: be careful
@@ -318,16 +317,9 @@ class _Search:
     def run(self, rate: float, order: int, steps: int = STEPS) -> ShortRun:
         """Run at a fixed rate on one data order; at 0 nothing is trained."""
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
-        setup = self.setup
-        with setup.training(rate, order=order) as optimizer:
-            done = short_run(
-                setup.problem,
-                optimizer,
-                setup.batch_size,
-                setup.seed + order,
-                min(steps, self.left),
-                keeps_flags=True,
-            )
+        is_enclosed = _Verdict.UNSTABLE in self.verdicts.values()
+        left = max(self.left, self.last if is_enclosed else 0)
+        done = self.setup.short_run(rate, min(steps, left), order=order)
         self.all_runs.append(done)
         return done
 
@@ -342,20 +334,27 @@ class _Search:
     def _factor_below(self) -> float:
         """Return by how much to decrease a rate that failed.
 
-        A bracket of few runs takes more if the loss exploded, if it did not come back with a second
-        moment, which takes 50 steps to see, or if the network collapsed, which takes 20.
+        More if every data order failed late, which costs many steps. A bracket of few runs takes
+        more if the loss exploded, if it did not come back with a second moment, which takes 50
+        steps to see, or if the network collapsed, which takes 20.
         """
         last = self.all_runs[-1]
         if self.orders > 1:
-            return WIDENING
+            runs = (run for run in self.all_runs[self.ramps :] if run.rate == last.rate)
+            return BRACKET_WIDENING if all(run.is_late for run in runs) else WIDENING
         if last.unstable and (not last.worst <= FAR_GROWTH or uses_second_moment(self.setup)):
             return FAR_FACTOR
         return BRACKET_WIDENING if last.died else WIDENING
 
     def go_up(self) -> None:
         """Increase the largest rate until one is unstable, if none was."""
-        while self.left >= self.least and _Verdict.UNSTABLE not in self.verdicts.values():
-            self.judge(max(self.verdicts) * self.widening)
+        least = LEAST_FAILURE_STEPS if self.orders == 1 else self.least
+        while self.left >= least and _Verdict.UNSTABLE not in self.verdicts.values():
+            rate = max(self.verdicts) * self.widening
+            few = self.left < self.least
+            if self.judge(rate, least) is not _Verdict.UNSTABLE and few:
+                del self.verdicts[rate]  # so few steps do not show that a rate holds
+                return
 
     def _check_untrained(self) -> None:
         """Reject data on which even an untrained network counts as unstable.

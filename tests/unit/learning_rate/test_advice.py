@@ -579,11 +579,13 @@ OPEN = Verification(0.8, math.inf, (ShortRun(0.8, 0, False, 30, 1.0),), 0, 1.4)
 @pytest.mark.parametrize(
     ("found", "predicted", "rule", "expected", "words"),
     [
-        (verified(0.8, 1.25), 1.0, {}, 0.5, "half the limit"),
-        (replace(verified(0.8, 1.25), margin=2.0), 1.0, {}, 0.4, "the lower end of the"),
+        (verified(0.8, 1.25), 1.0, {}, 1 / 3, "a third of the limit"),
+        (verified(0.8, 1.25), 1.0, {"momentum": 0.9}, 0.1, "a tenth of the limit"),
+        (replace(verified(0.8, 1.25), margin=4.0), 1.0, {}, 0.2, "the lower end of the"),
         (verified(0.0, 0.4), 1.0, {}, 0.02, "0.05 times the limit: no rate held"),
-        (OPEN, 0.5, {}, 0.25, "half the predicted limit"),
-        (OPEN, 4.0, {}, 0.8 / 1.5 / 1.4, "the lower end of the"),
+        (OPEN, 0.5, {}, 0.5 / 3, "a third of the predicted limit"),
+        (OPEN, 0.5, {"momentum": 0.9}, 0.05, "a tenth of the predicted limit"),
+        (OPEN, 4.0, {}, 0.8 / 3, "a third of the limit"),
         (verified(0.8, 1.25), 1.0, {"name": "Adam", "second_moment": 0.999}, 0.05, "far below"),
     ],
 )

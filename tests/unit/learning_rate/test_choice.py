@@ -13,7 +13,7 @@ from normscope.learning_rate import max_learning_rate
 from normscope.learning_rate.choice import RateTrial, choose_rate, lowest_point
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.stability import ShortRun
-from normscope.learning_rate.thresholds import CHOICE_SPACING, EFFORTS, HORIZON_FACTOR
+from normscope.learning_rate.thresholds import CHOICE_SPACING, EFFORTS, HORIZON_FACTOR, Effort
 from normscope.learning_rate.verification import Verification
 from normscope.problem import Problem
 from normscope.training import sgd
@@ -76,13 +76,17 @@ def test_rates_decrease_from_the_largest_that_held_until_the_loss_rises(monkeypa
     assert rates == pytest.approx([CHOICE_SPACING**-number for number in range(len(rates))])
     assert rates[-1] < best
     assert found.rate == pytest.approx(HORIZON_FACTOR * best)
-    assert found.spent == DEFAULT.choice_steps * len(rates) <= DEFAULT.choice_budget
+    assert found.spent == DEFAULT.choice_steps * len(rates) <= DEFAULT.total_steps - 5
     assert [each.rate for each in found.trials] == sorted(rates)
 
 
-def test_budget_ends_the_ladder(monkeypatch):
-    found, rates = chosen(monkeypatch, bowl(1e-6))
-    assert len(rates) == DEFAULT.choice_budget // DEFAULT.choice_steps
+@pytest.mark.parametrize(("spent", "trials"), [(5, 5), (110, 3), (124, 2), (1000, 2)])
+def test_ladder_takes_what_the_limit_has_left_of_the_steps(monkeypatch, spent, trials):
+    failure = ShortRun(1.6, 0, True, spent, 9.0, losses=(3.0, 9.0))
+    ramp = ShortRun(9.0, 0, True, 90, 9.0)  # does not count
+    limit = Verification(1.0, 1.6, (ramp, failure), 1)
+    found, rates = chosen(monkeypatch, bowl(1e-6), found=limit)
+    assert len(rates) == trials
     assert found.rate == pytest.approx(HORIZON_FACTOR * min(rates))
 
 
@@ -124,7 +128,7 @@ def test_two_lower_rates_are_tried_while_nothing_is_learned(monkeypatch):
     found, _ = chosen(
         monkeypatch,
         lambda rate: plateau[round(rate, 4)],
-        EFFORTS["thorough"].__class__("test", 1, (), 100, choice_budget=1000),
+        Effort("test", 1, (), 100, total_steps=1000),
     )
     assert 0.0256 < found.rate / HORIZON_FACTOR < 0.16
 

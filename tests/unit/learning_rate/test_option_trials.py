@@ -10,7 +10,7 @@ from tests.unit.learning_rate.problems import labelled, small_network
 
 from normscope.errors import ArgumentTypeError, InputError
 from normscope.learning_rate import max_learning_rate, option_trials
-from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.setup import TrainingSetup, _set_decay
 from normscope.learning_rate.stability import ShortRun
 from normscope.problem import Problem
 
@@ -96,7 +96,7 @@ def test_groups_without_weight_decay_keep_none():
     weights, biases = [model[0].weight], [model[0].bias]
     groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
-    option_trials._set_decay(optimizer, 0.5)
+    _set_decay(optimizer, 0.5)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
 
 

@@ -262,10 +262,26 @@ def test_onset_is_the_median_over_orders_of_the_data(onsets):
     assert 2.3 < found.onset < 4.0  # not 1, not 9
 
 
-@pytest.mark.parametrize(("after", "low", "high"), [(19, 2.3, 4.0), (20, 0.7, 1.3)])
-def test_late_failure_on_one_order_is_enough(after, low, high):
+@pytest.mark.parametrize("after", [19, 20])
+def test_median_over_orders_counts_however_late_they_fail(after):
     found = verify_limit(fickle((1.0, 3.0, 9.0), after), 0.02)
-    assert low < found.onset < high
+    assert 2.0 < found.onset < 4.5
+
+
+@pytest.mark.parametrize(
+    ("onsets", "fails"),
+    [((0.01, 3.0, 3.0), False), ((3.0, 0.01, 3.0), False), ((0.01, 3.0, 0.01), True)],
+)
+def test_one_order_that_fails_late_is_outvoted(onsets, fails):
+    search = _Search(fickle(onsets, after=40), BUDGET, lambda text: None)
+    assert (search.judge(1.0) is _Verdict.UNSTABLE) is fails
+    assert len(search.all_runs) == 3
+
+
+def test_rates_go_down_faster_while_all_orders_fail_late():
+    search = _Search(fickle((1.0, 1.0, 1.0), after=40), BUDGET, lambda text: None)
+    search.go_down(4.0)
+    assert sorted(search.verdicts, reverse=True) == pytest.approx([4.0, 1.6, 0.64])
 
 
 @pytest.mark.parametrize(("budget", "fails"), [(150, True), (250, False)])
@@ -486,6 +502,26 @@ def test_bracket_keeps_a_small_budget_and_widens_its_interval(budget):
     held = [each for each in found.runs if not each.failed]
     assert held[-1].steps < 100
     assert found.interval[0] == pytest.approx(found.low / 1.5)
+
+
+def test_last_run_of_a_bracket_may_exceed_its_budget():
+    setup = TrainingSetup(quadratic(), sgd(1.0), None, 0)
+    found = bracket_limit(setup, 0.4, budget=30, last=50)
+    *failed, held = found.runs
+    assert all(each.unstable for each in failed)
+    assert (held.failed, held.steps) == (False, 50)
+    none_failed = bracket_limit(setup, 0.01, budget=30, last=50)
+    assert none_failed.steps <= 30
+
+
+def test_few_steps_above_a_rate_that_held_show_only_failures():
+    setup = TrainingSetup(quadratic(), sgd(1.0), None, 0)
+    open_ended = bracket_limit(setup, 0.05, budget=110)  # 0.1 and 0.25 hold, the limit is 0.5
+    assert [each.steps for each in open_ended.runs] == [100, 10]
+    assert open_ended.ends == (0.1, math.inf)
+    closed = bracket_limit(setup, 0.2, budget=110)  # 0.4 and 1.0
+    assert closed.runs[-1].unstable
+    assert closed.ends == pytest.approx((0.4, 1.0))
 
 
 def test_bracket_without_a_good_guess_begins_with_a_ramp():
