@@ -60,7 +60,7 @@ def loader(**options):
     return DataLoader(TensorDataset(x[:96], y[:96]), 24, shuffle=True, **options)
 
 
-def trained(callback, data=None, logger=False, **options):
+def trained(callback, data=None, logger=False, around=None, **options):
     lightning.seed_everything(3, verbose=False)
     module = Digits(**options)
     trainer = lightning.Trainer(
@@ -72,6 +72,7 @@ def trained(callback, data=None, logger=False, **options):
         enable_model_summary=False,
         log_every_n_steps=1,
         callbacks=[] if callback is None else [callback],
+        **(around or {}),
     )
     trainer.fit(module, loader() if data is None else data)
     return module, trainer
@@ -139,6 +140,25 @@ def test_own_data_is_asked_in_place_of_the_trainers():
     callback = LearningRateCallback("cross_entropy", data=(x[:50], y[:50]), verify=False)
     trained(callback)
     assert callback.advice.batch_size == 50
+
+
+def test_callback_uses_clipping_and_accumulation_of_the_trainer():
+    around = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
+    callback = LearningRateCallback("cross_entropy", effort="quick")
+    trained(callback, around=around)
+    notes = " ".join(callback.advice.notes)
+    assert "norm 0.5" in notes
+    assert "2 batches" in notes
+    assert callback.advice.batch_size == 48
+    own = LearningRateCallback("cross_entropy", verify=False, clip_norm=None, accumulate=1)
+    trained(own, around=around)
+    assert (own.advice.batch_size, own.advice.notes) == (24, ())
+
+
+def test_callback_refuses_clipping_by_value():
+    around = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}
+    with pytest.raises(StateError, match="clips gradients by value"):
+        trained(LearningRateCallback("cross_entropy"), around=around)
 
 
 def test_unfit_trainings_are_refused():

@@ -121,9 +121,12 @@ class Advice(Rendered):
     def predicted(self) -> float | None:
         """The predicted limit, from the last layer or from trial runs on a few samples.
 
-        None if there is no prediction, see ``prediction_reason``.
+        None if there is no prediction, see ``prediction_reason``, and if no trial run was unstable:
+        ``prediction.rate`` is then below the limit by an unknown factor.
         """
-        return None if self.prediction is None else self.prediction.rate
+        if self.prediction is None or self.prediction.is_lower_end:
+            return None
+        return self.prediction.rate
 
     @property
     def theory(self) -> float | None:
@@ -169,8 +172,9 @@ class Advice(Rendered):
         if not low:
             share = LARGEST_SHARE if self.rule.second_moment is None else 1 / CHOICE_DIVISOR
             return self.limit * share * UNHELD_SHARE
-        is_open = math.isinf(high)  # a few steps that held do not refute a lower prediction
-        limit = min(self.limit, self.predicted or math.inf) if is_open else self.limit
+        limit = self.limit
+        if math.isinf(high) and self.prediction is not None:
+            limit = min(limit, self.prediction.rate)  # a few steps that held do not refute it
         return min(limit * self.cautious_share, low)
 
     @property
@@ -199,15 +203,16 @@ class Advice(Rendered):
         The rates that the runs enclose, or the limit with the factor of its prediction either way;
         widened by how much the batches differ in curvature. A single data order may fail below it,
         see ``verification.lowest_failure``. The upper end is infinite if some batches, but not all,
-        have no positive curvature; and for a prediction with a second moment: it is where the loss
-        first exceeds its multiple, from which most losses come back.
+        have no positive curvature; for a prediction if no trial run was unstable; and for one with
+        a second moment: it is where the loss first exceeds its multiple, from which most losses
+        come back.
         """
         below, above = self._batch_spread()
         if self.verification is None:
             assert self.prediction is not None  # checked when the advice is made
             factor = self.prediction.factor
-            recovers = self.rule.second_moment is not None
-            high = math.inf if recovers else self.limit * above * factor
+            is_open = self.rule.second_moment is not None or self.prediction.is_lower_end
+            high = math.inf if is_open else self.limit * above * factor
             return self.limit * below / factor, high
         low, high = self.verification.interval
         return low * below, high * above

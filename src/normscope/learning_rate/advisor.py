@@ -266,7 +266,8 @@ def advise(
     with torch.inference_mode(False), setup.few_threads(), setup.isolated():
         advice = _measure(setup, optimizer, verify, progress, effort)
         if objective == "fastest" and advice.verification is not None:
-            choice = choose_rate(setup, advice.verification, effort, advice.predicted, progress)
+            predicted = None if advice.prediction is None else advice.prediction.rate
+            choice = choose_rate(setup, advice.verification, effort, predicted, progress)
             if choice is not None:
                 tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
                 choice = replace(choice, options=tried)

@@ -60,6 +60,8 @@ def _share_remark(advice: Advice) -> str:
 
 def _limit_summary(advice: Advice) -> str:
     found, (low, high) = advice.verification, advice.interval
+    if found is None and advice.predicted is None:
+        return f"above {advice.limit:.3g}: not predicted, no trial on a few samples was unstable"
     if found is None:
         return f"{advice.limit:.3g} predicted, perhaps {_range(low, high)}"
     if math.isinf(found.ends[1]):
@@ -81,7 +83,8 @@ def _how_found(advice: Advice) -> str:
     setting = f"{advice.rule.name}{moving}, batch size {advice.batch_size}"
     seconds = format_duration(advice.seconds)
     if found is None:
-        return f"not verified: predicted without runs; {seconds}; {setting}"
+        how = "trials on a few samples" if advice.predicted is None else "predicted without runs"
+        return f"not verified: {how}; {seconds}; {setting}"
     spent, trials = 0, 0
     if advice.choice is not None:
         spent = advice.choice.spent
@@ -140,7 +143,8 @@ def _limit_remark(advice: Advice) -> str:
     above = f"{high:.3g}" if math.isfinite(high) else "no end found"
     found = advice.verification
     if found is None:
-        return f"predicted; it may be anywhere from {low:.3g} to {above}"
+        how = "predicted" if advice.predicted is not None else "at least: no trial was unstable"
+        return f"{how}; it may be anywhere from {low:.3g} to {above}"
     where = "below where the network collapses; " if found.collapsed_first else ""
     remark = f"{where}on other batches perhaps {low:.3g} to {above}"
     if found.lowest_failure >= low:
@@ -177,6 +181,8 @@ def _lowered_by_prediction(advice: Advice) -> bool:
 def _prediction_remark(advice: Advice) -> str:
     if advice.prediction is None:
         return f"none: {advice.prediction_reason}"
+    if advice.prediction.is_lower_end:
+        return f"none: {advice.prediction.reason}"
     ratio = advice.limit / advice.prediction.rate
     source = "the curvature bound is" if advice.verification is None else "the runs found"
     far = f"; {source} {ratio:.2g} times that" if not 1 / 2 <= ratio <= 2 else ""
@@ -286,6 +292,11 @@ def explain(advice: Advice) -> str:
 def _explain_limit(advice: Advice) -> str:
     found = advice.verification
     if found is None:
+        if advice.prediction is not None and advice.predicted is None:
+            return (
+                f"The limit cannot be predicted: {advice.prediction.reason}. Half of that rate is "
+                "recommended; runs (verify=True) find the limit."
+            )
         source = "" if advice.prediction is None else f", from {advice.prediction.reason}"
         return (
             f"Training is expected to become unstable near {advice.limit:.3g}{source}; no run has "

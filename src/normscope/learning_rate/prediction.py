@@ -42,6 +42,8 @@ class LimitPrediction(Rendered):
         reason: how it was found, in a sentence.
         is_late: whether trial runs failed late, by what momentum and noise build up; the limit
             then depends on chance.
+        is_lower_end: whether no trial run was unstable, so that the limit is above the rate, by an
+            unknown factor.
     """
 
     rate: float
@@ -49,6 +51,7 @@ class LimitPrediction(Rendered):
     standing: float | None
     reason: str
     is_late: bool = False
+    is_lower_end: bool = False
 
     @property
     def factor(self) -> float:
@@ -235,7 +238,7 @@ def _from_trials(found: SampleTrials, bound: Callable[[], float]) -> LimitPredic
         return LimitPrediction(found.rate, None, None, reason, found.is_late)
     limit = bound()
     if found.low > limit:
-        reason = f"the largest of the rates tried, all stable {steps}"
-        return LimitPrediction(found.low, None, None, reason)
+        reason = f"no rate up to {found.low:.3g} was unstable {steps}; the limit is above"
+        return LimitPrediction(found.low, None, None, reason, is_lower_end=True)
     tried = f"no rate was unstable {steps}" if found.low else "none could be tried"
     return LimitPrediction(limit, None, None, f"the bound: {tried}")

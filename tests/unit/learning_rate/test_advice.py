@@ -547,6 +547,25 @@ def test_answer_says_that_the_network_collapses():
     assert shown[1] == "0.648, below a collapse; perhaps 0.6 to 0.7"
 
 
+def test_trials_without_an_instability_are_not_a_prediction():
+    open_ended = LimitPrediction(1.0, None, None, "no rate up to 1 was unstable", is_lower_end=True)
+    found = replace(advice(), prediction=open_ended)
+    assert found.predicted is None
+    assert (found.limit, found.recommended) == (1.0, 0.5)
+    assert found.interval == (0.4, math.inf)
+    _, limit, how = lines(found)
+    assert limit == "above 1: not predicted, no trial on a few samples was unstable"
+    assert how.startswith("not verified: trials on a few samples; ")
+    assert row(found, "predicted") == {
+        "quantity": "predicted",
+        "value": None,
+        "remark": "none: no rate up to 1 was unstable",
+    }
+    assert "cannot be predicted: no rate up to 1 was unstable" in found.explanation
+    assert found.to_dict()["predicted"] is None
+    assert math.isnan(found.to_xarray().attrs["predicted"])
+
+
 def test_prediction_with_a_second_moment_has_no_upper_end():
     found = advice(name="Adam", second_moment=0.999)
     assert found.interval == (found.limit / 2.5, math.inf)

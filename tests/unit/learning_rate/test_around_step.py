@@ -293,6 +293,8 @@ def test_batch_statistics_keep_accumulated_batches_apart():
     assert "not that of one joined batch" in advice.prediction_reason
     assert "single batches" in " ".join(advice.notes)
     assert advice.batch_size == 32
+    assert "curvature of a batch of 8 is" in advice.explanation
+    assert advice.batch_size == 32
     assert advice.verified is not None
 
 

@@ -189,9 +189,10 @@ def test_rehearsal_in_which_nothing_breaks_leaves_it_to_the_bound(monkeypatch, l
     expected = {
         0.0: "none could be tried",
         0.1: "no rate was unstable",
-        0.5: "the largest of the rates",
+        0.5: "no rate up to 0.5 was unstable",
     }
     assert expected[low] in found.reason
+    assert found.is_lower_end == (low == 0.5)  # above the bound, which is no estimate any more
 
 
 def test_reason_tells_of_a_plateau_and_leaves_out_what_was_not_found(monkeypatch):

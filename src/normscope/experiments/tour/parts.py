@@ -126,13 +126,17 @@ def limits(net: Net, norm: str, seed: int, progress: Callable[[object], None]) -
     stable, unstable = advice.verified or (math.nan, math.nan)
     return xr.Dataset(
         {
-            **{name: float(getattr(advice, name)) for name in _RATES},
-            "theory": math.nan if advice.theory is None else advice.theory,
+            **{name: _or_nan(getattr(advice, name)) for name in _RATES},
+            "theory": _or_nan(advice.theory),
             "theory_says": advice.mean_field.reason,
             "stable": stable,
             "unstable": unstable,
         }
     )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def training(net: Net, norm: str, seed: int, rate: float, steps: int) -> xr.Dataset:
