@@ -31,7 +31,12 @@ BASE = {
     "validation",
     "warn",
 }
-TORCH_FREE = {"results": set(), "plots": {"results"}, "report": {"results", "plots"}}
+TORCH_FREE = {
+    "results": set(),
+    "plots": {"results"},
+    "report": {"results", "plots"},
+    "watch": {"results", "plots"},
+}
 FIRST_FLOOR = {"problem", "layers"}
 SECOND_FLOOR = FIRST_FLOOR | {"models", "data", "curvature", "meanfield", "decoupled"}
 THIRD_FLOOR = SECOND_FLOOR | {"training"}

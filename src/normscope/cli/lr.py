@@ -43,8 +43,8 @@ def lr(
 ) -> None:
     """Find how large a learning rate a model can take, verified by short runs.
 
-    The recommended rate is near the best of a few rates below the limit, or half the limit. The limit
-    is where training becomes unstable: within 100 steps the loss is not finite or exceeds 1.5 times
+    The recommended rate is near the best of a few below the limit, or half the limit. The limit is
+    where training becomes unstable: within 100 steps the loss is not finite or exceeds 1.5 times
     its first value (3 times for the squared error; with Adam and similar optimizers a loss that
     comes back is stable). The default loss is cross_entropy, which classifiers are trained with.
     normscope sweep has squared_error, as in wei2018, and counts a training as diverged only beyond

@@ -20,7 +20,7 @@ from normscope.errors import NormscopeError
 
 COMMANDS = (
     *("demo", "lr", "compare", "curvature", "theory", "check"),
-    *("run", "sweep", "report", "listing", "data"),
+    *("run", "sweep", "watch", "report", "listing", "data"),
 )
 """The modules of the commands, in the order of the help; each uses the decorator `command`."""
 

@@ -37,12 +37,14 @@ class Database:
     Args:
         path: of the file; None: in memory.
         read_only: never write to it.
+        timeout: seconds to wait for another process that has locked the file.
     """
 
-    def __init__(self, path: Path | None, read_only: bool) -> None:
+    def __init__(self, path: Path | None, read_only: bool, timeout: float = _TIMEOUT) -> None:
         self.name = "the store in memory" if path is None else str(path)
         self.path = None if path is None else Path(os.path.realpath(path))  # for any folder
         self.read_only = read_only
+        self._timeout = timeout
         self._process = os.getpid()
         self._mutex = threading.RLock()
         self._depth = 0
@@ -184,7 +186,7 @@ class Database:
         connection = sqlite3.connect(
             where,
             uri=self.path is not None,
-            timeout=_TIMEOUT,
+            timeout=self._timeout,
             isolation_level=None,  # transactions begin and end in `_transaction`
             check_same_thread=False,  # guarded by the mutex of `_transaction`
         )

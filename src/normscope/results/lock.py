@@ -12,6 +12,7 @@ killed one leaves it, and who opens the store next can tell whether something of
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import threading
 import weakref
@@ -25,6 +26,9 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+_CAN_ASK = sys.platform == "linux"
+_FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, process
 
 FileId = tuple[int, int, int]  # process, device and inode
 
@@ -110,11 +114,11 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
         if _is_held(file):
             return True
         try:
-            handle = os.open(file, os.O_RDWR)
+            handle = os.open(file, os.O_RDONLY if _CAN_ASK else os.O_RDWR)
         except OSError:  # there is none, or it cannot be locked from here
             return False
         try:
-            return not _lock(handle)
+            return _is_taken(handle)
         finally:
             os.close(handle)
 
@@ -175,6 +179,18 @@ def _lock(handle: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_taken(handle: int) -> bool:
+    """Return whether another process holds the lock.
+
+    Linux can be asked without taking it, so that a writer that starts at this moment gets it.
+    """
+    if sys.platform != "linux":
+        return not _lock(handle)
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    (kind, *_) = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, wanted))
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def _read(handle: int) -> tuple[int | None, Written | None]:

@@ -161,6 +161,24 @@ def translate_errors(name: str) -> Iterator[None]:
         raise damaged(name, "SQLite reports an error in its schema") from error
 
 
+@contextmanager
+def reading_data(name: str, key: str) -> Iterator[None]:
+    """Raise `DataError` for content that normscope did not write, whatever it breaks.
+
+    Args:
+        name: of the file.
+        key: of the record that is decoded inside the block.
+    """
+    try:
+        yield
+    except NormscopeError:
+        raise
+    except Exception as error:
+        what = f"the data of record {key[:12]} are not in the format of a store"
+        reason = " ".join(str(error).split())[:160]
+        raise damaged(name, f"{what} ({reason})") from error
+
+
 def _translated(name: str, error: sqlite3.Error) -> NormscopeError:
     code = primary_code(error)
     if code == sqlite3.SQLITE_NOTADB:

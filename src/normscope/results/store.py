@@ -72,7 +72,7 @@ from normscope.results.database import Database
 from normscope.results.grid import Cell, combine, latest_results, no_results_error
 from normscope.results.netcdf import write_netcdf
 from normscope.results.record import Identity, Record, State, json_value, matches, record_key
-from normscope.results.schema import damaged
+from normscope.results.schema import reading_data
 from normscope.results.tables import Row
 from normscope.text import Table
 
@@ -337,7 +337,7 @@ class Store:
                 f"record {key[:12]} of {row.identity.experiment!r} is {row.state} and has no data "
                 "yet; finish it, or append a chunk."
             )
-        with self._reading_data(row):
+        with reading_data(self._database.name, row.key):
             return join([decode(content) for content in found])
 
     def to_xarray(self, experiment: str, **parameters: Any) -> xr.Dataset:
@@ -446,7 +446,7 @@ class Store:
         if row.key not in self._forms:
             forms: dict[str, str] = {}
             for content in tables.contents(connection, self._database.name, row):
-                with self._reading_data(row):
+                with reading_data(self._database.name, row.key):
                     forms = add_chunk_forms(forms, decode(content))
             self._forms[row.key] = forms
         return self._forms[row.key]
@@ -467,20 +467,8 @@ class Store:
 
     def _read_dataset(self, row: Row) -> xr.Dataset:
         raw = self.read_raw(row.key)
-        with self._reading_data(row):
+        with reading_data(self._database.name, row.key):
             return from_raw(raw)
-
-    @contextmanager
-    def _reading_data(self, row: Row) -> Iterator[None]:
-        """Raise `DataError` for content that normscope did not write, whatever it breaks."""
-        try:
-            yield
-        except NormscopeError:
-            raise
-        except Exception as error:
-            what = f"the data of record {row.key[:12]} are not in the format of a store"
-            reason = " ".join(str(error).split())[:160]
-            raise damaged(self._database.name, f"{what} ({reason})") from error
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import json
 import platform
 import sqlite3
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,7 @@ _STATES = frozenset(State)
 _COLUMNS = (
     "id, key, experiment, parameters, seed, revision, version, state, attempts, error, seconds"
 )
+_AT_ONCE = 500  # numbers in one query
 _LATEST = 253402300800.0  # start of the year 10000, in seconds since 1970
 _TYPES = (int, str, str, str, int, int, str, str, int, str | None, float | None)  # of the columns
 
@@ -106,6 +108,59 @@ def running(connection: sqlite3.Connection, name: str) -> list[Row]:
     query = f"SELECT {_COLUMNS} FROM records WHERE state = ? ORDER BY id"
     found = connection.execute(query, (State.RUNNING.value,)).fetchall()
     return [_row(name, values) for values in found]
+
+
+def states(connection: sqlite3.Connection) -> list[tuple[int, str]]:
+    """Return number and state of every record, from the index alone."""
+    return connection.execute(
+        "SELECT id, state FROM records INDEXED BY records_by_experiment"
+    ).fetchall()
+
+
+def numbered(connection: sqlite3.Connection, name: str, numbers: Sequence[int]) -> list[Row]:
+    """Return the records of these numbers, checked, in the order they were added.
+
+    Args:
+        connection: to the file.
+        name: of the file, for errors.
+        numbers: the ids of the rows.
+
+    Raises:
+        DataError: if one is damaged or missing.
+    """
+    found = _in_batches(connection, f"SELECT {_COLUMNS} FROM records WHERE id IN", sorted(numbers))
+    if len(found) != len(numbers):
+        raise damaged(name, f"its index names {len(numbers)} records, of which {len(found)} exist")
+    return [_row(name, values) for values in found]
+
+
+def start_times(
+    connection: sqlite3.Connection, name: str, numbers: Sequence[int]
+) -> dict[int, float]:
+    """Return the last start of records by their number; those without a time are left out.
+
+    Args:
+        connection: to the file.
+        name: of the file, for errors.
+        numbers: the ids of the rows.
+    """
+    if not _has_table(connection, "started_at"):
+        return {}
+    query = "SELECT record, seconds FROM started_at WHERE record IN"
+    found: dict[int, float] = dict(_in_batches(connection, query, sorted(numbers)))
+    _check_times(name, found.values())
+    return found
+
+
+def _in_batches(
+    connection: sqlite3.Connection, query: str, numbers: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a query that ends on IN, for as many numbers as one query may have."""
+    found: list[tuple[Any, ...]] = []
+    for start in range(0, len(numbers), _AT_ONCE):
+        some = numbers[start : start + _AT_ONCE]
+        found += connection.execute(f"{query} ({','.join('?' * len(some))})", some).fetchall()
+    return found
 
 
 def _row(name: str, values: tuple[Any, ...]) -> Row:
@@ -231,17 +286,25 @@ def drop_contents(connection: sqlite3.Connection, row: Row) -> None:
     connection.execute("DELETE FROM chunks WHERE record = ?", (row.id,))
 
 
-def contents(connection: sqlite3.Connection, name: str, row: Row) -> list[Content]:
+def contents(connection: sqlite3.Connection, name: str, row: Row, first: int = 0) -> list[Content]:
     """Return the chunks of a record in order, each checked against its digest.
+
+    Args:
+        connection: to the file.
+        name: of the file, for errors.
+        row: the record.
+        first: number of the first chunk.
 
     Raises:
         DataError: if one is damaged or missing.
     """
     chunks = connection.execute(
-        "SELECT id, number, layout, digest FROM chunks WHERE record = ? ORDER BY number", (row.id,)
+        "SELECT id, number, layout, digest FROM chunks WHERE record = ? AND number >= ? "
+        "ORDER BY number",
+        (row.id, first),
     ).fetchall()
     found = []
-    for position, (chunk, number, layout, digest) in enumerate(chunks):
+    for position, (chunk, number, layout, digest) in enumerate(chunks, first):
         blobs = connection.execute(
             "SELECT blob FROM arrays WHERE chunk = ? ORDER BY position", (chunk,)
         )
@@ -250,7 +313,7 @@ def contents(connection: sqlite3.Connection, name: str, row: Row) -> list[Conten
         if not plain or number != position or content.digest(row.key, number) != digest:
             raise damaged(name, f"the data of record {row.key[:12]} are not those written")
         found.append(content)
-    if row.state.has_result and len(found) != 1:
+    if row.state.has_result and first + len(found) != 1:
         raise damaged(name, f"the data of record {row.key[:12]} are missing")
     return found
 
@@ -335,9 +398,13 @@ def stored_times(connection: sqlite3.Connection, name: str, experiment: str) -> 
             (experiment,),
         )
     )
-    if not all(isinstance(each, float) and 0 <= each < _LATEST for each in found.values()):
-        raise damaged(name, "its start times are not those written")
+    _check_times(name, found.values())
     return found
+
+
+def _check_times(name: str, times: Iterable[Any]) -> None:
+    if not all(isinstance(each, float) and 0 <= each < _LATEST for each in times):
+        raise damaged(name, "its start times are not those written")
 
 
 def _has_table(connection: sqlite3.Connection, table: str) -> bool:

@@ -1,0 +1,171 @@
+"""The records of one experiment as columns: a hundred thousand of them take about 15 MB."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.results import State
+from normscope.results.record import CODE, canonical_json
+from normscope.results.tables import Row
+from normscope.text import format_number
+
+STATES = tuple(State)
+PENDING, RUNNING, FINISHED, DIVERGED, FAILED = range(len(STATES))
+_CODES = {state: code for code, state in enumerate(STATES)}
+_MISSING = ""  # of a parameter that some records lack
+_LARGEST = 1e300  # a forged file may have integers that no float can hold
+_MOST_ERRORS = 20
+_FEW = 4  # parameters that are all named
+_LONGEST = 300  # characters of an error, 80 of a value
+
+
+class Column:
+    """The values of one parameter, each stored once.
+
+    Args:
+        length: number of records that lack it so far.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.values: list[Any] = []
+        self.codes = array("i")
+        self._known: dict[object, int] = {}
+        for _ in range(length):
+            self.add(_MISSING)
+
+    def add(self, value: Any) -> None:
+        """Add the value of one more record."""
+        plain = value is None or isinstance(value, bool | int | float | str)
+        kept = value if plain else canonical_json(value)
+        code = self._known.setdefault((type(value), kept), len(self.values))
+        if code == len(self.values):
+            self.values.append(kept)
+        self.codes.append(code)
+
+    @property
+    def varies(self) -> bool:
+        """Whether the records differ in it."""
+        return len(self.values) > 1
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether every record has a number."""
+        return all(type(value) in (int, float) and abs(value) < _LARGEST for value in self.values)
+
+
+class Records:
+    """Parameters, states and results of the records of one experiment.
+
+    Args:
+        experiment: its name.
+    """
+
+    def __init__(self, experiment: str) -> None:
+        self.experiment = experiment
+        self.columns: dict[str, Column] = {}
+        self.positions: dict[int, int] = {}  # by the number of the record
+        self.numbers, self.seeds = array("q"), array("q")
+        self.states, self.attempts = array("b"), array("i")
+        self.seconds, self.started, self.losses = array("d"), array("d"), array("d")
+        self.errors: deque[tuple[int, str]] = deque(maxlen=_MOST_ERRORS)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def update(self, row: Row, started: float | None) -> int:
+        """Add a record, or change its state; return its position.
+
+        Args:
+            row: of the store.
+            started: its last start in seconds since 1970, if that is known.
+        """
+        position = self.positions.setdefault(row.id, len(self))
+        if position == len(self):
+            self._append(row)
+        self.states[position] = _CODES[row.state]
+        self.attempts[position] = row.attempts
+        self.seconds[position] = np.nan if row.seconds is None else row.seconds
+        self.started[position] = np.nan if started is None else started
+        if row.state is State.FAILED:
+            self.errors.append((position, (row.error or "")[:_LONGEST]))
+        return position
+
+    def _append(self, row: Row) -> None:
+        for name, value in row.parameters.items():
+            self.columns.setdefault(name, Column(len(self))).add(value)
+        self.numbers.append(row.id)
+        for column in self.columns.values():
+            if len(column.codes) < len(self):
+                column.add(_MISSING)
+        self.seeds.append(row.identity.seed)
+        for values in (self.states, self.attempts):
+            values.append(0)
+        for measured in (self.seconds, self.started, self.losses):
+            measured.append(np.nan)
+
+    @property
+    def varying(self) -> list[str]:
+        """Names of the parameters that differ between records, in order of occurrence."""
+        return [name for name, column in self.columns.items() if column.varies]
+
+    def state_codes(self) -> NDArray[np.int8]:
+        """Return the state of every record as a code, the index in `STATES`."""
+        return np.array(self.states, dtype=np.int8)
+
+    def counts(self, at_work: bool) -> dict[str, int]:
+        """Return the number of records in each state.
+
+        Args:
+            at_work: whether a process is writing; if not, running records count as pending.
+        """
+        found = np.bincount(self.state_codes(), minlength=len(STATES)).tolist()
+        if not at_work:
+            found[PENDING] += found[RUNNING]
+            found[RUNNING] = 0
+        return {str(state): number for state, number in zip(STATES, found, strict=True)}
+
+    def newest(self, *states: int, most: int) -> list[int]:
+        """Return positions of the records in some states, by their start, the newest first."""
+        chosen = np.flatnonzero(np.isin(self.state_codes(), states))
+        starts = np.nan_to_num(np.array(self.started)[chosen], nan=0.0)
+        return [int(each) for each in chosen[np.lexsort((chosen, starts))][::-1][:most]]
+
+    def describe(self, position: int) -> str:
+        """Return the parameters that distinguish a record, and its seed; all of them if few."""
+        names = self.varying if len(self.columns) > _FEW else list(self.columns)
+        words = self.settings(names, position)
+        return ", ".join([*words, f"seed {self.seeds[position]}"])
+
+    def settings(self, names: Sequence[str], position: int) -> list[str]:
+        """Return some parameters of a record, each with its name."""
+        found = []
+        for name in names:
+            column = self.columns[name]
+            value = column.values[column.codes[position]]
+            is_code = name == CODE and isinstance(value, str)
+            found.append(
+                f"files {value[:8]}" if is_code else f"{readable(name)} {value_text(value)}"
+            )
+        return found
+
+
+def readable(name: str) -> str:
+    """Return the name of a parameter in words."""
+    return name.replace("_", " ")[:80]
+
+
+def value_text(value: Any) -> str:
+    """Return the value of a parameter as short text.
+
+    >>> value_text(0.30000000000000004), value_text("batch"), value_text(None)
+    ('0.3', 'batch', 'none')
+    """
+    if value is None:
+        return "none"
+    return format_number(value, 4) if isinstance(value, float) else str(value)[:80]
