@@ -208,7 +208,7 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
     options = ["--norms", "none, batch", "--steps", "20", "--no-verify", "-o", str(figure)]
     assert main(["compare", *SMALL, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "The same net under several normalizations"
+    assert lines[0].startswith("Largest predicted limit: batch, ")
     rule = next(place for place, line in enumerate(lines) if line.startswith("---"))
     assert [lines[place].split()[0] for place in (rule - 1, rule + 1, rule + 2)] == [
         "norm",

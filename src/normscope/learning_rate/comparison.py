@@ -187,7 +187,32 @@ class Comparison(Rendered):
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings."""
         norms = [row.to_dict() for row in self.rows]
-        return {"steps": self.steps, "norms": norms, "notes": self.notes}
+        return {
+            "headline": self.headline,
+            "steps": self.steps,
+            "norms": norms,
+            "notes": self.notes,
+        }
+
+    @property
+    def headline(self) -> str:
+        """The largest limit, and how far the next is below it if their intervals are apart."""
+        first, *others = sorted(self.rows, key=lambda row: row.advice.limit, reverse=True)
+        predicted = any(row.advice.verification is None for row in self.rows)
+        limit = f"{'predicted ' if predicted else ''}limit"
+        largest = f"{first.norm}, {first.advice.limit:.3g}{_mark(first)}"
+        if not others:
+            return f"{limit.capitalize()}: {largest}"
+        low = first.advice.interval[0]
+        close = [row.norm for row in others if row.advice.interval[1] >= low]
+        if close:
+            which = " and ".join(close) if len(close) < 3 else f"{len(close)} others"
+            return f"Largest {limit}: {largest}; the interval of {which} overlaps"
+        ratio = first.advice.limit / others[0].advice.limit
+        return (
+            f"Largest {limit}: {largest}, {ratio:.2g} times that of {others[0].norm} "
+            f"({others[0].advice.limit:.3g}{_mark(others[0])})"
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -256,15 +281,18 @@ class Comparison(Rendered):
                 f"loss after {self.steps}": None if row.diverged else row.final_loss,
             }
             cells = {name: "-" if n is None else f"{n:.3g}" for name, n in numbers.items()}
-            if row.is_unstable or not _is_enclosed(row.advice):
-                cells["limit"] += _MARK
+            cells["limit"] += _mark(row)
             found.append({"norm": row.norm, **cells})
-        title = "The same net under several normalizations"
-        return Table(found, title, self.notes, numbers=[*found[0]][1:])
+        return Table(found, self.headline, self.notes, numbers=[*found[0]][1:])
 
 
 def _or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _mark(row: Compared) -> str:
+    """Return the mark of a limit that should not be trusted, or nothing."""
+    return _MARK if row.is_unstable or not _is_enclosed(row.advice) else ""
 
 
 def _is_enclosed(advice: Advice) -> bool:

@@ -3,6 +3,7 @@ import math
 import pickle
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,7 +65,8 @@ def test_training_at_half_the_limit_learns(compared):
 
 def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     lines = str(compared).splitlines()
-    assert lines[0] == "The same net under several normalizations"
+    assert lines[0] == compared.headline
+    assert lines[0].startswith("Largest limit: ")
     assert lines[2].split()[:3] == ["norm", "bound", "limit"]
     assert [line.split()[0] for line in lines[4:]] == ["none", "batch"]
     assert max(map(len, lines)) <= 80
@@ -75,6 +77,35 @@ def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     figure = compared.plot()
     assert len(figure.axes) == 3
     figure.savefig(tmp_path / "compared.png")
+
+
+def row_with(norm, limit, interval, runs=True):
+    """A row that has only what a headline reads."""
+    verification = SimpleNamespace(ends=interval) if runs else None
+    advice = SimpleNamespace(limit=limit, interval=interval, verification=verification)
+    return SimpleNamespace(norm=norm, advice=advice, is_unstable=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "headline"),
+    [
+        (
+            [row_with("none", 0.5, (0.4, 0.6)), row_with("batch", 2.0, (1.0, 4.0))],
+            "Largest limit: batch, 2, 4 times that of none (0.5)",
+        ),
+        (
+            [row_with("none", 1.5, (1.2, 1.8)), row_with("batch", 2.0, (1.0, 4.0))],
+            "Largest limit: batch, 2; the interval of none overlaps",
+        ),
+        (
+            [row_with("none", 0.5, (0.4, 0.6), runs=False), row_with("batch", 2.0, (1.0, 4.0))],
+            "Largest predicted limit: batch, 2, 4 times that of none (0.5*)",
+        ),
+        ([row_with("batch", 2.0, (1.0, 4.0))], "Limit: batch, 2"),
+    ],
+)
+def test_headline_claims_a_factor_only_if_intervals_are_apart(rows, headline):
+    assert Comparison(tuple(rows), 40).headline == headline
 
 
 def test_norm_that_was_not_compared_is_named(compared):
