@@ -107,5 +107,5 @@ def test_settings_of_different_lengths_are_refused():
         settings_of(["cnn"], [0.1, 0.2], [10], **SMALL)
     with pytest.raises(InputError, match="among fc-tanh, cnn, cnn-bn; got 'vgg'"):
         settings_of(["vgg"], [0.1], [10], **SMALL)
-    with pytest.raises(InputError, match="batch_sizes, momenta and rates"):
+    with pytest.raises(InputError, match="batch_sizes, momenta, rates and every"):
         ns.experiments.run("cohen2021/mini_batches", batch_sizes=(8,))

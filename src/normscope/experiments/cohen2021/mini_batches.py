@@ -47,23 +47,27 @@ def mini_batch_figure(results: xr.Dataset) -> Figure:
             "momenta": (0.0, 0.9),
             "rates": (0.1, 0.02),
             "steps": (60, 60),
-            "every": 10,
+            "every": (10, 10),
             "batches": 4,
             "data": "digits",
             "samples": 100,
             "width": 16,
         },
         "small": {},
-        "paper": {"steps": (50_000, 50_000, 20_000, 20_000), "batches": 100, "every": 200},
+        "paper": {
+            "steps": (100_000, 100_000, 20_000, 20_000),
+            "every": (500, 500, 100, 100),
+            "batches": 100,
+        },
     },
 )
 def mini_batches(
     *,
     batch_sizes: Sequence[int] = (16, 16, 2048, 2048),
     momenta: Sequence[float] = (0.0, 0.9, 0.0, 0.9),
-    rates: Sequence[float] = (0.05, 0.005, 0.04, 0.06),
-    steps: Sequence[int] = (4000, 4000, 400, 400),
-    every: int = 40,
+    rates: Sequence[float] = (0.08, 0.012, 0.04, 0.06),
+    steps: Sequence[int] = (30_000, 24_000, 1000, 1000),
+    every: Sequence[int] = (300, 240, 40, 40),
     batches: int = 10,
     network: str = "fc-tanh",
     data: str = "cifar10",
@@ -88,7 +92,7 @@ def mini_batches(
         momenta: heavy-ball momentum of each training.
         rates: the learning rate of each training.
         steps: the number of updates of each training.
-        every: steps from one measurement to the next.
+        every: steps from one measurement to the next, of each training.
         batches: number of batches whose mean is measured; the same at every measurement.
         network: "fc-tanh", "cnn" or "cnn-bn".
         data: a registered data set.
@@ -103,16 +107,18 @@ def mini_batches(
         The variables of the probe ``stability`` over ``run`` and ``step``, with ``batch_size`` and
         ``momentum`` of each run.
     """
-    if not len(batch_sizes) == len(momenta) == len(rates):
+    if not len(batch_sizes) == len(momenta) == len(rates) == len(every):
         raise InputError(
-            "batch_sizes, momenta and rates must have one entry for each training, got "
-            f"{len(batch_sizes)}, {len(momenta)} and {len(rates)}."
+            "batch_sizes, momenta, rates and every must have one entry for each training, got "
+            f"{len(batch_sizes)}, {len(momenta)}, {len(rates)} and {len(every)}."
         )
-    shared = {"every": every, "data": data, "samples": samples, "batches": batches}
+    shared = {"every": 1, "data": data, "samples": samples, "batches": batches}
     networks = [network] * len(rates)
     plain = settings_of(networks, rates, steps, width=width, channels=channels, **shared)
-    rows = zip(plain, batch_sizes, momenta, strict=True)
-    settings = [replace(one, batch_size=size, momentum=float(mu)) for one, size, mu in rows]
+    rows = zip(plain, batch_sizes, momenta, every, strict=True)
+    settings = [
+        replace(one, batch_size=size, momentum=float(mu), every=gap) for one, size, mu, gap in rows
+    ]
     results = run_all(settings, seed, store, progress)
     return results.assign(
         batch_size=("run", [each.batch_size for each in settings]),
