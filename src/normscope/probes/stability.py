@@ -128,6 +128,17 @@ class Stability(Probe):
         self._curvature = Curvature()
         self._vector: Tensor | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last critical rate and eigenvectors, from which the next searches start."""
+        own = {"critical": self._critical, "vector": self._vector}
+        return {**super().state_dict(), **own, "curvature": self._curvature.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the last critical rate and eigenvectors."""
+        super().load_state_dict(state)
+        self._critical, self._vector = state["critical"], state["vector"]
+        self._curvature.load_state_dict(state["curvature"])
+
     @property
     def variables(self) -> Dimensions:
         """Names of the values, with their dimensions after ``step``."""

@@ -7,7 +7,7 @@ import xarray as xr
 from torch import nn
 
 from normscope.errors import StateError
-from normscope.probes import Scope
+from normscope.probes import Scope, Stability
 from normscope.probes.covariate_shift import CovariateShift
 from normscope.problem import Problem
 from normscope.results import Store
@@ -24,7 +24,8 @@ def training(path=None, stop=None, scope_options=None):
     optimizer = sgd(0.1)(model.parameters())
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(40, 4, generator=generator), torch.randint(0, 2, (40,), generator=generator)
-    probes = [*PROBES, "statistics_gap", CovariateShift(every=3)]
+    gauge = Stability(sharpness=True, preconditioned_sharpness=True)
+    probes = [*PROBES, "statistics_gap", CovariateShift(every=3), gauge]
     scope = Scope(model, "cross_entropy", optimizer, probes, every=2, **(scope_options or {}))
 
     class Callback:
