@@ -48,7 +48,9 @@ def test_every_training_has_its_own_verdict():
     claims = gradient_descent_claims(gauge([[0.5, 1, 1], [0.5, 1, 1.3], [0.5, 0.6, 0.7]]))
     assert [claim.holds for claim in claims] == [True, False, None]
     assert "1.3 times 2 / rate" in claims[1].measured
-    assert "did not reach it (largest after the first third 0.7)" in claims[2].measured
+    assert "largest after the first third 0.7" in claims[2].measured
+    assert claims[2].resolve == "more steps"
+    assert all("last third" in claim.rule and claim.statement for claim in claims)
 
 
 def test_small_and_large_batches_have_their_own_edges():

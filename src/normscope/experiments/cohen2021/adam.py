@@ -18,12 +18,15 @@ SHARPNESS, EDGE = "preconditioned_sharpness", "preconditioned_threshold"
 
 def adam_claims(results: xr.Dataset) -> list[Claim]:
     """Whether the preconditioned sharpness of each training settles at 38 / learning rate."""
-    text = "full-batch Adam with beta1 = 0.9, {}: the preconditioned sharpness settles at 38 / rate"
-    found = [settled(results, str(run), SHARPNESS, EDGE) for run in results["run"].values]
-    return [
-        settled_claim(f"{text.format(each.label)}, within 10 %", "cohen2022", each, "38 / rate")
-        for each in found
-    ]
+    statement = "Under full-batch Adam the top eigenvalue of the preconditioned Hessian "
+    statement += "equilibrates at the stability threshold, 38 / rate for beta1 = 0.9."
+    claims = []
+    for run in map(str, results["run"].values):
+        found = settled(results, run, SHARPNESS, EDGE)
+        text = f"full-batch Adam with beta1 = 0.9, {run}: the preconditioned sharpness settles at "
+        text += "38 / rate, within 10 %"
+        claims.append(settled_claim(text, "cohen2022", statement, found, "38 / rate"))
+    return claims
 
 
 def adam_figure(results: xr.Dataset) -> Figure:

@@ -18,12 +18,15 @@ SHARPNESS, EDGE = "sharpness", "sharpness_threshold"
 
 def gradient_descent_claims(results: xr.Dataset) -> list[Claim]:
     """Whether the sharpness of each training settles at 2 / learning rate."""
-    text = "full-batch gradient descent, {}: the sharpness settles at 2 / rate, within 10 %"
-    found = [settled(results, str(run), SHARPNESS, EDGE) for run in results["run"].values]
-    return [
-        settled_claim(text.format(each.label), "cohen2021, Section 3.1", each, "2 / rate")
-        for each in found
-    ]
+    statement = "Under full-batch gradient descent the sharpness rises until it reaches 2 / rate, "
+    statement += "and then hovers at or just above it."
+    claims = []
+    for run in map(str, results["run"].values):
+        found = settled(results, run, SHARPNESS, EDGE)
+        text = f"full-batch gradient descent, {run}: the sharpness settles at 2 / rate, within 10 %"
+        source = "cohen2021, Section 3.1"
+        claims.append(settled_claim(text, source, statement, found, "2 / rate"))
+    return claims
 
 
 def gradient_descent_figure(results: xr.Dataset) -> Figure:

@@ -22,13 +22,15 @@ FORMULAS = {"small": "2 (1 - momentum) / rate", "large": "2 (1 + momentum) / rat
 
 def mini_batch_claims(results: xr.Dataset) -> list[Claim]:
     """Whether batch sharpness settles at the threshold of its batch size and momentum."""
+    statement = "Batch sharpness settles at 2 (1 - momentum) / rate for small batches and at "
+    statement += "2 (1 + momentum) / rate for large ones."
     claims = []
     smallest = int(results["batch_size"].min())
     for run in map(str, results["run"].values):
         kind = "small" if int(results["batch_size"].sel(run=run)) == smallest else "large"
         found = settled(results, run, SHARPNESS, EDGES[kind])
         text = f"{kind} batches, {run}: batch sharpness settles at {FORMULAS[kind]}, within 10 %"
-        claims.append(settled_claim(text, "andreyev2026", found, FORMULAS[kind]))
+        claims.append(settled_claim(text, "andreyev2026", statement, found, FORMULAS[kind]))
     return claims
 
 

@@ -225,18 +225,29 @@ def settled(results: xr.Dataset, run: str, variable: str, threshold: str) -> Set
     return Settled(run, float(np.median(ratios[-third:])), float(ratios[third:].max(initial=0.0)))
 
 
-def settled_claim(text: str, source: str, found: Settled, edge: str) -> Claim:
+RULE = (
+    "median of the last third of the measurements of one training within 10 % of the threshold; "
+    "undecided if it was below 0.9 times it at all measurements after the first third"
+)
+"""The decision rule of `settled_claim` in words."""
+
+
+def settled_claim(text: str, source: str, statement: str, found: Settled, edge: str) -> Claim:
     """Return the claim that a training settled at its threshold.
 
     Args:
-        text: the statement.
+        text: the statement as it is judged.
         source: of the statement.
+        statement: what the paper says.
         found: where it settled.
         edge: the threshold, in words.
     """
-    words = f"median of the last third of the measurements: {found.ratio:.3g} times {edge}"
-    if found.holds is None:
-        words += (
-            f"; the training did not reach it (largest after the first third {found.largest:.3g})"
-        )
-    return Claim(text, source, words, found.holds)
+    return Claim(
+        text,
+        source,
+        f"{found.ratio:.3g} times {edge}; largest after the first third {found.largest:.3g}",
+        found.holds,
+        statement=statement,
+        rule=RULE,
+        resolve="more steps" if found.holds is None else "",
+    )
