@@ -26,7 +26,7 @@ from normscope.problem.isolation import MODEL_LOCK
 from normscope.problem.loss import Loss, WholeLoss
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
-from normscope.problem.recognition import batch_weight, is_sum, no_label_error
+from normscope.problem.recognition import no_label_error
 from normscope.problem.sharded import gather_shards
 
 _WIDER = {
@@ -212,15 +212,13 @@ class CurvatureOperator:
 
     def _weight(self, batch: Batch) -> float:
         """Return the weight of a batch in a mean over all; the Fisher matrix has no loss."""
-        problem = self.evaluator.problem
-        known = problem.has_outputs and self.kind != "fisher"
-        weight = batch_weight(problem.loss, problem.target_of(batch)) if known else None
-        return float(batch_count(batch)) if weight is None else weight
+        fisher = self.kind == "fisher"
+        return float(batch_count(batch)) if fisher else self.evaluator.problem.weight_of(batch)
 
     def _combine(self, weights: list[float]) -> list[float]:
         """Return the factors by which the batches' matrices are added."""
-        if self.kind != "fisher" and is_sum(self.evaluator.problem.loss):
-            return [1.0] * len(weights)
+        if self.kind != "fisher":
+            return self.evaluator.problem.batch_factors(weights)
         total = sum(weights)
         if total == 0:
             raise no_label_error()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -96,7 +97,7 @@ def population_statistics(
     if is_sharded(model):
         model = GatheredModel(model).model
     found = _batch_layers(model)
-    layers = {name: layer for name, layer in found.items() if layer.running_mean is not None}
+    layers = layers_with_statistics(model)
     _warn_of("track_running_stats=False keeps none", [name for name in found if name not in layers])
     if not layers:
         return {}
@@ -173,27 +174,62 @@ class _Average:
         return result
 
 
+class PopulationAverages:
+    """Averages of the statistics of norm layers over batches that run through their model.
+
+    Use it inside `isolated`, on a model in eval mode: inside `measuring` the layers normalize by
+    each batch, without noise.
+
+    Args:
+        layers: by name, with running statistics.
+    """
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        self._layers = layers
+        self.averages: dict[str, _Average] = {}
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Add the batches of every forward pass inside the block."""
+        handles = [
+            layer.register_forward_pre_hook(_measure_and_use(name, self.averages), with_kwargs=True)
+            for name, layer in self._layers.items()
+        ]
+        yield
+        for handle in handles:  # after an error the isolation around removes them
+            handle.remove()
+
+    def use(self) -> None:
+        """Let the layers that a batch reached normalize by their population statistics."""
+        for name, average in self.averages.items():
+            _use(self._layers[name], *average.population(name, self._layers[name]))
+
+
+def layers_with_statistics(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch norm and l_p layers of a model that keep running statistics, by name.
+
+    >>> list(layers_with_statistics(nn.Sequential(nn.BatchNorm1d(2), nn.ReLU())))
+    ['0']
+    """
+    found = _batch_layers(model).items()
+    return {name: layer for name, layer in found if layer.running_mean is not None}
+
+
 def _one_pass(model: nn.Module, data: object, free: dict[str, nn.Module]) -> dict[str, _Average]:
     """Return averages for the free layers, which normalize by the batch; leave the others."""
-    averages: dict[str, _Average] = {}
-    handles = [
-        layer.register_forward_pre_hook(_measure_and_use(name, averages), with_kwargs=True)
-        for name, layer in free.items()
-    ]
+    found = PopulationAverages(free)
     empty = True
     # every pass over a shuffled DataLoader gives the same batches
-    with RandomGenerators(model, data).preserved():
+    with RandomGenerators(model, data).preserved(), found.measuring():
         for call in calls_of(data, model):
             empty = False
             # copies, which it may overwrite
             inputs, named = follow_model(copy_batch((call.inputs, call.named)), model)
             with FitCheck(model, (inputs, named)):
                 ModelCall(inputs, None, named)(model)
-    for handle in handles:  # after an error the isolation around removes them
-        handle.remove()
     if empty:
         raise InputError("data holds no batch; population statistics need at least one.")
-    return averages
+    return found.averages
 
 
 def _measure_and_use(name: str, averages: dict[str, _Average]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import ArgumentTypeError, InputError, ShapeError, StateError
-from normscope.problem.batch import Batch, check_filled, describe_batch, is_graph, move_batch
+from normscope.problem.batch import (
+    Batch,
+    batch_count,
+    check_filled,
+    describe_batch,
+    is_graph,
+    move_batch,
+)
 from normscope.problem.diagnose import FitCheck, require_module
 from normscope.problem.loss import (
     LOSSES,
@@ -25,6 +32,7 @@ from normscope.problem.loss import (
     squared_error,
 )
 from normscope.problem.model_call import check_batch, read_batch, single_input
+from normscope.problem.recognition import batch_weight, is_sum, no_label_error
 from normscope.problem.wrappers import uncompiled
 
 Data: TypeAlias = Any
@@ -209,6 +217,37 @@ class Problem:
         if isinstance(self.loss, WholeLoss):
             return batch
         return read_batch(batch, self.model).target
+
+    def weight_of(self, batch: Batch) -> float:
+        """Return the weight of a batch in the mean loss over several; see `batch_weight`.
+
+        Args:
+            batch: as `batches` gives it.
+
+        Returns:
+            The number of samples where the loss does not define another weight.
+        """
+        weight = batch_weight(self.loss, self.target_of(batch)) if self.has_outputs else None
+        return float(batch_count(batch)) if weight is None else weight
+
+    def batch_factors(self, weights: Sequence[float]) -> list[float]:
+        """Return the factors by which the losses of batches add up to the loss over all.
+
+        Args:
+            weights: of all batches, as `weight_of` returns them.
+
+        Returns:
+            Shares of the total weight; ones for a loss that is a sum over samples.
+
+        Raises:
+            InputError: if it is a mean that ignores every label.
+        """
+        if is_sum(self.loss):
+            return [1.0] * len(weights)
+        total = sum(weights)
+        if total == 0:
+            raise no_label_error()
+        return [weight / total for weight in weights]
 
     def single_input(self, batch: Batch) -> Tensor | None:
         """Return the tensor on which the model is called as ``model(x)``; None for other calls.
