@@ -54,6 +54,7 @@ WITH_TORCH = {
     "theorems": THIRD_FLOOR,
     "learning_rate": THIRD_FLOOR,
     "sweeps": FOURTH_FLOOR,
+    "landscape": FOURTH_FLOOR | {"sweeps"},
     "experiments": FOURTH_FLOOR | {"sweeps"},
 }
 EVERYTHING = BASE | set(TORCH_FREE) | set(WITH_TORCH)

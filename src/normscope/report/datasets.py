@@ -21,6 +21,13 @@ from normscope.report.downloads import dataset_downloads
 from normscope.report.narrative import describe_scope, not_finite, scope_cards
 from normscope.report.page import write_report
 from normscope.report.pictures import Drawn, draw_diagrams, scope_picture, try_drawing
+from normscope.report.surfaces import (
+    SURFACE_QUESTION,
+    draw_surface,
+    is_surface,
+    surface_cards,
+    surface_table,
+)
 from normscope.results.tables import present_versions
 from normscope.text import Table as TextTable
 from normscope.text import join_words, plural
@@ -37,8 +44,8 @@ def dataset_section(
 ) -> Section:
     """Return a dataset as a section.
 
-    Measurements of a scope are drawn in panels, a phase diagram as a heat map; any other dataset
-    gets a table of its variables.
+    Measurements of a scope are drawn in panels, a phase diagram as a heat map, a loss surface by
+    its contours; any other dataset gets a table of its variables.
 
     Args:
         dataset: labelled numbers.
@@ -74,6 +81,9 @@ def _content(dataset: xr.Dataset) -> tuple[Drawn, Table, str, list[Card]]:
         model = dataset.attrs.get("model", "model")
         question = f"How rough is the loss in the training of this {model}?"
         return drawn, scope_table(dataset), question, scope_cards(dataset)
+    if is_surface(dataset):
+        drawn = try_drawing(lambda: draw_surface(dataset))
+        return drawn, surface_table(dataset), SURFACE_QUESTION, surface_cards(dataset)
     table = variables_table(dataset)
     found = dataset_diagrams(dataset)
     if found:
@@ -185,6 +195,29 @@ def write_scope_report(
     )
     report = Report(title or "What the scope measured", describe_scope(dataset), [section])
     return write_report(report, path)
+
+
+def write_surface_report(
+    dataset: xr.Dataset, path: str | os.PathLike[str], title: str | None = None
+) -> Path:
+    """Write a loss surface as one HTML file.
+
+    Args:
+        dataset: of a `normscope.landscape.Surface`.
+        path: of the file.
+        title: of the page.
+
+    Returns:
+        The path.
+    """
+    section = dataset_section(
+        dataset,
+        "Loss surface",
+        stem="surface",
+        versions=present_versions(),
+        command_note="There is no command: the surface is of a model of your own program.",
+    )
+    return write_report(Report(title or "Loss surface", section.paragraphs, [section]), path)
 
 
 def scope_html(dataset: xr.Dataset, caption: str) -> str:

@@ -64,6 +64,25 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Surface:
+    """A loss surface that the page lets a reader turn, read and slice.
+
+    Args:
+        names: of the two horizontal axes.
+        x: values of the first.
+        y: values of the second.
+        loss: one row for each value of the first; None where it is not finite.
+        path: coordinates of checkpoints; empty if there are none.
+    """
+
+    names: tuple[str, str]
+    x: Sequence[float] = field(repr=False)
+    y: Sequence[float] = field(repr=False)
+    loss: Sequence[Sequence[float | None]] = field(repr=False)
+    path: Sequence[tuple[float, float]] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
 class Picture:
     """A drawing with its text alternative.
 
@@ -74,6 +93,7 @@ class Picture:
         panels: the parts of a wide drawing, which a narrow screen shows below each other.
         values: shown under the pointer.
         narrow: the same drawing for a narrow screen; None if it has none.
+        surface: shown below the drawing where scripts run; None if it is not one.
     """
 
     svg: str = field(repr=False)
@@ -82,6 +102,7 @@ class Picture:
     panels: Sequence[Panel] = ()
     values: Sequence[Series] = field(default=(), repr=False)
     narrow: Picture | None = field(default=None, repr=False)
+    surface: Surface | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from normscope import __version__
 from normscope.errors import DataError, InputError
 from normscope.files import replacing
-from normscope.report.document import Download, Name, Picture, Report, Table
+from normscope.report.document import Download, Name, Picture, Report, Surface, Table
 from normscope.report.drawing import DARK, LIGHT, Palette, inline_svg, is_colour
 from normscope.report.narrative import format_seconds
 from normscope.text import printable
@@ -40,6 +40,8 @@ def render(report: Report) -> str:
         report: to render.
     """
     style, script = _asset("page.css"), _asset("page.js")
+    if any(each.surface is not None for each in _pictures(report)):
+        script += _asset("surface.js")
     first = report.first_picture
     template = _environment().get_template("page.html.j2")
     return printable(
@@ -53,6 +55,14 @@ def render(report: Report) -> str:
             version=__version__,
         )
     )
+
+
+def _pictures(report: Report) -> Iterator[Picture]:
+    """Yield all pictures of a report."""
+    if report.overview is not None:
+        yield report.overview
+    for section in report.sections:
+        yield from section.pictures
 
 
 def write_report(report: Report, path: str | os.PathLike[str]) -> Path:
@@ -170,7 +180,18 @@ def _placed_picture(picture: Picture, anchor: str, prefix: str, title: str) -> d
         ]
     except DataError as error:
         raise DataError(f"{title}: {error}") from error
-    return {"anchor": anchor, "drawings": found, "caption": picture.caption or picture.text}
+    caption = picture.caption or picture.text
+    surface = _surface(picture.surface)
+    return {"anchor": anchor, "drawings": found, "caption": caption, "surface": surface}
+
+
+def _surface(surface: Surface | None) -> Markup:
+    """Return the values of a surface as escaped JSON; "" if there is none."""
+    if surface is None:
+        return Markup("")
+    numbers = {name: getattr(surface, name) for name in ("names", "x", "y", "loss", "path")}
+    text = json.dumps(numbers, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Markup(html.escape(text, quote=False))
 
 
 def _values(picture: Picture) -> Markup:

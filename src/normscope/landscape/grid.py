@@ -1,0 +1,175 @@
+"""The grid of a surface: its values along each axis, and its refinement from coarse to fine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import RegularGridInterpolator
+from scipy.ndimage import maximum_filter
+
+from normscope.errors import ArgumentTypeError, InputError
+from normscope.sweeps.work import coarse_to_fine
+
+_FEWEST = 3  # points of an axis: a curvature needs three
+_COARSE = 4  # intervals of the coarsest grid, at least
+
+Measure = Callable[[list[tuple[int, ...]], int], np.ndarray]
+"""Returns the losses at grid indices; the second argument is the level of refinement."""
+
+
+def axis_values(low: float, high: float, count: int) -> np.ndarray:
+    """Return equally spaced values; the one nearest to zero is exactly zero if rounding moved it.
+
+    >>> axis_values(-1, 1, 5).tolist()
+    [-1.0, -0.5, 0.0, 0.5, 1.0]
+    """
+    values = np.linspace(low, high, count)
+    values[np.abs(values) < 1e-9 * (high - low)] = 0.0
+    return values
+
+
+def axis_extents(extent: Any, dimensions: int) -> list[tuple[float, float]]:
+    """Return the ends of each axis.
+
+    >>> axis_extents(2, 1), axis_extents([(0, 1), (-1, 1)], 2)
+    ([(-2.0, 2.0)], [(0.0, 1.0), (-1.0, 1.0)])
+
+    Args:
+        extent: a number for -extent to extent, (low, high), or one of them for each axis.
+        dimensions: number of axes.
+
+    Raises:
+        InputError: if an end is not finite, or low is not below high.
+        ArgumentTypeError: if it is none of those.
+    """
+    if isinstance(extent, Real):
+        ends = [(-float(extent), float(extent))] * dimensions
+    elif not isinstance(extent, Sequence) or len(extent) not in (2, dimensions):
+        raise ArgumentTypeError(
+            f"extent must be a number, (low, high) or one of these for each axis, got {extent!r}."
+        )
+    elif all(isinstance(each, Real) for each in extent) and len(extent) == 2:
+        ends = [(float(extent[0]), float(extent[1]))] * dimensions
+    else:
+        ends = [axis_extents(each, 1)[0] for each in extent]
+    for low, high in ends:
+        if not (np.isfinite([low, high]).all() and low < high):
+            raise InputError(f"an axis must go from a lower to a higher value, got {low}, {high}.")
+    if len(ends) != dimensions:
+        raise InputError(f"there are {dimensions} axes, but extents for {len(ends)}.")
+    return ends
+
+
+def axis_counts(points: Any, dimensions: int) -> list[int]:
+    """Return the number of points of each axis.
+
+    >>> axis_counts(25, 2), axis_counts((11, 21), 2)
+    ([25, 25], [11, 21])
+
+    Raises:
+        InputError: if an axis has fewer than three.
+        ArgumentTypeError: if it is neither an integer nor one for each axis.
+    """
+    counts = [points] * dimensions if isinstance(points, int) else list(points)
+    if len(counts) != dimensions or not all(isinstance(each, int) for each in counts):
+        raise ArgumentTypeError(
+            f"points must be an integer, or {dimensions} of them, got {points!r}."
+        )
+    if min(counts) < _FEWEST:
+        raise InputError(f"points must be at least {_FEWEST} on each axis, got {min(counts)}.")
+    return counts
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The values of a grid.
+
+    Args:
+        loss: at every point.
+        measured: whether it was computed; the others are interpolated.
+    """
+
+    loss: np.ndarray
+    measured: np.ndarray
+
+
+def fill_grid(sizes: Sequence[int], measure: Measure, tolerance: float | None) -> Filled:
+    """Return the losses of a grid, all measured, or refined from coarse to fine.
+
+    Refinement halves the spacing level by level. The first two levels are measured whole. Later a
+    point is measured if it is next to one whose value differed from the cubic interpolation of the
+    level before by more than the tolerance, relative to the value, or was not finite; the others
+    are interpolated. A feature narrower than the second level can be missed.
+
+    Args:
+        sizes: points of each axis.
+        measure: returns losses; called with the points in the order in which they are useful.
+        tolerance: relative; None to measure every point.
+    """
+    loss, measured = np.full(sizes, np.nan), np.zeros(sizes, dtype=bool)
+    if tolerance is None:
+        order = coarse_to_fine(sizes)
+        loss[tuple(np.array(order).T)] = measure(order, 0)
+        return Filled(loss, ~measured)
+    near = np.ones(sizes, dtype=bool)
+    known: list[np.ndarray] = []
+    for level, stride in enumerate(_strides(sizes)):
+        axes = [_axis_indices(size, stride) for size in sizes]
+        new = [at for at in product(*axes) if not known or _is_new(at, known)]
+        wanted = [at for at in new if near[at]]
+        predicted = _interpolate(loss, known, new) if known else np.full(len(new), np.nan)
+        if new:
+            loss[tuple(np.array(new).T)] = predicted
+        if wanted:
+            places = tuple(np.array(wanted).T)
+            guesses = loss[places]
+            loss[places], measured[places] = measure(wanted, level), True
+            if level:
+                off = ~(np.abs(loss[places] - guesses) <= tolerance * np.abs(loss[places]))
+                rough = np.zeros(sizes, dtype=bool)
+                rough[tuple(axis[off] for axis in places)] = True
+                near = maximum_filter(rough, size=2 * stride + 1, mode="constant")
+        elif level:
+            near = np.zeros(sizes, dtype=bool)
+        known = axes
+    return Filled(loss, measured)
+
+
+def _strides(sizes: Sequence[int]) -> list[int]:
+    """Return the spacings of the levels, in points, from the coarsest to 1.
+
+    >>> _strides([33, 33]), _strides([7])
+    ([8, 4, 2, 1], [1])
+    """
+    stride = 1
+    while (min(sizes) - 1) // (2 * stride) >= _COARSE:
+        stride *= 2
+    return [2**power for power in range(stride.bit_length() - 1, -1, -1)]
+
+
+def _axis_indices(size: int, stride: int) -> np.ndarray:
+    """Return every stride-th index, the last one too."""
+    return np.unique([*range(0, size, stride), size - 1])
+
+
+def _is_new(at: tuple[int, ...], known: Sequence[np.ndarray]) -> bool:
+    return any(index not in axis for index, axis in zip(at, known, strict=True))
+
+
+def _interpolate(
+    loss: np.ndarray, known: Sequence[np.ndarray], new: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    """Return the interpolation of the values on a coarser grid at other points."""
+    if not new:
+        return np.empty(0)
+    values = loss[np.ix_(*known)]
+    whole = bool(np.isfinite(values).all()) and min(values.shape) >= 4
+    method = "cubic" if whole else "linear"
+    axes = tuple(axis.astype(float) for axis in known)
+    found: np.ndarray = RegularGridInterpolator(axes, values, method=method)(np.array(new))
+    return found

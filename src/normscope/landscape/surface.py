@@ -1,0 +1,441 @@
+"""`surface`: the loss on a line or plane through the weights, and what it shows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from normscope.curvature import operator
+from normscope.errors import InputError, NormscopeError, StateError
+from normscope.interrupts import interrupt_safe
+from normscope.landscape.directions import (
+    Axis,
+    Checkpoint,
+    Direction,
+    choose_axes,
+    flat_weights,
+    read_state,
+    warn_if_oblique,
+)
+from normscope.landscape.export import write_surface
+from normscope.landscape.grid import (
+    Filled,
+    axis_counts,
+    axis_extents,
+    axis_values,
+    fill_grid,
+)
+from normscope.landscape.measures import centre_curvature, minimum_width, roughness
+from normscope.landscape.parts import Parts
+from normscope.landscape.points import Plane, check_surface_mode, faster_stack
+from normscope.problem.copies import copy_module, refers_to
+from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.parameters import Parameters, parameter_layout
+from normscope.problem.problem import Data, Problem
+from normscope.problem.sharded import gather_shards
+from normscope.progress import Progress, ProgressOption, callback_of
+from normscope.progress_bar import shows_progress
+from normscope.results import Store
+from normscope.sweeps.engines import Engine
+from normscope.sweeps.run import open_store
+from normscope.text import Rendered, Table, format_number, plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AXES = ("alpha", "beta")
+"""Names of the dimensions of a surface."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Surface(Rendered):
+    """The loss on a line or plane through the weights.
+
+    Args:
+        dataset: ``loss`` over ``alpha`` (and ``beta``), the coordinates along the directions, with
+            0 at the weights; ``measured``, False where the loss is interpolated; and over ``axis``:
+            ``direction`` (its name), ``direction_norm``, ``curvature`` (second difference at the
+            centre), ``hessian_curvature`` (d'Hd), ``roughness`` (largest second difference),
+            ``width`` (of the region below twice the minimum) and ``width_is_bound`` (True if it
+            reaches an end of the axis). With checkpoints: ``trajectory`` (their coordinates) and
+            ``trajectory_distance`` (from the plane), over ``checkpoint``.
+    """
+
+    dataset: xr.Dataset
+
+    @property
+    def loss(self) -> xr.DataArray:
+        """The loss over the coordinates."""
+        return self.dataset["loss"]
+
+    @property
+    def minimum(self) -> float:
+        """The lowest loss on the surface."""
+        return float(self.loss.min())
+
+    def numbers(self, axis: str) -> dict[str, Any]:
+        """Return the numbers of one axis by name.
+
+        Args:
+            axis: "alpha" or "beta".
+        """
+        own = self.dataset.data_vars.items()
+        return {str(k): v.sel(axis=axis).item() for k, v in own if v.dims == ("axis",)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings, and the numbers of each axis by its name; not the whole grid."""
+        data = self.dataset
+        axes = {
+            str(name): self.numbers(str(name))
+            | {"from": float(data[name][0]), "to": float(data[name][-1]), "points": data[name].size}
+            for name in data["axis"].values
+        }
+        found = {**data.attrs, "minimum": self.minimum, "axes": axes}
+        if "trajectory" in data:
+            found["trajectory"] = data["trajectory"].values.tolist()
+            found["trajectory_distance"] = data["trajectory_distance"].values.tolist()
+        return found
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row for each point."""
+        return self.dataset[["loss", "measured"]].to_dataframe().reset_index()
+
+    def plot(self, ax: Axes | None = None, kind: str = "contour") -> Axes:
+        """Draw the surface.
+
+        Args:
+            ax: where to draw, for ``kind="3d"`` axes of that projection; None for a new figure.
+            kind: "contour" or "3d"; a line is drawn as a line.
+
+        Returns:
+            The axes drawn on.
+        """
+        from normscope.plots.surface import surface_plot
+
+        return surface_plot(self.dataset, ax, kind)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the numbers to a file, atomically.
+
+        Args:
+            path: ending in .nc (NetCDF, complete), .csv (one row for each point) or .vtk (for
+                ParaView).
+
+        Returns:
+            The path.
+        """
+        return write_surface(self.dataset, path)
+
+    def report(self, path: str | os.PathLike[str], title: str | None = None) -> Path:
+        """Write one HTML file, in which the surface can be turned, read and sliced.
+
+        Args:
+            path: of the file.
+            title: of the page.
+
+        Returns:
+            The path.
+        """
+        from normscope.report.datasets import write_surface_report
+
+        return write_surface_report(self.dataset, path, title)
+
+    def _table(self) -> Table:
+        data = self.dataset
+        rows = []
+        for name in data["axis"].values:
+            numbers = self.numbers(str(name))
+            bound = ">= " if numbers["width_is_bound"] else ""
+            rows.append(
+                {
+                    "axis": str(name),
+                    "direction": numbers["direction"],
+                    "curvature": numbers["curvature"],
+                    "d'Hd": numbers["hessian_curvature"],
+                    "roughness": numbers["roughness"],
+                    "width": f"{bound}{format_number(numbers['width'], 3)}",
+                }
+            )
+        attrs = data.attrs
+        title = f"loss {attrs['centre_loss']:.4g} at the centre, minimum {self.minimum:.4g}"
+        grid = " x ".join(str(data.sizes[name]) for name in data["axis"].values)
+        measured = f"{attrs['evaluated']} of {data['loss'].size} measured"
+        notes = [
+            f"{grid} points ({measured}), mode {attrs['statistics']}, "
+            f"{plural(attrs['samples'], 'sample')}, {attrs['seconds']:.2f} s. Curvature is the "
+            "second difference at the centre, roughness the largest anywhere, width that of the "
+            "region below twice the minimum; all in units of the axis."
+        ]
+        return Table(rows, title, notes, numbers=("width",))
+
+
+@interrupt_safe
+@shows_progress("surface")
+@gather_shards
+def surface(
+    model: nn.Module,
+    loss: Loss | WholeLoss | str | None,
+    data: Data,
+    directions: Direction | Sequence[Direction] = "random",
+    mode: str = "train",
+    *,
+    dimensions: int = 2,
+    scaling: str | None = None,
+    extent: Any = None,
+    points: int | Sequence[int] = 25,
+    checkpoints: Iterable[Checkpoint] = (),
+    centre: Checkpoint | None = None,
+    refine: float | None = None,
+    hessian: bool = True,
+    params: Parameters = None,
+    seed: int = 0,
+    store: Store | str | os.PathLike[str] | None = None,
+    engine: str | Engine = "local",
+    workers: int = 1,
+    threads: int | None = None,
+    address: str | None = None,
+    progress: ProgressOption = None,
+) -> Surface:
+    r"""Return the loss on a line or plane through the weights; the model is left as it is.
+
+    .. math:: f(\alpha, \beta) = L(\theta + \alpha d_1 + \beta d_2)
+
+    Every value is that of a plain evaluation of the model with these weights, over all batches,
+    with the same dropout masks and noise at every point. One forward pass is made for each point
+    and batch; two with population statistics.
+
+    Args:
+        model: any module whose parameters are on one device.
+        loss: as for `normscope.Problem`.
+        data: one batch, a list of batches or a DataLoader.
+        directions: "random", "gradient", "hessian" or "ggn" (top eigenvectors), "checkpoints"
+            (principal components of their distances from the weights); a flat tensor; tensors by
+            parameter name; or a list of one or two of these.
+        mode: how BatchNorm takes its statistics at each point: "train" (the batch's, as in
+            training), "population" (recomputed over the data, then as in inference), "eval" (the
+            running ones of the centre, which do not fit other weights) or "as_is" (each layer by
+            its own flag).
+        dimensions: 1 or 2, for one named direction.
+        scaling: of the directions: "filter" (each filter as long as the weights' own), "layer"
+            (each tensor) or "none" (unit length; given ones as they are). With the first two,
+            biases and norm layers do not move. None: "filter" for random directions, else "none".
+        extent: a number for -extent to extent, (low, high), or one for each axis. None: 1, or
+            what covers the checkpoints along their own directions.
+        points: of each axis, at least 3; an odd number has the centre on the grid.
+        checkpoints: state dicts, models or files, whose path is projected on the surface.
+        centre: weights and buffers at the origin; None for the model's.
+        refine: relative tolerance. Points where the surface is smooth are interpolated to it
+            instead of measured; None measures all.
+        hessian: whether to compute d'Hd of each direction, beside the curvature of the surface.
+        params: names of parameters or modules that move; None for all that are trainable.
+        seed: of random directions, dropout, noise and the data's order.
+        store: keeps every part that was computed, so that the same call resumes; None: memory.
+        engine: local, ray or dask.
+        workers: parts computed at the same time.
+        threads: of each worker; None: torch's present number with one worker, else 1.
+        address: of a running Ray or Dask cluster.
+        progress: a function called with `Progress` events; True for a bar.
+
+    Returns:
+        The surface.
+
+    Raises:
+        InputError: if an argument has a bad value.
+        StateError: if the loss at the centre is not finite or not reproducible, or points failed.
+
+    >>> line = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.zeros_(line.weight)
+    >>> batch = torch.ones(4, 1), torch.zeros(4, 1)  # the loss is w**2 / 2
+    >>> found = surface(line, "squared_error", batch, [torch.ones(1)], points=3)
+    >>> found.loss.values.tolist()
+    [0.5, 0.0, 0.5]
+    """
+    begun = time.perf_counter()
+    check_surface_mode(mode)
+    if dimensions not in (1, 2):
+        raise InputError(f"dimensions must be 1 or 2, got {dimensions}.")
+    if refine is not None and not refine > 0:
+        raise InputError(f"refine must be a positive tolerance, got {refine}.")
+    send = callback_of(progress)
+    problem = Problem(model if centre is None else _at_centre(model, loss, centre), loss, data)
+    plane = Plane(problem, parameter_layout(problem.model, params), (), mode, seed)
+    flat = [flat_weights(read_state(each), plane.layout) for each in checkpoints]
+    at_centre = _centre_loss(plane)
+    send(Progress("directions"))
+    axes = choose_axes(plane, directions, dimensions, scaling, flat)
+    plane = plane.along([axis.vector for axis in axes])
+    trajectory = _trajectory(plane, flat)
+    grid = _grid(axes, extent, axis_counts(points, len(axes)), trajectory)
+    few = [tuple(float(each[0]) * share for each in grid) for share in (0.0, 0.5, 1.0)]
+    plane = plane.along(plane.directions, faster_stack(plane, few))
+    engine_options = {
+        "engine": engine,
+        "workers": workers,
+        "threads": threads or (torch.get_num_threads() if workers == 1 else 1),
+        "address": address,
+    }
+    with open_store(store) as opened:
+        parts = Parts(plane, grid, opened, engine_options, send, at_centre, axes)
+        filled = fill_grid([len(each) for each in grid], parts.measure, refine)
+    dataset = _labelled(grid, filled)
+    forms = _hessian_forms(plane, hessian and mode != "population")
+    dataset = dataset.assign(_axis_numbers(dataset, axes, forms)).assign(trajectory)
+    dataset.attrs = _attributes(plane, axes, scaling) | {
+        "centre_loss": at_centre,
+        "evaluated": int(filled.measured.sum()),
+        "seconds": time.perf_counter() - begun,
+    }
+    return Surface(dataset)
+
+
+def _labelled(grid: Sequence[np.ndarray], filled: Filled) -> xr.Dataset:
+    """Return the values of a grid with its coordinates."""
+    names = AXES[: len(grid)]
+    return xr.Dataset(
+        {"loss": (names, filled.loss), "measured": (names, filled.measured)},
+        dict(zip(names, grid, strict=True)) | {"axis": list(names)},
+    )
+
+
+def _attributes(plane: Plane, axes: Sequence[Axis], scaling: str | None) -> dict[str, Any]:
+    """Return the settings of a surface."""
+    return {
+        "kind": "loss surface",
+        "model": type(plane.problem.model).__name__,
+        "statistics": plane.mode,  # the name "mode" is reserved in a NetCDF file of scipy
+        "scaling": scaling or "default",
+        "cosine": warn_if_oblique(axes),
+        "parameters": plane.layout.size,
+        "samples": plane.data.samples,
+        "batch_size": plane.data.batch_size,
+        "batches": len(plane.data.factors),
+        "stack": plane.stack,
+        "seed": plane.seed,
+    }
+
+
+def _at_centre(model: nn.Module, loss: Any, centre: Checkpoint) -> nn.Module:
+    """Return a copy of the model with the weights and buffers of a checkpoint."""
+    if refers_to(loss, model):
+        raise StateError(
+            "centre= works on a copy of the model, but the loss refers to the model itself; load "
+            "the weights into the model instead."
+        )
+    copied = copy_module(model)
+    state = read_state(centre)
+    flat_weights(state, parameter_layout(copied))  # names what is missing
+    try:
+        copied.load_state_dict(dict(state))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"the centre does not fit the model ({reason}).") from error
+    return copied
+
+
+def _centre_loss(plane: Plane) -> float:
+    """Return the loss at the centre.
+
+    Raises:
+        StateError: if it is not finite, or differs when it is computed again.
+    """
+    here = plane.along(())
+    first, again = here.losses([(), ()])
+    if not np.isfinite(first):
+        raise StateError(
+            f"the loss at the centre is {first}; a surface needs finite weights and data."
+        )
+    eps = float(torch.finfo(plane.layout.dtype).eps)
+    if abs(first - again) > eps**0.5 * max(abs(first), 1e-3):
+        raise StateError(
+            f"the same weights gave the losses {first:.6g} and {again:.6g}: the model or the loss "
+            "changes from call to call, so that it has no surface; remove that state or draw."
+        )
+    return float(first)
+
+
+def _trajectory(plane: Plane, checkpoints: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the coordinates of checkpoints on the plane, and their distances from it."""
+    if not checkpoints:
+        return {}
+    basis = torch.stack([each.double() for each in plane.directions], dim=1)
+    centre = flat_weights(plane.evaluator.point, plane.layout).double()
+    moved = torch.stack([each.double() - centre for each in checkpoints], dim=1)
+    found = torch.linalg.lstsq(basis.cpu(), moved.cpu()).solution  # (axes, checkpoints)
+    distance = (moved.cpu() - basis.cpu() @ found).norm(dim=0)
+    return {
+        "trajectory": (("checkpoint", "axis"), found.T.numpy()),
+        "trajectory_distance": ("checkpoint", distance.numpy()),
+    }
+
+
+def _grid(
+    axes: Sequence[Axis], extent: Any, counts: Sequence[int], trajectory: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """Return the values of each axis."""
+    if extent is not None:
+        ends = axis_extents(extent, len(axes))
+        return [axis_values(*end, count) for end, count in zip(ends, counts, strict=True)]
+    found = []
+    for index, (axis, count) in enumerate(zip(axes, counts, strict=True)):
+        low, high = -1.0, 1.0
+        if axis.name == "checkpoints" and trajectory:
+            along = trajectory["trajectory"][1][:, index]
+            low, high = min(0.0, along.min()), max(0.0, along.max())
+            pad = 0.25 * (high - low)
+            spacing = (high - low + 2 * pad) / (count - 1)
+            low = -np.ceil((pad - low) / spacing) * spacing  # so that 0 is on the grid
+            high = low + (count - 1) * spacing
+        found.append(axis_values(low, high, count))
+    return found
+
+
+def _hessian_forms(plane: Plane, wanted: bool) -> list[float]:
+    """Return d'Hd for each direction; NaN if it is not wanted, or cannot be computed."""
+    problem, unknown = plane.problem, [float("nan")] * len(plane.directions)
+    if not wanted:
+        return unknown
+    try:
+        hessian = operator(
+            problem.model,
+            problem.loss,
+            problem.data,
+            kind="hessian",
+            mode=plane.mode,
+            params=plane.layout.names,
+            seed=plane.seed,
+        )
+        directions = torch.stack(plane.directions, dim=1)
+        products = hessian.matmat(directions.to(plane.layout.dtype)).to(directions.dtype)
+    except NormscopeError:
+        return unknown
+    found: list[float] = (directions * products).double().sum(0).tolist()
+    return found
+
+
+def _axis_numbers(
+    dataset: xr.Dataset, axes: Sequence[Axis], forms: Sequence[float]
+) -> dict[str, tuple[str, Any]]:
+    """Return the numbers of each axis as variables of a dataset."""
+    loss, measured = dataset["loss"].values, dataset["measured"].values
+    grid = [dataset[name].values for name in AXES[: len(axes)]]
+    widths = [minimum_width(loss, grid, index) for index in range(len(axes))]
+    numbers = {
+        "direction": [axis.name for axis in axes],
+        "direction_norm": [float(axis.vector.norm()) for axis in axes],
+        "curvature": [centre_curvature(loss, measured, grid, index) for index in range(len(axes))],
+        "hessian_curvature": list(forms),
+        "roughness": [roughness(loss, measured, grid, index) for index in range(len(axes))],
+        "width": [width for width, _ in widths],
+        "width_is_bound": [is_bound for _, is_bound in widths],
+    }
+    return {name: ("axis", values) for name, values in numbers.items()}
