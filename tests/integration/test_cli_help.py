@@ -58,7 +58,9 @@ SPELLED = {  # how a shared option is written, and what its help calls the value
     "--device": ({"--device"}, {"DEVICE"}),
     "--out": ({"--out", "-o"}, {"FIGURE", "FOLDER", "FILE"}),
 }
-COMPUTING = ("lr", "compare", "curvature", "theory", "check", "demo", "run", "sweep")
+COMPUTING = (
+    *("lr", "compare", "curvature", "landscape", "theory", "check", "demo", "run", "sweep"),
+)
 LACKING = {("check", "--out"), ("theory", "--device")}  # docs/reference/command_line.md says why
 
 
@@ -86,7 +88,7 @@ def test_commands_that_compute_have_the_shared_options_but_where_the_docs_say_wh
     assert all(f"`{name}` has no `{option}`" in said for name, option in LACKING)
 
 
-QUICK = [["theory"], ["curvature"], ["list"], ["data", "list"]]
+QUICK = [["theory"], ["curvature"], ["landscape"], ["list"], ["data", "list"]]
 
 
 @pytest.mark.parametrize("path", QUICK, ids=named)

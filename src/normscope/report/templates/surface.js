@@ -18,7 +18,12 @@
     parent.append(made);
     return made;
   };
-  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name) || "#555";
+  const probe = document.createElement("span"); // whose colour the theme resolves
+  const ink = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const nearestToZero = (values) => values.reduce((best, each, n) => (Math.abs(each) < Math.abs(values[best]) ? n : best), 0);
 
   class View {
     constructor(box) {
@@ -29,7 +34,7 @@
       this.isLog = this.low > 0 && this.high > 10 * this.low;
       this.turn = 0.7;
       this.tilt = 0.55;
-      this.cut = [Math.floor(this.data.x.length / 2), Math.floor(this.data.y.length / 2)];
+      this.cut = [nearestToZero(this.data.x), nearestToZero(this.data.y)];
       this.build(box);
     }
 
@@ -37,6 +42,7 @@
       const root = document.createElement("div");
       root.className = "view";
       box.after(root);
+      root.append(probe);
       const name = `${this.data.names[0]} and ${this.data.names[1]}`;
       this.canvas = make("canvas", root, { tabIndex: 0 });
       this.canvas.setAttribute("role", "img");
@@ -105,7 +111,7 @@
       const x = u * Math.cos(this.turn) - v * Math.sin(this.turn);
       const y = u * Math.sin(this.turn) + v * Math.cos(this.turn);
       const z = HEIGHT * (height - 0.5);
-      const scale = 0.66 * Math.min(this.width, 1.25 * this.height);
+      const scale = 0.58 * Math.min(this.width, 1.3 * this.height);
       return {
         x: this.width / 2 + scale * x,
         y: this.height / 2 + scale * (y * Math.sin(this.tilt) - z * Math.cos(this.tilt)),
