@@ -141,6 +141,9 @@ EXECUTED = [  # seconds each, on embedded data, in an order in which each finds 
     "normscope theory fully_connected --gamma 0.1:3:30 --closure all --plot",
     f"normscope curvature {EXAMPLE} --kind hessian",
     f"normscope check {EXAMPLE} --layer blocks.0.0",
+    f"normscope landscape {EXAMPLE} --points 9 -o surface.svg -o surface.html",
+    "normscope landscape fully_connected --data digits --option width=20 --points 9 "
+    "--directions hessian,random --mode eval --json",
     "normscope lr my_net.py:build --data my_net.py:samples --momentum 0.9 --batch-size 64 "
     "-o rates.svg",
     "normscope run wei2018/figure1 --out normscope-out",

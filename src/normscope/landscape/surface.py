@@ -40,6 +40,7 @@ from normscope.landscape.parts import Parts
 from normscope.landscape.points import Plane, check_surface_mode, faster_stack
 from normscope.problem.copies import copy_module, refers_to
 from normscope.problem.loss import Loss, WholeLoss
+from normscope.problem.modes import is_batch_norm
 from normscope.problem.parameters import Parameters, parameter_layout
 from normscope.problem.problem import Data, Problem
 from normscope.problem.sharded import gather_shards
@@ -313,6 +314,7 @@ def _attributes(plane: Plane, axes: Sequence[Axis], scaling: str | None) -> dict
         "kind": "loss surface",
         "model": type(plane.problem.model).__name__,
         "statistics": plane.mode,  # the name "mode" is reserved in a NetCDF file of scipy
+        "batch_norm_layers": sum(map(is_batch_norm, plane.problem.model.modules())),
         "scaling": scaling or "default",
         "cosine": warn_if_oblique(axes),
         "parameters": plane.layout.size,

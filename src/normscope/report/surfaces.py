@@ -37,8 +37,16 @@ def is_surface(dataset: xr.Dataset) -> bool:
     """Return whether a dataset is a loss surface."""
     if dataset.attrs.get("kind") != "loss surface" or "loss" not in dataset:
         return False
-    known = {"axis", "direction", "curvature", "hessian_curvature", "roughness", "width"}
-    return known <= {*dataset.variables} and dataset["loss"].dims in (("alpha",), ("alpha", "beta"))
+    numbers = ("curvature", "hessian_curvature", "roughness", "width")
+    if not {"axis", "direction", *numbers} <= {*dataset.variables}:
+        return False
+    names = ("alpha", "beta")[: dataset["loss"].ndim]
+    return (
+        dataset["loss"].dims == names
+        and tuple(map(str, dataset["axis"].values.tolist())) == names
+        and all(dataset[key].dims == ("axis",) for key in ("direction", *numbers))
+        and all(dataset[key].dtype.kind in "fiu" for key in ("loss", *names, *numbers))
+    )
 
 
 def draw_surface(dataset: xr.Dataset) -> Drawn:
@@ -67,8 +75,9 @@ def describe_surface(dataset: xr.Dataset) -> list[str]:
     words = [
         f"The loss is {centre:.3g} at the weights; around them it goes from {low:.3g} to "
         f"{high:.3g} along {join_words(list(dict.fromkeys(names)))}.",
-        f"BatchNorm uses {_STATISTICS.get(mode, 'unknown statistics')}.",
     ]
+    if dataset.attrs.get("batch_norm_layers", 1):
+        words.append(f"BatchNorm uses {_STATISTICS.get(mode, 'unknown statistics')}.")
     if len(known) < loss.size:
         words.append(f"At {loss.size - known.size} of {loss.size} points it is not finite.")
     interpolated = int((dataset["measured"].values == 0).sum()) if "measured" in dataset else 0

@@ -111,10 +111,10 @@
       const x = u * Math.cos(this.turn) - v * Math.sin(this.turn);
       const y = u * Math.sin(this.turn) + v * Math.cos(this.turn);
       const z = HEIGHT * (height - 0.5);
-      const scale = 0.58 * Math.min(this.width, 1.3 * this.height);
+      const scale = 0.56 * Math.min(this.width, 1.25 * this.height);
       return {
         x: this.width / 2 + scale * x,
-        y: this.height / 2 + scale * (y * Math.sin(this.tilt) - z * Math.cos(this.tilt)),
+        y: 0.47 * this.height + scale * (y * Math.sin(this.tilt) - z * Math.cos(this.tilt)),
         depth: y * Math.cos(this.tilt) + z * Math.sin(this.tilt),
       };
     }

@@ -1,0 +1,142 @@
+"""A loss surface in a report, in a real browser: turned, read, sliced, and without scripts."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from normscope.report import dataset_section, render
+from normscope.report.datasets import write_surface_report
+from normscope.report.document import Report
+
+HOSTILE = "</div><script>alert(1)</script>"
+
+
+def surface_dataset(direction="random", points=11):
+    x = np.linspace(-1, 1, points)
+    loss = 0.5 + np.add.outer(x**2, 3 * x**2)
+    loss[0, 0] = np.inf
+    one = [1.0, 1.0]
+    numbers = {
+        "direction": ("axis", [direction, "random"]),
+        **dict.fromkeys(("direction_norm", "curvature", "hessian_curvature"), ("axis", one)),
+        **dict.fromkeys(("roughness", "width"), ("axis", one)),
+        "width_is_bound": ("axis", [False, True]),
+        "trajectory": (("checkpoint", "axis"), [[0.5, 0.5], [0.0, 0.0]]),
+        "trajectory_distance": ("checkpoint", [0.1, 0.0]),
+    }
+    return xr.Dataset(
+        {"loss": (("alpha", "beta"), loss), "measured": (("alpha", "beta"), loss > 0), **numbers},
+        {"alpha": x, "beta": x, "axis": ["alpha", "beta"]},
+        {"kind": "loss surface", "statistics": "train", "centre_loss": 0.5},
+    )
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "surface.html"
+    return write_surface_report(surface_dataset(HOSTILE), path, "A surface").as_uri()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """A function that opens the page, and what the browser complained of or asked for."""
+    complaints, requests, contexts = [], [], []
+
+    def open_page(**options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert {url for url in requests if not url.startswith("data:")} == {address}
+
+
+def pixels(page):
+    return page.evaluate("document.querySelector('.view canvas').toDataURL()")
+
+
+def centre_of(page):
+    canvas = page.locator(".view canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + 0.6 * box["height"]
+
+
+def test_dragging_and_keys_turn_the_surface(opened):
+    page = opened(viewport={"width": 1200, "height": 900})
+    before = pixels(page)
+    x, y = centre_of(page)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 80, y + 30)
+    page.mouse.up()
+    turned = pixels(page)
+    assert turned != before
+    page.locator(".view canvas").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert pixels(page) not in (turned, before)
+
+
+def test_pointer_reads_a_value_of_the_data(opened):
+    page = opened(viewport={"width": 1200, "height": 900})
+    page.mouse.move(*centre_of(page))
+    said = page.locator(".view .said").first.text_content()
+    *_, value = said.split("loss ")
+    alpha, beta = (float(part.split()[-1]) for part in said.split(": loss")[0].split(", "))
+    wanted = surface_dataset()["loss"].sel(alpha=alpha, beta=beta, method="nearest").item()
+    assert float(value) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_sliders_cut_the_surface_and_the_scale_can_be_changed(opened):
+    page = opened(viewport={"width": 1200, "height": 900})
+    slices = page.locator(".view .slice")
+    assert slices.nth(1).get_attribute("aria-label").endswith("at 0")
+    slider = page.locator(".view input[type=range]").first
+    slider.focus()
+    page.keyboard.press("End")
+    assert slices.nth(1).get_attribute("aria-label").endswith("at 1")
+    before = pixels(page)
+    page.locator(".view input[type=checkbox]").first.click()
+    assert pixels(page) != before
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(opened):
+    page = opened(viewport={"width": 375, "height": 812})
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    assert page.locator(".view canvas").first.bounding_box()["width"] > 250
+
+
+def test_without_scripts_the_drawing_is_there(opened):
+    page = opened(java_script_enabled=False)
+    assert page.locator("figure svg").first.is_visible()
+    assert page.locator(".view").count() == 0
+    assert not page.locator(".surface").first.is_visible()
+
+
+def test_pages_without_a_surface_do_not_carry_its_script():
+    plain = xr.Dataset({"loss": ("step", [1.0, 2.0])})
+    pages = [
+        render(Report("Page", [], [dataset_section(each, "Section")]))
+        for each in (plain, surface_dataset())
+    ]
+    assert ["class View" in page for page in pages] == [False, True]
+    assert "not finite" in pages[1]
+
+
+def test_file_that_only_claims_to_be_a_surface_is_shown_as_variables():
+    whole = surface_dataset()
+    for forged in (
+        xr.Dataset({"loss": ("alpha", [1.0])}, attrs={"kind": "loss surface"}),
+        whole.assign(curvature=("axis", ["a", "b"])),
+        whole.assign(width=("other", [1.0])),
+        whole.assign_coords(axis=["beta", "alpha"]),
+    ):
+        assert dataset_section(forged, "Section").pictures == []
