@@ -151,6 +151,7 @@ EXECUTED = [  # seconds each, on embedded data, in an order in which each finds 
     "normscope report normscope-out -o report.html",
     "normscope sweep phase_diagram --scale quick --out phase.sqlite",
     "normscope sweep status phase.sqlite",
+    "normscope watch phase.sqlite --once",
     "normscope report normscope-out phase.sqlite -o report.html",
 ]
 
@@ -234,6 +235,7 @@ def test_only_large_sweeps_and_own_folders_are_not_executed():
         ("data", "verify"),
         ("sweep", "phase_diagram"),
         ("sweep", "wei2018/figure1"),
+        ("watch", "phase.sqlite"),  # until Ctrl-C
     }
 
 

@@ -119,7 +119,7 @@ def test_cells_of_the_diagram_change_colour_and_answer_the_pointer(watching, pat
         finish(store, keys[0], 0.25)
         finish(store, keys[5], 9.0, "diverged")
         see(page.locator(".grid figcaption"), "2 of 6 cells, 1 of them diverged")
-        page.wait_for_function("document.querySelector('.grid .scale').parentNode.hidden === false")
+        expect(page.locator(".grid .scale")).to_be_visible(timeout=PATIENCE)
         colours = {pixel(page, 0, 1), pixel(page, 2, 0), pixel(page, 1, 0)}
         assert len(colours) == 3  # finished, diverged, pending
         box = page.locator(".grid canvas").bounding_box()

@@ -34,6 +34,7 @@ class Following:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._database = Database(Path(path), read_only=True, timeout=_TIMEOUT)
         self._states: dict[int, str] = {}
+        self._waiting: list[int] = []  # numbers of changed records that were not returned yet
         self._seen: tuple[sqlite3.Connection, int] | None = None  # the last state of the file
 
     @property
@@ -46,24 +47,27 @@ class Following:
         with self._database.reading() as connection:
             return tables.written(connection).records
 
-    def changes(self, most: int = 20_000) -> list[Row]:
-        """Return records that were added or have another state than at the last call.
+    def changes(self, most: int = 5_000) -> list[Row]:
+        """Return records that were added or have another state than when they were returned.
 
         Args:
-            most: of them in one call; the next call returns the rest.
+            most: of them in one call; the next calls return the rest.
         """
         with self._database.reading() as connection:
-            (version,) = connection.execute("PRAGMA data_version").fetchone()
-            seen = connection, version
-            if self._seen is not None and self._seen[0] is connection and self._seen[1] == version:
-                return []
-            present = tables.states(connection)
-            changed = [number for number, state in present if self._states.get(number) != state]
-            found = tables.numbered(connection, self._database.name, changed[:most])
-        self._states.update((row.id, row.state.value) for row in found)
-        if len(changed) <= most:
-            self._seen = seen
+            if not self._waiting:
+                self._waiting = self._find_changes(connection)
+            some, self._waiting = self._waiting[:most], self._waiting[most:]
+            found = tables.numbered(connection, self._database.name, some)
+        self._states.update((row.id, row.state) for row in found)
         return found
+
+    def _find_changes(self, connection: sqlite3.Connection) -> list[int]:
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if self._seen is not None and self._seen[0] is connection and self._seen[1] == version:
+            return []
+        self._seen = connection, version
+        known = self._states
+        return [number for number, state in tables.states(connection) if known.get(number) != state]
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Return records by their numbers."""

@@ -19,8 +19,8 @@ from normscope.watch.reader import Reader, seconds_left
 from normscope.watch.records import DIVERGED, FAILED, FINISHED, RUNNING, STATES, Records
 from normscope.watch.series import Series
 
-INTERVAL = 1.0  # seconds between two readings
-_MOST_RUNNING = 6  # running records that are named
+INTERVAL = 0.5  # seconds between two readings
+_MOST_RUNNING = 4  # running records that are named
 _MOST_FAILURES = 5
 
 
@@ -60,7 +60,7 @@ class _Shown:
 
 
 class Board:
-    """Reads stores once a second in the background, one thread for each.
+    """Reads stores twice a second in the background, one thread for each.
 
     Readers never block a writer, and change nothing in the file.
 
@@ -150,8 +150,7 @@ class Board:
                 shown.reader.problem = f"its content cannot be shown ({type(error).__name__})"
                 shown.reader.experiments.clear()
                 self._publish(number, shown)
-            pause = self._interval / 10 if shown.reader.is_behind else self._interval
-            self._closing.wait(pause)
+            self._closing.wait(0.01 if shown.reader.is_behind else self._interval)
         shown.reader.close()
 
     def _publish(self, number: int, shown: _Shown) -> None:

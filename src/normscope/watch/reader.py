@@ -24,6 +24,7 @@ MOST_CURVES = 8  # distinguishable lines in one panel
 MOST_SCOPES = 6
 _MOST_RUNNING = 32  # running records of an experiment whose chunks are read
 _BUDGET = 0.4  # seconds of one reading for results
+_LONGEST = 1.0  # seconds of one reading for states, so that a view of a large store fills
 _ROWS = 100  # results read between two looks at the clock
 
 
@@ -77,16 +78,26 @@ class Reader:
             self._following = Following(self.path)
             self.experiments, self.series, self._unread = {}, {}, {}
             self.total = self._following.count()
-        rows = self._following.changes()
-        starts = self._following.starts(rows) if rows else {}
-        for row in rows:
-            self._update(row, starts.get(row.id))
+        changed = self._read_states(self._following)
         self.total = max(self.total, self.known)
-        return bool(rows) | self._read_results() | self._read_running()
+        if self.known < self.total:  # states first, of all records
+            return True
+        return changed | self._read_results() | self._read_running()
+
+    def _read_states(self, following: Following) -> bool:
+        """Read changed records for a second at most; return whether there were any."""
+        end, changed = time.monotonic() + _LONGEST, False
+        while time.monotonic() < end and (rows := following.changes()):
+            starts, changed = following.starts(rows), True
+            for row in rows:
+                self._update(row, starts.get(row.id))
+        return changed
 
     def _update(self, row: Row, started: float | None) -> None:
         name = row.identity.experiment
-        records = self.experiments.setdefault(name, Records(name))
+        if name not in self.experiments:
+            self.experiments[name] = Records(name)
+        records = self.experiments[name]
         position = records.update(row, started)
         has_data = row.state.has_result or (row.attempts and records.states[position] != RUNNING)
         if has_data:  # a failed or interrupted attempt may have left chunks

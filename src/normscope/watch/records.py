@@ -36,17 +36,26 @@ class Column:
         self.values: list[Any] = []
         self.codes = array("i")
         self._known: dict[object, int] = {}
-        for _ in range(length):
-            self.add(_MISSING)
+        if length:
+            self.codes.extend([self._code(_MISSING)] * length)
 
     def add(self, value: Any) -> None:
         """Add the value of one more record."""
+        kind = type(value)
+        try:  # True equals 1, so their types are part of the key
+            code = self._known.get(value if kind is float or kind is str else (kind, value))
+        except TypeError:  # a list or dict
+            code = None
+        self.codes.append(self._code(value) if code is None else code)
+
+    def _code(self, value: Any) -> int:
         plain = value is None or isinstance(value, bool | int | float | str)
         kept = value if plain else canonical_json(value)
-        code = self._known.setdefault((type(value), kept), len(self.values))
+        key = kept if isinstance(value, float | str) else (type(value), kept)
+        code = self._known.setdefault(key, len(self.values))
         if code == len(self.values):
             self.values.append(kept)
-        self.codes.append(code)
+        return code
 
     @property
     def varies(self) -> bool:
@@ -97,12 +106,15 @@ class Records:
         return position
 
     def _append(self, row: Row) -> None:
+        columns, length = self.columns, len(self.numbers)
         for name, value in row.parameters.items():
-            self.columns.setdefault(name, Column(len(self))).add(value)
+            if name not in columns:
+                columns[name] = Column(length)
+            columns[name].add(value)
+        if len(row.parameters) < len(columns):
+            for name in columns.keys() - row.parameters.keys():
+                columns[name].add(_MISSING)
         self.numbers.append(row.id)
-        for column in self.columns.values():
-            if len(column.codes) < len(self):
-                column.add(_MISSING)
         self.seeds.append(row.identity.seed)
         for values in (self.states, self.attempts):
             values.append(0)

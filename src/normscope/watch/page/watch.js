@@ -296,7 +296,7 @@
       bar.setAttribute("role", "progressbar");
       key.append(...Object.values(items));
       failed.append(make("summary"), make("dl"));
-      node.append(title, words, bar, key, running, failed, note, slot);
+      node.append(title, words, bar, key, failed, note, slot, running);
       return { node, slot, update: (part) => {
         setText(title, part.title);
         setText(words, part.words);
