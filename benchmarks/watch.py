@@ -170,14 +170,17 @@ def soak(
         samples.append((now, server.memory))
         time.sleep(PAUSE)
     times, memory = np.array(samples).T
+    quarters = np.array_split(memory, 4)
     late = times > times[-1] / 2
     slope = np.polyfit(times[late], memory[late], 1)[0] * 3600
     return {
         "soak, minutes": minutes,
         "cells ended meanwhile": float(written),
-        "memory at first, MB": float(memory[0]),
-        "memory at half, MB": float(memory[late][0]),
-        "memory at last, MB": float(memory[-1]),
+        **{
+            f"memory, median of quarter {n}, MB": float(np.median(q))
+            for n, q in enumerate(quarters, 1)
+        },
+        "memory, largest, MB": float(memory.max()),
         "slope over the second half, MB per hour": float(slope),
     }
 

@@ -5,6 +5,7 @@ Needs playwright and chromium, as the tests of pages do.
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from normscope.watch import Board
@@ -51,7 +53,10 @@ def take_pictures(url: str) -> None:
             page.locator(".curves .line").first.wait_for()
             while int(page.title().partition(" %")[0]) < share:
                 page.wait_for_timeout(100)
-            page.screenshot(path=FOLDER / f"watch_{number}.png")
+            picture = Image.open(io.BytesIO(page.screenshot()))
+            picture.convert("RGB").quantize(256, kmeans=1).save(
+                FOLDER / f"watch_{number}.png", optimize=True
+            )
         browser.close()
 
 

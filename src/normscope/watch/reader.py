@@ -166,13 +166,13 @@ class Reader:
                 del kept[number]
 
     def _in_order(self, records: Records, numbers: list[int]) -> list[int]:
-        """Return numbers of records, running ones first, then by their start, newest first."""
+        """Return numbers of records: running, then others, then diverged; each newest first."""
 
-        def rank(number: int) -> tuple[bool, float, int]:
+        def rank(number: int) -> tuple[bool, bool, float, int]:
             position = records.positions[number]
-            started = records.started[position]
-            running = records.states[position] == RUNNING
-            return running, 0.0 if np.isnan(started) else started, number
+            started, state = records.started[position], records.states[position]
+            since = 0.0 if np.isnan(started) else started
+            return state == RUNNING, state != DIVERGED, since, number
 
         return sorted(numbers, key=rank, reverse=True)
 

@@ -338,7 +338,7 @@
     },
     curves: () => {
       const node = make("figure", "curves");
-      const [words, svg, key] = [make("figcaption", "", "Loss of the latest trainings"), draw("svg", { role: "img" }), make("ul", "key")];
+      const [words, svg, key] = [make("figcaption", "", "Loss of the latest trainings, diverged ones last"), draw("svg", { role: "img" }), make("ul", "key")];
       node.append(words, svg, key);
       const show = startChart(svg, "loss");
       const paint = () => show(lines, { width: Math.max(300, node.clientWidth || 480), height: 260, left: 48 });
