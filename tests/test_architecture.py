@@ -53,6 +53,7 @@ WITH_TORCH = {
     "probes": THIRD_FLOOR | {"learning_rate"},  # its update rules
     "theorems": THIRD_FLOOR,
     "learning_rate": THIRD_FLOOR,
+    "diagnosis": THIRD_FLOOR | {"learning_rate"},
     "sweeps": FOURTH_FLOOR,
     "landscape": FOURTH_FLOOR | {"sweeps"},
     "experiments": FOURTH_FLOOR | {"sweeps"},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         curvature,
         data,
         decoupled,
+        diagnosis,
         experiments,
         integrations,
         landscape,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         theorems,
         training,
     )
+    from normscope.diagnosis import doctor
     from normscope.learning_rate import compare, max_learning_rate
     from normscope.probes import Scope
     from normscope.problem import Problem, whole_loss
@@ -42,6 +44,7 @@ _HOMES = {
     "Problem": "normscope.problem",
     "Scope": "normscope.probes",
     "compare": "normscope.learning_rate",
+    "doctor": "normscope.diagnosis",
     "fit": "normscope.training",
     "max_learning_rate": "normscope.learning_rate",
     "sgd": "normscope.training",
@@ -57,6 +60,8 @@ __all__ = [
     "curvature",
     "data",
     "decoupled",
+    "diagnosis",
+    "doctor",
     "experiments",
     "fit",
     "integrations",

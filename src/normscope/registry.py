@@ -41,6 +41,7 @@ _LISTS = {  # the argument of ``normscope list``
     "normalization": "norms",
     "theorem": "theorems",
     "kind of curvature": "kinds",
+    "check": "checks",
 }
 
 

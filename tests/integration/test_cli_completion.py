@@ -33,7 +33,7 @@ def completed(line, *options):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("normscope d", {"demo", "data"}),
+        ("normscope d", {"demo", "doctor", "data"}),
         ("normscope run ", set(EXPERIMENTS)),
         ("normscope run wei2018/", {name for name in EXPERIMENTS if name.startswith("wei2018/")}),
         ("normscope lr ", set(MODELS)),

@@ -59,7 +59,18 @@ SPELLED = {  # how a shared option is written, and what its help calls the value
     "--out": ({"--out", "-o"}, {"FIGURE", "FOLDER", "FILE"}),
 }
 COMPUTING = (
-    *("lr", "compare", "curvature", "landscape", "theory", "check", "demo", "run", "sweep"),
+    *(
+        "lr",
+        "compare",
+        "doctor",
+        "curvature",
+        "landscape",
+        "theory",
+        "check",
+        "demo",
+        "run",
+        "sweep",
+    ),
 )
 LACKING = {("check", "--out"), ("theory", "--device")}  # docs/reference/command_line.md says why
 

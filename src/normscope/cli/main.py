@@ -19,7 +19,7 @@ from normscope.cli.app import app
 from normscope.errors import NormscopeError
 
 COMMANDS = (
-    *("demo", "lr", "compare", "curvature", "landscape", "theory", "check"),
+    *("demo", "lr", "compare", "doctor", "curvature", "landscape", "theory", "check"),
     *("run", "sweep", "watch", "report", "listing", "data"),
 )
 """The modules of the commands, in the order of the help; each uses the decorator `command`."""

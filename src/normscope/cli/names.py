@@ -57,6 +57,13 @@ _PROBES = """
 activation_moments covariate_shift curvature effective_smoothness gradient_norms
 gradient_predictiveness loss_variation stability statistics_gap
 """
+_CHECKS = """
+bias_before_norm collapsed_outputs constant_inputs dead_channels decayed_norm exploding_gradients
+few_samples frozen_norm_updates half_precision_statistics large_eps learning_rate_too_high
+non_finite norm_before_output norm_in_eval saturated_attention shared_statistics
+softmax_before_cross_entropy stale_statistics sum_reduction unfoldable_norm vanishing_gradients
+warmup_needed
+"""
 _MODELS = "conv_net deep_linear fully_connected preact_resnet18 vgg vgg16"
 _NORMS = "batch dyt group instance l1 l2 layer linf noisy none rms"
 _THEOREMS = "fact_c1 fact_c2 lemma_4_5 theorem_4_1 theorem_4_2 theorem_4_4 theorem_c1"
@@ -70,6 +77,7 @@ KINDS = {
     "data": Kind("dataset", "normscope.data", "DATASETS", "cifar10 digits gaussian mnist"),
     "losses": Kind("loss", "normscope.problem.loss", "LOSSES", "cross_entropy model squared_error"),
     "kinds": Kind("kind of curvature", "normscope.curvature", "KINDS", "fisher ggn hessian"),
+    "checks": Kind("check", "normscope.diagnosis", "CHECKS", _CHECKS),
     "engines": Kind("engine", "normscope.sweeps", "ENGINES", "dask local ray"),
 }
 """The kinds of registered names, by what ``normscope list`` calls them."""

@@ -1,0 +1,156 @@
+"""``normscope doctor``: problems of a model around normalization and stability."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli import options as opt
+from normscope.cli.app import command
+from normscope.cli.outputs import check_file, write_then_print
+from normscope.errors import InputError
+from normscope.registry import unknown_name
+
+if TYPE_CHECKING:
+    from normscope.diagnosis import Diagnosis
+
+_OPTIMIZER = "sgd, adam, adamw or rmsprop; checks its learning rate and weight decay."
+Optimizer = Annotated[
+    str | None,
+    opt.option("NAME", _OPTIMIZER, "--optimizer", choices=opt.OPTIMIZERS, default="none"),
+]
+Rate = Annotated[
+    float | None, opt.number("Learning rate of the optimizer.", "--lr", default="the optimizer's")
+]
+Decay = Annotated[float | None, opt.number("Weight decay of the optimizer.", min=0, default="its")]
+Deep = Annotated[bool, opt.flag("--deep", "Make trial runs of up to 60 steps too.")]
+Strict = Annotated[bool, opt.flag("--strict", "Exit with 1 if a finding is above a note.")]
+Sarif = Annotated[
+    Path | None, opt.option("FILE", "Write the findings in SARIF, for code hosts.", "--sarif")
+]
+Page = Annotated[
+    Path | None, opt.option("FILE", "Write the findings as an HTML page.", "--out", "-o")
+]
+
+
+@command("doctor", "Problems around normalization, with evidence and fixes.")
+def doctor(
+    model: opt.Model,
+    data: opt.Data,
+    loss: opt.Loss = "cross_entropy",
+    optimizer: Optimizer = None,
+    lr: Rate = None,
+    momentum: opt.Momentum = 0.0,
+    weight_decay: Decay = None,
+    norm: opt.Norm = None,
+    option: opt.ModelOptions = None,
+    batch_size: opt.BatchSize = None,
+    deep: Deep = False,
+    strict: Strict = False,
+    device: opt.Device = None,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
+    sarif: Sarif = None,
+    out: Page = None,
+) -> None:
+    """Find problems of a model around normalization and stability, measured on copies.
+
+    Each finding has its module, a number that was measured, the fix as code and the number after
+    the fix. The model is not changed. Takes fewer than 20 passes; --deep makes trial runs too.
+
+    Example: normscope doctor examples/faulty_model.py:build --data examples/faulty_model.py:samples
+    """
+    from normscope.cli import sources
+    from normscope.cli.batches import note_conversion, step_batch_size
+    from normscope.cli.render import print_result
+
+    sources.check_names(model, data, loss, norm)
+    check_optimizer(optimizer, lr, momentum, weight_decay)
+    for file, what in ((sarif, "doctor.sarif"), (out, "doctor.html")):
+        if file is not None:
+            check_file(file, "diagnosis", what)
+    samples = sources.load_data(data, seed)
+    network = sources.load_model(model, samples, norm, option or (), seed, device)
+    note_conversion(samples, network)
+    size = step_batch_size(samples, batch_size)
+    given = {"batch_size": size, "deep": deep, "seed": seed}
+    given["optimizer"] = make_factory(optimizer, lr, momentum, weight_decay)
+    source = f"{model} with {loss} on {data}"
+    found = _diagnose(source, (network, sources.load_loss(loss), samples), given)
+    with write_then_print(partial(_write, found, source, sarif, out)):
+        names = {"model": model, "data": data, "loss": loss}
+        batches = "" if size is None else f", batches of {size}"
+        print_result(found, names, None, as_json, f"Of: {source}{batches}.")
+    if strict and not found.is_healthy:
+        raise typer.Exit(1)
+
+
+def _diagnose(source: str, problem: tuple[Any, ...], given: dict[str, Any]) -> Diagnosis:
+    from normscope.cli.render import warnings_as_notes
+    from normscope.diagnosis import doctor as examine
+    from normscope.import_path import call_user_code
+    from normscope.progress_bar import show_progress
+
+    with show_progress("doctor") as show, warnings_as_notes():
+        return call_user_code(source, partial(examine, *problem, progress=show, **given))
+
+
+def _write(found: Diagnosis, source: str, sarif: Path | None, out: Path | None) -> None:
+    """Write the files that are asked for."""
+    from normscope.diagnosis.sarif import sarif_log
+    from normscope.files import replacing
+
+    if sarif is not None:
+        file, _, _ = source.partition(".py:")
+        log = sarif_log(found, f"{file}.py" if file != source else None)
+        with replacing(sarif) as unfinished:
+            unfinished.write_text(json.dumps(log, indent=2), encoding="utf-8")
+    if out is not None:
+        found.report(out, f"Diagnosis of {source}")
+
+
+def check_optimizer(
+    name: str | None, lr: float | None, momentum: float, weight_decay: float | None
+) -> None:
+    """Raise an error for an unknown optimizer, or for options without one, before torch is loaded.
+
+    Args:
+        name: what was given.
+        lr: its learning rate.
+        momentum: of SGD.
+        weight_decay: of any.
+
+    Raises:
+        UnknownNameError: if it is not one of `opt.OPTIMIZERS`.
+        InputError: if an option does not fit.
+    """
+    if name is None:
+        used = {"--lr": lr is not None, "--momentum": momentum, "--weight-decay": weight_decay}
+        given = [option for option, value in used.items() if value]
+        if given:
+            raise InputError(f"{given[0]} is of an optimizer; name it too: --optimizer sgd.")
+        return
+    if name not in opt.OPTIMIZERS:
+        raise unknown_name("optimizer", name, opt.OPTIMIZERS)
+    if name == "sgd" and lr is None:
+        raise InputError("sgd needs a learning rate; give --lr, such as --lr 0.1.")
+    if momentum and name != "sgd":
+        raise InputError(f"--momentum is an option of sgd, and --optimizer is {name}.")
+
+
+def make_factory(
+    name: str | None, lr: float | None, momentum: float, weight_decay: float | None
+) -> Any:
+    """Return a factory of the optimizer; None without one. Arguments as in `check_optimizer`."""
+    if name is None:
+        return None
+    from torch.optim import SGD, Adam, AdamW, RMSprop
+
+    known: dict[str, Any] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
+    options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum or None}
+    given = {option: value for option, value in options.items() if value is not None}
+    return partial(known[name], **given)

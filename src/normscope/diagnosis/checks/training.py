@@ -1,0 +1,199 @@
+"""Checks of loss and optimizer: reduction, weight decay, learning rate, warm-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from normscope.diagnosis.examination import Examination
+from normscope.diagnosis.registry import check
+from normscope.diagnosis.results import Finding
+from normscope.learning_rate.stability import growth_limit
+from normscope.problem.batch import split_batch
+from normscope.text import format_number as number
+from normscope.text import plural
+from normscope.training.optimizers import copy_optimizer, step_on_copies
+
+DECAY_SHARE = 0.01
+"""Part of weight decay in the update of norm parameters and biases from which on to warn."""
+STEPS = 4
+"""Steps of the trial at the optimizer's rate."""
+DEEP_STEPS = 30
+"""Steps of the trial with ``deep``."""
+WARMUPS = (5, 10, 20)
+"""Lengths of warm-up that are tried with ``deep``."""
+DIVISORS = (4, 16, 64)
+"""By which the rate is divided until a trial is stable."""
+
+
+@check()
+def sum_reduction(exam: Examination) -> Iterator[Finding]:
+    """The loss is a sum over the samples, so that its gradient grows with the batch size."""
+    if exam.samples is None or exam.samples < 4:
+        return
+    whole = exam.eval_loss
+    parts = split_batch(exam.batch, -(-exam.samples // 2))
+    halves = [exam.loss(flags=exam.eval_flags, batch=part) for part in parts]
+    mean = sum(halves) / len(halves)
+    ratio = whole / mean if mean else math.nan
+    additive = abs(whole - sum(halves)) < 0.02 * abs(whole)
+    if len(parts) != 2 or not additive or not 1.8 < ratio < 2.2:
+        return
+    yield Finding(
+        "warning",
+        ("loss",),
+        f"The loss is a sum over the samples: the gradient and the largest stable learning rate "
+        f"change with the batch size, here by a factor of {exam.samples}.",
+        f"twice the samples give {number(ratio, 3)} times the loss.",
+        ratio,
+        'loss = nn.CrossEntropyLoss(reduction="mean")\n# or divide the loss by the samples',
+        f"divided by the samples, twice the samples give {number(ratio / 2, 3)} times the loss.",
+        ratio / 2,
+    )
+
+
+@check(needs_optimizer=True)
+def decayed_norm(exam: Examination) -> Iterator[Finding]:
+    """Weight decay acts on norm parameters and biases."""
+    decayed = _decayed(exam)
+    if not decayed:
+        return
+    share = _decay_share(exam, list(decayed.values()))
+    modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in decayed))
+    count = sum(each.numel() for each in decayed.values())
+    yield Finding(
+        "warning" if share >= DECAY_SHARE else "note",
+        modules,
+        f"Weight decay pulls {plural(count, 'parameter')} of norm layers and biases to zero, which "
+        "limits no capacity.",
+        f"decay is {number(100 * share)} % of a step of the optimizer on these.",
+        share,
+        "decayed = [p for p in model.parameters() if p.dim() > 1]\n"
+        "others = [p for p in model.parameters() if p.dim() <= 1]\n"
+        "groups = [{'params': decayed}, {'params': others, 'weight_decay': 0}]\n"
+        f"optimizer = {type(exam.optimizer).__name__}(groups, ...)",
+        f"decay is {number(100 * _decay_share(exam, list(decayed.values()), 0.0))} % of a step.",
+        _decay_share(exam, list(decayed.values()), 0.0),
+    )
+
+
+def _decayed(exam: Examination) -> dict[str, Tensor]:
+    """Return the norm parameters and biases in groups with weight decay, by name."""
+    groups = exam.given_optimizer.param_groups
+    ids = {id(p) for g in groups if g.get("weight_decay", 0) > 0 for p in g["params"]}
+    norms = {id(p) for each in exam.norms.values() for p in each.parameters()}
+    return {
+        name: p
+        for name, p in exam.model.named_parameters()
+        if id(p) in ids and p.requires_grad and (id(p) in norms or name.endswith("bias"))
+    }
+
+
+def _decay_share(exam: Examination, chosen: list[Tensor], decay: float | None = None) -> float:
+    """Return the part of weight decay in one step of the optimizer on some parameters."""
+    own = dict(exam.model.named_parameters())
+    gradients: dict[Tensor, Tensor] = {own[n]: g for n, g in exam.observed.gradients.items()}
+
+    def step(factor: float | None) -> list[Tensor]:
+        same: Any = {p: p for g in exam.given_optimizer.param_groups for p in g["params"]}
+        stepper = copy_optimizer(exam.given_optimizer, same, "leave the optimizer out")
+        for group in stepper.param_groups if factor is not None else ():
+            group["weight_decay"] = factor
+        after = step_on_copies(stepper, gradients)
+        return [after[p].detach() - p.detach() for p in chosen if p in after]
+
+    without, given = step(0.0), step(decay)
+    if not without:
+        return 0.0
+    difference = sum(
+        float((a - b).double().square().sum()) for a, b in zip(given, without, strict=True)
+    )
+    total = sum(float(a.double().square().sum()) for a in given)
+    return math.sqrt(difference / total) if total else 0.0
+
+
+@check(needs_optimizer=True)
+def learning_rate_too_high(exam: Examination) -> Iterator[Finding]:
+    """The learning rate is above the limit: a trial run becomes unstable."""
+    trial = _trial(exam, 1.0)
+    if _is_stable(exam, trial):
+        return
+    rate, factor, calm = _rate_of(exam), None, trial
+    for divisor in DIVISORS:
+        calm = _trial(exam, 1 / divisor)
+        if _is_stable(exam, calm):
+            factor = divisor
+            break
+    lower = f"{rate / (factor or DIVISORS[-1]):.2g}"
+    yield Finding(
+        "error",
+        ("optimizer",),
+        f"The learning rate {number(rate)} is too high: training becomes unstable at once.",
+        f"loss {number(trial[0], 3)} before, {_value(max(trial, key=_key))} within "
+        f"{plural(len(trial) - 1, 'step')}.",
+        max(trial, key=_key),
+        f"for group in optimizer.param_groups:\n    group['lr'] = {lower}  "
+        "# ns.max_learning_rate finds the limit",
+        f"at {lower} the loss is {_value(calm[-1])} after {plural(len(calm) - 1, 'step')}"
+        + ("." if factor else ", which is still unstable."),
+        calm[-1],
+    )
+
+
+def _trial(exam: Examination, factor: float, warmup: int = 0) -> list[float]:
+    """Return the losses of a run at a multiple of the rate, after a linear warm-up."""
+    steps = DEEP_STEPS + warmup if exam.deep else STEPS
+    rates = [factor * min(1.0, (step + 1) / (warmup + 1)) for step in range(steps)]
+    limit = growth_limit(exam.problem.loss) * max(abs(exam.observed.loss), 1e-30)
+    batches = exam.batches if exam.deep else None
+    return exam.train(rates, batches, 1.001 * limit)
+
+
+def _is_stable(exam: Examination, losses: list[float]) -> bool:
+    limit = growth_limit(exam.problem.loss) * max(abs(losses[0]), 1e-30)
+    return all(math.isfinite(each) and each <= limit for each in losses)
+
+
+def _rate_of(exam: Examination) -> float:
+    return float(max(group["lr"] for group in exam.given_optimizer.param_groups))
+
+
+def _key(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _value(value: float) -> str:
+    return number(value, 3) if math.isfinite(value) else "not finite"
+
+
+@check(needs_optimizer=True)
+def warmup_needed(exam: Examination) -> Iterator[Finding]:
+    """The learning rate is too high for the first steps alone; trial runs, only with ``deep``."""
+    if not exam.deep:
+        return
+    plain = _trial(exam, 1.0)
+    if _is_stable(exam, plain):
+        return
+    for warmup in WARMUPS:
+        warm = _trial(exam, 1.0, warmup)
+        if _is_stable(exam, warm) and warm[-1] < warm[0]:
+            break
+    else:
+        return
+    yield Finding(
+        "warning",
+        ("optimizer",),
+        f"The learning rate {number(_rate_of(exam))} is too high for the first steps, but not "
+        f"after a warm-up of {warmup} steps.",
+        f"without warm-up the loss goes from {number(plain[0], 3)} to "
+        f"{_value(max(plain, key=_key))} within {plural(len(plain) - 1, 'step')}.",
+        max(plain, key=_key),
+        "scheduler = torch.optim.lr_scheduler.LinearLR(\n"
+        f"    optimizer, start_factor={1 / (warmup + 1):.2g}, total_iters={warmup}\n"
+        ")",
+        f"with it the loss goes to {number(warm[-1], 3)} in {len(warm) - 1} steps.",
+        warm[-1],
+    )

@@ -1,0 +1,234 @@
+"""`doctor`: planted faults are found with a smaller number after the fix, nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from tests.zoo.faults import FAULTS, build, zoo_case
+from tests.zoo.state import changes, fill_gradients, snapshot
+from torch import nn
+from torch.optim import SGD
+
+import normscope as ns
+from normscope.diagnosis import CHECKS, Diagnosis, Finding, check
+from normscope.errors import InputError, StateError, UnknownNameError
+
+SLOW = {"ResNet-18", "fine-tuning"}  # their faults are planted in smaller networks too
+QUICK = [fault for fault in FAULTS if fault.base not in SLOW]
+LARGER_AFTER = {"saturated_attention", "norm_before_output", "collapsed_outputs"}
+"""Findings whose number grows by the fix: entropy, response to weights, variance."""
+
+
+def examine(case, **options):
+    return ns.doctor(case.model, case.loss, case.data, case.optimizer, deep=case.deep, **options)
+
+
+@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.name)
+def test_planted_fault_is_found_at_its_module(fault):
+    case = fault.build()
+    found = [each for each in examine(case)[fault.finding] if each.module in fault.modules]
+    assert found
+    for each in found:
+        assert all(len(line) <= 80 for line in each.text().splitlines()), each.text()
+        if each.fixed_value is not None and each.name != "vanishing_gradients":
+            larger = each.name in LARGER_AFTER
+            assert each.fixed_value > each.value if larger else each.fixed_value < each.value
+
+
+@pytest.mark.parametrize("name", ["MLP", "convolutional", "deep MLP", "Siamese"])
+def test_healthy_network_has_no_finding_above_a_note(name):
+    diagnosis = examine(build(name))
+    assert diagnosis.is_healthy, str(diagnosis)
+    assert not diagnosis.skipped
+    assert diagnosis.passes < 20
+
+
+@pytest.mark.parametrize("name", ["ViT", "GPT-2", "VAE", "GNN", "two inputs", "segmentation"])
+def test_healthy_network_of_the_zoo_has_no_finding_above_a_note(name):
+    diagnosis = examine(zoo_case(name))
+    assert diagnosis.is_healthy, str(diagnosis)
+    assert diagnosis.passes < 20
+
+
+@pytest.mark.parametrize("name", ["stale_statistics in MLP", "dead_channels in MLP"])
+def test_examination_changes_nothing(name):
+    case = next(each for each in FAULTS if each.name.startswith(name)).build()
+    case.optimizer = SGD(case.model.parameters(), lr=100.0, momentum=0.9)
+    fill_gradients(case.model)
+    before = snapshot(case.model)
+    examine(case)
+    assert not changes(before, snapshot(case.model))
+    assert not case.optimizer.state
+
+
+def test_interrupted_examination_changes_nothing():
+    case = build("convolutional")
+    before = snapshot(case.model)
+
+    def interrupt(event):
+        if event.done == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(KeyboardInterrupt):
+        examine(case, progress=interrupt)
+    assert not changes(before, snapshot(case.model))
+
+
+def test_same_seed_gives_the_same_numbers():
+    case = next(each for each in FAULTS if each.name.startswith("dead_channels in MLP")).build()
+    one, other = examine(case), examine(case)
+    assert [each.to_dict() for each in one] == [each.to_dict() for each in other]
+
+
+def test_healthy_optimizer_has_no_finding():
+    case = build("MLP")
+    matrices = [p for p in case.model.parameters() if p.dim() > 1]
+    others = [p for p in case.model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 1e-2}, {"params": others, "weight_decay": 0.0}]
+    case.optimizer = SGD(groups, lr=0.05)
+    diagnosis = examine(case)
+    assert len(diagnosis) == 0
+    assert diagnosis.passes < 20
+
+
+def test_cancelled_bias_has_no_effect_by_autograd():
+    case = next(each for each in FAULTS if each.name.startswith("bias_before_norm in MLP")).build()
+    found = examine(case)["bias_before_norm"][0]
+    layer = case.model.get_submodule(found.module)
+    inputs, labels = case.data[0]
+    torch.nn.functional.cross_entropy(case.model(inputs), labels).backward()
+    ratio = float(layer.bias.grad.norm() / layer.weight.grad.norm())
+    assert found.value == pytest.approx(ratio, abs=1e-6)
+
+
+def test_share_of_epsilon_is_that_of_the_layers_input():
+    case = next(each for each in FAULTS if each.name.startswith("large_eps in conv")).build()
+    inputs = case.model[:4](case.data[0][0]).detach()
+    variance = inputs.var(dim=(0, 2, 3), correction=0)
+    expected = float((1 / (variance + 1)).median())
+    assert examine(case)["large_eps"][0].value == pytest.approx(expected, rel=1e-4)
+
+
+def test_noise_of_batch_companions_is_that_of_exchanged_halves():
+    case = next(each for each in FAULTS if each.name.startswith("few_samples in MLP")).build()
+    (first, one), (second, other) = case.data
+    case.data = [(torch.cat([first, second]), torch.cat([one, other]))]  # one batch of six
+    with torch.no_grad():
+        whole = case.model(case.data[0][0])
+        halves = [case.model(case.data[0][0][start::2]) for start in (0, 1)]
+    mixed = torch.stack([halves[at % 2][at // 2] for at in range(6)])
+    noise = (mixed - whole).square().mean() / whole.var(dim=0, correction=0).mean()
+    found = examine(case)["few_samples"]
+    if noise.sqrt() > 0.5:
+        assert found[0].value == pytest.approx(float(noise.sqrt()), rel=1e-4)
+    else:
+        assert not found
+
+
+def test_population_statistics_remove_what_stale_statistics_cost():
+    case = next(each for each in FAULTS if each.name.startswith("stale_statistics in conv")).build()
+    found = examine(case)["stale_statistics"][0]
+    inputs, _ = case.data[0]
+    with torch.no_grad():
+        running = case.model.eval()(inputs)
+        ns.layers.population_statistics(case.model, case.data)
+        fitted, by_batch = case.model(inputs), case.model.train()(inputs)
+    off = [float((each - by_batch).norm() / by_batch.norm()) for each in (running, fitted)]
+    assert found.value == pytest.approx(off[0], rel=1e-3)
+    assert found.fixed_value == pytest.approx(off[1], rel=1e-3)
+
+
+def test_trial_run_is_that_of_the_optimizer():
+    case = next(each for each in FAULTS if "huge_adam_rate" in each.plant.__name__).build()
+    found = examine(case)["learning_rate_too_high"][0]
+    optimizer, batch = case.optimizer(case.model.parameters()), case.data[0]
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = case.model(**batch).loss
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+    seen = [each for each in losses if each > 1.5 * losses[0]]
+    assert found.value == pytest.approx(seen[0], rel=1e-3)
+
+
+def test_results_render_themselves():
+    case = next(each for each in FAULTS if each.name.startswith("large_eps in conv")).build()
+    diagnosis = examine(case)
+    assert str(diagnosis).startswith("Diagnosis: 1 warning (")
+    assert json.loads(json.dumps(diagnosis.to_dict()))["findings"][0]["module"] == "4"
+    assert list(diagnosis.to_dataframe()["name"]) == ["large_eps"]
+    assert "large_eps" in diagnosis._repr_html_()
+    assert str(Diagnosis((), ("large_eps",))).startswith("Diagnosis: no finding (1 check, 0 passes")
+
+
+def test_sarif_has_a_rule_for_each_result():
+    case = next(each for each in FAULTS if each.name.startswith("large_eps in conv")).build()
+    run = examine(case).to_sarif()["runs"][0]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    result = run["results"][0]
+    assert rules[result["ruleIndex"]] == result["ruleId"] == "large_eps"
+    assert result["level"] == "warning"
+    assert result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "4"
+
+
+def test_only_chosen_checks_are_made():
+    diagnosis = examine(build("MLP"), checks=["large_eps"])
+    assert diagnosis.checks == ("large_eps",)
+    assert diagnosis.passes == 1
+    with pytest.raises(UnknownNameError, match="large_eps"):
+        examine(build("MLP"), checks=["large_epsilon"])
+
+
+def test_check_that_fails_is_named_with_its_reason():
+    class TrainOnly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(20, 4)
+
+        def forward(self, x):
+            if not self.training:
+                raise RuntimeError("only for training")
+            return self.layer(x)
+
+    case = build("MLP")
+    case.model = TrainOnly()
+    diagnosis = examine(case)
+    assert "only for training" in diagnosis.skipped["sum_reduction"]
+    assert "Not checked" in str(diagnosis)
+
+
+def test_batch_size_draws_from_one_batch():
+    x, y = build("MLP").data[0]
+    assert ns.doctor(build("MLP").model, "cross_entropy", (x, y), batch_size=8).passes > 0
+    with pytest.raises(InputError, match="from 1 to the 32 samples"):
+        ns.doctor(build("MLP").model, "cross_entropy", (x, y), batch_size=64)
+    with pytest.raises(InputError, match="batches of its own"):
+        ns.doctor(build("MLP").model, "cross_entropy", [(x, y)], batch_size=8)
+
+
+def test_model_that_cannot_run_raises():
+    case = build("MLP")
+    case.data = [(x[:, :3], y) for x, y in case.data]
+    with pytest.raises((InputError, StateError)):
+        examine(case)
+
+
+def test_registered_check_takes_part(monkeypatch):
+    monkeypatch.setattr(CHECKS, "_items", dict(CHECKS._items))
+
+    @check()
+    def many_layers(exam):
+        """More than two weight layers."""
+        count = len(exam.observed.weight_layers())
+        if count > 2:
+            yield Finding("note", ("",), "Many layers.", f"{count} layers.", count, "-", "-")
+
+    assert examine(build("MLP"), checks=["many_layers"])["many_layers"][0].value == 4
