@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -469,10 +469,44 @@ def large_logits(case: Case) -> None:
                 parameter *= 40
 
 
-def healthy() -> Iterable[tuple[str, Case]]:
-    """Yield the zoo and the networks above, each with a name."""
-    for name in ZOO:
-        yield name, zoo_case(name)
-    for name in BASES:
-        if name not in ZOO:
-            yield name, build(name)
+@fault("warmup_needed", "MLP", "optimizer")
+def large_first_logits(case: Case) -> None:
+    """A head of large weights: the first steps are unstable, later ones are not."""
+    with torch.no_grad():
+        case.model.head.weight *= 8
+    case.optimizer, case.deep = partial(SGD, lr=2.0), True
+
+
+# Healthy networks
+
+
+def trained(name: str) -> Case:
+    """Return a network of the zoo or of this file after 60 steps."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        case = build(name) if name in BASES else zoo_case(name)
+        train(case)
+    return case
+
+
+def _in_use(name: str) -> Case:
+    case = trained(name)
+    case.model.eval()
+    return case
+
+
+HEALTHY: dict[str, Callable[[], Case]] = {
+    # the zoo's own has random statistics; "fine-tuning" has those of its data
+    **{name: partial(zoo_case, name) for name in ZOO if name != "frozen backbone"},
+    **{name: partial(build, name) for name in ("fine-tuning", "MLP", "convolutional", "deep MLP")},
+    "ResNet-18, trained": partial(trained, "ResNet-18"),
+    "DenseNet, trained": partial(trained, "DenseNet"),
+    "convolutional, trained, in use": partial(_in_use, "convolutional"),
+}
+"""Networks without a planted fault."""
+
+
+def with_healthy_optimizer(case: Case) -> Case:
+    """Give a case AdamW at a moderate rate, with decay of matrices alone."""
+    case.optimizer = grouped(case.model, AdamW, 1e-2, lr=1e-3)
+    return case

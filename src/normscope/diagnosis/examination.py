@@ -41,6 +41,7 @@ class Examination:
     Attributes:
         passes: forward or forward-backward passes so far.
         norms: the norm layers by name.
+        runs: losses of trial runs, by what was tried.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Examination:
         self.model = problem.model
         self.passes = 0
         self.norms = norm_layers(self.model)
+        self.runs: dict[tuple[float, int], list[float]] = {}
         layout = parameter_layout(self.model)
         self._evaluator = Evaluator(problem, layout, "as_is", seed)
 
@@ -82,9 +84,14 @@ class Examination:
         return self.observe()
 
     @cached_property
-    def eval_loss(self) -> float:
-        """The loss on the first batch in eval mode."""
-        return self.loss(flags=self.eval_flags)
+    def in_eval_mode(self) -> Observation:
+        """A forward pass on the first batch in eval mode."""
+        return self.observe(None, self.eval_flags, backward=False)
+
+    @cached_property
+    def quiet_loss(self) -> float:
+        """The loss on the first batch with the modules' own flags, without dropout."""
+        return self.loss(flags=self.quiet_flags())
 
     @property
     def eval_flags(self) -> dict[str, bool]:

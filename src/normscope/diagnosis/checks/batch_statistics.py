@@ -159,7 +159,7 @@ def stale_statistics(exam: Examination) -> Iterator[Finding]:
         return
     fitted: dict[str, Any] = {}
     with_batch = exam.observe(None, exam.eval_flags | dict.fromkeys(layers, True), False)
-    running = exam.observe(None, exam.eval_flags, False)
+    running = exam.in_eval_mode
     population = exam.observe(_fit(exam, fitted), exam.eval_flags, False)
     found = {p: _distance(*_running(exam, p), *fitted[p]) for p in judged if p in fitted}
     stale = [p for p in sorted(found, key=lambda p: -found[p]) if found[p] > STALE_DISTANCE]
@@ -285,7 +285,7 @@ def norm_in_eval(exam: Examination) -> Iterator[Finding]:
         return
     distances = {c.path: _fit_of(exam, c) for c in calls if c.statistics is not None}
     paths = tuple(sorted(distances, key=lambda path: -distances[path]))
-    before = exam.loss(flags=exam.quiet_flags())
+    before = exam.quiet_loss
     after = exam.loss(flags=exam.quiet_flags(**dict.fromkeys(paths, True)))
     worst = distances[paths[0]]
     yield Finding(

@@ -26,7 +26,7 @@ from normscope.problem.batch import tensors_of
 from normscope.text import format_number as number
 from normscope.text import plural
 
-DEAD_SHARE = 0.25
+DEAD_SHARE = 0.5
 """Share of dead channels of a layer from which on to warn; below, from `DEAD_NOTE` on, a note."""
 DEAD_NOTE = 0.1
 CONSTANT_INPUTS = 0.3
@@ -95,27 +95,40 @@ def _loss_without_infinities(exam: Examination, path: str) -> float:
 @check()
 def dead_channels(exam: Examination) -> Iterator[Finding]:
     """Channels of a layer are the same for all samples and get no gradient."""
+    found: list[tuple[Call, Call, Tensor]] = []
     for layer, activation in _layers_before_activations(exam.observed):
         dead = _dead(exam.observed, layer, activation)
-        share = float(dead.double().mean()) if dead.numel() else 0.0
-        if share < DEAD_NOTE:
-            continue
+        if dead.numel() and float(dead.double().mean()) >= DEAD_NOTE:
+            found.append((layer, activation, dead))
+    if not found:
+        return
+    fresh = {layer.path: _fresh_copy(layer.module) for layer, _, _ in found}
 
-        after = _dead_after_reset(exam, layer, activation)
-        # fresh units behind a global mean are often dead on a batch: then the layer is as usual
-        severe = share >= DEAD_SHARE and after < share / 2
-        yield Finding(
-            "warning" if severe else "note",
-            tuple(dict.fromkeys((layer.path, activation.path))),
-            f"{int(dead.sum())} of {plural(dead.numel(), 'channel')} of this layer are constant "
-            "and get no gradient: they cannot recover.",
-            f"{number(100 * share)} % of the channels are dead.",
-            share,
-            f"model.get_submodule({layer.path!r}).reset_parameters()\n"
-            "# and a lower learning rate, if they died in training",
-            f"after it {number(100 * after)} % are dead.",
-            after,
-        )
+    def reset(model: nn.Module) -> None:
+        for path, new in fresh.items():
+            _take_parameters(model.get_submodule(path), new)
+
+    seen = exam.observe(reset, backward=False)
+    for layer, activation, dead in found:
+        yield _dead_finding(layer, activation, dead, _constant_share(seen, layer, activation))
+
+
+def _dead_finding(layer: Call, activation: Call, dead: Tensor, after: float) -> Finding:
+    share = float(dead.double().mean())
+    # fresh units behind a global mean are often dead on a batch: then the layer is as usual
+    severe = share >= DEAD_SHARE and after < share / 2
+    return Finding(
+        "warning" if severe else "note",
+        tuple(dict.fromkeys((layer.path, activation.path))),
+        f"{int(dead.sum())} of {plural(dead.numel(), 'channel')} of this layer are constant and "
+        "get no gradient: they cannot recover.",
+        f"{number(100 * share)} % of the channels are dead.",
+        share,
+        f"model.get_submodule({layer.path!r}).reset_parameters()\n"
+        "# and a lower learning rate, if they died in training",
+        f"after it {number(100 * after)} % are constant.",
+        after,
+    )
 
 
 def _layers_before_activations(seen: Observation) -> Iterator[tuple[Call, Call]]:
@@ -152,17 +165,12 @@ def _dead(seen: Observation, layer: Call, activation: Call) -> Tensor:
     return constant & (largest <= 1e-8 * largest.max()).cpu() if largest.max() > 0 else none
 
 
-def _dead_after_reset(exam: Examination, layer: Call, activation: Call) -> float:
-    fresh = _fresh_copy(layer.module)
-
-    def reset(model: nn.Module) -> None:
-        _take_parameters(model.get_submodule(layer.path), fresh)
-
-    seen = exam.observe(reset, backward=False)
-    found = seen.calls[activation.order]
-    signals = [seen.calls[layer.order].output, found.output]
-    if found.path != layer.path and found.has_weight:
-        signals = [found.input]
+def _constant_share(seen: Observation, layer: Call, activation: Call) -> float:
+    """Return the share of channels that are constant behind a layer in another pass."""
+    behind = seen.calls[activation.order]
+    signals = [seen.calls[layer.order].output, behind.output]
+    if behind.path != layer.path and behind.has_weight:
+        signals = [behind.input]
     size = len(layer.output.constant) if layer.output is not None else 0
     fitting = [s.constant for s in signals if s is not None and len(s.constant) == size]
     return float(torch.stack(fitting).any(0).double().mean()) if fitting else 0.0

@@ -25,8 +25,10 @@ DEEP_STEPS = 30
 """Steps of the trial with ``deep``."""
 WARMUPS = (5, 10, 20)
 """Lengths of warm-up that are tried with ``deep``."""
-DIVISORS = (4, 16, 64)
+DIVISORS = (8, 64)
 """By which the rate is divided until a trial is stable."""
+DEEP_DIVISORS = (2, 4, 8, 16, 64)
+"""Those with ``deep``."""
 
 
 @check()
@@ -34,7 +36,7 @@ def sum_reduction(exam: Examination) -> Iterator[Finding]:
     """The loss is a sum over the samples, so that its gradient grows with the batch size."""
     if exam.samples is None or exam.samples < 4:
         return
-    whole = exam.eval_loss
+    whole = exam.in_eval_mode.loss
     parts = split_batch(exam.batch, -(-exam.samples // 2))
     halves = [exam.loss(flags=exam.eval_flags, batch=part) for part in parts]
     mean = sum(halves) / len(halves)
@@ -119,42 +121,83 @@ def _decay_share(exam: Examination, chosen: list[Tensor], decay: float | None = 
 def learning_rate_too_high(exam: Examination) -> Iterator[Finding]:
     """The learning rate is above the limit: a trial run becomes unstable."""
     trial = _trial(exam, 1.0)
-    if _is_stable(exam, trial):
+    if _is_stable(exam, trial) or _sufficient_warmup(exam):
         return
-    rate, factor, calm = _rate_of(exam), None, trial
-    for divisor in DIVISORS:
-        calm = _trial(exam, 1 / divisor)
-        if _is_stable(exam, calm):
-            factor = divisor
-            break
-    lower = f"{rate / (factor or DIVISORS[-1]):.2g}"
+    rate, divisor = _rate_of(exam), _stable_divisor(exam)
+    lower = f"{rate / (divisor or DIVISORS[-1]):.2g}"
+    calm = _trial(exam, 1 / (divisor or DIVISORS[-1]))
     yield Finding(
         "error",
         ("optimizer",),
         f"The learning rate {number(rate)} is too high: training becomes unstable at once.",
-        f"loss {number(trial[0], 3)} before, {_value(max(trial, key=_key))} within "
+        f"loss {number(trial[0], 3)} before, {_worst(trial)} within "
         f"{plural(len(trial) - 1, 'step')}.",
         max(trial, key=_key),
-        f"for group in optimizer.param_groups:\n    group['lr'] = {lower}  "
+        f"for group in optimizer.param_groups:\n    group['lr'] = {lower}\n"
         "# ns.max_learning_rate finds the limit",
-        f"at {lower} the loss is {_value(calm[-1])} after {plural(len(calm) - 1, 'step')}"
-        + ("." if factor else ", which is still unstable."),
+        f"at {lower} the loss is {_worst(calm[-1:])} after {plural(len(calm) - 1, 'step')}"
+        + ("." if divisor else ", which is still unstable."),
         calm[-1],
+    )
+
+
+@check(needs_optimizer=True)
+def warmup_needed(exam: Examination) -> Iterator[Finding]:
+    """The learning rate is too high for the first steps alone; trial runs, only with ``deep``."""
+    warmup = _sufficient_warmup(exam)
+    if not warmup:
+        return
+    plain, warm = _trial(exam, 1.0), _trial(exam, 1.0, warmup)
+    rate, divisor = _rate_of(exam), _stable_divisor(exam)
+    rises = f"; from the start only {number(rate / divisor)} is stable" if divisor else ""
+    yield Finding(
+        "warning",
+        ("optimizer",),
+        f"The learning rate {number(rate)} is too high for the first steps, but not after a "
+        f"warm-up of {warmup} steps{rises}.",
+        f"without warm-up the loss goes from {number(plain[0], 3)} to {_worst(plain)} within "
+        f"{plural(len(plain) - 1, 'step')}.",
+        max(plain, key=_key),
+        "scheduler = torch.optim.lr_scheduler.LinearLR(\n"
+        f"    optimizer, start_factor={1 / (warmup + 1):.2g}, total_iters={warmup}\n"
+        ")",
+        f"with it the loss goes to {number(warm[-1], 3)} in {len(warm) - 1} steps.",
+        warm[-1],
     )
 
 
 def _trial(exam: Examination, factor: float, warmup: int = 0) -> list[float]:
     """Return the losses of a run at a multiple of the rate, after a linear warm-up."""
-    steps = DEEP_STEPS + warmup if exam.deep else STEPS
-    rates = [factor * min(1.0, (step + 1) / (warmup + 1)) for step in range(steps)]
-    limit = growth_limit(exam.problem.loss) * max(abs(exam.observed.loss), 1e-30)
-    batches = exam.batches if exam.deep else None
-    return exam.train(rates, batches, 1.001 * limit)
+    if (factor, warmup) not in exam.runs:
+        steps = DEEP_STEPS + warmup if exam.deep else STEPS
+        rates = [factor * min(1.0, (step + 1) / (warmup + 1)) for step in range(steps)]
+        limit = growth_limit(exam.problem.loss) * max(abs(exam.observed.loss), 1e-30)
+        batches = exam.batches if exam.deep else None
+        exam.runs[factor, warmup] = exam.train(rates, batches, 1.001 * limit)
+    return exam.runs[factor, warmup]
 
 
 def _is_stable(exam: Examination, losses: list[float]) -> bool:
     limit = growth_limit(exam.problem.loss) * max(abs(losses[0]), 1e-30)
     return all(math.isfinite(each) and each <= limit for each in losses)
+
+
+def _sufficient_warmup(exam: Examination) -> int:
+    """Return the shortest warm-up with which a rate that is too high becomes stable; 0 if none."""
+    if not exam.deep or _is_stable(exam, _trial(exam, 1.0)):
+        return 0
+    for warmup in WARMUPS:
+        losses = _trial(exam, 1.0, warmup)
+        if _is_stable(exam, losses) and losses[-1] < losses[0]:
+            return warmup
+    return 0
+
+
+def _stable_divisor(exam: Examination) -> int | None:
+    """Return the smallest divisor of the rate at which a run is stable; None if there is none."""
+    tried = DEEP_DIVISORS if exam.deep else DIVISORS
+    found = (each for each in tried if _is_stable(exam, _trial(exam, 1 / each)))
+    return next(found, None)
 
 
 def _rate_of(exam: Examination) -> float:
@@ -165,35 +208,6 @@ def _key(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _value(value: float) -> str:
-    return number(value, 3) if math.isfinite(value) else "not finite"
-
-
-@check(needs_optimizer=True)
-def warmup_needed(exam: Examination) -> Iterator[Finding]:
-    """The learning rate is too high for the first steps alone; trial runs, only with ``deep``."""
-    if not exam.deep:
-        return
-    plain = _trial(exam, 1.0)
-    if _is_stable(exam, plain):
-        return
-    for warmup in WARMUPS:
-        warm = _trial(exam, 1.0, warmup)
-        if _is_stable(exam, warm) and warm[-1] < warm[0]:
-            break
-    else:
-        return
-    yield Finding(
-        "warning",
-        ("optimizer",),
-        f"The learning rate {number(_rate_of(exam))} is too high for the first steps, but not "
-        f"after a warm-up of {warmup} steps.",
-        f"without warm-up the loss goes from {number(plain[0], 3)} to "
-        f"{_value(max(plain, key=_key))} within {plural(len(plain) - 1, 'step')}.",
-        max(plain, key=_key),
-        "scheduler = torch.optim.lr_scheduler.LinearLR(\n"
-        f"    optimizer, start_factor={1 / (warmup + 1):.2g}, total_iters={warmup}\n"
-        ")",
-        f"with it the loss goes to {number(warm[-1], 3)} in {len(warm) - 1} steps.",
-        warm[-1],
-    )
+def _worst(losses: list[float]) -> str:
+    worst = max(losses, key=_key)
+    return number(worst, 3) if math.isfinite(worst) else "a value that is not finite"
