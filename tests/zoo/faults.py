@@ -477,6 +477,133 @@ def large_first_logits(case: Case) -> None:
     case.optimizer, case.deep = partial(SGD, lr=2.0), True
 
 
+# Networks and faults that were written after all thresholds were chosen
+
+
+class Inception1d(nn.Module):
+    """Parallel convolutions of several lengths over a time series, with functional activations."""
+
+    def __init__(self, inputs: int, width: int = 6) -> None:
+        super().__init__()
+        self.bottleneck = nn.Conv1d(inputs, width, 1, bias=False)
+        self.branches = nn.ModuleList(
+            nn.Conv1d(width, width, size, padding=size // 2, bias=False) for size in (3, 5, 9)
+        )
+        self.norm = nn.BatchNorm1d(3 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bottleneck(x)
+        return functional.relu(self.norm(torch.cat([each(x) for each in self.branches], dim=1)))
+
+
+class SeriesNet(nn.Module):
+    """Three such blocks, the mean over time, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Inception1d(2), Inception1d(18), Inception1d(18)])
+        self.head = nn.Linear(18, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(-1))
+
+
+class ConformerBlock(nn.Module):
+    """Attention, a depthwise convolution with batch norm, and an MLP, each beside a shortcut."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(size) for _ in range(3))
+        self.attention = nn.MultiheadAttention(size, 2, batch_first=True)
+        self.depthwise = nn.Conv1d(size, size, 3, padding=1, groups=size, bias=False)
+        self.batch_norm = nn.BatchNorm1d(size)
+        self.pointwise = nn.Conv1d(size, size, 1)
+        self.mlp = nn.Sequential(nn.Linear(size, 2 * size), nn.SiLU(), nn.Linear(2 * size, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        y = self.depthwise(self.norm2(x).transpose(1, 2))
+        x = x + self.pointwise(functional.silu(self.batch_norm(y))).transpose(1, 2)
+        return x + self.mlp(self.norm3(x))
+
+
+class Conformer(nn.Module):
+    """Two blocks over a time series."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.embed = nn.Linear(2, size)
+        self.blocks = nn.ModuleList([ConformerBlock(size), ConformerBlock(size)])
+        self.norm, self.head = nn.LayerNorm(size), nn.Linear(size, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+def series(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
+    """Return the zoo's waves with labels."""
+    return ZOO["weight-norm TCN"].batch(seed, samples=samples)
+
+
+@base("InceptionTime")
+def inception_time() -> Case:
+    """A network for time series."""
+    return Case(SeriesNet(), "cross_entropy", [series(0), series(1)])
+
+
+@base("Conformer")
+def conformer() -> Case:
+    """Attention and convolutions for time series."""
+    return Case(Conformer(), "cross_entropy", [series(0), series(1)])
+
+
+@fault("stale_statistics", "InceptionTime", "blocks.1.norm", unseen=True)
+def statistics_of_other_data(case: Case) -> None:
+    """Statistics of a layer from data of another scale."""
+    train(case)
+    case.model.blocks[1].norm.running_mean += 2
+    case.model.blocks[1].norm.running_var *= 30
+
+
+@fault("dead_channels", "InceptionTime", "blocks.0.norm", unseen=True)
+def dead_in_the_first_block(case: Case) -> None:
+    """Two thirds of the channels shifted below zero."""
+    with torch.no_grad():
+        case.model.blocks[0].norm.bias[6:] = -15
+
+
+@fault("norm_in_eval", "InceptionTime", "blocks.2.norm", unseen=True)
+def last_norm_in_eval(case: Case) -> None:
+    """The last norm layer in eval mode."""
+    case.model.blocks[2].norm.eval()
+
+
+@fault("saturated_attention", "Conformer", "blocks.0.attention", unseen=True)
+def large_projection(case: Case) -> None:
+    """Query and key projections of one block, thirty times as large."""
+    with torch.no_grad():
+        case.model.blocks[0].attention.in_proj_weight[:32] *= 30
+
+
+@fault("large_eps", "Conformer", "blocks.1.norm2", unseen=True)
+def epsilon_typed_wrong(case: Case) -> None:
+    """1e5 in place of 1e-5."""
+    case.model.blocks[1].norm2.eps = 1e5
+
+
+@fault("non_finite", "Conformer", "blocks.1.mlp.0", unseen=True)
+def overflowing_weights(case: Case) -> None:
+    """Weights whose products overflow."""
+    with torch.no_grad():
+        case.model.blocks[1].mlp[0].weight.fill_(3e38)
+
+
 # Healthy networks
 
 
@@ -499,6 +626,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     # the zoo's own has random statistics; "fine-tuning" has those of its data
     **{name: partial(zoo_case, name) for name in ZOO if name != "frozen backbone"},
     **{name: partial(build, name) for name in ("fine-tuning", "MLP", "convolutional", "deep MLP")},
+    **{name: partial(build, name) for name in ("InceptionTime", "Conformer")},
     "ResNet-18, trained": partial(trained, "ResNet-18"),
     "DenseNet, trained": partial(trained, "DenseNet"),
     "convolutional, trained, in use": partial(_in_use, "convolutional"),

@@ -19,6 +19,7 @@ from normscope.problem.evaluate import Evaluator
 from normscope.problem.isolation import isolated
 from normscope.problem.loss_state import loss_modules
 from normscope.problem.modes import set_flags, training_flags
+from normscope.problem.outputs import output_tensors
 from normscope.problem.parameters import parameter_layout
 from normscope.problem.problem import Problem
 from normscope.problem.wrappers import run_unwrapped
@@ -86,7 +87,7 @@ class Examination:
     @cached_property
     def in_eval_mode(self) -> Observation:
         """A forward pass on the first batch in eval mode."""
-        return self.observe(None, self.eval_flags, backward=False)
+        return self.forward(flags=self.eval_flags)
 
     @cached_property
     def quiet_loss(self) -> float:
@@ -140,6 +141,20 @@ class Examination:
                 seen.gradients = {n: g.detach() for n, g in found if g is not None}
         return seen
 
+    def forward(
+        self,
+        change: Change | None = None,
+        flags: Mapping[str, bool] | None = None,
+        batch: Batch | None = None,
+    ) -> Observation:
+        """Return loss, output and buffers of one forward pass; arguments as in `observe`."""
+        with self._isolated(self._evaluator.leaves(), flags, change), torch.no_grad():
+            output, loss = self._forward(self.batch if batch is None else batch)
+            tensors = (each for each in output_tensors(output) if each.is_floating_point())
+            first = next((each.clone() for each in tensors), None)
+            buffers = {name: each.clone() for name, each in self.model.named_buffers()}
+            return Observation(loss=float(loss), output=first, buffers=buffers)
+
     def loss(
         self,
         change: Change | None = None,
@@ -147,24 +162,7 @@ class Examination:
         batch: Batch | None = None,
     ) -> float:
         """Return the loss of one forward pass; arguments as in `observe`."""
-        with self._isolated(self._evaluator.leaves(), flags, change), torch.no_grad():
-            _, loss = self._forward(self.batch if batch is None else batch)
-            return float(loss)
-
-    def output(
-        self,
-        batch: Batch,
-        change: Change | None = None,
-        flags: Mapping[str, bool] | None = None,
-    ) -> Tensor | None:
-        """Return the first tensor of the model's output; None if it has none."""
-        return self.observe(change, flags, backward=False, batch=batch).output
-
-    def apply(self, work: Change, flags: Mapping[str, bool] | None = None, passes: int = 1) -> None:
-        """Let a function use the isolated model, and count its passes."""
-        with self._isolated(self._evaluator.leaves(), flags, None), torch.no_grad():
-            self.passes += passes
-            work(self.model)
+        return self.forward(change, flags, batch).loss
 
     def original(self, name: str) -> Tensor:
         """Return the value of a parameter or buffer, by name."""

@@ -61,7 +61,8 @@ def signal_of(tensor: Tensor, axis: int) -> Signal:
     >>> found.constant.tolist(), round(found.variation, 2)
     ([True, False], 0.2)
     """
-    values = tensor.detach().double()
+    values = tensor.detach()
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
     finite = values.isfinite()
     non_finite = int((~finite).sum())
     values = values if non_finite == 0 else torch.where(finite, values, 0.0)

@@ -67,7 +67,7 @@ def few_samples(exam: Examination) -> Iterator[Finding]:
     """Batch statistics come from so few samples that outputs depend on the batch companions."""
     trained = {path for path, each in exam.batch_norms.items() if each.training}
     calls = [c for c in exam.observed.calls if c.path in trained and c.statistics is not None]
-    if not calls or exam.samples is None or exam.samples < 2:
+    if not calls or exam.samples is None or exam.samples * len(exam.batches) < 2:
         return
     fewest = min(calls, key=_values_per_channel)
     if _values_per_channel(fewest) >= FEW_VALUES and exam.samples > 4:
@@ -102,30 +102,25 @@ def _values_per_channel(call: Call) -> int:
 def _composition_noise(exam: Examination, change: Change | None = None) -> float:
     """Return the change of the outputs by batch companions, in their spread over samples.
 
-    Two batches: outputs as given, and after the batches exchanged half of their samples; the
-    difference has twice the variance. One batch: outputs in it, and in its halves; the statistics
-    of a half differ from those of the whole with the variance that a whole batch has.
+    Outputs in the batches as given are compared with those after two batches exchanged half of
+    their samples, whose difference has twice the variance; or, of one batch, with those in its
+    halves, whose statistics differ from the whole's by the variance of a whole batch; or, of single
+    samples, with those in a batch of both, whose difference has half the variance.
     """
     flags = exam.quiet_flags()
-    pool = exam.pool()
     whole = torch.cat([_flat(exam, each, change, flags) for each in exam.batches])
-    size, count = exam.samples or 1, len(whole)
-    step = count // size if len(exam.batches) > 1 else 2
-    order = torch.cat([torch.arange(count)[start::step] for start in range(step)])
-    device = whole.device
-    if len(exam.batches) > 1:
-        parts = split_batch(rows(pool, order.to(device)), size)
-    else:
-        parts = split_batch(rows(pool, order.to(device)), -(-count // 2))
+    count, single = len(whole), exam.samples == 1
+    every = torch.arange(count, device=whole.device)
+    order = torch.cat([every[0::2], every[1::2]])
+    parts = split_batch(rows(exam.pool(), order), count if single else -(-count // 2))
     mixed = torch.cat([_flat(exam, each, change, flags) for each in parts])
-    difference = (mixed - whole[order.to(device)]).square().mean()
-    spread = whole.var(dim=0, correction=0).mean()
-    halves = 2 if len(exam.batches) > 1 else 1
-    return float((difference / halves / spread.clamp(min=1e-300)).sqrt())
+    factor = 0.5 if single else float(len(exam.batches))
+    difference = (mixed - whole[order]).square().mean() / factor
+    return float((difference / whole.var(dim=0, correction=0).mean().clamp(min=1e-300)).sqrt())
 
 
 def _flat(exam: Examination, batch: Any, change: Change | None, flags: dict[str, bool]) -> Tensor:
-    output = exam.output(batch, change, flags)
+    output = exam.forward(change, flags, batch).output
     if output is None or output.dim() == 0 or exam.samples is None:
         raise NormscopeError("since the model returns no tensor with a row for each sample.")
     return output.double().flatten(1) if output.dim() > 1 else output.double()[:, None]
@@ -158,9 +153,9 @@ def stale_statistics(exam: Examination) -> Iterator[Finding]:
     if not judged:
         return
     fitted: dict[str, Any] = {}
-    with_batch = exam.observe(None, exam.eval_flags | dict.fromkeys(layers, True), False)
+    with_batch = exam.forward(flags=exam.eval_flags | dict.fromkeys(layers, True))
     running = exam.in_eval_mode
-    population = exam.observe(_fit(exam, fitted), exam.eval_flags, False)
+    population = exam.forward(_fit(exam, fitted), exam.eval_flags)
     found = {p: _distance(*_running(exam, p), *fitted[p]) for p in judged if p in fitted}
     stale = [p for p in sorted(found, key=lambda p: -found[p]) if found[p] > STALE_DISTANCE]
     before, after = (_gap(each, with_batch) for each in (running, population))
@@ -262,7 +257,7 @@ def _own(module: nn.Module) -> list[Tensor]:
 def _drift(exam: Examination, paths: tuple[str, ...], flags: dict[str, bool]) -> float:
     """Return the change of the running means by one pass, in standard deviations."""
     flags = exam.quiet_flags(**flags)
-    after = exam.observe(flags=flags, backward=False, batch=exam.batches[-1]).buffers
+    after = exam.forward(flags=flags, batch=exam.batches[-1]).buffers
     changes = []
     for path in paths:
         mean, variance = _running(exam, path)
@@ -285,21 +280,33 @@ def norm_in_eval(exam: Examination) -> Iterator[Finding]:
         return
     distances = {c.path: _fit_of(exam, c) for c in calls if c.statistics is not None}
     paths = tuple(sorted(distances, key=lambda path: -distances[path]))
-    before = exam.quiet_loss
-    after = exam.loss(flags=exam.quiet_flags(**dict.fromkeys(paths, True)))
+    if not paths:
+        return
     worst = distances[paths[0]]
+    in_train = exam.quiet_flags(**dict.fromkeys(paths, True))
+    here, there = (_uses(exam.observe(None, in_train, False, b), paths[0]) for b in _ends(exam))
+    before, after = exam.quiet_loss, exam.loss(flags=in_train)
     yield Finding(
         "warning" if worst > STALE_DISTANCE else "note",
         paths,
         "Batch norm normalizes by its running statistics while the weights before it are trained: "
         "it will not follow them.",
-        f"loss {number(before, 3)}; running statistics are at a distance of {number(worst)} from "
-        "those of the batch (0: the same).",
-        before,
+        f"running statistics are at a distance of {number(worst)} from those of the batch (0: the "
+        f"same); loss {number(before, 3)}.",
+        worst,
         f"for name in {listed(paths)}:\n    model.get_submodule(name).train()",
-        f"with batch statistics the loss is {number(after, 3)}.",
-        after,
+        f"statistics of two batches are at a distance of {number(_distance(*here[0], *there[0]))};"
+        f" loss {number(after, 3)}.",
+        _distance(*here[0], *there[0]),
     )
+
+
+def _ends(exam: Examination) -> tuple[Any, Any]:
+    """Return the first and the last batch; the halves of a single one."""
+    if len(exam.batches) > 1 or exam.samples is None or exam.samples < 4:
+        return exam.batches[0], exam.batches[-1]
+    first, last = split_batch(exam.batch, -(-exam.samples // 2))
+    return first, last
 
 
 def _fit_of(exam: Examination, call: Call) -> float:

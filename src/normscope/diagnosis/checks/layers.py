@@ -17,7 +17,7 @@ from normscope.diagnosis.examination import (
     replace_module,
     replace_parameter,
 )
-from normscope.diagnosis.observation import Call
+from normscope.diagnosis.observation import Call, Observation
 from normscope.diagnosis.registry import check
 from normscope.diagnosis.results import Finding, listed
 from normscope.layers.kinds import is_batch_norm
@@ -251,8 +251,8 @@ def _scale_response(exam: Examination, norm: Call, change: Change | None) -> flo
             replace_parameter(model.get_submodule(path), name, lambda value: 2 * value)
 
     flags = exam.quiet_flags()
-    plain = exam.output(exam.batch, change, flags)
-    doubled = exam.output(exam.batch, double, flags)
+    plain = exam.forward(change, flags).output
+    doubled = exam.forward(double, flags).output
     if plain is None or doubled is None:
         return None
     return float((doubled - plain).double().norm() / plain.double().norm().clamp(min=1e-30))
@@ -267,31 +267,33 @@ def softmax_before_cross_entropy(exam: Examination) -> Iterator[Finding]:
     sums = output.double().sum(1)
     if output.shape[1] < 2 or float(output.min()) < 0 or float((sums - 1).abs().max()) > 1e-3:
         return
-    classes = output.shape[1]
-    floor = math.log(1 + (classes - 1) / math.e)
-    path = (
-        ""
-        if exam.observed.output_source is None
-        else exam.observed.calls[exam.observed.output_source].path
-    )
-    after = None
+    source = exam.observed.output_source
+    path = "" if source is None else exam.observed.calls[source].path
+    floor = math.log(1 + (output.shape[1] - 1) / math.e)
+    before, after = _gradient_norm(exam.observed), None
     if path:
-        after = exam.loss(lambda model: replace_module(model, path, nn.Identity()))
+        without = exam.observe(lambda model: replace_module(model, path, nn.Identity()))
+        after = _gradient_norm(without)
     yield Finding(
         "error",
         (path,),
-        "The outputs are probabilities; the cross-entropy takes logits and applies a softmax.",
-        f"the loss is {number(exam.observed.loss, 3)} and cannot be below {number(floor, 3)}, "
-        f"however sure the model is of {classes} classes.",
-        floor,
+        "The outputs are probabilities; the cross-entropy takes logits and applies a softmax: the "
+        f"loss cannot be below {number(floor, 3)}, however sure the model is.",
+        f"the gradient has the norm {number(before, 3)}.",
+        before,
         f"model.set_submodule({path!r}, nn.Identity())"
         if path
         else "# return the logits, without a softmax",
-        f"without it the loss is {number(after, 3)} and can reach 0."
-        if after is not None
-        else "not measured: the softmax is not a module.",
-        None if after is None else 0.0,
+        "not measured: the softmax is not a module."
+        if after is None
+        else f"without the softmax it has the norm {number(after, 3)}.",
+        after,
     )
+
+
+def _gradient_norm(seen: Observation) -> float:
+    squares = [float(each.double().square().sum()) for each in seen.gradients.values()]
+    return math.sqrt(sum(squares))
 
 
 @check()

@@ -26,7 +26,7 @@ from normscope.problem.batch import tensors_of
 from normscope.text import format_number as number
 from normscope.text import plural
 
-DEAD_SHARE = 0.5
+DEAD_SHARE = 0.6
 """Share of dead channels of a layer from which on to warn; below, from `DEAD_NOTE` on, a note."""
 DEAD_NOTE = 0.1
 CONSTANT_INPUTS = 0.3
@@ -121,7 +121,7 @@ def _dead_finding(layer: Call, activation: Call, dead: Tensor, after: float) -> 
         "warning" if severe else "note",
         tuple(dict.fromkeys((layer.path, activation.path))),
         f"{int(dead.sum())} of {plural(dead.numel(), 'channel')} of this layer are constant and "
-        "get no gradient: they cannot recover.",
+        "get no gradient on this batch: they do not train.",
         f"{number(100 * share)} % of the channels are dead.",
         share,
         f"model.get_submodule({layer.path!r}).reset_parameters()\n"
@@ -206,11 +206,13 @@ def constant_inputs(exam: Examination) -> Iterator[Finding]:
     if not inputs or exam.samples is None:
         return
     first = inputs[0]
-    constant = signal_of(first, -1 if first.dim() == 3 else 1).constant
+    axis = -1 if first.dim() == 3 else 1
+    constant = signal_of(first, axis).constant
     share = float(constant.double().mean())
     if share < CONSTANT_INPUTS or len(constant) < 2:
         return
-    kept = int((~constant).sum())
+    kept = first.index_select(axis, (~constant).nonzero().flatten().to(first.device))
+    after = signal_of(kept, axis).constant_share if kept.numel() else 0.0
     yield Finding(
         "warning",
         ("",),
@@ -219,8 +221,8 @@ def constant_inputs(exam: Examination) -> Iterator[Finding]:
         f"{number(100 * share)} % of the features are constant.",
         share,
         "varies = inputs.std(dim=0) > 0\ninputs = inputs[:, varies]",
-        f"{plural(kept, 'feature')} remain, 0 % of them constant.",
-        0.0,
+        f"{plural(int((~constant).sum()), 'feature')} remain, {number(100 * after)} % constant.",
+        after,
     )
 
 
