@@ -121,6 +121,19 @@ def compare() -> Case:
     return Case(model, run)
 
 
+def doctor() -> Case:
+    model = network()
+    with torch.no_grad():
+        model[1].eps, model[1].bias[:6] = 5.0, -20.0
+    optimizer = torch.optim.Adam(model.parameters(), lr=50.0)
+    data = [batch(4), batch(4)]
+
+    def check() -> list[str]:
+        return ["state of the optimizer"] if optimizer.state else []
+
+    return Case(model, lambda: ns.doctor(model, "cross_entropy", data, optimizer), check)
+
+
 def predict() -> Case:
     model = nn.Sequential(nn.Linear(6, 50), nn.BatchNorm1d(50), nn.ReLU(), nn.Linear(50, 3))
     return Case(model, lambda: ns.meanfield.predict(model, (6,)))
@@ -249,6 +262,7 @@ CALLS: dict[str, Callable[[], Case]] = {
         attention,
         max_learning_rate,
         compare,
+        doctor,
         predict,
         fold,
         convert,

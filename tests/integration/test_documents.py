@@ -144,6 +144,7 @@ EXECUTED = [  # seconds each, on embedded data, in an order in which each finds 
     f"normscope landscape {EXAMPLE} --points 9 -o surface.svg -o surface.html",
     "normscope landscape fully_connected --data digits --option width=20 --points 9 "
     "--directions hessian,random --mode eval --json",
+    "normscope doctor examples/faulty_model.py:build --data examples/faulty_model.py:samples",
     "normscope lr my_net.py:build --data my_net.py:samples --momentum 0.9 --batch-size 64 "
     "-o rates.svg",
     "normscope run wei2018/figure1 --out normscope-out",

@@ -62,6 +62,9 @@ class Fault:
         """The fault and its network, unique."""
         return f"{self.finding} in {self.base} at {self.modules[0] or 'the model'}"
 
+    def __str__(self) -> str:
+        return self.name
+
     def build(self) -> Case:
         """Return the network with the fault."""
         case = build(self.base)

@@ -52,7 +52,8 @@ def doctor(
 
     The model runs on at most two batches of the data, with the flags of its modules, on copies of
     its values: parameters, gradients, buffers, flags, hooks and random numbers stay as they are.
-    By default that takes fewer than 20 passes.
+    By default that takes fewer than 20 passes, forward or forward-backward; with several problems
+    at once more, since every fix is measured.
 
     Args:
         model: as its training starts, or a trained one; in train mode unless it is to be judged

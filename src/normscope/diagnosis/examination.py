@@ -198,17 +198,14 @@ class Examination:
     def train(
         self,
         rates: Iterable[float],
-        batches: Sequence[Batch] | None = None,
         limit: float = float("inf"),
     ) -> list[float]:
-        """Return the losses before each of some steps of the optimizer on copies, and after them.
+        """Return the losses before each of some steps on copies, all on the first batch, and after.
 
         Args:
             rates: factor of the optimizer's learning rates at each step.
-            batches: used in turn; None for the first alone.
             limit: stop once a loss is above it, or is not finite.
         """
-        used = [self.batch] if batches is None else list(batches)
         losses: list[float] = []
         modules = loss_modules(self.problem.loss, self.model)
         with (
@@ -220,11 +217,11 @@ class Examination:
             own = {p: p for group in self.given_optimizer.param_groups for p in group["params"]}
             stepper = copy_optimizer(self.given_optimizer, own, "leave the optimizer out")
             base = [group["lr"] for group in stepper.param_groups]
-            for step, factor in enumerate(rates):
+            for factor in rates:
                 for group, rate in zip(stepper.param_groups, base, strict=True):
                     group["lr"] = rate * factor
                 self.passes += 1
-                loss = self.problem.loss_on(copy_batch(used[step % len(used)]))
+                loss = self.problem.loss_on(copy_batch(self.batch))
                 losses.append(float(loss.detach()))
                 if not losses[-1] <= limit:
                     return losses
@@ -233,7 +230,7 @@ class Examination:
                 take_step(stepper)
             self.passes += 1
             with torch.no_grad():
-                losses.append(float(self.problem.loss_on(copy_batch(used[0]))))
+                losses.append(float(self.problem.loss_on(copy_batch(self.batch))))
         return losses
 
     # data

@@ -172,8 +172,7 @@ def _trial(exam: Examination, factor: float, warmup: int = 0) -> list[float]:
         steps = DEEP_STEPS + warmup if exam.deep else STEPS
         rates = [factor * min(1.0, (step + 1) / (warmup + 1)) for step in range(steps)]
         limit = growth_limit(exam.problem.loss) * max(abs(exam.observed.loss), 1e-30)
-        batches = exam.batches if exam.deep else None
-        exam.runs[factor, warmup] = exam.train(rates, batches, 1.001 * limit)
+        exam.runs[factor, warmup] = exam.train(rates, 1.001 * limit)
     return exam.runs[factor, warmup]
 
 
