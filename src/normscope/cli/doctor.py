@@ -60,8 +60,8 @@ def doctor(
     """Find problems of a model around normalization and stability, measured on copies.
 
     Each finding has its module, a number that was measured, the fix as code and the number after
-    the fix. The model is not changed. Takes fewer than 20 passes, more if several problems are found
-    and their fixes measured; --deep makes trial runs too.
+    the fix. The model is not changed. Takes fewer than 20 passes, more if several problems are
+    found and their fixes measured; --deep makes trial runs too.
 
     Example: normscope doctor examples/faulty_model.py:build --data examples/faulty_model.py:samples
     """

@@ -92,7 +92,7 @@ def doctor(
     exam = Examination(problem, batches, used, seed, deep)
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
-    with RandomGenerators(model).preserved(seed):
+    with RandomGenerators(model).preserved(seed), torch.inference_mode(False), torch.enable_grad():
         for done, (name, check) in enumerate(chosen.items()):
             report(Progress(name.replace("_", " "), done=done, total=len(chosen), unit="checks"))
             reason = _reason_against(check, exam)

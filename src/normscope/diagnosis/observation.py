@@ -174,6 +174,7 @@ class Observer:
         self._running: list[str] = []
         self._made: dict[int, tuple[int, int, Tensor]] = {}  # by id: call, version, the tensor
         self._open: list[Call | None] = []
+        self._is_finished = False  # checkpointed parts run again in the backward pass
         self.attention = AttentionRecorder(self._running)
         for path, module in model.named_modules():
             module.register_forward_pre_hook(self._before(path), with_kwargs=True)
@@ -190,6 +191,7 @@ class Observer:
             self.seen.output = found[0].detach().clone()
             made = self._source(found[0])
             self.seen.output_source = made
+        self._is_finished = True
         self.seen.attention = self.attention.found
         self._made.clear()
         return self.seen
@@ -200,6 +202,8 @@ class Observer:
 
     def _before(self, path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if self._is_finished:
+                return
             tensor = _first_float((args, named))
             if tensor is not None:
                 self._check(tensor, self._running[-1] if self._running else "the data")
@@ -225,6 +229,8 @@ class Observer:
 
     def _after(self, path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self._is_finished:
+                return
             self._running.pop()
             call = self._open.pop()
             tensor = _first_float(output)

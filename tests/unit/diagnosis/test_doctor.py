@@ -12,7 +12,9 @@ import torch
 from tests.zoo.faults import FAULTS, HEALTHY, build, with_healthy_optimizer, zoo_case
 from tests.zoo.state import changes, fill_gradients, snapshot
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.diagnosis import CHECKS, Diagnosis, Finding, check
@@ -119,7 +121,7 @@ def test_cancelled_bias_has_no_effect_by_autograd():
     found = examine(case)["bias_before_norm"][0]
     layer = case.model.get_submodule(found.module)
     inputs, labels = case.data[0]
-    torch.nn.functional.cross_entropy(case.model(inputs), labels).backward()
+    cross_entropy(case.model(inputs), labels).backward()
     ratio = float(layer.bias.grad.norm() / layer.weight.grad.norm())
     assert found.value == pytest.approx(ratio, abs=1e-6)
 
@@ -236,6 +238,67 @@ def test_model_that_cannot_run_raises():
     case.data = [(x[:, :3], y) for x, y in case.data]
     with pytest.raises((InputError, StateError)):
         examine(case)
+
+
+class Checkpointed(nn.Module):
+    """A network whose activations are computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = build("MLP").model
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.network, x, use_reentrant=False)
+
+
+def _as_loader(case):
+    x, y = case.data[0]
+    case.data = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+
+
+def _as_whole_loss(case):
+    case.loss = ns.whole_loss(lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
+
+
+def _as_checkpointed(case):
+    case.model = Checkpointed()
+
+
+def _in_double(case):
+    case.model.double()
+
+
+@pytest.mark.parametrize("form", [_as_loader, _as_whole_loss, _as_checkpointed, _in_double])
+def test_every_form_of_model_loss_and_data_is_examined(form):
+    case = build("MLP")
+    form(case)
+    diagnosis = examine(case)
+    assert diagnosis.is_healthy, str(diagnosis)
+    assert not diagnosis.skipped
+
+
+@pytest.mark.parametrize(
+    "context", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_contexts_of_the_caller_do_not_matter(context):
+    with context():
+        diagnosis = examine(build("MLP"))
+    assert diagnosis.is_healthy, str(diagnosis)
+    assert not diagnosis.skipped
+
+
+def test_batches_of_one_are_too_few():
+    case = build("convolutional")
+    case.data = [(x[:1], y[:1]) for x, y in case.data]
+    found = examine(case)["few_samples"][0]
+    assert "1 sample," in found.what
+    assert found.fixed_value < 1e-3 < 0.5 < found.value
+
+
+def test_model_in_eval_mode_is_judged_by_its_running_statistics():
+    case = build("MLP")
+    case.model.eval()
+    assert [each.name for each in examine(case)] == ["stale_statistics"]
 
 
 def test_registered_check_takes_part(monkeypatch):
