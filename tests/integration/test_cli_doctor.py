@@ -39,7 +39,7 @@ def test_three_faults_as_json_sarif_and_page(capsys, tmp_path):
 def test_strict_exits_with_one_and_lines_fit(capsys):
     code, shown = run(capsys, *FAULTY, "--strict")
     assert code == 1
-    assert shown.out.startswith("Diagnosis: 3 warnings (22 checks, ")
+    assert shown.out.startswith("Diagnosis: 3 warnings (23 checks, ")
     assert all(len(line) <= 80 for line in shown.out.splitlines())
 
 

@@ -480,6 +480,12 @@ def large_first_logits(case: Case) -> None:
     case.optimizer, case.deep = partial(SGD, lr=2.0), True
 
 
+@fault("growing_attention", "ViT", "blocks.0", "blocks.1")
+def rate_that_attention_does_not_take(case: Case) -> None:
+    """Adam at a rate at which the loss stays low and attention logits grow."""
+    case.optimizer, case.deep = partial(Adam, lr=0.1), True
+
+
 # Networks and faults that were written after all thresholds were chosen
 
 

@@ -59,10 +59,10 @@ gradient_predictiveness loss_variation stability statistics_gap
 """
 _CHECKS = """
 bias_before_norm collapsed_outputs constant_inputs dead_channels decayed_norm exploding_gradients
-few_samples frozen_norm_updates half_precision_statistics large_eps learning_rate_too_high
-non_finite norm_before_output norm_in_eval saturated_attention shared_statistics
-softmax_before_cross_entropy stale_statistics sum_reduction unfoldable_norm vanishing_gradients
-warmup_needed
+few_samples frozen_norm_updates growing_attention half_precision_statistics large_eps
+learning_rate_too_high non_finite norm_before_output norm_in_eval saturated_attention
+shared_statistics softmax_before_cross_entropy stale_statistics sum_reduction unfoldable_norm
+vanishing_gradients warmup_needed
 """
 _MODELS = "conv_net deep_linear fully_connected preact_resnet18 vgg vgg16"
 _NORMS = "batch dyt group instance l1 l2 layer linf noisy none rms"

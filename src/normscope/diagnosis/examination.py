@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,19 @@ Change = Callable[[nn.Module], None]
 """Changes a model inside an isolation, which restores it. Parameters are replaced, not written."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """A short training on copies.
+
+    Attributes:
+        losses: before each step, and after the last.
+        end: a forward pass after the last step; None if the run ended early.
+    """
+
+    losses: list[float]
+    end: Observation | None = None
+
+
 class Examination:
     """A model with its loss, batches and optimizer, and passes on copies of its values.
 
@@ -42,7 +56,7 @@ class Examination:
     Attributes:
         passes: forward or forward-backward passes so far.
         norms: the norm layers by name.
-        runs: losses of trial runs, by what was tried.
+        runs: the trial runs so far, by what was tried.
     """
 
     def __init__(
@@ -58,7 +72,7 @@ class Examination:
         self.model = problem.model
         self.passes = 0
         self.norms = norm_layers(self.model)
-        self.runs: dict[tuple[float, int], list[float]] = {}
+        self.runs: dict[tuple[float, int], Run] = {}
         layout = parameter_layout(self.model)
         self._evaluator = Evaluator(problem, layout, "as_is", seed)
 
@@ -199,8 +213,8 @@ class Examination:
         self,
         rates: Iterable[float],
         limit: float = float("inf"),
-    ) -> list[float]:
-        """Return the losses before each of some steps on copies, all on the first batch, and after.
+    ) -> Run:
+        """Return a run of some steps of the optimizer on copies, all on the first batch.
 
         Args:
             rates: factor of the optimizer's learning rates at each step.
@@ -224,14 +238,15 @@ class Examination:
                 loss = self.problem.loss_on(copy_batch(self.batch))
                 losses.append(float(loss.detach()))
                 if not losses[-1] <= limit:
-                    return losses
+                    return Run(losses)
                 self.model.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
                 take_step(stepper)
-            self.passes += 1
-            with torch.no_grad():
-                losses.append(float(self.problem.loss_on(copy_batch(self.batch))))
-        return losses
+            observer = Observer(self.model, self.norms)
+            with torch.no_grad(), observer.attention:
+                output, last = self._forward(self.batch)
+            losses.append(float(last))
+            return Run(losses, observer.finish(output))
 
     # data
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.diagnosis.attention import AttentionRecorder, Logits
+from normscope.diagnosis.checks.training import DEEP_STEPS, trial_run
 from normscope.diagnosis.examination import Change, Examination, replace_parameter
 from normscope.diagnosis.observation import Observation
 from normscope.diagnosis.registry import check
@@ -20,7 +21,12 @@ LARGE_LOGIT = 30.0
 """Logit above the mean of its row from which on to look at the entropy."""
 LOW_ENTROPY = 0.2
 """Entropy of the weights, in that of equal ones, below which attention is saturated."""
+FAST_GROWTH = 4.0
+"""Factor by which a logit grows in a trial run from which on to warn, if it is then above ..."""
+GROWN_LOGIT = 10.0
+"""... this, above the mean of its row."""
 _CAP = 10.0
+_SLOWER = 8  # divisor of the rate that is tried as a fix
 
 
 @check()
@@ -44,6 +50,49 @@ def saturated_attention(exam: Examination) -> Iterator[Finding]:
         f"with logits scaled to at most {number(_CAP)}, the entropy is {number(after)}.",
         after,
     )
+
+
+@check(needs_optimizer=True)
+def growing_attention(exam: Examination) -> Iterator[Finding]:
+    """Attention logits grow within a trial run; only with ``deep``."""
+    if not exam.deep or not exam.observed.attention:
+        return
+    before = _largest(exam.observed)
+    growth = _growth(before, trial_run(exam, 1.0).end)
+    paths = [p for p in growth if growth[p] > FAST_GROWTH and growth[p] * before[p] > GROWN_LOGIT]
+    if not paths:
+        return
+    worst = max(paths, key=lambda path: growth[path])
+    after = _growth(before, trial_run(exam, 1 / _SLOWER).end).get(worst)
+    grown = growth[worst] * before[worst]
+    yield Finding(
+        "warning",
+        tuple(sorted(paths, key=lambda path: -growth[path])),
+        f"Attention logits grow: the largest is {number(before[worst])} above the mean of its row "
+        f"at the start and {number(grown)} after {DEEP_STEPS} steps.",
+        f"they grow by a factor of {number(growth[worst])}.",
+        growth[worst],
+        "query = F.rms_norm(query, query.shape[-1:])\n"
+        "key = F.rms_norm(key, key.shape[-1:])\n"
+        "# or a lower learning rate",
+        "the run at a lower rate was unstable."
+        if after is None
+        else f"at an eighth of the rate they grow by {number(after)}.",
+        after,
+    )
+
+
+def _largest(seen: Observation) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in seen.attention:
+        found[each.path] = max(found.get(each.path, 0.0), each.largest)
+    return found
+
+
+def _growth(before: dict[str, float], end: Observation | None) -> dict[str, float]:
+    """Return the factor by which the largest logit of each attention grew."""
+    after = {} if end is None else _largest(end)
+    return {p: after[p] / before[p] for p in before if before[p] > 0 and p in after}
 
 
 def _is_saturated(logits: Logits) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.diagnosis.examination import Examination
+from normscope.diagnosis.examination import Examination, Run
 from normscope.diagnosis.registry import check
 from normscope.diagnosis.results import Finding
 from normscope.learning_rate.stability import growth_limit
@@ -25,9 +25,9 @@ DEEP_STEPS = 30
 """Steps of the trial with ``deep``."""
 WARMUPS = (5, 10, 20)
 """Lengths of warm-up that are tried with ``deep``."""
-DIVISORS = (8, 64)
+DIVISORS = (8, 64, 512)
 """By which the rate is divided until a trial is stable."""
-DEEP_DIVISORS = (2, 4, 8, 16, 64)
+DEEP_DIVISORS = (2, 4, 8, 16, 64, 512)
 """Those with ``deep``."""
 
 
@@ -167,7 +167,17 @@ def warmup_needed(exam: Examination) -> Iterator[Finding]:
 
 
 def _trial(exam: Examination, factor: float, warmup: int = 0) -> list[float]:
-    """Return the losses of a run at a multiple of the rate, after a linear warm-up."""
+    return trial_run(exam, factor, warmup).losses
+
+
+def trial_run(exam: Examination, factor: float, warmup: int = 0) -> Run:
+    """Return a run at a multiple of the optimizer's rates, after a linear warm-up.
+
+    Args:
+        exam: keeps the run, so that it is made once.
+        factor: of the rates.
+        warmup: steps.
+    """
     if (factor, warmup) not in exam.runs:
         steps = DEEP_STEPS + warmup if exam.deep else STEPS
         rates = [factor * min(1.0, (step + 1) / (warmup + 1)) for step in range(steps)]
