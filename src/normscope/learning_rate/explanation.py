@@ -83,7 +83,7 @@ def _how_found(advice: Advice) -> str:
     setting = f"{advice.rule.name}{moving}, batch size {advice.batch_size}"
     seconds = format_duration(advice.seconds)
     if found is None:
-        how = "trials on a few samples" if advice.predicted is None else "predicted without runs"
+        how = "a few trial steps" if advice.predicted is None else "predicted without runs"
         return f"not verified: {how}; {seconds}; {setting}"
     spent, trials = 0, 0
     if advice.choice is not None:

@@ -555,7 +555,7 @@ def test_trials_without_an_instability_are_not_a_prediction():
     assert found.interval == (0.4, math.inf)
     _, limit, how = lines(found)
     assert limit == "above 1: not predicted, no trial on a few samples was unstable"
-    assert how.startswith("not verified: trials on a few samples; ")
+    assert how.startswith("not verified: a few trial steps; ")
     assert row(found, "predicted") == {
         "quantity": "predicted",
         "value": None,
