@@ -222,20 +222,14 @@ class Examination:
         """
         losses: list[float] = []
         modules = loss_modules(self.problem.loss, self.model)
-        with (
-            isolated(self.model, *modules, tensors={}, seed=self.seed, trainable=True),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
+        with isolated(self.model, *modules, tensors={}, seed=self.seed, trainable=True):
             run_unwrapped(self.model)
-            own = {p: p for group in self.given_optimizer.param_groups for p in group["params"]}
-            stepper = copy_optimizer(self.given_optimizer, own, "leave the optimizer out")
+            stepper = self.copied_optimizer()
             base = [group["lr"] for group in stepper.param_groups]
             for factor in rates:
                 for group, rate in zip(stepper.param_groups, base, strict=True):
                     group["lr"] = rate * factor
-                self.passes += 1
-                loss = self.problem.loss_on(copy_batch(self.batch))
+                _, loss = self._forward(self.batch)
                 losses.append(float(loss.detach()))
                 if not losses[-1] <= limit:
                     return Run(losses)
@@ -247,6 +241,11 @@ class Examination:
                 output, last = self._forward(self.batch)
             losses.append(float(last))
             return Run(losses, observer.finish(output))
+
+    def copied_optimizer(self) -> Optimizer:
+        """Return a copy of the optimizer with its state, over the same parameters."""
+        own = {p: p for group in self.given_optimizer.param_groups for p in group["params"]}
+        return copy_optimizer(self.given_optimizer, own, "leave the optimizer out")
 
     # data
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
 from normscope.diagnosis.examination import Examination, Run
 from normscope.diagnosis.registry import check
 from normscope.diagnosis.results import Finding
-from normscope.learning_rate.stability import growth_limit
+from normscope.learning_rate.stability import growth_limit, has_second_moment
 from normscope.problem.batch import split_batch
 from normscope.text import format_number as number
 from normscope.text import plural
-from normscope.training.optimizers import copy_optimizer, step_on_copies
+from normscope.training.optimizers import step_on_copies
 
 DECAY_SHARE = 0.01
 """Part of weight decay in the update of norm parameters and biases from which on to warn."""
 STEPS = 4
 """Steps of the trial at the optimizer's rate."""
+LAST = 3
+"""Losses at the end of a run whose median is judged if the loss may come back, as with Adam."""
 DEEP_STEPS = 30
 """Steps of the trial with ``deep``."""
 WARMUPS = (5, 10, 20)
@@ -100,8 +102,7 @@ def _decay_share(exam: Examination, chosen: list[Tensor], decay: float | None = 
     gradients: dict[Tensor, Tensor] = {own[n]: g for n, g in exam.observed.gradients.items()}
 
     def step(factor: float | None) -> list[Tensor]:
-        same: Any = {p: p for g in exam.given_optimizer.param_groups for p in g["params"]}
-        stepper = copy_optimizer(exam.given_optimizer, same, "leave the optimizer out")
+        stepper = exam.copied_optimizer()
         for group in stepper.param_groups if factor is not None else ():
             group["weight_decay"] = factor
         after = step_on_copies(stepper, gradients)
@@ -123,13 +124,15 @@ def learning_rate_too_high(exam: Examination) -> Iterator[Finding]:
     trial = _trial(exam, 1.0)
     if _is_stable(exam, trial) or _sufficient_warmup(exam):
         return
+    unsure = _may_recover(exam) and not exam.deep and all(map(math.isfinite, trial))
     rate, divisor = _rate_of(exam), _stable_divisor(exam)
     lower = f"{rate / (divisor or DIVISORS[-1]):.2g}"
     calm = _trial(exam, 1 / (divisor or DIVISORS[-1]))
     yield Finding(
-        "error",
+        "warning" if unsure else "error",
         ("optimizer",),
-        f"The learning rate {number(rate)} is too high: training becomes unstable at once.",
+        f"The learning rate {number(rate)} is too high: training becomes unstable at once"
+        + ("; deep=True tells whether the loss comes back." if unsure else "."),
         f"loss {number(trial[0], 3)} before, {_worst(trial)} within "
         f"{plural(len(trial) - 1, 'step')}.",
         max(trial, key=_key),
@@ -181,14 +184,26 @@ def trial_run(exam: Examination, factor: float, warmup: int = 0) -> Run:
     if (factor, warmup) not in exam.runs:
         steps = DEEP_STEPS + warmup if exam.deep else STEPS
         rates = [factor * min(1.0, (step + 1) / (warmup + 1)) for step in range(steps)]
-        limit = growth_limit(exam.problem.loss) * max(abs(exam.observed.loss), 1e-30)
-        exam.runs[factor, warmup] = exam.train(rates, 1.001 * limit)
+        limit = math.inf if _may_recover(exam) else 1.001 * _limit(exam, exam.observed.loss)
+        exam.runs[factor, warmup] = exam.train(rates, limit)
     return exam.runs[factor, warmup]
 
 
 def _is_stable(exam: Examination, losses: list[float]) -> bool:
-    limit = growth_limit(exam.problem.loss) * max(abs(losses[0]), 1e-30)
-    return all(math.isfinite(each) and each <= limit for each in losses)
+    if not all(map(math.isfinite, losses)):
+        return False
+    judged = [statistics.median(losses[-LAST:])] if _may_recover(exam) else losses
+    return all(each <= _limit(exam, losses[0]) for each in judged)
+
+
+def _limit(exam: Examination, first: float) -> float:
+    """Return the loss above which a run is unstable."""
+    return growth_limit(exam.problem.loss) * max(abs(first), 1e-30)
+
+
+def _may_recover(exam: Examination) -> bool:
+    """Return whether a loss that jumps may come back: the optimizer divides by past gradients."""
+    return has_second_moment(exam.given_optimizer)
 
 
 def _sufficient_warmup(exam: Examination) -> int:
