@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,22 @@ from torch.optim import Optimizer
 from normscope.errors import InputError, StateError
 from normscope.interrupts import interrupt_safe
 from normscope.layers.kinds import kind_of, norm_layers
-from normscope.learning_rate.accumulation import effective_batches
 from normscope.learning_rate.advice import Advice
+from normscope.learning_rate.around_step import (
+    GroupRates,
+    effective_batches,
+    no_prediction,
+    setup_notes,
+)
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
 from normscope.learning_rate.choice import choose_rate
-from normscope.learning_rate.group_rates import GroupRates, no_prediction, setup_notes
 from normscope.learning_rate.network_properties import (
     held_norm_layers,
     layer_scaled_by_gamma,
     scale_invariant_weights,
 )
 from normscope.learning_rate.option_trials import check_options, try_options
-from normscope.learning_rate.prediction import predict_limit
+from normscope.learning_rate.prediction import LimitPrediction, predict_limit
 from normscope.learning_rate.sample_trials import trial_batch_count
 from normscope.learning_rate.setup import (
     TrainingSetup,
@@ -304,12 +308,10 @@ def _measure(
         given = problem, several, rule, lambda: measure().bound(rule), preconditioner
         prediction = predict_limit(*given, setup.seed, setup.mode)
     verification = None
-    if verify and prediction is not None:
-        verification = _verify(setup, prediction.rate, progress, effort, rule.momentum)
-    elif verify:
-        known = rule.unknown is None
-        guess = measure().bound(rule) if known else first_step_rate(setup, optimizer, FIRST_STEP)
-        verification = _verify(setup, guess, progress, effort, rule.momentum, is_near=False)
+    if verify:
+        guess = _guess(setup, optimizer, rule, prediction, measure)
+        is_near = prediction is not None
+        verification = _verify(setup, guess, progress, effort, rule.momentum, is_near)
     return Advice(
         rule=rule,
         curvature=curvature,
@@ -324,6 +326,21 @@ def _measure(
         notes=(*setup_notes(setup, rates, unjoined), *_length_note(verification, effort)),
         **_properties(setup, batches[0], rule, plan, rates.are_one),
     )
+
+
+def _guess(
+    setup: TrainingSetup,
+    optimizer: Optimizer,
+    rule: UpdateRule,
+    prediction: LimitPrediction | None,
+    measure: Callable[[], MeasuredCurvature],
+) -> float:
+    """Return the rate from which the runs look for the limit."""
+    if prediction is not None:
+        return prediction.rate
+    if rule.unknown is None:
+        return measure().bound(rule)
+    return first_step_rate(setup, optimizer, FIRST_STEP)
 
 
 def _unmeasured(effort: Effort) -> str:
@@ -390,7 +407,7 @@ def _verify(
     progress: ProgressCallback,
     effort: Effort,
     momentum: float,
-    is_near: bool = True,
+    is_near: bool,
 ) -> Verification:
     if effort.bisects:
         return verify_limit(setup, guess, progress, effort.limit_steps)

@@ -405,18 +405,9 @@ def compare(
             parameter has a post-accumulate-grad hook.
         ArgumentTypeError: if the optimizer is an instance, which belongs to one model.
     """
-    if isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(
-            f"compare makes a network for each norm and an optimizer for each network, got an "
-            f"optimizer of one; give a factory, such as functools.partial(torch.optim."
-            f"{type(optimizer).__name__}, lr=0.001)."
-        )
-    if isinstance(norms, str) or (norms is not None and not norms):
-        raise InputError("norms must be a list of at least one kind, such as ['none', 'batch'].")
+    _check_arguments(optimizer, norms, steps)
     check_bool("verify", verify)
     check_integer("seed", seed)
-    if steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}.")
     check_mode(mode)
     given = optimizer_or_sgd(optimizer, momentum, nesterov, weight_decay)
     rows, show = [], callback_of(progress)
@@ -440,6 +431,19 @@ def compare(
                 report(Progress("training at half the limit"))
                 rows.append(_compare_norm(norm, setup, advice, steps))
     return Comparison(tuple(rows), steps)
+
+
+def _check_arguments(optimizer: object, norms: Sequence[str] | None, steps: int) -> None:
+    if isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(
+            f"compare makes a network for each norm and an optimizer for each network, got an "
+            f"optimizer of one; give a factory, such as functools.partial(torch.optim."
+            f"{type(optimizer).__name__}, lr=0.001)."
+        )
+    if isinstance(norms, str) or (norms is not None and not norms):
+        raise InputError("norms must be a list of at least one kind, such as ['none', 'batch'].")
+    if steps < 1:
+        raise InputError(f"steps must be at least 1, got {steps}.")
 
 
 def _input_dimensions(setup: TrainingSetup) -> dict[str, int]:

@@ -158,7 +158,7 @@ EFFORTS = {
 OBJECTIVES = ("fastest", "half_limit")
 """What the recommended rate may be chosen by."""
 
-# Optimizers whose rule is not known (setup.py), and schedules (group_rates.py)
+# Optimizers whose rule is not known (setup.py), and schedules (around_step.py)
 
 FIRST_STEP = 0.1
 """Share of the weights' norm that the first step changes at the guess of a limit: at the limits of

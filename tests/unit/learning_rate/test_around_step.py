@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import max_learning_rate
-from normscope.learning_rate.accumulation import effective_batches
+from normscope.learning_rate.around_step import effective_batches
 from normscope.learning_rate.setup import TrainingSetup, first_step_rate
 from normscope.learning_rate.stability import short_run
 from normscope.problem import Problem
