@@ -105,7 +105,7 @@ def _decay_share(exam: Examination, chosen: list[Tensor], decay: float | None = 
         stepper = exam.copied_optimizer()
         for group in stepper.param_groups if factor is not None else ():
             group["weight_decay"] = factor
-        after = step_on_copies(stepper, gradients)
+        after, _ = step_on_copies(stepper, gradients)
         return [after[p].detach() - p.detach() for p in chosen if p in after]
 
     without, given = step(0.0), step(decay)
