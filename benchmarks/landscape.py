@@ -60,9 +60,8 @@ def forward_passes(model: nn.Module, batch: Batch, points: int) -> None:
 
 def normscope(model: nn.Module, batch: Batch, points: int) -> None:
     """Compute a surface by normscope."""
-    size = sum(each.numel() for each in model.parameters())
-    generator = torch.Generator().manual_seed(0)
-    directions = [1e-3 * torch.randn(size, generator=generator) for _ in range(2)]
+    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    directions = [weights / 10, weights.flip(0) / 10]
     ns.landscape.surface(model, cross_entropy, batch, directions, points=points, hessian=False)
 
 

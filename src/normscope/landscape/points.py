@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,13 +61,13 @@ class DataSummary:
         factors: by which the losses of the batches add up.
         batch_size: samples in the largest batch.
         samples: in all batches.
-        digest: checksum of all tensors.
+        digests: checksums of the batches.
     """
 
     factors: tuple[float, ...]
     batch_size: int
     samples: int
-    digest: str
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +101,14 @@ class Plane:
 
     @cached_property
     def data(self) -> DataSummary:
-        """Weights, sizes and checksum of the batches, which are read once for them."""
-        weights, sizes, whole = [], [], hashlib.sha256()
+        """Weights, sizes and checksums of the batches, which are read once for them."""
+        weights, sizes, digests = [], [], []
         for _, batch in self.evaluator.batches():
             weights.append(self.problem.weight_of(batch))
             sizes.append(batch_count(batch))
-            for tensor in tensors_of(batch):
-                whole.update(_bytes_of(tensor))
+            digests.append(_checksum(tensors_of(batch)))
         factors = tuple(self.problem.batch_factors(weights))
-        return DataSummary(factors, max(sizes), sum(sizes), whole.hexdigest())
+        return DataSummary(factors, max(sizes), sum(sizes), tuple(digests))
 
     def along(self, directions: Sequence[Tensor], stack: int = 1) -> Plane:
         """Return the plane with other directions through the same weights."""
@@ -119,10 +119,9 @@ class Plane:
 
     def digest(self) -> str:
         """Return a checksum of weights, buffers, directions and data."""
-        whole = hashlib.sha256(self.data.digest.encode())
-        for tensor in (*self.evaluator.point.values(), *self.directions):
-            whole.update(_bytes_of(tensor))
-        return whole.hexdigest()[:32]
+        weights = _checksum((*self.evaluator.point.values(), *self.directions))
+        whole = "".join((weights, *self.data.digests))
+        return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
     def losses(self, points: Sequence[Point]) -> np.ndarray:
         """Return the loss over all batches at every point; not finite where it overflows.
@@ -139,17 +138,30 @@ class Plane:
         if self.mode == "population":
             layers = layers_with_statistics(self.problem.model)
             averages = [PopulationAverages(layers) for _ in points]
-            for number, batch in self.evaluator.batches():
+            for number, batch in self._batches():
                 with self._prepared(number) as weights:
                     for at, average in zip(points, averages, strict=True):
                         weights.move(at)
                         with average.measuring():
                             self.problem.loss_on(copy_batch(batch))
         total = torch.zeros(len(points), dtype=torch.float64)
-        for number, batch in self.evaluator.batches():
+        for number, batch in self._batches():
             if factor := self.data.factors[number]:
                 total += factor * self._batch_losses(number, batch, points, averages)
         return total.numpy()
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        """Yield every batch with its number; raise if a DataLoader gives another than before."""
+        expected = self.data.digests
+        for number, batch in self.evaluator.batches():
+            seen = number < len(expected) and expected[number]
+            if not self.problem.is_in_memory and _checksum(tensors_of(batch)) != seen:
+                raise StateError(
+                    f"batch {number} of the data is another each time it is read, so that points "
+                    "would not be comparable; give a list of batches, or make the DataLoader's "
+                    "augmentation follow torch's random numbers."
+                )
+            yield number, batch
 
     def _batch_losses(
         self,
@@ -207,11 +219,36 @@ class _Weights:
         dtype = torch.promote_types(layout.dtype, torch.float32)
         self._centre = torch.cat([point[name].reshape(-1).to(dtype) for name in layout.names])
         self._moved = torch.empty_like(self._centre)
+        self._row, self._row_at = torch.empty_like(self._centre), float("nan")
+        #: where the model holds each tensor; buffers with their first values
+        self._held: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def move(self, at: Point) -> None:
-        """Set the weights to a point, and buffers and generators to their first state."""
-        self._evaluator.reset(self._leaves(self._weights_at(at, self._moved)))
+        """Set the weights to a point, and buffers and generators to their first state.
+
+        The weights are written in place where the model holds views of the flat vector; a forward
+        pass may have replaced tensors of the model, which are then set anew.
+        """
+        self._weights_at(at, self._moved)
+        if self._held and all(slot.get(name) is tensor for slot, name, tensor in self._held):
+            for buffer, first in self._buffers:
+                buffer.copy_(first)
+        else:
+            self._evaluator.reset(self._leaves(self._moved))
+            self._note_tensors()
         self._random.seed(self._seed)
+
+    def _note_tensors(self) -> None:
+        """Note where the tensors are; nothing if some are not views of the flat vector."""
+        if any(dtype != self._moved.dtype for dtype in self._dtypes):
+            return
+        modules = list(self._problem.model.modules())
+        slots: list[dict[str, Any]] = [
+            each for m in modules for each in (m._parameters, m._buffers)
+        ]
+        self._held = [(slot, name, t) for slot in slots for name, t in slot.items()]
+        self._buffers = [(each, each.clone()) for each in self._problem.model.buffers()]
 
     def losses(self, batch: Batch, points: Sequence[Point]) -> Tensor:
         """Return the losses at several points, by one pass with stacked weights and buffers."""
@@ -232,11 +269,14 @@ class _Weights:
 
     def _weights_at(self, at: Point, out: Tensor) -> Tensor:
         """Write the flat weights of a point into a tensor, and return it."""
-        out.copy_(self._centre)
-        for step, direction in zip(at, self._directions, strict=True):
-            if step:
-                out.add_(direction, alpha=step)
-        return out
+        if not self._directions:
+            return out.copy_(self._centre)
+        if self._row_at != at[0]:  # neighbours share the first coordinate
+            torch.add(self._centre, self._directions[0], alpha=at[0], out=self._row)
+            self._row_at = at[0]
+        if len(at) == 1:
+            return out.copy_(self._row)
+        return torch.add(self._row, self._directions[1], alpha=at[1], out=out)
 
     def _leaves(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Return the parameters of flat weights, each in its own dtype."""
@@ -279,7 +319,10 @@ def _use(average: PopulationAverages) -> bool:
     return True
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
-    """Return the values of a tensor for a checksum."""
-    plain = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy().tobytes()
+def _checksum(tensors: Iterable[Tensor]) -> str:
+    """Return a checksum of the values of tensors."""
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().to("cpu").contiguous().reshape(-1)
+        whole.update(plain.view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()

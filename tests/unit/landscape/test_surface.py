@@ -110,6 +110,25 @@ def test_data_loader_gives_the_values_of_its_batches():
     xr.testing.assert_equal(found.loss, wanted.loss)
 
 
+class _Changing(torch.utils.data.Dataset):
+    """Samples whose noise does not follow torch's random numbers."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.from_numpy(self.generator.normal(size=4)), index % 3
+
+
+def test_a_data_loader_that_changes_is_refused():
+    loader = torch.utils.data.DataLoader(_Changing(), 6)
+    with pytest.raises(StateError, match="another each time"):
+        surface(dense_net(), "cross_entropy", loader, points=3)
+
+
 def failing_loss(calls):
     """Return cross-entropy that raises after so many calls."""
     left = iter(range(calls))
@@ -365,6 +384,16 @@ def test_other_processes_give_the_same_values(tmp_path):
         surface(model, lambda o, t: cross_entropy(o, t), batch, points=9, workers=workers)
         for workers in (1, 2)
     )
+    xr.testing.assert_equal(here.loss, there.loss)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("engine", ["ray", "dask"])
+def test_clusters_give_the_same_values(engine):
+    batch = batch_of(1, 4, 4)
+    model = used(conv_net(), batch)
+    here = surface(model, "cross_entropy", batch, points=5)
+    there = surface(model, "cross_entropy", batch, points=5, engine=engine, workers=2)
     xr.testing.assert_equal(here.loss, there.loss)
 
 
