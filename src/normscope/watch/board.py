@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from normscope import __version__
+from normscope.results.record import CODE
 from normscope.text import format_duration, format_number, plural
 from normscope.watch.gauge import gauge_of
 from normscope.watch.grids import Grid, describe, grids_of
@@ -240,8 +241,19 @@ def _experiment(reader: Reader, records: Records, more_grids: int) -> dict[str, 
         "seconds_per_record": mean,
         "running": [_running_words(records, position, now) for position in running],
         "failures": failures[:_MOST_FAILURES],
-        "note": f"{plural(more_grids, 'more diagram')} not shown." if more_grids else "",
+        "note": " ".join(_notes(records, more_grids)),
     }
+
+
+def _notes(records: Records, more_grids: int) -> Iterator[str]:
+    if more_grids:
+        yield f"{plural(more_grids, 'more diagram')} not shown."
+    if len(records.editions) > 1:
+        yield "Records of earlier versions of normscope or the experiment are counted, not drawn."
+    code = records.columns.get(CODE)
+    if code is not None and code.varies:
+        files = f"Cells of {len(code.values)} versions of your files"
+        yield f"{files}; a sweep completes those of the present one."
 
 
 def _progress_words(counts: dict[str, int], left: float | None, mean: float | None) -> str:

@@ -149,6 +149,8 @@ def _groups(records: Records, names: list[str]) -> NDArray[np.int64]:
 def _grid(
     records: Records, setting: str | None, others: list[str], chosen: NDArray[np.int64]
 ) -> Grid:
+    if len(records.editions) > 1:
+        chosen = _latest(records, setting, chosen)
     rates, columns = _axis(records, RATE, chosen)
     values, rows = ((0.0,), 0) if setting is None else _axis(records, setting, chosen)
     cells, cell = np.unique(rows * len(rates) + columns, return_inverse=True)
@@ -171,6 +173,16 @@ def _grid(
         runs=counts.sum(axis=1),
         changed=np.zeros(len(cells), np.int64),
     )
+
+
+def _latest(records: Records, setting: str | None, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the records that no later revision or version of the same run supersedes."""
+    _, columns = _axis(records, RATE, chosen)
+    rows = np.zeros_like(columns) if setting is None else _axis(records, setting, chosen)[1]
+    runs = np.stack([columns, rows, np.array(records.seeds)[chosen]])
+    order = np.lexsort((chosen, np.array(records.revisions)[chosen], *runs))
+    last = np.append((np.diff(runs[:, order]) != 0).any(axis=0), True)
+    return np.sort(chosen[order[last]])
 
 
 def _states(counts: NDArray[np.int64]) -> NDArray[np.int8]:

@@ -79,7 +79,8 @@ class Records:
         self.experiment = experiment
         self.columns: dict[str, Column] = {}
         self.positions: dict[int, int] = {}  # by the number of the record
-        self.numbers, self.seeds = array("q"), array("q")
+        self.numbers, self.seeds, self.revisions = array("q"), array("q"), array("q")
+        self.editions: set[tuple[int, str]] = set()  # revisions and versions of the code
         self.states, self.attempts = array("b"), array("i")
         self.seconds, self.started, self.losses = array("d"), array("d"), array("d")
         self.errors: deque[tuple[int, str]] = deque(maxlen=_MOST_ERRORS)
@@ -116,6 +117,8 @@ class Records:
                 columns[name].add(_MISSING)
         self.numbers.append(row.id)
         self.seeds.append(row.identity.seed)
+        self.revisions.append(row.identity.revision)
+        self.editions.add((row.identity.revision, row.identity.version))
         for values in (self.states, self.attempts):
             values.append(0)
         for measured in (self.seconds, self.started, self.losses):

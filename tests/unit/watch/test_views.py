@@ -107,6 +107,23 @@ def test_other_settings_make_further_diagrams_with_their_names(path):
     assert found["other"] == []
 
 
+def test_a_later_revision_replaces_a_cell_and_does_not_count_as_a_seed(path):
+    with Store(path) as store:
+        for revision, loss in ((2, 0.25), (1, 4.0)):  # the higher counts, whichever came first
+            for rate in RATES:
+                key = store.add("e", {"learning_rate": rate}, 0, revision)
+                finish(store, key, loss)
+        newest = store.add("e", {"learning_rate": 0.1}, 0, 3)
+        reader = Reader(path)
+        read_all(reader)
+        (grid,), _ = grids_of(reader.experiments["e"])
+        reader.close()
+    assert newest
+    assert grid.runs.tolist() == [1, 1, 1]
+    assert grid.states.tolist() == [FINISHED, PENDING, FINISHED]
+    assert grid.losses[[0, 2]].tolist() == [0.25, 0.25]
+
+
 def test_a_view_gets_only_the_cells_that_changed(path):
     with Store(path) as store:
         keys = add_cells(store)

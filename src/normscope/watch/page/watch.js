@@ -146,7 +146,7 @@
     const layout = (width) => {
       const [columns, rows] = [axes.rates.length, axes.values.length];
       const inner = width - LEFT - RIGHT;
-      const high = rows === 1 ? 46 : Math.min(inner * 0.75, 380);
+      const high = Math.min(inner * 0.75, 380, Math.max(46, 56 * rows));
       const dense = isDense();
       const along = (values, from, to) => values[0] > 0
         ? scaleOf(values[0], values.at(-1), from, to, true) : scaleOf(values[0], values.at(-1), from, to, false);
@@ -192,12 +192,14 @@
       const [low, high] = lossRange();
       const colour = colourOf(colours.style, low, high);
       const [w, h] = [place.inner / place.columns, place.high / place.rows];
+      pen.strokeStyle = colours.style.getPropertyValue("--quiet"); // dark points on a dark page
+      pen.lineWidth = 0.5;
       const gap = place.dense && w > 5 && h > 5 ? 1 : 0;
       for (const [index, cell] of cells) {
         const column = index % place.columns, row = Math.floor(index / place.columns);
         pen.fillStyle = colour(cell);
         if (place.dense) pen.fillRect(place.left(column), place.top(row), w - gap + (gap ? 0 : 0.4), h - gap + (gap ? 0 : 0.4));
-        else { pen.beginPath(); pen.arc(place.left(column), place.top(row), 4.5, 0, 7); pen.fill(); }
+        else { pen.beginPath(); pen.arc(place.left(column), place.top(row), 4.5, 0, 7); pen.fill(); pen.stroke(); }
       }
       pen.fillStyle = colours.style.getPropertyValue("--quiet");
       pen.font = `11px ${colours.font}`;
@@ -219,6 +221,9 @@
       setText(legend.low, low > 0 && low < Infinity ? number(low) : "");
       setText(legend.high, low > 0 && low < Infinity ? number(high) : "");
       legend.scale.hidden = !(low > 0 && low < Infinity);
+      const present = new Set();
+      for (const cell of cells.values()) present.add(STATES[cell.state]);
+      for (const [state, item] of Object.entries(legend.states)) item.hidden = !present.has(state);
     };
     const cellAt = (event) => {
       const box = canvas.getBoundingClientRect();
@@ -324,10 +329,11 @@
       const scale = make("li", "", "test loss ");
       const [low, high] = [make("span"), make("span")];
       scale.append(low, make("span", "scale"), high);
-      key.append(scale, ...["diverged", "running", "pending", "failed"].map((state) => legendItem(state, state)));
+      const states = Object.fromEntries(["diverged", "running", "pending", "failed"].map((state) => [state, legendItem(state, state)]));
+      key.append(scale, ...Object.values(states));
       canvas.setAttribute("role", "img");
       node.append(title, words, canvas, key);
-      const grid = startGrid(canvas, { low, high, scale });
+      const grid = startGrid(canvas, { low, high, scale, states });
       return { node, stop: grid.stop, update: (part) => {
         setText(title, part.title);
         title.hidden = !part.title;
