@@ -268,7 +268,7 @@ class _Search:
     ramps: int = 0
     orders: int = 2  # that must agree on a rate
     least: int = STEPS  # steps that must be left to begin a run
-    last: int = 0  # steps of the last run, if a higher rate was unstable: it may exceed the budget
+    last: int = 0  # steps of the last run, if a higher rate failed: it may exceed the budget
     failures: int = 6  # in a row, after which the data is checked
     widening: float = WIDENING  # of rates that all held
 
@@ -317,16 +317,16 @@ class _Search:
     def run(self, rate: float, order: int, steps: int = STEPS) -> ShortRun:
         """Run at a fixed rate on one data order; at 0 nothing is trained."""
         self._report(f" at {rate:.3g}" if rate else ": the losses without training")
-        is_enclosed = _Verdict.UNSTABLE in self.verdicts.values()
-        left = max(self.left, self.last if is_enclosed else 0)
+        has_failed = any(each is not _Verdict.HELD for each in self.verdicts.values())
+        left = max(self.left, self.last if has_failed else 0)
         done = self.setup.short_run(rate, min(steps, left), order=order)
         self.all_runs.append(done)
         return done
 
     def go_down(self, rate: float) -> None:
         """Decrease a rate until it holds; after several failures check the data."""
-        tried = 0
-        while self.left >= self.least and self.judge(rate) is not _Verdict.HELD:
+        tried, least = 0, 1 if self.last else self.least
+        while self.left >= least and self.judge(rate, least) is not _Verdict.HELD:
             tried, rate = tried + 1, rate / self._factor_below()
             if tried == self.failures or (self.orders > 1 and self.left < 2 * STEPS):
                 self._check_untrained()

@@ -504,12 +504,18 @@ def test_bracket_keeps_a_small_budget_and_widens_its_interval(budget):
     assert found.interval[0] == pytest.approx(found.low / 1.5)
 
 
+def steps_of(runs):
+    return sum(each.steps for each in runs)
+
+
 def test_last_run_of_a_bracket_may_exceed_its_budget():
     setup = TrainingSetup(quadratic(), sgd(1.0), None, 0)
     found = bracket_limit(setup, 0.4, budget=30, last=50)
     *failed, held = found.runs
     assert all(each.unstable for each in failed)
     assert (held.failed, held.steps) == (False, 50)
+    late = bracket_limit(setup, 0.4, budget=steps_of(failed) + 5, last=50)
+    assert [each.steps for each in late.runs] == [each.steps for each in found.runs]
     none_failed = bracket_limit(setup, 0.01, budget=30, last=50)
     assert none_failed.steps <= 30
 
