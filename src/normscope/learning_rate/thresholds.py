@@ -153,8 +153,8 @@ EFFORTS = {
         bisects=True,
     ),
 }
-"""By name. The steps follow from the goals: all of it within 1 range test for "quick", within 4 for
-"default"."""
+"""By name. The steps follow from the goals: all of it within 1 range test for "quick", and within 4
+for "default", which 21 of 24 networks meet (docs/research/learning_rate_choice.md)."""
 OBJECTIVES = ("fastest", "half_limit")
 """What the recommended rate may be chosen by."""
 
