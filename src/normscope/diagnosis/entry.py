@@ -140,10 +140,10 @@ def _run_check(name: str, check: Check, exam: Examination, findings: list[Findin
     before = len(findings)
     try:
         findings += [replace(each, name=name) for each in check(exam)]
-    except NormscopeError as error:
+    except NormscopeError as error:  # such as of a model in a mode that it is not used in
         del findings[before:]
-        return str(error)
-    except Exception as error:  # a model may raise anything in a mode that it is not used in
+        return f"since {error}"
+    except Exception as error:  # one check must not hide what the others found
         del findings[before:]
-        return f"since the model raised {type(error).__name__}: {error}"
+        return f"since the check failed with {type(error).__name__}: {error}"
     return ""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normscope.diagnosis.observation import Observation, Observer
-from normscope.errors import StateError
+from normscope.errors import NormscopeError, StateError
 from normscope.layers.kinds import is_batch_norm, norm_layers
 from normscope.problem.batch import Batch, copy_batch, has_samples, join_batches, sample_count
 from normscope.problem.evaluate import Evaluator
@@ -197,8 +197,21 @@ class Examination:
             yield
 
     def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Return output and loss of one pass, which is counted.
+
+        Raises:
+            StateError: if the model or the loss raises an error, as it may in another mode.
+        """
         self.passes += 1
-        batch, outputs = copy_batch(batch), []
+        try:
+            return self._output_and_loss(copy_batch(batch))
+        except NormscopeError:
+            raise
+        except Exception as error:  # a model may raise anything
+            raise StateError(f"the model raised {type(error).__name__}: {error}") from error
+
+    def _output_and_loss(self, batch: Batch) -> tuple[Any, Tensor]:
+        outputs: list[Any] = []
         if self.problem.has_outputs:
             output = self.problem.output_on(batch)
             return output, self.problem.loss_of(output, self.problem.target_of(batch))

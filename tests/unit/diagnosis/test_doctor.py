@@ -241,8 +241,21 @@ def test_check_that_fails_is_named_with_its_reason():
     case = build("MLP")
     case.model = TrainOnly()
     diagnosis = examine(case)
-    assert "only for training" in diagnosis.skipped["sum_reduction"]
+    assert diagnosis.skipped["sum_reduction"] == (
+        "since the model raised RuntimeError: only for training"
+    )
     assert "Not checked" in str(diagnosis)
+
+
+def test_model_that_raises_in_its_own_mode_is_an_error():
+    class Broken(nn.Linear):
+        def forward(self, x):
+            raise KeyError("mask")
+
+    case = build("MLP")
+    case.model = Broken(20, 4)
+    with pytest.raises(StateError, match="the model raised KeyError: 'mask'"):
+        examine(case)
 
 
 def test_batch_size_draws_from_one_batch():

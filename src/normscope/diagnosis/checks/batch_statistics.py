@@ -13,7 +13,7 @@ from normscope.diagnosis.examination import Change, Examination, parameter_name,
 from normscope.diagnosis.observation import Call, Observation
 from normscope.diagnosis.registry import check
 from normscope.diagnosis.results import Finding, listed
-from normscope.errors import NormscopeError
+from normscope.errors import NormscopeError, StateError
 from normscope.layers.population import population_statistics
 from normscope.layers.surgery.convert import convert
 from normscope.problem.batch import rows, split_batch
@@ -122,7 +122,7 @@ def _composition_noise(exam: Examination, change: Change | None = None) -> float
 def _flat(exam: Examination, batch: Any, change: Change | None, flags: dict[str, bool]) -> Tensor:
     output = exam.forward(change, flags, batch).output
     if output is None or output.dim() == 0 or exam.samples is None:
-        raise NormscopeError("since the model returns no tensor with a row for each sample.")
+        raise StateError("the model returns no tensor with a row for each sample.")
     return output.double().flatten(1) if output.dim() > 1 else output.double()[:, None]
 
 
@@ -189,7 +189,7 @@ def _cause(layer: Any, count: float) -> str:
 def _gap(one: Observation, other: Observation) -> float:
     """Return the relative difference of two outputs."""
     if one.output is None or other.output is None:
-        raise NormscopeError("since the model's output is not known.")
+        raise StateError("the model's output is not known.")
     difference = (one.output - other.output).double().norm()
     return float(difference / other.output.double().norm().clamp(min=1e-30))
 
