@@ -29,6 +29,8 @@ from normscope.text import plural
 DEAD_SHARE = 0.6
 """Share of dead channels of a layer from which on to warn; below, from `DEAD_NOTE` on, a note."""
 DEAD_NOTE = 0.1
+CHANCE = 0.01
+"""Probability of as many dead channels, each dead with probability 1/2, that counts as chance."""
 CONSTANT_INPUTS = 0.3
 """Share of constant input features from which on to warn."""
 COLLAPSED = 1e-6
@@ -115,8 +117,7 @@ def dead_channels(exam: Examination) -> Iterator[Finding]:
 
 def _dead_finding(layer: Call, activation: Call, dead: Tensor, after: float) -> Finding:
     share = float(dead.double().mean())
-    # fresh units behind a global mean are often dead on a batch: then the layer is as usual
-    severe = share >= DEAD_SHARE and after < share / 2
+    severe = share >= DEAD_SHARE and after < share / 2 and not _may_be_chance(layer, dead)
     return Finding(
         "warning" if severe else "note",
         tuple(dict.fromkeys((layer.path, activation.path))),
@@ -129,6 +130,18 @@ def _dead_finding(layer: Call, activation: Call, dead: Tensor, after: float) -> 
         f"after it {number(100 * after)} % are constant.",
         after,
     )
+
+
+def _may_be_chance(layer: Call, dead: Tensor) -> bool:
+    """Return whether so many dead channels are usual for fresh weights.
+
+    Inputs that hardly vary, such as means over an image, leave the sign of a unit to its weights:
+    one of two fresh units is dead. With several positions per sample that is rare.
+    """
+    positions = math.prod(layer.output.shape[2:]) if layer.output is not None else 1
+    count, width = int(dead.sum()), dead.numel()
+    tail = sum(math.comb(width, each) for each in range(count, width + 1)) / 2**width
+    return positions == 1 and tail > CHANCE
 
 
 def _layers_before_activations(seen: Observation) -> Iterator[tuple[Call, Call]]:
