@@ -133,7 +133,8 @@ def test_a_running_scope_is_drawn_step_by_step(watching, path):
         store.start(key)
         page = watching()
         for step in range(2):
-            values = {"loss": [1.0 / (1 + step)], "learning_rate": [0.07], "critical_rate": [0.1]}
+            values = {"loss": [1.0 / (1 + step)], "stability_distance": [10 / 7]}
+            values |= {"critical_rate": [0.1]}
             named = {name: ("step", value) for name, value in values.items()}
             store.append(key, xr.Dataset(named, {"step": [step]}, {"probes": "stability"}))
             see(page.locator(".scope figcaption"), f"running, step {step}")

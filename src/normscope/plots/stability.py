@@ -50,23 +50,41 @@ def stability_headline(results: xr.Dataset) -> str:
     >>> stability_headline(xr.Dataset(rates))
     'at 0.71 of the edge; would be unstable from 0.14 on'
     """
-    distance = _recent(results, "stability_distance")
-    if np.isnan(distance):
+    share = edge_share(results)
+    if np.isnan(share):
         return ""
-    if distance == 0:
+    if np.isinf(share):
         text = "beyond the edge: the update raises the loss of its batch at any rate"
         return "; ".join([text, *_comparisons(results)])
-    shares = [1 / distance, *(value / edge for value, edge in _eigenvalue_edges(results))]
-    share = max(shares)
     rate = _recent(results, "learning_rate") / share
-    if share == shares[0]:
+    along_update = share == 1 / _recent(results, "stability_distance")
+    if along_update:
         rate = _recent(results, "critical_rate")
-    if share == shares[0] and np.isinf(_recent(results, "critical_rate_error")):
+    if along_update and np.isinf(_recent(results, "critical_rate_error")):
         text = f"at most {share:.2g} of the edge; no instability up to {rate:.2g}"
     else:
         text = f"at {share:.2g} of the edge; {'would be ' if share <= 1 else ''}unstable"
         text += "" if np.isnan(rate) else f" from {rate:.2g} on"
     return "; ".join([text, *_comparisons(results)])
+
+
+def edge_share(results: xr.Dataset) -> float:
+    """Return the learning rate over the nearest edge of `stability_headline`; above 1, beyond it.
+
+    Args:
+        results: of a scope with the probe ``stability``.
+
+    Returns:
+        NaN if it was not measured; infinity if the update raises the loss at any rate.
+
+    >>> edge_share(xr.Dataset({"stability_distance": ("step", [4.0, 2.0, 3.0])}))
+    0.3333333333333333
+    """
+    distance = _recent(results, "stability_distance")
+    if np.isnan(distance) or distance == 0:
+        return float("nan") if np.isnan(distance) else float("inf")
+    shares = [value / edge for value, edge in _eigenvalue_edges(results)]
+    return max([1 / distance, *shares])
 
 
 def _eigenvalue_edges(results: xr.Dataset) -> list[tuple[float, float]]:

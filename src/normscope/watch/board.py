@@ -300,7 +300,7 @@ def _scope(reader: Reader, records: Records, position: int, series: Series) -> d
     return {
         "title": records.describe(position),
         "words": ", ".join(words),
-        "gauge": gauge_of(series.gauged),
+        "gauge": gauge_of(series.recent),
         "panels": series.panels(),
         "diverged": records.states[position] == DIVERGED,
     }

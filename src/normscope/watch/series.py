@@ -6,6 +6,7 @@ each step. Long trainings are thinned, so that a view of any training has a boun
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from normscope.plots.names import dimension_name, quantity_name
 from normscope.results.chunks import STEP
 from normscope.results.codec import RawDataset, RawVariable
-from normscope.watch.gauge import gauged_rates
+from normscope.watch.gauge import RECENT
 
 MOST_POINTS = 1000  # of a variable; beyond it every second one is dropped
 _SENT = 300  # points of a line that a view draws
@@ -92,7 +93,7 @@ class Series:
         self.is_scope = False
         self.test_loss = np.nan
         self.loss: float | None = None  # at the last step, however thinned
-        self.gauged: dict[str, float] = {}  # rates at the last step with a critical rate
+        self.recent: dict[str, deque[float]] = {}  # last values of variables with one each step
 
     def add(self, chunk: RawDataset) -> None:
         """Add the next chunk."""
@@ -106,7 +107,6 @@ class Series:
             shown = name in self.lines or len(self.lines) < _MOST_VARIABLES
             if shown and _is_measured(name, variable):
                 self._extend(name, variable, _steps(chunk, variable))
-        self.gauged = gauged_rates(chunk) or self.gauged
 
     def _extend(self, name: str, variable: RawVariable, steps: NDArray[Any]) -> None:
         axis = variable.dims.index(STEP)
@@ -116,8 +116,10 @@ class Series:
         others = [dimension_name(dim) for dim in variable.dims if dim != STEP]
         line = self.lines.setdefault(name, Line(" and ".join(others)[:_LONGEST]))
         line.extend(steps, values)
-        if name == "loss" and values.shape[1] == 1:
-            self.loss = float(values[-1, 0])
+        if variable.dims == (STEP,):
+            known = values[~np.isnan(values)][-RECENT:]
+            self.recent.setdefault(name, deque(maxlen=RECENT)).extend(known.tolist())
+            self.loss = float(values[-1, 0]) if name == "loss" else self.loss
 
     @property
     def last_step(self) -> float | None:

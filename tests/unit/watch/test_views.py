@@ -189,8 +189,8 @@ def test_running_scope_is_followed_step_by_step(path):
         for step in range(3):
             norms = ("step", "layer"), [[1.0, 2.0 + step, 3.0]]
             values = {"loss": ("step", [1.0 / (step + 1)]), "gradient_norm": norms}
-            critical = 0.2 if step < 2 else math.nan  # not measured at the last step
-            values |= {"learning_rate": ("step", [0.1]), "critical_rate": ("step", [critical])}
+            distance = 2.0 if step < 2 else math.nan  # not measured at the last step
+            values |= {"stability_distance": ("step", [distance])}
             layers = {"step": [10 * step], "layer": ["a", "b", "c"]}
             store.append(key, xr.Dataset(values, layers, {"probes": "gradient_norms"}))
             done = step + 1
@@ -283,29 +283,35 @@ def test_lowest_and_highest_values_are_one_band():
 
 
 @pytest.mark.parametrize(
-    ("latest", "share", "words"),
+    ("recent", "share", "words"),
     [
-        ({"learning_rate": 0.1, "critical_rate": 0.05}, 2.0, "beyond the edge; a step raises"),
-        ({"learning_rate": 0.1, "critical_rate": 0.0}, None, "at any rate"),
+        ({"stability_distance": [8.0, 0.5, 0.5]}, 2.0, "at 2 of the edge; unstable"),
+        ({"stability_distance": [0.0]}, None, "at any rate"),
         (
-            {"learning_rate": 0.1, "critical_rate": 1.0, "critical_rate_error": math.inf},
+            {
+                "stability_distance": [10.0],
+                "critical_rate": [1.0],
+                "critical_rate_error": [math.inf],
+            },
             0.1,
-            "below 0.1 of the edge",
+            "at most 0.1 of the edge",
+        ),
+        (
+            {"stability_distance": [10.0], "sharpness": [30.0], "sharpness_threshold": [40.0]},
+            0.75,
+            "sharpness 30 (edge 40)",
         ),
     ],
 )
-def test_gauge_says_where_the_edge_is(latest, share, words):
-    found = gauge_of(latest)
+def test_gauge_has_the_share_and_the_words_of_the_scope(recent, share, words):
+    found = gauge_of(recent)
     assert found["share"] == share
     assert words in found["words"]
 
 
-@pytest.mark.parametrize(
-    "latest",
-    [{}, {"learning_rate": 0.1}, {"critical_rate": 1.0, "learning_rate": math.nan}],
-)
-def test_there_is_no_gauge_without_both_rates(latest):
-    assert gauge_of(latest) is None
+@pytest.mark.parametrize("recent", [{}, {"critical_rate": [1.0]}, {"stability_distance": []}])
+def test_there_is_no_gauge_before_the_probe_has_measured(recent):
+    assert gauge_of(recent) is None
 
 
 def test_time_left_is_that_of_the_present_pace(path):
