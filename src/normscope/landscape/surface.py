@@ -101,7 +101,9 @@ class Surface(Rendered):
             | {"from": float(data[name][0]), "to": float(data[name][-1]), "points": data[name].size}
             for name in data["axis"].values
         }
-        found = {**data.attrs, "minimum": self.minimum, "axes": axes}
+        settings = {str(name): value for name, value in data.attrs.items() if name != "statistics"}
+        found = {"mode": data.attrs["statistics"], **settings, "minimum": self.minimum}
+        found["axes"] = axes
         if "trajectory" in data:
             found["trajectory"] = data["trajectory"].values.tolist()
             found["trajectory_distance"] = data["trajectory_distance"].values.tolist()

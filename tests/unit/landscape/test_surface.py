@@ -491,6 +491,7 @@ def test_result_renders_itself():
     assert "at the centre" in str(found)
     assert "roughness" in found._repr_html_()
     plain = found.to_dict()
+    assert plain["mode"] == "train"
     assert plain["axes"]["beta"]["points"] == 3
     assert plain["minimum"] <= plain["centre_loss"]
     assert len(found.to_dataframe()) == 9
