@@ -16,7 +16,7 @@ import normscope as ns
 from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
-from normscope.learning_rate.group_rates import GroupRates
+from normscope.learning_rate.around_step import GroupRates
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.setup import TrainingSetup
 from normscope.learning_rate.update_rule import rule_of
