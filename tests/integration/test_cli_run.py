@@ -115,7 +115,7 @@ def test_list_names_everything_with_one_line_each(capsys):
     assert main(["list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     kinds = {"experiments", "probes", "models", "norms", "theorems", "data", "losses", "engines"}
-    assert set(found) == {*kinds, "kinds"}
+    assert set(found) == {*kinds, "kinds", "checks"}
     assert set(found["experiments"]) == set(EXPERIMENTS)
     lines = [line for names in found.values() for line in names.values()]
     assert all(line.endswith(".") for line in lines)

@@ -226,7 +226,7 @@ def run(
         >>> run("wei2018/figure1", seeds=1, sed=3)
         Traceback (most recent call last):
         ...
-        normscope.errors.UnknownNameError: unknown setting of wei2018/figure1 'sed'; did you mean \
+        normscope.errors.UnknownNameError: unknown setting 'sed' of wei2018/figure1; did you mean \
 'seed'? Choices: channels, gammas, measured_gammas, momentum, samples, seed, seeds, width.
     """
     recipe = EXPERIMENTS[name]

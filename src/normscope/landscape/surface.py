@@ -113,7 +113,7 @@ class Surface(Rendered):
         """Return one row for each point."""
         return self.dataset[["loss", "measured"]].to_dataframe().reset_index()
 
-    def plot(self, ax: Axes | None = None, kind: str = "contour") -> Axes:
+    def plot(self, ax: Axes | None = None, *, kind: str = "contour") -> Axes:
         """Draw the surface.
 
         Args:

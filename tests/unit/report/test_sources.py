@@ -94,7 +94,7 @@ def test_folder_gives_all_its_results_in_the_order_of_their_numbers():
     report = report_of([DOCS / "santurkar2018"])
     titles = [section.title for section in report.sections]
     assert titles.index("santurkar2018/figure2") < titles.index("santurkar2018/figure10")
-    assert len(titles) == len(list((DOCS / "santurkar2018").glob("*.json")))
+    assert len(titles) == len(list((DOCS / "santurkar2018").rglob("*.json")))
     assert all(section.pictures for section in report.sections)
     page = outline(render(report))  # no numbers beside them: said, with the command
     assert "gives it." in next(e.text for e in page.named("main"))
