@@ -54,6 +54,7 @@ _QUANTITIES = {
     "directional_sharpness": "sharpness along the update",
     "directional_threshold": "edge along the update",
     "sharpness": "sharpness",
+    "sharpness_error": "relative error of the sharpness",
     "sharpness_threshold": "edge for the full batch",
     "preconditioned_sharpness": "preconditioned sharpness",
     "preconditioned_threshold": "edge of the preconditioned sharpness",

@@ -229,6 +229,7 @@ _NOT_DRAWN = (  # ends of bands, moments whose change is drawn, histograms, and 
     *("activation_mean", "activation_variance"),
     *("histogram", "histogram_low", "histogram_high"),
     "critical_rate_error",
+    "sharpness_error",
     *(each for thresholds in THRESHOLDS.values() for each in thresholds),
 )
 

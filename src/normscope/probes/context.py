@@ -130,8 +130,9 @@ class StepContext:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first trained parameter."""
-        return abs(next(iter(self.learning_rates.values()), math.nan))
+        """The first learning rate of a trained parameter that is not zero; zero if all are."""
+        rates = [abs(rate) for rate in self.learning_rates.values()]
+        return next(filter(None, rates), rates[0] if rates else math.nan)
 
     def run_pass(self, probes: Iterable[Probe], with_gradient: bool) -> None:
         """Run the pass at the parameters that all probes share, with their hooks.

@@ -43,7 +43,7 @@ PRECISION = 1 / 16
 update that rounding of the parameters may change."""
 _ALONG = ("critical_rate", "critical_rate_error", "stability_distance")
 _DIRECTIONAL = ("directional_sharpness", "directional_threshold")
-_SHARPNESS = ("sharpness", "sharpness_threshold")
+_SHARPNESS = ("sharpness", "sharpness_error", "sharpness_threshold")
 _PRECONDITIONED = ("preconditioned_sharpness", "preconditioned_threshold")
 _BATCH = ("batch_sharpness", "batch_threshold_small", "batch_threshold_large")
 
@@ -54,11 +54,12 @@ class Stability(Probe):
 
     Let d be the optimizer's next update, computed on copies (momentum, second moments, weight decay
     and the rates of parameter groups included). The learning rate eta is the ``learning_rate`` of
-    the results, that of the first trained parameter; other groups keep their ratio to it. Measures,
-    on the step's batch,
+    the results, the first of a trained parameter that is not zero; other groups keep their ratio to
+    it. Measures, on the step's batch,
 
     - ``critical_rate``: the rate at which a step along d stops lowering the loss, L(theta + s d) =
-      L(theta) at s = critical_rate / eta; 0 if d does not lower the loss at any rate.
+      L(theta) at s = critical_rate / eta; 0 if d does not lower the loss at any rate, as momentum
+      and weight decay may make it in a stable training.
       ``critical_rate_error``: relative width of its enclosure; infinite if the loss is lower at
       all rates tried, of which ``critical_rate`` is then the largest, or higher at all.
     - ``stability_distance``: critical_rate / eta. Below 1 this step raises the loss.
@@ -68,8 +69,9 @@ class Stability(Probe):
 
     and on demand, with the thresholds of a quadratic (`UpdateRule.critical_curvature`):
 
-    - ``sharpness``: the top eigenvalue of H. ``sharpness_threshold``: 2 (1 + mu) / eta for SGD with
-      momentum mu; NaN for Adam and RMSprop, and if groups have different rates.
+    - ``sharpness``: the top eigenvalue of H. ``sharpness_error``: the relative residual at the end
+      of its search; above 1/16 the sharpness is NaN. ``sharpness_threshold``: 2 (1 + mu) / eta for
+      SGD with momentum mu; NaN for Adam and RMSprop, and if groups have different rates.
     - ``preconditioned_sharpness``: that of D^-1/2 H D^-1/2, with the divisors D of this step's
       update: the root of the mean squared gradients plus epsilon, over the group's relative rate.
       ``preconditioned_threshold``: (2 + 2 beta_1) / ((1 - beta_1) eta) for Adam.
@@ -176,7 +178,7 @@ class Stability(Probe):
             return values
         values |= self._along(context, step)
         if self.sharpness:
-            values["sharpness"] = self._curvature.measure(context)["top_eigenvalue"]
+            values |= self._sharpness(context)
         if self.preconditioned_sharpness:
             values |= self._attempt(_PRECONDITIONED[:1], self._preconditioned, context, step)
         if self.batch_sharpness:
@@ -234,6 +236,16 @@ class Stability(Probe):
             "stability_distance": found.value,
         }
 
+    def _sharpness(self, context: StepContext) -> Values:
+        """Return the top eigenvalue with its error; NaN if the search ended far from one."""
+        found = self._curvature.measure(context)
+        error = float(found["top_eigenvalue_residual"])
+        values = {"sharpness": found["top_eigenvalue"], "sharpness_error": error}
+        if error > PRECISION:
+            reason = f"the search for the sharpness ended at a relative residual of {error:.2g}"
+            values |= self.missing(_SHARPNESS[:1], reason)
+        return values
+
     def _preconditioned(self, context: StepContext, step: _NextStep) -> float:
         """Return the top eigenvalue of the Hessian in the metric of the update."""
         with context.batch_loss.isolated_problem() as problem, silenced():
@@ -281,7 +293,7 @@ class _NextStep:
     """The update that the optimizer takes next, and the thresholds of its rule.
 
     Attributes:
-        rate: learning rate of the first trained parameter, as in the results of the scope.
+        rate: the learning rate of the scope's results.
         update: the change of each trained parameter, by name.
         slope: derivative of the loss along the update.
         length: l2 norm of the update.

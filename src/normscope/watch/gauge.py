@@ -20,8 +20,8 @@ def gauge_of(recent: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
             among them.
 
     Returns:
-        None if the probe has not measured; ``share`` is None if the update raises the loss at any
-        rate.
+        None if the probe has not measured; ``share`` is None if no edge was measured, ``over``
+        whether the rate is above it or the loss is not finite.
 
     >>> gauge_of({"stability_distance": [1.4], "critical_rate": [0.14]})["words"]
     'at 0.71 of the edge; would be unstable from 0.14 on'
@@ -39,5 +39,6 @@ def gauge_of(recent: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
     share = edge_share(results)
     return {
         "share": share if math.isfinite(share) else None,
+        "over": share >= 1,
         "words": stability_headline(results),
     }

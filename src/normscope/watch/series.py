@@ -117,7 +117,8 @@ class Series:
         line = self.lines.setdefault(name, Line(" and ".join(others)[:_LONGEST]))
         line.extend(steps, values)
         if variable.dims == (STEP,):
-            known = values[~np.isnan(values)][-RECENT:]
+            kept = ~np.isnan(values) | (name == "loss")  # a loss of NaN is known
+            known = values[kept][-RECENT:]
             self.recent.setdefault(name, deque(maxlen=RECENT)).extend(known.tolist())
             self.loss = float(values[-1, 0]) if name == "loss" else self.loss
 

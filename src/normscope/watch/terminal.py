@@ -163,8 +163,8 @@ def _curves(part: dict[str, Any], width: int) -> list[Text]:
 def _scope(part: dict[str, Any], width: int) -> list[Text]:
     found = [Text(f"  {_plain(part['title'])}: {part['words']}")]
     if part["gauge"]:
-        over = part["gauge"]["share"] is None or part["gauge"]["share"] >= 1
-        found.append(Text(f"  {part['gauge']['words']}", "bold red" if over else "bold"))
+        style = "bold red" if part["gauge"]["over"] else "bold"
+        found.append(Text(f"  {part['gauge']['words']}", style))
     for each in part["panels"][:_MOST_PANELS]:
         values = each.get("mean", each.get("high", []))
         found.append(Text(f"  {_spark(values, 24)} {_last(each)}  {_plain(each['title'])}"))

@@ -1,5 +1,6 @@
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import normscope as ns
 from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, StateError
 from normscope.learning_rate.update_rule import UpdateRule, rule_of
 from normscope.plots.stability import stability_gauge, stability_headline
-from normscope.probes import Scope, Stability
+from normscope.probes import Curvature, Scope, Stability
 from normscope.probes.stability import FORWARD_PASSES, PRECISION
 
 OPTIMIZERS = {
@@ -443,7 +444,15 @@ def test_scope_says_how_far_the_edge_is():
             {"critical_rate": 0.05, "stability_distance": 0.5},
             "at 2 of the edge; unstable from 0.05",
         ),
-        ({"critical_rate": 0.0, "stability_distance": 0.0}, "beyond the edge"),
+        ({"critical_rate": 0.0, "stability_distance": 0.0}, "no critical rate"),
+        (
+            {"stability_distance": 0.0, "sharpness": 30.0, "sharpness_threshold": 40.0},
+            "at 0.75 of the edge; would be unstable",
+        ),
+        (
+            {"stability_distance": 40.0, "loss": np.nan},
+            "the loss is not finite; before, at 0.025 of the edge",
+        ),
         (
             {"critical_rate": 8.0, "stability_distance": 80.0, "critical_rate_error": np.inf},
             "at most 0.013 of the edge; no instability up to 8",
@@ -456,6 +465,69 @@ def test_headline_names_the_edge(values, words):
         xr.Dataset({name: ("step", [9.0, *[value] * 5]) for name, value in values.items()})
     )
     assert words in found
+
+
+def train_on_a_quadratic(rate, steps, **options):
+    """A scope over SGD on w^2 / 2 from w = 1, and its words after each step."""
+    model = nn.Linear(1, 1, bias=False).double()
+    model.weight.data.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), rate, **options)
+    scope = Scope(model, "squared_error", optimizer, ["stability"], every=1)
+    x, y = torch.ones(4, 1).double(), torch.zeros(4, 1).double()
+    words = []
+    for _ in range(steps):
+        train(model, optimizer, [(x, y)], scope, lambda out, y: (out - y).square().mean() / 2)
+        words.append(stability_headline(scope.results))
+    return scope, words
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.05])  # stable below 3.8
+def test_headline_calls_no_stable_training_with_momentum_unstable(rate):
+    scope, words = train_on_a_quadratic(rate, 40, momentum=0.9)
+    assert (scope.results["stability_distance"] == 0).any()
+    assert abs(scope.results["loss"].values[-1]) < scope.results["loss"].values[0]
+    assert not any("beyond" in each or "; unstable" in each for each in words)
+    assert any("no critical rate" in each for each in words)
+
+
+def test_headline_calls_an_unstable_training_unstable():
+    _, words = train_on_a_quadratic(2.5, 10)
+    assert words[-1] == "at 1.2 of the edge; unstable from 2 on"
+
+
+def test_headline_names_the_step_of_old_values():
+    steps = {"stability_distance": ("step", [4.0, np.nan]), "loss": ("step", [1.0, 0.9])}
+    found = stability_headline(xr.Dataset(steps, coords={"step": [0, 1]}))
+    assert found == "at 0.25 of the edge; would be unstable; last measured at step 0"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_first_group_without_a_rate_is_not_the_reference(kind):
+    task = Quadratic()
+    model = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 1, bias=False)).double()
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}]
+    scope = Scope(model, "squared_error", kind(groups, lr=0.1), [Stability(**ALL)])
+    scope.step(task.x, task.y)
+    found = scope.results.isel(step=0)
+    assert found["learning_rate"].item() == 0.1
+    alone = kind(model[1].parameters(), lr=0.1)
+    inner = Scope(model[1], "squared_error", alone, [Stability(**ALL)])
+    inner.step(model[0](task.x).detach(), task.y)
+    expected = inner.results.isel(step=0)
+    for name in ("critical_rate", "preconditioned_sharpness", "preconditioned_threshold"):
+        assert found[name].item() == pytest.approx(expected[name].item(), rel=1e-4)
+
+
+def test_sharpness_of_a_search_that_did_not_converge_is_not_given(monkeypatch):
+    task = Quadratic(60)
+    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
+    assert task.measure(optimizer, sharpness=True)["sharpness_error"].item() < 0.01
+    short = partial(Curvature, max_products=2)
+    monkeypatch.setattr("normscope.probes.stability.Curvature", short)
+    with pytest.warns(NormscopeWarning, match="ended at a relative residual of 0"):
+        found = task.measure(optimizer, sharpness=True)
+    assert math.isnan(found["sharpness"].item())
+    assert found["sharpness_error"].item() > PRECISION
 
 
 def test_gauge_needs_the_probe():

@@ -286,7 +286,8 @@ def test_lowest_and_highest_values_are_one_band():
     ("recent", "share", "words"),
     [
         ({"stability_distance": [8.0, 0.5, 0.5]}, 2.0, "at 2 of the edge; unstable"),
-        ({"stability_distance": [0.0]}, None, "at any rate"),
+        ({"stability_distance": [0.0]}, None, "no critical rate"),
+        ({"stability_distance": [5.0], "loss": [1.0, math.nan]}, None, "the loss is not finite"),
         (
             {
                 "stability_distance": [10.0],
@@ -307,6 +308,7 @@ def test_gauge_has_the_share_and_the_words_of_the_scope(recent, share, words):
     found = gauge_of(recent)
     assert found["share"] == share
     assert words in found["words"]
+    assert found["over"] == (share == 2 or "not finite" in words)
 
 
 @pytest.mark.parametrize("recent", [{}, {"critical_rate": [1.0]}, {"stability_distance": []}])

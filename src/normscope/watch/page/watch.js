@@ -382,9 +382,9 @@
         setText(words, part.words);
         gauge.hidden = !part.gauge;
         if (part.gauge) {
-          const share = part.gauge.share ?? 2;
+          const share = part.gauge.share ?? (part.gauge.over ? 2 : 0);
           fill.style.width = `${Math.min(100, 80 * share)}%`;
-          gauge.toggleAttribute("data-over", share >= 1);
+          gauge.toggleAttribute("data-over", part.gauge.over);
           track.setAttribute("aria-label", part.gauge.words);
           track.setAttribute("aria-valuenow", number(share));
           setText(said, part.gauge.words);
