@@ -61,6 +61,13 @@ def test_rate_that_is_too_high_is_found(capsys):
     [
         (["--lr", "0.1"], "--lr is of an optimizer"),
         (["--optimizer", "sgd"], "sgd needs a learning rate"),
+        *(
+            (
+                ["--optimizer", "sgd", f"--lr={rate}"],
+                f"--lr must be a finite number from 0 on, got {rate}",
+            )
+            for rate in ("nan", "inf", "-1.0")
+        ),
         (["--optimizer", "adma"], "did you mean 'adam'"),
         (["--optimizer", "adam", "--momentum", "0.9"], "--momentum is an option of sgd"),
     ],

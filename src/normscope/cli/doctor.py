@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,7 +110,7 @@ def _write(found: Diagnosis, source: str, sarif: Path | None, out: Path | None) 
         file, _, _ = source.partition(".py:")
         log = sarif_log(found, f"{file}.py" if file != source else None)
         with replacing(sarif) as unfinished:
-            unfinished.write_text(json.dumps(log, indent=2), encoding="utf-8")
+            unfinished.write_text(json.dumps(log, indent=2, allow_nan=False), encoding="utf-8")
     if out is not None:
         found.report(out, f"Diagnosis of {source}")
 
@@ -129,6 +130,9 @@ def check_optimizer(
         UnknownNameError: if it is not one of `opt.OPTIMIZERS`.
         InputError: if an option does not fit.
     """
+    for option, value in (("--lr", lr), ("--weight-decay", weight_decay)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise InputError(f"{option} must be a finite number from 0 on, got {value}.")
     if name is None:
         used = {"--lr": lr is not None, "--momentum": momentum, "--weight-decay": weight_decay}
         given = [option for option, value in used.items() if value]

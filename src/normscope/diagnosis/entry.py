@@ -64,7 +64,7 @@ def doctor(
             and weight decay is not checked.
         batch_size: samples in a batch, drawn from data that is one batch; None: as given.
         deep: whether to make trial runs of up to 60 steps too.
-        checks: names of `normscope.diagnosis.CHECKS`; None for all.
+        checks: one or several names of `normscope.diagnosis.CHECKS`; None for all.
         seed: of the choice of samples, dropout and noise.
         progress: called with `normscope.progress.Progress` events.
 
@@ -84,7 +84,8 @@ def doctor(
     """
     check_integer("seed", seed)
     check_bool("deep", deep)
-    chosen = {name: CHECKS[name] for name in (CHECKS if checks is None else checks)}
+    names = [checks] if isinstance(checks, str) else checks
+    chosen = {name: CHECKS[name] for name in (CHECKS if names is None else names)}
     started, report = time.perf_counter(), callback_of(progress)
     problem = Problem(model, loss, data)
     used = None if optimizer is None else bind_optimizer(optimizer, model)

@@ -26,7 +26,7 @@ class Finding(Rendered):
     Attributes:
         severity: one of `SEVERITIES`.
         modules: qualified names of the modules concerned, the most affected first; "" is the model
-            itself, "loss" and "optimizer" are what they say.
+            itself, "loss", "optimizer" and "the data" are what they say.
         what: the problem, in a sentence.
         evidence: what was measured, in a sentence.
         value: the number measured.

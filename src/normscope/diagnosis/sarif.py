@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from normscope import __version__
@@ -45,8 +46,13 @@ def _result(finding: Finding, rule: int, file: str | None) -> dict[str, Any]:
         "message": {"text": f"{finding.what} {finding.evidence}\nFix:\n{finding.fix}"},
         "locations": [place],
         "properties": {
-            "value": finding.value,
-            "fixedValue": finding.fixed_value,
+            "value": _json_number(finding.value),
+            "fixedValue": _json_number(finding.fixed_value),
             "effect": finding.effect,
         },
     }
+
+
+def _json_number(value: float | None) -> float | None:
+    """Return a number that JSON has; None for infinity and NaN."""
+    return value if value is not None and math.isfinite(value) else None

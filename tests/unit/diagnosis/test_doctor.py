@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import signal
 import threading
@@ -346,3 +347,136 @@ def test_registered_check_takes_part(monkeypatch):
             yield Finding("note", ("",), "Many layers.", f"{count} layers.", count, "-", "-")
 
     assert examine(build("MLP"), checks=["many_layers"])["many_layers"][0].value == 4
+
+
+class Shared(nn.Module):
+    """One batch norm layer on two inputs of different scale; on as many as a batch asks for."""
+
+    def __init__(self, uses=lambda x: 2):
+        super().__init__()
+        self.norm, self.last, self.uses = nn.BatchNorm1d(20), nn.Linear(20, 4), uses
+
+    def forward(self, x):
+        return self.last(sum(self.norm(x * 10**k) for k in range(self.uses(x))))
+
+
+def test_shared_statistics_of_one_batch_are_judged_on_its_halves():
+    x, y = build("MLP").data[0]
+    found = ns.doctor(Shared(), "cross_entropy", (x, y))["shared_statistics"][0]
+    own, other = (
+        [(h.mean(0), h.var(0, correction=0)) for h in (half, 10 * half)] for half in x.split(16)
+    )
+    shift, scale = (
+        max(f(*use, *two) for use, two in zip(own, other, strict=True))
+        for f in (
+            lambda m, v, m2, v2: float(((m - m2).square() / v2).mean().sqrt()),
+            lambda m, v, m2, v2: float((v / v2).log().abs().mean()),
+        )
+    )
+    assert found.fixed_value == pytest.approx(shift + scale, rel=1e-3)
+    assert found.fixed_value > 0
+    few = ns.doctor(Shared(), "cross_entropy", (x[:3], y[:3]))
+    assert "second batch" in few.skipped["shared_statistics"]
+
+
+def test_shared_layer_may_be_used_more_often_in_another_batch():
+    data = build("MLP").data
+    longer = float(data[1][0][0, 0])
+    model = Shared(lambda x: 3 if float(x[0, 0].detach()) == longer else 2)
+    diagnosis = ns.doctor(model, "cross_entropy", data)
+    assert "2 times" in diagnosis["shared_statistics"][0].what
+    assert "shared_statistics" not in diagnosis.skipped
+
+
+def _one_hot():
+    return nn.functional.one_hot(torch.arange(32) % 60, 100).float(), nn.Linear(100, 4)
+
+
+def _blank_borders():
+    images = torch.zeros(32, 784)
+    images[:, 200:584] = torch.rand(32, 384, generator=torch.Generator().manual_seed(0))
+    return images, nn.Linear(784, 4)
+
+
+def _padded_signals():
+    signals = torch.zeros(32, 3, 100)
+    signals[:, :, :40] = torch.randn(32, 3, 40, generator=torch.Generator().manual_seed(0))
+    layers = (nn.Conv1d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    return signals, nn.Sequential(*layers, nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(_one_hot, ["constant_inputs"]), (_blank_borders, ["constant_inputs"]), (_padded_signals, [])],
+)
+def test_constant_features_of_healthy_data_are_a_note_at_most(make, names):
+    inputs, model = make()
+    diagnosis = ns.doctor(model, "cross_entropy", (inputs, torch.arange(32) % 4))
+    assert diagnosis.is_healthy, str(diagnosis)
+    assert [each.name for each in diagnosis if each.name == "constant_inputs"] == names
+
+
+def test_one_sample_alone_is_too_few():
+    case = build("convolutional")
+    x, y = case.data[0]
+    found = ns.doctor(case.model, "cross_entropy", (x[:1], y[:1]))["few_samples"][0]
+    assert found.severity == "warning"
+    values = []
+    for module in case.model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_pre_hook(lambda module, args: values.append(args[0]))
+    case.model(x[:1])
+    assert found.value == min(each[0, 0].numel() for each in values)
+
+
+@pytest.mark.parametrize("lr", [10.0, 1e5])
+def test_proposed_rate_lowers_the_loss_in_the_trial(lr):
+    case = next(each for each in FAULTS if "huge_adam_rate" in each.plant.__name__).build()
+    case.optimizer = partial(Adam, lr=lr)
+    found = examine(case, checks="learning_rate_too_high")["learning_rate_too_high"][0]
+    first = float(case.model(**case.data[0]).loss.detach())
+    if found.fixed_value is None:
+        assert "no rate that was tried lowers the loss" in found.effect
+        assert "group['lr']" not in found.fix
+    else:
+        assert found.fixed_value < first
+    assert (found.fixed_value is None) == (lr == 1e5)
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_softmax_before_a_cross_entropy_of_the_callers_own_is_found(logits):
+    case = build("MLP")
+    model = case.model if logits else nn.Sequential(case.model, nn.Softmax(1))
+    diagnosis = ns.doctor(model, lambda out, target: cross_entropy(out, target), case.data)
+    assert len(diagnosis["softmax_before_cross_entropy"]) == (0 if logits else 1)
+    likelihood = ns.doctor(
+        model,
+        lambda out, target: nn.functional.nll_loss(out.clamp(min=1e-6).log(), target),
+        case.data,
+    )
+    assert not likelihood["softmax_before_cross_entropy"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("where", [0, 1])
+def test_data_that_is_not_finite_is_named(count, where):
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(16, 3, generator=generator) for _ in range(2)]
+    data[where].view(-1)[:count] = float("nan")
+    found = ns.doctor(nn.Linear(3, 3), "squared_error", tuple(data))["non_finite"][0]
+    assert found.what == "The data has values that are not finite."
+    said = "1 value of the first batch is" if count == 1 else "3 values of the first batch are"
+    assert said in found.evidence
+    assert found.module == "the data"
+    assert found.fixed_value < 100
+
+
+def test_sarif_has_no_number_that_json_has_not():
+    finding = Finding("error", ("",), "", "", math.nan, "", "", math.inf, "non_finite")
+    log = Diagnosis((finding,), ("non_finite",)).to_sarif()
+    properties = json.loads(json.dumps(log, allow_nan=False))["runs"][0]["results"][0]["properties"]
+    assert properties["value"] is properties["fixedValue"] is None
+
+
+def test_one_check_may_be_named_alone():
+    assert examine(build("MLP"), checks="few_samples").checks == ("few_samples",)

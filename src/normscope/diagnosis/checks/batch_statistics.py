@@ -67,9 +67,12 @@ def few_samples(exam: Examination) -> Iterator[Finding]:
     """Batch statistics come from so few samples that outputs depend on the batch companions."""
     trained = {path for path, each in exam.batch_norms.items() if each.training}
     calls = [c for c in exam.observed.calls if c.path in trained and c.statistics is not None]
-    if not calls or exam.samples is None or exam.samples * len(exam.batches) < 2:
+    if not calls or exam.samples is None:
         return
     fewest = min(calls, key=_values_per_channel)
+    if exam.samples * len(exam.batches) < 2:
+        yield _one_sample(calls, fewest)
+        return
     if _values_per_channel(fewest) >= FEW_VALUES and exam.samples > 4:
         return
     noise = _composition_noise(exam)
@@ -80,7 +83,7 @@ def few_samples(exam: Examination) -> Iterator[Finding]:
         return  # something else makes the outputs vary
     yield Finding(
         "warning",
-        tuple(dict.fromkeys(c.path for c in sorted(calls, key=_values_per_channel))),
+        _fewest_first(calls),
         f"Batch norm takes its statistics from {plural(exam.samples, 'sample')}, in this layer "
         f"{_values_per_channel(fewest)} values per channel.",
         f"with other samples in its batch, the output of a sample changes by {number(noise)} "
@@ -92,6 +95,26 @@ def few_samples(exam: Examination) -> Iterator[Finding]:
         else f"with group norm it changes by {number(after)} times the spread.",
         after,
     )
+
+
+def _one_sample(calls: list[Call], fewest: Call) -> Finding:
+    """Return the finding of one sample alone, which shows no change by batch companions."""
+    values = _values_per_channel(fewest)
+    return Finding(
+        "warning",
+        _fewest_first(calls),
+        "Batch norm takes its statistics from 1 sample: it normalizes each sample by its own in "
+        "training, and by the running statistics of all in eval mode.",
+        f"{plural(values, 'value')} per channel, of one sample.",
+        values,
+        'model = ns.layers.convert(model, to="group")  # or use larger batches',
+        "not measured: the data has no second sample.",
+    )
+
+
+def _fewest_first(calls: list[Call]) -> tuple[str, ...]:
+    """Return the layers, those with the fewest values per channel first."""
+    return tuple(dict.fromkeys(c.path for c in sorted(calls, key=_values_per_channel)))
 
 
 def _values_per_channel(call: Call) -> int:
@@ -284,8 +307,12 @@ def norm_in_eval(exam: Examination) -> Iterator[Finding]:
         return
     worst = distances[paths[0]]
     in_train = exam.quiet_flags(**dict.fromkeys(paths, True))
-    here, there = (_uses(exam.observe(None, in_train, False, b), paths[0]) for b in _ends(exam))
     before, after = exam.quiet_loss, exam.loss(flags=in_train)
+    distance, ends = None, _ends(exam)
+    if ends is not None:
+        uses = (_uses(exam.observe(None, in_train, False, each), paths[0])[0] for each in ends)
+        distance = _distance(*next(uses), *next(uses))
+    known = "" if distance is None else f"statistics of two batches are {number(distance)} apart; "
     yield Finding(
         "warning" if worst > STALE_DISTANCE else "note",
         paths,
@@ -295,16 +322,17 @@ def norm_in_eval(exam: Examination) -> Iterator[Finding]:
         f"same); loss {number(before, 3)}.",
         worst,
         f"for name in {listed(paths)}:\n    model.get_submodule(name).train()",
-        f"statistics of two batches are at a distance of {number(_distance(*here[0], *there[0]))};"
-        f" loss {number(after, 3)}.",
-        _distance(*here[0], *there[0]),
+        f"{known}loss {number(after, 3)}.",
+        distance,
     )
 
 
-def _ends(exam: Examination) -> tuple[Any, Any]:
-    """Return the first and the last batch; the halves of a single one."""
-    if len(exam.batches) > 1 or exam.samples is None or exam.samples < 4:
+def _ends(exam: Examination) -> tuple[Any, Any] | None:
+    """Return the first and the last batch; the halves of a single one; None if it has none."""
+    if len(exam.batches) > 1:
         return exam.batches[0], exam.batches[-1]
+    if exam.samples is None or exam.samples < 4:
+        return None
     first, last = split_batch(exam.batch, -(-exam.samples // 2))
     return first, last
 
@@ -318,30 +346,36 @@ def _fit_of(exam: Examination, call: Call) -> float:
 @check()
 def shared_statistics(exam: Examination) -> Iterator[Finding]:
     """One batch norm layer is used several times on inputs with different statistics."""
-    uses = {path: _uses(exam.observed, path) for path in _tracking(exam)}
-    several = {path: found for path, found in uses.items() if len(found) > 1}
+    several = [path for path in _tracking(exam) if len(_uses(exam.observed, path)) > 1]
     if not several:
         return
-    last = exam.observe(backward=False, batch=exam.batches[-1])
-    for path, own in several.items():
-        others = _uses(last, path)
+    ends = _ends(exam)
+    if ends is None:
+        raise StateError("statistics of each use take a second batch, or one of 4 samples.")
+    seen = {id(exam.batch): exam.observed}
+    first, last = (seen.get(id(b)) or exam.observe(backward=False, batch=b) for b in ends)
+    for path in several:
+        own, others = _uses(first, path), _uses(last, path)
+        if not own or not others:  # a use may depend on the batch
+            continue
+        count = len(_uses(exam.observed, path))
         pooled = tuple(torch.stack(each).mean(0) for each in zip(*own, strict=True))
         before = max(_distance(pooled[0], pooled[1], *use) for use in others)
-        after = max(_distance(*use, *other) for use, other in zip(own, others, strict=True))
+        after = max(_distance(*use, *other) for use, other in zip(own, others, strict=False))
         if before < STALE_DISTANCE or after > before / 2:
             continue
         yield Finding(
             "warning",
             (path,),
-            f"The layer is called {len(own)} times in a forward pass and keeps one set of running "
+            f"The layer is called {count} times in a forward pass and keeps one set of running "
             "statistics for inputs that differ.",
             f"its statistics are at a distance of {number(before)} from those of a use (0: the "
             "same).",
             before,
             f"norm = model.get_submodule({path!r})\n"
-            f"norms = nn.ModuleList(copy.deepcopy(norm) for _ in range({len(own)}))\n"
+            f"norms = nn.ModuleList(copy.deepcopy(norm) for _ in range({count}))\n"
             "# in forward, one for each use",
-            f"statistics for each use are at a distance of {number(after)}, on another batch.",
+            f"statistics for each use are at a distance of {number(after)}, on other samples.",
             after,
         )
 

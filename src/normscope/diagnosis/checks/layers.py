@@ -262,7 +262,7 @@ def _scale_response(exam: Examination, norm: Call, change: Change | None) -> flo
 def softmax_before_cross_entropy(exam: Examination) -> Iterator[Finding]:
     """The outputs are probabilities, and the cross-entropy applies a softmax to them again."""
     output = exam.observed.output
-    if output is None or output.dim() < 2 or not is_cross_entropy(exam.problem.loss):
+    if output is None or output.dim() < 2 or not _applies_softmax(exam, output):
         return
     sums = output.double().sum(1)
     if output.shape[1] < 2 or float(output.min()) < 0 or float((sums - 1).abs().max()) > 1e-3:
@@ -289,6 +289,20 @@ def softmax_before_cross_entropy(exam: Examination) -> Iterator[Finding]:
         else f"without the softmax it has the norm {number(after, 3)}.",
         after,
     )
+
+
+def _applies_softmax(exam: Examination, output: Tensor) -> bool:
+    """Return whether the loss is the cross-entropy, by its identity or its value on the outputs."""
+    if is_cross_entropy(exam.problem.loss):
+        return True
+    target = exam.problem.target_of(exam.batch) if exam.problem.has_outputs else None
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        return False
+    try:
+        value = float(nn.functional.cross_entropy(output.double(), target.long()))
+    except (RuntimeError, ValueError, IndexError):  # the targets are not classes
+        return False
+    return math.isclose(value, exam.observed.loss, rel_tol=1e-5)
 
 
 def _gradient_norm(seen: Observation) -> float:

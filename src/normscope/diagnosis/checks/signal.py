@@ -22,7 +22,7 @@ from normscope.diagnosis.examination import (
 from normscope.diagnosis.observation import Call, Observation, signal_of
 from normscope.diagnosis.registry import check
 from normscope.diagnosis.results import Finding
-from normscope.problem.batch import tensors_of
+from normscope.problem.batch import map_tensors, tensors_of
 from normscope.text import format_number as number
 from normscope.text import plural
 
@@ -32,7 +32,7 @@ DEAD_NOTE = 0.1
 CHANCE = 0.01
 """Probability of as many dead channels, each dead with probability 1/2, that counts as chance."""
 CONSTANT_INPUTS = 0.3
-"""Share of constant input features from which on to warn."""
+"""Share of constant input features from which on to name them."""
 COLLAPSED = 1e-6
 """Variance over samples, in the mean square, below which features are the same for all samples."""
 GROWTH = 1e3
@@ -51,6 +51,11 @@ def non_finite(exam: Examination) -> Iterator[Finding]:
     if found is None:
         return
     path, backward, count = found
+    bad = sum(int((~each.isfinite()).sum()) for each in _inputs(exam))
+    outside = not math.isfinite(seen.loss) and (backward or path == "loss")  # as NaN targets do
+    if bad and (outside or path == "the data"):
+        yield _data_finding(exam, bad)
+        return
     known = path in dict(exam.model.named_modules())
     after = None if backward or not known else _loss_without_infinities(exam, path)
     what = "gradient" if backward else "output"
@@ -62,7 +67,7 @@ def non_finite(exam: Examination) -> Iterator[Finding]:
         (path,),
         f"This is the first module whose {what} is not finite"
         + (": the derivative of what it computes is infinite or NaN." if backward else "."),
-        f"{plural(count, 'value')} of the {what} are infinite or NaN{given}.",
+        f"{plural(count, 'value')} of the {what} {_be(count)} infinite or NaN{given}.",
         float(count),
         f"# in {path or 'forward'}: a logarithm, root, division or overflow?\n"
         "x = x.clamp(min=1e-6)  # for instance",
@@ -72,6 +77,32 @@ def non_finite(exam: Examination) -> Iterator[Finding]:
         + ("." if math.isfinite(after) else "; there are others."),
         after,
     )
+
+
+def _data_finding(exam: Examination, count: int) -> Finding:
+    """Return that inputs or targets have values that are not finite."""
+    clean = map_tensors(exam.batch, lambda t: t.nan_to_num() if t.is_floating_point() else t)
+    after = exam.loss(batch=clean)
+    return Finding(
+        "error",
+        ("the data",),
+        "The data has values that are not finite.",
+        f"{plural(count, 'value')} of the first batch {_be(count)} infinite or NaN; the loss is "
+        f"{number(exam.observed.loss, 3)}.",
+        float(count),
+        "inputs = inputs.nan_to_num()  # or leave these samples out",
+        f"with finite values in their place the loss is {number(after, 3)}.",
+        after,
+    )
+
+
+def _inputs(exam: Examination) -> list[Tensor]:
+    """Return the floating-point tensors of the first batch."""
+    return [each for each in tensors_of(exam.batch) if each.is_floating_point()]
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _non_finite_gradient(seen: Observation) -> tuple[str, bool, int] | None:
@@ -211,15 +242,11 @@ def _take_parameters(module: nn.Module, fresh: nn.Module) -> None:
 @check()
 def constant_inputs(exam: Examination) -> Iterator[Finding]:
     """Input features or channels have the same value in all samples."""
-    inputs = [
-        each
-        for each in tensors_of(exam.batch)
-        if each.is_floating_point() and each.dim() in (2, 3, 4, 5) and len(each) > 1
-    ]
+    inputs = [each for each in _inputs(exam) if each.dim() in (2, 3, 4, 5) and len(each) > 1]
     if not inputs or exam.samples is None:
         return
     first = inputs[0]
-    axis = -1 if first.dim() == 3 else 1
+    axis = _feature_axis(exam.observed, first)
     constant = signal_of(first, axis).constant
     share = float(constant.double().mean())
     if share < CONSTANT_INPUTS or len(constant) < 2:
@@ -227,16 +254,25 @@ def constant_inputs(exam: Examination) -> Iterator[Finding]:
     kept = first.index_select(axis, (~constant).nonzero().flatten().to(first.device))
     after = signal_of(kept, axis).constant_share if kept.numel() else 0.0
     yield Finding(
-        "warning",
+        "note",  # healthy data has them: one-hot features, blank borders
         ("",),
         f"{int(constant.sum())} of {plural(len(constant), 'input feature')} have one value in all "
         f"{exam.samples} samples.",
         f"{number(100 * share)} % of the features are constant.",
         share,
         "varies = inputs.std(dim=0) > 0\ninputs = inputs[:, varies]",
-        f"{plural(int((~constant).sum()), 'feature')} remain, {number(100 * after)} % constant.",
+        f"without them {number(100 * after)} % of {plural(int((~constant).sum()), 'feature')} are "
+        "constant.",
         after,
     )
+
+
+def _feature_axis(seen: Observation, inputs: Tensor) -> int:
+    """Return the axis of the features: of the first layer that takes the inputs, or the usual."""
+    shape = tuple(inputs.shape)
+    users = [c for c in seen.weight_layers() if c.input is not None and c.input.shape == shape]
+    usual = -1 if inputs.dim() == 3 else 1
+    return users[0].axis if users else usual
 
 
 @check()

@@ -27,9 +27,9 @@ DEEP_STEPS = 30
 """Steps of the trial with ``deep``."""
 WARMUPS = (5, 10, 20)
 """Lengths of warm-up that are tried with ``deep``."""
-DIVISORS = (8, 64, 512)
-"""By which the rate is divided until a trial is stable."""
-DEEP_DIVISORS = (2, 4, 8, 16, 64, 512)
+DIVISORS = (8, 64, 512, 4096)
+"""By which the rate is divided until a trial lowers the loss."""
+DEEP_DIVISORS = (2, 4, 8, 16, 64, 512, 4096)
 """Those with ``deep``."""
 
 
@@ -128,19 +128,19 @@ def learning_rate_too_high(exam: Examination) -> Iterator[Finding]:
     rate, divisor = _rate_of(exam), _stable_divisor(exam)
     lower = f"{rate / (divisor or DIVISORS[-1]):.2g}"
     calm = _trial(exam, 1 / (divisor or DIVISORS[-1]))
+    ends = f"at {lower} the loss is {_worst(calm[-1:])} after {plural(len(calm) - 1, 'step')}"
     yield Finding(
         "warning" if unsure else "error",
         ("optimizer",),
-        f"The learning rate {number(rate)} is too high: training becomes unstable at once"
+        f"The learning rate {number(rate)} is too high: training becomes unstable"
         + ("; deep=True tells whether the loss comes back." if unsure else "."),
         f"loss {number(trial[0], 3)} before, {_worst(trial)} within "
         f"{plural(len(trial) - 1, 'step')}.",
         max(trial, key=_key),
-        f"for group in optimizer.param_groups:\n    group['lr'] = {lower}\n"
-        "# ns.max_learning_rate finds the limit",
-        f"at {lower} the loss is {_worst(calm[-1:])} after {plural(len(calm) - 1, 'step')}"
-        + ("." if divisor else ", which is still unstable."),
-        calm[-1],
+        (f"for group in optimizer.param_groups:\n    group['lr'] = {lower}\n" if divisor else "")
+        + "# ns.max_learning_rate finds the limit",
+        f"{ends}." if divisor else f"no rate that was tried lowers the loss; {ends}.",
+        calm[-1] if divisor else None,
     )
 
 
@@ -218,10 +218,12 @@ def _sufficient_warmup(exam: Examination) -> int:
 
 
 def _stable_divisor(exam: Examination) -> int | None:
-    """Return the smallest divisor of the rate at which a run is stable; None if there is none."""
-    tried = DEEP_DIVISORS if exam.deep else DIVISORS
-    found = (each for each in tried if _is_stable(exam, _trial(exam, 1 / each)))
-    return next(found, None)
+    """Return the smallest divisor of the rate at which a run lowers the loss; None if none does."""
+    for divisor in DEEP_DIVISORS if exam.deep else DIVISORS:
+        losses = _trial(exam, 1 / divisor)
+        if _is_stable(exam, losses) and losses[-1] < losses[0]:
+            return divisor
+    return None
 
 
 def _rate_of(exam: Examination) -> float:
