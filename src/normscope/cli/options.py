@@ -140,7 +140,8 @@ Objective = Annotated[
         "What is recommended: fastest (near the lowest loss after 50 steps) or half_limit.",
         "--objective",
         choices=OBJECTIVES,
-        default="fastest; half_limit without short runs or with --effort quick",
+        default="fastest; half_limit with --no-verify; with --effort quick a third of the limit or "
+        "less (a tenth with momentum)",
     ),
 ]
 Explain = Annotated[bool, flag("--explain", "Print every number and its source.")]

@@ -201,8 +201,8 @@ class Advice(Rendered):
         """Where the limit, the median over data orders, may be on other batches.
 
         The rates that the runs enclose, or the limit with the factor of its prediction either way;
-        widened by how much the batches differ in curvature. A single data order may fail below it,
-        see ``verification.lowest_failure``. The upper end is infinite if some batches, but not all,
+        widened by how much the batches differ in curvature. No run failed below its lower end. The
+        upper end is infinite if some batches, but not all,
         have no positive curvature; for a prediction if no trial run was unstable; and for one with
         a second moment: it is where the loss first exceeds its multiple, from which most losses
         come back.

@@ -275,7 +275,8 @@ def advise(
             if choice is not None:
                 tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
                 choice = replace(choice, options=tried)
-            advice = replace(advice, choice=choice)
+            notes = advice.notes if choice is not None else (*advice.notes, _unlearned(effort))
+            advice = replace(advice, choice=choice, notes=notes)
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 
@@ -343,18 +344,31 @@ def _guess(
     return first_step_rate(setup, optimizer, FIRST_STEP)
 
 
+def _unlearned(effort: Effort) -> str:
+    return (
+        f"No rate tried lowered the loss in {effort.choice_steps} steps: a cautious share of the "
+        "limit is recommended instead."
+    )
+
+
 def _unmeasured(effort: Effort) -> str:
     return f"not computed with effort={effort.name!r}"
 
 
 def _length_note(found: Verification | None, effort: Effort) -> list[str]:
-    """Return that no run was as long as the definition of the limit, for few runs."""
-    if found is None or effort.limit_steps >= STEPS:
+    """Return that no run was as long as the definition of the limit, if none was unstable or few.
+
+    A limit that short runs enclose has an interval that is wider for it.
+    """
+    if found is None:
         return []
-    longest = max(run.steps for run in found.all_runs)
+    longest = max((run.steps for run in found.all_runs), default=0)
+    is_quick = effort.limit_steps < STEPS
+    if longest >= STEPS or not (is_quick or math.isinf(found.ends[1])):
+        return []
     return [
         f"Not verified over {STEPS} steps: no run had more than {longest}. Training may break "
-        'later; effort="default" tries more.'
+        f'later; effort="{"default" if is_quick else "thorough"}" tries more.'
     ]
 
 

@@ -157,7 +157,8 @@ def choose_rate(
         progress: receives an event before each run.
 
     Returns:
-        The rate and all trials; None if all of them failed.
+        The rate and all trials; None if all of them failed, and if there was only time for two,
+        none of which lowered the loss.
     """
     first = _Ladder(setup, found, effort.choice_steps, _budget(found, effort), progress)
     first.climb(_first_rate(setup, found, predicted))
@@ -169,7 +170,7 @@ def choose_rate(
         for rate in first.by_loss()[:CHOICE_KEPT]:
             last.measure(rate)
     held = [each for each in last.trials.values() if math.isfinite(each.loss)]
-    if not held:
+    if not held or not (effort.total_steps or first.has_learned()):
         return None
     rate = last.lowest() * (1.0 if effort.final_steps else HORIZON_FACTOR)
     if math.isfinite(found.ends[1]):
@@ -266,6 +267,10 @@ class _Ladder:
     def _has_learned(self, rate: float) -> bool:
         """Return whether the loss decreased by more than a few per cent."""
         return self.trials[rate].loss < CHOICE_LEARNED * self.losses[rate][0]
+
+    def has_learned(self) -> bool:
+        """Return whether the loss decreased at any rate."""
+        return any(self._has_learned(rate) for rate in self.trials)
 
     def by_loss(self) -> list[float]:
         """Return the rates, that with the lowest loss first, the higher of equal ones first."""

@@ -30,7 +30,7 @@ from normscope.problem.references import first_reached
 from normscope.problem.sharded import gather_shards
 from normscope.progress import Progress, ProgressOption, callback_of, nested_progress
 from normscope.progress_bar import shows_progress
-from normscope.text import Rendered, Table
+from normscope.text import Rendered, Table, join_words
 from normscope.training.loop import Loop, Outcome, has_diverged
 from normscope.validation import check_bool, check_integer
 from normscope.warn import silenced
@@ -196,22 +196,30 @@ class Comparison(Rendered):
 
     @property
     def headline(self) -> str:
-        """The largest limit, and how far the next is below it if their intervals are apart."""
-        first, *others = sorted(self.rows, key=lambda row: row.advice.limit, reverse=True)
-        predicted = any(row.advice.verification is None for row in self.rows)
+        """The largest limit, and how far the next is below it if their intervals are apart.
+
+        Limits of which only one end is known, and those that a training has refuted, do not count.
+        """
+        known = [row for row in self.rows if _is_known(row)]
+        unknown = [row.norm for row in self.rows if row not in known]
+        without = f"; that of {join_words(unknown)} is not known" if unknown else ""
+        if not known:
+            return f"The limit of {join_words(unknown)} is not known"
+        first, *others = sorted(known, key=lambda row: row.advice.limit, reverse=True)
+        predicted = any(row.advice.verification is None for row in known)
         limit = f"{'predicted ' if predicted else ''}limit"
         largest = f"{first.norm}, {first.advice.limit:.3g}{_mark(first)}"
         if not others:
-            return f"{limit.capitalize()}: {largest}"
+            return f"{limit.capitalize()}: {largest}{without}"
         low = first.advice.interval[0]
         close = [row.norm for row in others if row.advice.interval[1] >= low]
         if close:
             which = " and ".join(close) if len(close) < 3 else f"{len(close)} others"
-            return f"Largest {limit}: {largest}; the interval of {which} overlaps"
+            return f"Largest {limit}: {largest}; the interval of {which} overlaps{without}"
         ratio = first.advice.limit / others[0].advice.limit
         return (
             f"Largest {limit}: {largest}, {ratio:.2g} times that of {others[0].norm} "
-            f"({others[0].advice.limit:.3g}{_mark(others[0])})"
+            f"({others[0].advice.limit:.3g}{_mark(others[0])}){without}"
         )
 
     @property
@@ -295,6 +303,14 @@ def _mark(row: Compared) -> str:
     return _MARK if row.is_unstable or not _is_enclosed(row.advice) else ""
 
 
+def _is_known(row: Compared) -> bool:
+    """Return whether the limit has two ends and the training at half of it was stable."""
+    if row.is_unstable:
+        return False
+    is_predicted = row.advice.verification is None and row.advice.predicted is not None
+    return is_predicted or _is_enclosed(row.advice)
+
+
 def _is_enclosed(advice: Advice) -> bool:
     """Return whether the limit is between a rate that held and one that failed in short runs."""
     found = advice.verification
@@ -303,12 +319,16 @@ def _is_enclosed(advice: Advice) -> bool:
 
 def _limit_note(row: Compared) -> str:
     found = row.advice.verification
+    if found is None and row.advice.predicted is None:
+        return f"{row.norm}: the limit is above this; no trial on a few samples was unstable."
     if found is None or _is_enclosed(row.advice):
         return ""
     if found.collapsed_first:
         return f"{row.norm}: the network collapsed at every rate tried; the limit is the lowest."
     if found.low == 0:
         return f"{row.norm}: no rate tried was stable; the limit is the lowest of them."
+    if found.known_failure <= found.low:
+        return f"{row.norm}: a run failed at {found.known_failure:.3g}, but most held up to this."
     return f"{row.norm}: no rate tried was unstable; the limit is the highest of them."
 
 

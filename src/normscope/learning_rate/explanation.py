@@ -65,11 +65,29 @@ def _limit_summary(advice: Advice) -> str:
     if found is None:
         return f"{advice.limit:.3g} predicted, perhaps {_range(low, high)}"
     if math.isinf(found.ends[1]):
-        return f"above {low:.3g}: no run was unstable up to {advice.limit:.3g}"
+        return f"above {low:.3g}: {_none_unstable(advice, found)}"
     if found.ends[0] == 0:
         return f"below {advice.limit:.3g}: no full run was stable"
+    failure = _failure_below(found)
     where = ", below a collapse; perhaps" if found.collapsed_first else "; on other batches perhaps"
-    return f"{advice.limit:.3g}{where} {_range(low, high)}"
+    where = "; perhaps" if failure else where  # to fit into one line
+    return f"{advice.limit:.3g}{where} {_range(low, high)}{failure}"
+
+
+def _none_unstable(advice: Advice, found: Verification) -> str:
+    """Return up to which rate no run was unstable, or which run failed below that rate."""
+    if found.known_failure > advice.limit:
+        return f"no run was unstable up to {advice.limit:.3g}"
+    return f"a run held at {advice.limit:.3g}{_failure_below(found)}"
+
+
+def _failure_below(found: Verification) -> str:
+    """Return which run failed below the rates that hold the limit, if one did."""
+    if found.known_failure > found.limit or found.known_failure >= found.ends[1]:
+        return ""
+    if found.known_failure < found.lowest_failure:
+        return f"; a growing rate failed at {found.known_failure:.3g}"
+    return f"; one data order failed at {found.known_failure:.3g}"
 
 
 def _range(low: float, high: float) -> str:
@@ -146,10 +164,7 @@ def _limit_remark(advice: Advice) -> str:
         how = "predicted" if advice.predicted is not None else "at least: no trial was unstable"
         return f"{how}; it may be anywhere from {low:.3g} to {above}"
     where = "below where the network collapses; " if found.collapsed_first else ""
-    remark = f"{where}on other batches perhaps {low:.3g} to {above}"
-    if found.lowest_failure >= low:
-        return remark
-    return f"{remark}; one data order failed at {found.lowest_failure:.3g}"
+    return f"{where}on other batches perhaps {low:.3g} to {above}{_failure_below(found)}"
 
 
 def _bound_remark(advice: Advice) -> str:
@@ -157,15 +172,16 @@ def _bound_remark(advice: Advice) -> str:
     if advice.curvature is None or bound is None or lowered is None:
         return f"none: {advice.curvature_reason}"
     if _lowered_by_prediction(advice):
-        return f"lowered from {bound:.3g}: noise and momentum break training earlier"
+        return f"lowered from {bound:.3g}: the prediction, with noise and momentum, is lower"
     if found is not None and found.lowest_failure < bound:
         base = "that rate" if found.lowest_failure <= found.limit else "the limit"
         divisor = min(found.lowest_failure, found.limit) / lowered
         share = "half" if divisor < 2.005 else f"{1 / divisor:.2g} times"
         failed = f"a run failed at {found.lowest_failure:.3g}, below the bound {bound:.3g}"
         return f"{failed}: lowered to {share} {base}"
-    if lowered < bound:
-        return f"the limit; the bound itself, {bound:.3g}, was not tried"
+    if found is not None and lowered < bound:
+        end = "the limit" if lowered == found.limit else "the lower end of the limit's interval"
+        return f"{end}; the bound itself, {bound:.3g}, was not tried"
     if bound < advice.rule.largest_stable_rate(advice.curvature.largest):
         return f"lowered: a few steps at {2 * bound:.3g} were unstable"
     return "a quadratic with the largest curvature measured is stable below it"
@@ -247,7 +263,8 @@ def _verified_remark(found: Verification | None) -> str:
     collapse = (
         f"; the network collapsed at {found.lowest_collapse:.3g}" if found.collapsed_first else ""
     )
-    return f"{stable}, {above}{collapse}; {len(found.all_runs)} runs, {found.steps} steps"
+    count = f"{plural(len(found.all_runs), 'run')}, {plural(found.steps, 'step')}"
+    return f"{stable}, {above}{collapse}; {count}"
 
 
 def _shares_remark(advice: Advice) -> str:
@@ -303,11 +320,9 @@ def _explain_limit(advice: Advice) -> str:
             "verified it. Half of that is recommended."
         )
     if math.isinf(found.high) and not found.collapsed_first:
-        text = f"No learning rate up to {found.low:.3g} was unstable in short runs."
-        if advice.calibrated:
-            return text
-        return f"{text} If the loss is bounded, none is: prefer a rate near the curvature bound."
-    runs = f"In runs of {STEPS} steps"
+        return _explain_open_limit(advice, found)
+    longest = max((each.steps for each in found.all_runs), default=STEPS)
+    runs = f"In runs of {'' if longest >= STEPS else 'up to '}{plural(longest, 'step')}"
     if found.collapsed_first:
         usable, lowest = found.ends
         where = f"at {usable:.3g} it did not" if usable else "so did it at every rate tried"
@@ -328,6 +343,19 @@ def _explain_limit(advice: Advice) -> str:
         )
     half = "" if advice.choice else f"; {advice.recommended:.3g} is recommended"
     return f"{runs} training was stable at {found.low:.3g}, but not at {found.high:.3g}{half}."
+
+
+def _explain_open_limit(advice: Advice, found: Verification) -> str:
+    """Return what is known of a limit above all rates tried."""
+    if found.known_failure <= found.low:
+        return f"In short runs training was stable at {found.low:.3g}{_failure_below(found)}."
+    text = f"No learning rate up to {found.low:.3g} was unstable in short runs."
+    if advice.calibrated:
+        return text
+    # the best rates with a second moment are far below the curvature bound
+    if advice.curvature_bound is None or advice.rule.second_moment is not None:
+        return f"{text} If the loss is bounded, none is."
+    return f"{text} If the loss is bounded, none is: prefer a rate near the curvature bound."
 
 
 def _explain_choice(advice: Advice) -> str:
@@ -379,7 +407,7 @@ def _explain_bound(advice: Advice) -> str:
     text = _explain_curvature(advice, curvature, advice.bound)
     if _lowered_by_prediction(advice):
         return (
-            f"{text}. The noise of the batches and momentum make training unstable earlier than "
+            f"{text}. The prediction, which counts the noise of the batches and momentum, is below "
             f"that: the curvature bound is lowered to {bound:.3g}, well below the prediction."
         )
     if found is not None and found.lowest_failure < advice.bound:
@@ -390,7 +418,11 @@ def _explain_bound(advice: Advice) -> str:
             f"curvature bound is lowered to {bound:.3g}."
         )
     if bound < advice.bound:
-        return f"{text}. The limit is below that, and the curvature bound is at most the limit."
+        if found is not None and bound == found.limit:
+            return f"{text}. The limit is below that, and the curvature bound is at most the limit."
+        return (
+            f"{text}. The limit's interval begins below that, at {bound:.3g}: the curvature bound."
+        )
     other = "half the limit" if advice.choice is None else "the recommended rate"
     margin = f"; it has no margin, unlike {other}, which is lower"
     return f"{text}, the curvature bound{margin if advice.recommended < bound else ''}."

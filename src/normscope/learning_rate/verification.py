@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from normscope.errors import StateError
@@ -94,12 +94,13 @@ class Verification(Rendered):
         """The ends, moved apart by what the runs do not show.
 
         Runs on one data order may be off on others by `margin`. A rate that held for fewer than 100
-        steps may fail later, and may be too high by `SHORT_MARGIN`.
+        steps may fail later, and may be too high by `SHORT_MARGIN`. A failure of any run, ramps
+        included, is above the lower end.
         """
         low, high = self.ends
         longest = max((each.steps for each in self.runs if each.rate == low), default=STEPS)
         held = low if longest >= STEPS else low / SHORT_MARGIN
-        return held / self.margin, high * self.margin
+        return min(held / self.margin, self.known_failure), high * self.margin
 
     @property
     def limit(self) -> float:
@@ -110,6 +111,12 @@ class Verification(Rendered):
     def lowest_failure(self) -> float:
         """The smallest rate at which any run failed, on any data order; infinite if none did."""
         return min((each.rate for each in self.runs if each.failed), default=math.inf)
+
+    @property
+    def known_failure(self) -> float:
+        """As `lowest_failure`, with the last rates of the ramps that failed."""
+        failed = (each.rate for each in self.all_runs[: self.ramps] if each.failed)
+        return min(*failed, self.lowest_failure, math.inf)
 
     @property
     def spread(self) -> float:
@@ -180,7 +187,8 @@ def verify_limit(
         budget: largest number of gradients.
 
     Returns:
-        The enclosing rates and all runs.
+        The enclosing rates and all runs. If the budget ended before two data orders agreed on one
+        of these rates, the interval is wider by the margin of one order.
 
     Raises:
         StateError: if the losses of untrained batches differ by more than the limit of growth.
@@ -192,7 +200,10 @@ def verify_limit(
     search.bisect({_Verdict.UNSTABLE})
     search.bisect({_Verdict.UNSTABLE, _Verdict.COLLAPSED})
     low, high = search.enclosing({_Verdict.UNSTABLE})
-    return Verification(low, high, tuple(search.all_runs), search.ramps)
+    found = Verification(low, high, tuple(search.all_runs), search.ramps)
+    if search.undecided.isdisjoint({low, high, *found.ends}):
+        return found
+    return replace(found, margin=ONE_ORDER_MARGIN)
 
 
 def bracket_limit(
@@ -265,6 +276,7 @@ class _Search:
     progress: ProgressCallback
     all_runs: list[ShortRun] = field(default_factory=list)
     verdicts: dict[float, _Verdict] = field(default_factory=dict)
+    undecided: set[float] = field(default_factory=set)  # too few orders agreed: out of steps
     ramps: int = 0
     orders: int = 2  # that must agree on a rate
     least: int = STEPS  # steps that must be left to begin a run
@@ -308,6 +320,8 @@ class _Search:
                 unstable += 1
             else:
                 held, collapsed = held + (not done.died), collapsed + done.died
+        if max(unstable, held + collapsed) < enough:
+            self.undecided.add(rate)
         if unstable and unstable >= held:  # one each, or out of steps: be careful
             self.verdicts[rate] = _Verdict.UNSTABLE
         else:

@@ -67,7 +67,7 @@ def test_safe_rate_without_any_stable_run_is_half_the_lowest_that_failed():
     assert row(found, "verified") == {
         "quantity": "verified",
         "value": None,
-        "remark": "no rate was stable, 0.3 unstable; 1 runs, 9 steps",
+        "remark": "no rate was stable, 0.3 unstable; 1 run, 9 steps",
     }
     assert "stable at no rate tried, down to 0.3" in found.explanation
     assert "stable at 0" not in found.explanation
@@ -145,7 +145,7 @@ def test_reason_of_the_interval_is_told():
 
 def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
     runs = (
-        ShortRun(0.1, 0, True, 9, 3.0),  # a ramp
+        ShortRun(0.9, 0, True, 9, 3.0),  # a ramp
         ShortRun(0.5, 0, True, 9, 3.0),
         ShortRun(0.5, 1, False, 100, 1.0),
         ShortRun(0.5, 2, False, 100, 1.0),
@@ -153,11 +153,11 @@ def test_single_order_that_failed_below_what_the_runs_enclose_is_told():
         ShortRun(0.7, 0, True, 9, 3.0),
     )
     found = advice(verification=Verification(0.6, 0.7, runs, 1))
-    assert found.interval == (0.6, 0.7)  # of the median over the orders
-    told = "on other batches perhaps 0.6 to 0.7; one data order failed at 0.5"
+    assert found.interval == (0.5, 0.7)  # the failure of one order is in it
+    told = "on other batches perhaps 0.5 to 0.7; one data order failed at 0.5"
     assert row(found, "limit")["remark"] == told
     same = replace(found, verification=Verification(0.5, 0.7, runs, 1))
-    assert row(same, "limit")["remark"].endswith("perhaps 0.5 to 0.7")  # which holds it already
+    assert row(same, "limit")["remark"] == told
     agreed = replace(found, verification=Verification(0.4, 0.5, runs, 1))
     assert row(agreed, "limit")["remark"] == "on other batches perhaps 0.4 to 0.5"
 
@@ -255,7 +255,7 @@ def test_unverified_limit_is_not_below_the_safe_rate(rate, limit):
 def test_prediction_far_below_the_bound_lowers_it():
     found = advice(rate=0.3)
     assert (found.bound, found.curvature_bound, found.limit) == (0.5, pytest.approx(0.12), 0.3)
-    assert row(found, "curvature bound")["remark"].startswith("lowered from 0.5: noise")
+    assert row(found, "curvature bound")["remark"].startswith("lowered from 0.5: the prediction")
     assert "the curvature bound is lowered to 0.12, well below the prediction" in found.explanation
     late = replace(found, prediction=replace(found.prediction, rate=0.8, is_late=True))
     assert (late.curvature_bound, late.limit) == (pytest.approx(0.2), 0.8)
@@ -545,6 +545,44 @@ def test_answer_says_that_the_network_collapses():
     runs = (ShortRun(0.7, 0, False, 60, 1.0, died=True), ShortRun(0.6, 0, False, 100, 1.0))
     shown = lines(advice(verification=Verification(0.6, 0.9, runs, 0)))
     assert shown[1] == "0.648, below a collapse; perhaps 0.6 to 0.7"
+
+
+def test_ramp_that_failed_below_a_rate_that_held_is_named():
+    runs = (ShortRun(2.84, 0, True, 20, 2.0), ShortRun(3.6, 0, False, 100, 1.0))
+    found = advice(verification=Verification(3.6, math.inf, runs, 1, 1.4))
+    assert lines(found)[1] == "above 2.57: a run held at 3.6; a growing rate failed at 2.84"
+    assert "stable at 3.6; a growing rate failed at 2.84." in found.explanation
+    assert "was unstable" not in found.explanation
+    enclosed = replace(found, verification=Verification(3.6, 5.0, runs, 1, 1.4))
+    assert lines(enclosed)[1].endswith("2.57 to 7; a growing rate failed at 2.84")
+
+
+def test_order_that_failed_at_the_largest_rate_that_held_is_named():
+    runs = (ShortRun(0.7, 0, True, 20, 2.0), ShortRun(0.7, 1, False, 100, 1.0))
+    found = advice(verification=Verification(0.7, math.inf, runs, 0))
+    assert lines(found)[1] == "above 0.7: a run held at 0.7; one data order failed at 0.7"
+
+
+def test_curvature_bound_at_the_end_of_the_interval_is_not_called_the_limit():
+    found = advice(verification=replace(verified(0.3, 0.6), margin=1.4))
+    assert found.curvature_bound == pytest.approx(0.3 / 1.4)
+    remark = "the lower end of the limit's interval; the bound itself, 0.5, was not tried"
+    assert row(found, "curvature bound")["remark"] == remark
+    assert "The limit's interval begins below that, at 0.214" in found.explanation
+
+
+@pytest.mark.parametrize("moment", [None, 0.999])
+def test_rate_near_the_curvature_bound_is_preferred_without_a_second_moment(moment):
+    found = advice(verification=verified(0.7, math.inf), second_moment=moment)
+    found = replace(found, calibrated=False)
+    assert ("prefer a rate near the curvature bound" in found.explanation) == (moment is None)
+    assert "prefer" not in replace(found, curvature=None).explanation
+
+
+def test_explanation_has_the_steps_that_were_run():
+    found = advice(verification=verified(0.0, 0.3))
+    assert "In runs of up to 9 steps training was stable at no rate tried" in found.explanation
+    assert "In runs of 100 steps" in advice(verification=verified(0.2, 0.3)).explanation
 
 
 def test_trials_without_an_instability_are_not_a_prediction():

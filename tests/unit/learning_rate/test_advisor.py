@@ -16,10 +16,14 @@ import normscope as ns
 from normscope.curvature import dense
 from normscope.errors import ArgumentTypeError, InputError, StateError
 from normscope.learning_rate import advisor, max_learning_rate, prediction, stability
+from normscope.learning_rate.advisor import _length_note
 from normscope.learning_rate.around_step import GroupRates
 from normscope.learning_rate.sample_trials import SampleTrials
 from normscope.learning_rate.setup import TrainingSetup
+from normscope.learning_rate.stability import ShortRun
+from normscope.learning_rate.thresholds import EFFORTS
 from normscope.learning_rate.update_rule import rule_of
+from normscope.learning_rate.verification import Verification
 from normscope.problem import Problem
 
 
@@ -400,3 +404,19 @@ def test_prediction_leads_the_net_off_its_plateau():
     assert found.curvature.starts_on_plateau
     assert "once its loss decreases" in found.prediction.reason
     assert 0.14 / 1.3 < found.predicted < 0.16 * 1.3  # held in 100 steps; broke after 41
+
+
+@pytest.mark.parametrize(
+    ("high", "effort", "steps", "told"),
+    [
+        (math.inf, "default", 70, 'than 70. Training may break later; effort="thorough"'),
+        (math.inf, "default", 100, None),
+        (0.3, "default", 70, None),
+        (0.3, "quick", 30, 'than 30. Training may break later; effort="default"'),
+    ],
+)
+def test_limit_that_no_full_run_supports_is_said_to_be_unverified(high, effort, steps, told):
+    found = Verification(0.2, high, (ShortRun(0.2, 0, False, steps, 1.0),), 0)
+    notes = _length_note(found, EFFORTS[effort])
+    assert len(notes) == (told is not None)
+    assert not notes or told in notes[0]

@@ -133,6 +133,26 @@ def test_two_lower_rates_are_tried_while_nothing_is_learned(monkeypatch):
     assert 0.0256 < found.rate / HORIZON_FACTOR < 0.16
 
 
+@pytest.mark.parametrize(("loss", "is_chosen"), [(3.0, False), (2.95, False), (2.5, True)])
+def test_quick_chooses_no_rate_if_none_lowered_the_loss(monkeypatch, loss, is_chosen):
+    found, rates = chosen(monkeypatch, lambda rate: loss, EFFORTS["quick"])
+    assert len(rates) == 2
+    assert (found is not None) == is_chosen
+
+
+def test_quick_says_that_no_rate_lowered_the_loss():
+    inputs, targets = torch.ones(8, 1), torch.arange(8.0).view(8, 1) + 100
+    line = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(line.bias, 103.5)
+    torch.nn.init.zeros_(line.weight)  # the mean already: nothing is left to learn
+    found = max_learning_rate(
+        *(line, "squared_error", (inputs, targets)), effort="quick", objective="fastest"
+    )
+    assert found.choice is None
+    assert found.recommended <= found.limit / 3
+    assert any("No rate tried lowered the loss in 50 steps" in note for note in found.notes)
+
+
 def test_second_moment_starts_far_below_the_predicted_limit(monkeypatch):
     found, rates = chosen(monkeypatch, bowl(0.01), predicted=0.4, second_moment=True)
     assert rates[0] == pytest.approx(0.02)

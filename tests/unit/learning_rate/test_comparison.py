@@ -79,11 +79,12 @@ def test_table_dict_and_figure_show_every_norm(compared, tmp_path):
     figure.savefig(tmp_path / "compared.png")
 
 
-def row_with(norm, limit, interval, runs=True):
+def row_with(norm, limit, interval, runs=True, predicted=1.0, is_unstable=False):
     """A row that has only what a headline reads."""
     verification = SimpleNamespace(ends=interval) if runs else None
-    advice = SimpleNamespace(limit=limit, interval=interval, verification=verification)
-    return SimpleNamespace(norm=norm, advice=advice, is_unstable=False)
+    given = {"limit": limit, "interval": interval, "predicted": predicted}
+    advice = SimpleNamespace(**given, verification=verification)
+    return SimpleNamespace(norm=norm, advice=advice, is_unstable=is_unstable)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,24 @@ def row_with(norm, limit, interval, runs=True):
             "Largest predicted limit: batch, 2, 4 times that of none (0.5*)",
         ),
         ([row_with("batch", 2.0, (1.0, 4.0))], "Limit: batch, 2"),
+        (
+            [
+                row_with("batch", 2.0, (1.0, 4.0), runs=False),
+                row_with("layer", 2.9, (1.2, math.inf), runs=False, predicted=None),
+            ],
+            "Predicted limit: batch, 2*; that of layer is not known",
+        ),
+        (
+            [
+                row_with("none", 0.5, (0.4, 0.6)),
+                row_with("batch", 2.0, (1.0, 4.0)),
+                row_with("layer", 9.0, (9.0, math.inf)),
+                row_with("rms", 8.0, (7.0, 9.0), is_unstable=True),
+            ],
+            "Largest limit: batch, 2, 4 times that of none (0.5); that of layer and rms is not "
+            "known",
+        ),
+        ([row_with("layer", 9.0, (9.0, math.inf))], "The limit of layer is not known"),
     ],
 )
 def test_headline_claims_a_factor_only_if_intervals_are_apart(rows, headline):
@@ -413,7 +432,7 @@ def test_limits_that_no_runs_enclose_are_marked(compared):
         "* layer: no rate tried was stable; the limit is the lowest of them.",
         "* l1: the network collapsed at every rate tried; the limit is the lowest.",
     ]
-    lines = {line.split()[0]: line.split()[2] for line in str(found).splitlines()[4:9]}
+    lines = {line.split()[0]: line.split()[2] for line in str(found).splitlines()[5:10]}
     assert [limit.endswith("*") for limit in lines.values()] == [True, True, True, False, True]
     assert all(note in found._repr_html_() for note in found.notes)
     assert found.to_dict()["notes"] == found.notes

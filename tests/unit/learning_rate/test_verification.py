@@ -546,3 +546,35 @@ def test_bracket_refuses_batches_whose_losses_differ_without_training():
     problem = Problem(line, "squared_error", (torch.ones(8, 1), targets))
     with pytest.raises(StateError, match=r"without any training.*larger batches"):
         bracket_limit(TrainingSetup(problem, sgd(1.0), 1, 0), 1.0)
+
+
+@pytest.mark.parametrize(("budget", "margin"), [(450, 1.4), (550, 1.0)])
+def test_rate_judged_by_one_order_has_the_margin_of_one_order(budget, margin):
+    """Each stable run has 100 steps; the fifth rate gets one run or two."""
+    found = verify_limit(fickle((1e9,) * 3), 1.0, budget=budget)
+    orders = [each.order for each in found.runs if each.rate == found.low]
+    assert len(orders) == (1 if margin > 1 else 2)
+    assert found.margin == margin
+    assert found.interval == (pytest.approx(found.low / margin), math.inf)
+
+
+def test_tie_where_the_steps_ran_out_widens_the_interval():
+    found = verify_limit(fickle((1.0, 9.0, 9.0)), 0.03, budget=300)  # 100 of them for the ramp
+    tied = [each.failed for each in found.runs if each.rate == found.high]
+    assert tied == [True, False]
+    assert found.margin == 1.4
+
+
+@pytest.mark.parametrize("ramp", [2.84, 5.0])
+def test_ramp_that_failed_below_a_rate_that_held_is_in_the_interval(ramp):
+    ramps = (ShortRun(ramp, 0, True, 20, 2.0),)
+    held = tuple(ShortRun(3.6, order, False, 100, 1.0) for order in range(2))
+    found = Verification(3.6, math.inf, (*ramps, *held), 1)
+    assert found.known_failure == ramp
+    assert found.interval == (min(ramp, 3.6), math.inf)
+
+
+def test_order_that_was_outvoted_is_in_the_interval():
+    found = verify_limit(fickle((1.0, 9.0, 9.0)), 0.02)
+    assert found.lowest_failure < found.low
+    assert found.interval[0] == found.lowest_failure
