@@ -208,7 +208,8 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
     options = ["--norms", "none, batch", "--steps", "20", "--no-verify", "-o", str(figure)]
     assert main(["compare", *SMALL, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Largest predicted limit: batch, ")
+    assert lines[0].startswith("Predicted limit: none, ")
+    assert lines[0].endswith("; that of batch is not known")
     rule = next(place for place, line in enumerate(lines) if line.startswith("---"))
     assert [lines[place].split()[0] for place in (rule - 1, rule + 1, rule + 2)] == [
         "norm",
@@ -243,8 +244,8 @@ def test_compare_prints_one_row_for_each_norm(tmp_path, capsys):
             "--momentum is an option of sgd, and --optimizer is adam; leave it out.",
         ),
         (
-            ["compare", *SMALL, "--optimizer", "rmsprop", "--nesterov", "--weight-decay", "1e-3"],
-            "--nesterov and --weight-decay are options of sgd, and --optimizer is rmsprop; leave "
+            ["compare", *SMALL, "--optimizer", "rmsprop", "--nesterov", "--momentum", "0.9"],
+            "--momentum and --nesterov are options of sgd, and --optimizer is rmsprop; leave "
             "them out.",
         ),
         (["lr", *SMALL, "--momentum", "1.5"], "momentum must be from 0 up to 1"),
@@ -376,3 +377,13 @@ def test_clipping_and_accumulation_reach_the_runs(capsys):
     assert all(note in printed for note in found["notes"])
     assert main(["lr", *SMALL, "--clip-norm", "0"]) == 2
     assert "clip_norm must be a positive number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "decay"),
+    [([], 0.01), (["--weight-decay", "0"], 0.0), (["--weight-decay", "0.1"], 0.1)],
+)
+def test_weight_decay_is_that_of_the_optimizer_named(capsys, given, decay):
+    arguments = ["--optimizer", "adamw", "--effort", "quick", "--json", *given]
+    assert main(["lr", *SMALL, *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["weight_decay"] == decay

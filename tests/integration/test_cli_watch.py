@@ -69,9 +69,13 @@ def test_json_is_strict_and_has_every_part(path, capsys):
     assert found["parts"][2]["cells"]["losses"] == [0.1, 1.0]
 
 
-def test_a_store_that_does_not_exist_yet_is_waited_for(tmp_path, capsys):
-    assert main(["watch", str(tmp_path / "later.db"), "--once"]) == 0
-    assert "there is no store at" in capsys.readouterr().out
+@pytest.mark.parametrize("option", ["--once", "--json"])
+def test_a_store_that_does_not_exist_is_refused_if_nothing_waits_for_it(tmp_path, capsys, option):
+    assert main(["watch", str(tmp_path / "later.db"), option]) == 2
+    printed = capsys.readouterr()
+    assert "there is no store at" in printed.err
+    assert "wait for it" in printed.err
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def compare(
     loss: opt.Loss = "cross_entropy",
     momentum: opt.Momentum = 0.0,
     nesterov: opt.Nesterov = False,
-    weight_decay: opt.WeightDecay = 0.0,
+    weight_decay: opt.WeightDecay = None,
     optimizer: opt.OptimizerName = "sgd",
     option: opt.ModelOptions = None,
     batch_size: opt.BatchSize = None,

@@ -24,7 +24,7 @@ def lr(
     loss: opt.Loss = "cross_entropy",
     momentum: opt.Momentum = 0.0,
     nesterov: opt.Nesterov = False,
-    weight_decay: opt.WeightDecay = 0.0,
+    weight_decay: opt.WeightDecay = None,
     optimizer: opt.OptimizerName = "sgd",
     norm: opt.Norm = None,
     option: opt.ModelOptions = None,
@@ -105,7 +105,7 @@ def advice_options(
 
     Args:
         samples: the data.
-        rule: momentum, nesterov and weight_decay of SGD.
+        rule: momentum and nesterov of SGD, and weight_decay of any; None for its default.
         optimizer: its name.
         batch_size: samples per step; None for the default.
         no_verify: whether short runs are left out.
@@ -114,10 +114,13 @@ def advice_options(
     """
     from normscope.cli.batches import step_batch_size
 
+    decay = rule["weight_decay"]
+    is_sgd = optimizer == "sgd"
     return {
         **rule,
+        "weight_decay": (decay or 0.0) if is_sgd else 0.0,
         "verify": not no_verify,
-        "optimizer": _optimizer_factory(optimizer),
+        "optimizer": None if is_sgd else _optimizer_factory(optimizer, decay),
         "batch_size": step_batch_size(samples, batch_size),
         "mode": mode,
         "seed": seed,
@@ -129,7 +132,7 @@ def check_optimizer(name: str, rule: dict[str, Any]) -> None:
 
     Args:
         name: what was given.
-        rule: momentum, nesterov and weight_decay of SGD.
+        rule: momentum and nesterov of SGD, and weight_decay of any.
 
     Raises:
         UnknownNameError: if it is not one of `opt.OPTIMIZERS`.
@@ -138,6 +141,7 @@ def check_optimizer(name: str, rule: dict[str, Any]) -> None:
     if name not in opt.OPTIMIZERS:
         raise unknown_name("optimizer", name, opt.OPTIMIZERS)
     given = [f"--{option.replace('_', '-')}" for option, value in rule.items() if value]
+    given = [option for option in given if option != "--weight-decay"]
     if given and name != "sgd":
         are, them = ("are options", "them") if len(given) > 1 else ("is an option", "it")
         raise InputError(
@@ -145,9 +149,10 @@ def check_optimizer(name: str, rule: dict[str, Any]) -> None:
         )
 
 
-def _optimizer_factory(name: str) -> OptimizerFactory | None:
-    """Return the factory of a torch optimizer; None for SGD, which has options of its own."""
+def _optimizer_factory(name: str, weight_decay: float | None) -> OptimizerFactory:
+    """Return the factory of a torch optimizer other than SGD, which has options of its own."""
     from torch.optim import Adam, AdamW, RMSprop
 
     known: dict[str, Any] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-    return None if name == "sgd" else partial(known[name], lr=1e-3)
+    options = {} if weight_decay is None else {"weight_decay": weight_decay}
+    return partial(known[name], lr=1e-3, **options)

@@ -113,7 +113,9 @@ _OPTION = "An option of a registered model, such as width=100; may be repeated."
 ModelOptions = Annotated[list[str] | None, option("NAME=VALUE", _OPTION, "--option")]
 Momentum = Annotated[float, number("Heavy-ball momentum of SGD, below 1.", min=0)]
 Nesterov = Annotated[bool, flag("--nesterov", "Nesterov's momentum, with SGD.")]
-WeightDecay = Annotated[float, number("Weight decay of SGD.", min=0)]
+WeightDecay = Annotated[
+    float | None, number("Weight decay of the optimizer.", min=0, default="0; 0.01 with adamw")
+]
 OptimizerName = Annotated[
     str, option("NAME", "sgd, adam, adamw or rmsprop.", "--optimizer", choices=OPTIMIZERS)
 ]

@@ -40,6 +40,8 @@ def watch(
     from normscope.watch.terminal import read_once, show, summary
 
     _check(stores)
+    if once or as_json:
+        _check_present(stores)
     with warnings_as_notes():
         if as_json:
             print_json(read_once(stores))
@@ -55,6 +57,16 @@ def watch(
 
 def _announce(url: str) -> None:
     print(f"Open {url}\nCtrl-C ends it; the stores are only read.", flush=True)
+
+
+def _check_present(stores: list[Path]) -> None:
+    """Raise for a store that does not exist, if nothing waits for it."""
+    for path in stores:
+        if not path.exists():
+            raise InputError(
+                f"there is no store at {path}; check the path, or leave out --once and --json to "
+                "wait for it."
+            )
 
 
 def _check(stores: list[Path]) -> None:

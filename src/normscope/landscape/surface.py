@@ -176,8 +176,9 @@ class Surface(Rendered):
         notes = [
             f"{grid} points ({measured}), mode {attrs['statistics']}, "
             f"{plural(attrs['samples'], 'sample')}, {attrs['seconds']:.2f} s. Curvature is the "
-            "second difference at the centre, roughness the largest anywhere, width that of the "
-            "region below twice the minimum; all in units of the axis."
+            "second difference at the centre, d'Hd that of the Hessian along the axis direction d, "
+            "roughness the largest second difference anywhere, width that of the region below "
+            "twice the minimum; all in units of the axis."
         ]
         return Table(rows, title, notes, numbers=("width",))
 

@@ -24,6 +24,7 @@ from normscope.probes.record import Row, ScopeRecord
 from normscope.probes.schedule import Schedule
 from normscope.problem.modes import EVAL_MODE_MESSAGE, is_in_eval_mode
 from normscope.problem.wrappers import is_sharded
+from normscope.text import wrap
 from normscope.warn import warn
 
 if TYPE_CHECKING:
@@ -387,7 +388,7 @@ class Scope:
         from normscope.plots.stability import stability_headline
 
         headline = stability_headline(self.results)
-        return f"{headline}\n{self!r}" if headline else repr(self)
+        return wrap(f"{headline}\n{self!r}" if headline else repr(self))
 
     def _repr_html_(self) -> str:
         from normscope.report.datasets import scope_html

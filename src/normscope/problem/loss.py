@@ -297,7 +297,8 @@ def _holds_probabilities(output: Tensor, target: Tensor) -> bool:
     vectors = target.is_floating_point()
     expected = output.shape if vectors else output.shape[:1] + output.shape[2:]
     if target.shape != expected:
-        raise _shape_error(output, target)
+        is_sequence = output.dim() > 2 and target.shape == output.shape[:-1]
+        raise _shape_error(output, target, _TOKENS if is_sequence else "")
     return vectors
 
 
@@ -312,11 +313,17 @@ def _one_hot(output: Tensor, labels: Tensor) -> Tensor:
         raise
 
 
-def _shape_error(output: Tensor, target: Tensor) -> ShapeError:
+_TOKENS = (
+    " For a label per token use a loss of your own that flattens both: lambda output, target: "
+    "F.cross_entropy(output.flatten(0, -2), target.flatten())."
+)
+
+
+def _shape_error(output: Tensor, target: Tensor, remedy: str = "") -> ShapeError:
     return ShapeError(
         f"expected (batch,) integer labels for outputs (batch, classes), or floating-point targets "
         f"in the shape of the output {tuple(output.shape)}; got a target of type {target.dtype} "
-        f"and shape {tuple(target.shape)}."
+        f"and shape {tuple(target.shape)}.{remedy}"
     )
 
 

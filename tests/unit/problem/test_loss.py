@@ -49,6 +49,14 @@ def log_softmax(output):
     return output - output.exp().sum(dim=1, keepdim=True).log()
 
 
+def test_labels_of_tokens_are_refused_with_the_loss_to_use():
+    with pytest.raises(ShapeError, match=r"label per token.*flatten\(0, -2\)"):
+        cross_entropy(torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(ShapeError) as caught:
+        cross_entropy(torch.zeros(2, 3), torch.zeros(4, dtype=torch.long))
+    assert "token" not in str(caught.value)
+
+
 def test_losses_registry_holds_all_by_name():
     assert list(LOSSES) == ["cross_entropy", "model", "squared_error"]
     assert LOSSES["squared_error"] is squared_error
