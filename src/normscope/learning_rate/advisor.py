@@ -24,7 +24,7 @@ from normscope.learning_rate.around_step import (
     setup_notes,
 )
 from normscope.learning_rate.bound import MeasuredCurvature, measure_curvature
-from normscope.learning_rate.choice import choose_rate
+from normscope.learning_rate.choice import Choice, choose_rate
 from normscope.learning_rate.network_properties import (
     held_norm_layers,
     layer_scaled_by_gamma,
@@ -43,6 +43,7 @@ from normscope.learning_rate.setup import (
 from normscope.learning_rate.stability import growth_limit
 from normscope.learning_rate.theory import MeanFieldBound, mean_field_bound
 from normscope.learning_rate.thresholds import (
+    CAUTIOUS_SHARE,
     EFFORTS,
     FIRST_STEP,
     LAST_LAYER_STEPS,
@@ -273,10 +274,11 @@ def advise(
             predicted = None if advice.prediction is None else advice.prediction.rate
             choice = choose_rate(setup, advice.verification, effort, predicted, progress)
             if choice is not None:
+                choice = _cautious_choice(choice, advice)
                 tried = try_options(setup, choice.rate, effort.choice_steps, *options, progress)
                 choice = replace(choice, options=tried)
-            notes = advice.notes if choice is not None else (*advice.notes, _unlearned(effort))
-            advice = replace(advice, choice=choice, notes=notes)
+            notes = () if choice is not None and choice.learned else (_unlearned(effort),)
+            advice = replace(advice, choice=choice, notes=(*advice.notes, *notes))
     return replace(advice, objective=objective, seconds=time.perf_counter() - begin)
 
 
@@ -346,9 +348,19 @@ def _guess(
 
 def _unlearned(effort: Effort) -> str:
     return (
-        f"No rate tried lowered the loss in {effort.choice_steps} steps: a cautious share of the "
-        "limit is recommended instead."
+        f"No rate tried lowered the loss in {effort.choice_steps} steps: a lower one is "
+        "recommended, which no run has tried."
     )
+
+
+def _cautious_choice(choice: Choice, advice: Advice) -> Choice:
+    """Return the choice with a rate well below all that were tried, if none lowered the loss."""
+    if choice.learned:
+        return choice
+    # with a second moment the rates tried are far below the limit already
+    is_scaled = advice.rule.second_moment is not None
+    share = CAUTIOUS_SHARE if is_scaled else advice.cautious_share
+    return replace(choice, rate=min(choice.rate, choice.lowest * share))
 
 
 def _unmeasured(effort: Effort) -> str:

@@ -59,6 +59,7 @@ class Choice(Rendered):
         trials: every rate at its longest run, in increasing order.
         spent: training steps beyond those that verified the limit.
         options: warm-up lengths and weight decays that were tried at the rate.
+        learned: whether a rate lowered the loss; checked with ``effort="quick"``, which tries two.
     """
 
     rate: float
@@ -67,6 +68,12 @@ class Choice(Rendered):
     trials: tuple[RateTrial, ...]
     spent: int
     options: tuple[OptionTrial, ...] = ()
+    learned: bool = True
+
+    @property
+    def lowest(self) -> float:
+        """The lowest rate tried."""
+        return self.trials[0].rate
 
     @property
     def warmup(self) -> int | None:
@@ -157,8 +164,7 @@ def choose_rate(
         progress: receives an event before each run.
 
     Returns:
-        The rate and all trials; None if all of them failed, and if there was only time for two,
-        none of which lowered the loss.
+        The rate and all trials; None if all of them failed.
     """
     first = _Ladder(setup, found, effort.choice_steps, _budget(found, effort), progress)
     first.climb(_first_rate(setup, found, predicted))
@@ -170,7 +176,7 @@ def choose_rate(
         for rate in first.by_loss()[:CHOICE_KEPT]:
             last.measure(rate)
     held = [each for each in last.trials.values() if math.isfinite(each.loss)]
-    if not held or not (effort.total_steps or first.has_learned()):
+    if not held:
         return None
     rate = last.lowest() * (1.0 if effort.final_steps else HORIZON_FACTOR)
     if math.isfinite(found.ends[1]):
@@ -179,7 +185,8 @@ def choose_rate(
     trials = first.trials | last.trials
     ordered = tuple(trials[each] for each in sorted(trials))
     spent = first.spent + (0 if last is first else last.spent)
-    return Choice(rate, nearest.loss, nearest.steps, ordered, spent)
+    learned = bool(effort.total_steps) or first.has_learned()
+    return Choice(rate, nearest.loss, nearest.steps, ordered, spent, learned=learned)
 
 
 def _budget(found: Verification, effort: Effort) -> int:

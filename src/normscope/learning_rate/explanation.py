@@ -32,6 +32,8 @@ def _recommended_remark(advice: Advice) -> str:
     choice = advice.choice
     if choice is None:
         return _share_remark(advice)
+    if not choice.learned:
+        return f"below the lowest rate tried, {choice.lowest:.3g}: none lowered the loss"
     count = len(choice.trials)
     with_options = f", warm-up {choice.warmup}" if choice.warmup is not None else ""
     if choice.weight_decay is not None:
@@ -363,6 +365,10 @@ def _explain_choice(advice: Advice) -> str:
     choice = advice.choice
     if choice is None:
         return ""
+    if not choice.learned:
+        return (
+            f"Recommended is {choice.rate:.3g}, below the lowest rate tried, {choice.lowest:.3g}."
+        )
     best = min(choice.trials, key=lambda each: (-each.steps, each.loss))
     return (
         f"Recommended is {choice.rate:.3g}: of {len(choice.trials)} rates, {best.rate:.3g} had the "

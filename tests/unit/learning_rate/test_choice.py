@@ -114,7 +114,7 @@ def test_rate_is_at_most_half_the_limit(monkeypatch, low, high, most):
     assert chosen(monkeypatch, best, found=verification(low, high))[0].rate == pytest.approx(most)
 
 
-def test_lower_rate_is_chosen_if_the_noise_hides_the_difference(monkeypatch):
+def test_lower_rate_learned_if_the_noise_hides_the_difference(monkeypatch):
     losses = {1.0: 2.0, 0.4: 1.0, 0.16: 1.001, 0.064: 2.0}
     flat = lambda rate: losses[round(rate, 3)]  # noqa: E731
     exact, _ = chosen(monkeypatch, flat)
@@ -133,11 +133,11 @@ def test_two_lower_rates_are_tried_while_nothing_is_learned(monkeypatch):
     assert 0.0256 < found.rate / HORIZON_FACTOR < 0.16
 
 
-@pytest.mark.parametrize(("loss", "is_chosen"), [(3.0, False), (2.95, False), (2.5, True)])
-def test_quick_chooses_no_rate_if_none_lowered_the_loss(monkeypatch, loss, is_chosen):
+@pytest.mark.parametrize(("loss", "learned"), [(3.0, False), (2.95, False), (2.5, True)])
+def test_quick_says_whether_a_rate_lowered_the_loss(monkeypatch, loss, learned):
     found, rates = chosen(monkeypatch, lambda rate: loss, EFFORTS["quick"])
     assert len(rates) == 2
-    assert (found is not None) == is_chosen
+    assert found.learned == learned
 
 
 def test_quick_says_that_no_rate_lowered_the_loss():
@@ -148,8 +148,9 @@ def test_quick_says_that_no_rate_lowered_the_loss():
     found = max_learning_rate(
         *(line, "squared_error", (inputs, targets)), effort="quick", objective="fastest"
     )
-    assert found.choice is None
-    assert found.recommended <= found.limit / 3
+    assert found.recommended == found.choice.lowest / 3
+    assert "below the lowest rate tried" in str(found)
+    assert "below the lowest rate tried" in found.explanation
     assert any("No rate tried lowered the loss in 50 steps" in note for note in found.notes)
 
 
