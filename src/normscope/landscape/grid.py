@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from numbers import Real
 from typing import Any
 
@@ -31,6 +31,27 @@ def axis_values(low: float, high: float, count: int) -> np.ndarray:
     values = np.linspace(low, high, count)
     values[np.abs(values) < 1e-9 * (high - low)] = 0.0
     return values
+
+
+def covering_ends(low: float, high: float, count: int) -> tuple[float, float]:
+    """Return the ends of an axis that covers a range and has 0 on its grid.
+
+    A quarter of the range is added on both sides, at least; the spacing is the least possible.
+
+    >>> covering_ends(0.0, 1.0, 4)
+    (-0.625, 1.25)
+
+    Args:
+        low: at most 0.
+        high: at least 0.
+        count: points of the axis, at least 3.
+    """
+    pad = 0.25 * (high - low)
+    below = np.arange(1, count - 1)  # points below 0
+    spacings = np.maximum((pad - low) / below, (high + pad) / (count - 1 - below))
+    best = int(spacings.argmin())
+    start = -float(below[best] * spacings[best])
+    return start, float(start + (count - 1) * spacings[best])
 
 
 def axis_extents(extent: Any, dimensions: int) -> list[tuple[float, float]]:
@@ -121,21 +142,22 @@ def fill_grid(sizes: Sequence[int], measure: Measure, tolerance: float | None) -
     for level, stride in enumerate(_strides(sizes)):
         axes = [_axis_indices(size, stride) for size in sizes]
         new = [at for at in product(*axes) if not known or _is_new(at, known)]
-        wanted = [at for at in new if near[at]]
         predicted = _interpolate(loss, known, new) if known else np.full(len(new), np.nan)
         if new:
             loss[tuple(np.array(new).T)] = predicted
+        wanted = [at for at in new if near[at] or not np.isfinite(loss[at])]
+        rough = np.zeros(sizes, dtype=bool)
         if wanted:
             places = tuple(np.array(wanted).T)
             guesses = loss[places]
             loss[places], measured[places] = measure(wanted, level), True
-            if level:
-                off = ~(np.abs(loss[places] - guesses) <= tolerance * np.abs(loss[places]))
-                rough = np.zeros(sizes, dtype=bool)
-                rough[tuple(axis[off] for axis in places)] = True
-                near = maximum_filter(rough, size=2 * stride + 1, mode="constant")
-        elif level:
-            near = np.zeros(sizes, dtype=bool)
+            with np.errstate(invalid="ignore"):  # inf - inf
+                rough[places] = ~(
+                    np.abs(loss[places] - guesses) <= tolerance * np.abs(loss[places])
+                )
+        rough[np.ix_(*axes)] |= ~np.isfinite(loss[np.ix_(*axes)])
+        if level:
+            near = maximum_filter(rough, size=2 * stride + 1, mode="constant")
         known = axes
     return Filled(loss, measured)
 
@@ -164,12 +186,51 @@ def _is_new(at: tuple[int, ...], known: Sequence[np.ndarray]) -> bool:
 def _interpolate(
     loss: np.ndarray, known: Sequence[np.ndarray], new: Sequence[tuple[int, ...]]
 ) -> np.ndarray:
-    """Return the interpolation of the values on a coarser grid at other points."""
+    """Return the interpolation of the values on a coarser grid at other points.
+
+    NaN where a value that it depends on is not finite.
+    """
     if not new:
         return np.empty(0)
     values = loss[np.ix_(*known)]
-    whole = bool(np.isfinite(values).all()) and min(values.shape) >= 4
-    method = "cubic" if whole else "linear"
+    if min(values.shape) >= 4 and not np.isfinite(values).all():
+        return _local_cubic(values, known, np.array(new))
+    method = "cubic" if min(values.shape) >= 4 else "linear"
     axes = tuple(axis.astype(float) for axis in known)
     found: np.ndarray = RegularGridInterpolator(axes, values, method=method)(np.array(new))
     return found
+
+
+def _local_cubic(values: np.ndarray, known: Sequence[np.ndarray], new: np.ndarray) -> np.ndarray:
+    """Return the cubic interpolation by the four nearest values of each axis.
+
+    A spline would depend on all values, the ones that are not finite included.
+    """
+    stencils = [_stencil(axis, new[:, number]) for number, axis in enumerate(known)]
+    places, weights = stencils[0]
+    if len(stencils) == 1:
+        found = values[places]
+    else:
+        columns, more = stencils[1]
+        found = values[places[:, :, None], columns[:, None, :]]
+        weights = weights[:, :, None] * more[:, None, :]
+    with np.errstate(invalid="ignore"):
+        terms = np.where(weights == 0, 0.0, weights * np.where(np.isfinite(found), found, np.nan))
+    summed: np.ndarray = terms.reshape(len(new), -1).sum(axis=1)
+    return summed
+
+
+def _stencil(axis: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the four values of an axis around each point, by index, with their weights.
+
+    >>> places, weights = _stencil(np.arange(0, 10, 2), np.array([4, 5]))
+    >>> weights.tolist()
+    [[0.0, 1.0, 0.0, 0.0], [-0.0625, 0.5625, 0.5625, -0.0625]]
+    """
+    first = np.clip(np.searchsorted(axis, at, side="right") - 2, 0, len(axis) - 4)
+    places = first[:, None] + np.arange(4)
+    nodes = axis[places].astype(float)
+    weights = np.ones_like(nodes)
+    for one, other in permutations(range(4), 2):
+        weights[:, one] *= (at - nodes[:, other]) / (nodes[:, one] - nodes[:, other])
+    return places, weights + 0.0
