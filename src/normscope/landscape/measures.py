@@ -6,25 +6,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
+_ROUNDED = 4  # of the eps of a value: the rounding of f(h) - 2 f(0) + f(-h)
+_CLEAR = 10  # times its rounding, at least, is a second difference that counts
+
 
 def centre_curvature(
-    loss: np.ndarray, measured: np.ndarray, axes: list[np.ndarray], axis: int
+    loss: np.ndarray, measured: np.ndarray, axes: list[np.ndarray], axis: int, eps: float = 0.0
 ) -> float:
     r"""Return the second difference of a surface at its centre along one axis.
 
     .. math:: \frac{f(h) - 2 f(0) + f(-h)}{h^2}
 
-    with h the spacing of the grid, or the least multiple of it at which both points were measured;
-    the second derivative up to the terms of order h squared.
+    with h the spacing of the grid, or the least multiple of it at which both points were measured
+    and the difference is ten times its rounding; the second derivative up to the terms of order h
+    squared.
 
     Args:
         loss: on the grid.
         measured: whether a value was measured; interpolated ones do not count.
         axes: the values of each axis.
         axis: along which.
+        eps: relative rounding of a loss.
 
     Returns:
-        The curvature; NaN if the centre is not a point inside the grid.
+        The curvature; NaN if the centre is not a point inside the grid, or all differences are
+        rounding.
 
     >>> x = np.array([-1.0, 0.0, 1.0])
     >>> centre_curvature(3 * x**2, np.ones(3, bool), [x], 0)
@@ -36,10 +42,20 @@ def centre_curvature(
     line = _line(np.where(measured, loss, np.nan), [int(found[0]) for found in zeros], axis)
     at, spacing = int(zeros[axis][0]), axes[axis][1] - axes[axis][0]
     for stride in range(1, min(at, len(line) - 1 - at) + 1):
-        second = line[at + stride] - 2 * line[at] + line[at - stride]
+        second = _second_differences(line[at - stride : at + stride + 1], stride, eps)[0]
         if np.isfinite(second):
             return float(second / (stride * spacing) ** 2)
     return float("nan")
+
+
+def _second_differences(values: np.ndarray, stride: int, eps: float) -> np.ndarray:
+    """Return second differences along the first axis; NaN where they may be rounding."""
+    below, inner, above = values[: -2 * stride], values[stride:-stride], values[2 * stride :]
+    with np.errstate(invalid="ignore", over="ignore"):
+        second = above - 2 * inner + below
+        rounding = _ROUNDED * eps * np.maximum(np.maximum(abs(above), abs(below)), abs(inner))
+        found: np.ndarray = np.where(np.abs(second) >= _CLEAR * rounding, second, np.nan)
+    return found
 
 
 def _line(values: np.ndarray, at: Sequence[int], axis: int) -> np.ndarray:
@@ -49,20 +65,24 @@ def _line(values: np.ndarray, at: Sequence[int], axis: int) -> np.ndarray:
     return found
 
 
-def roughness(loss: np.ndarray, measured: np.ndarray, axes: list[np.ndarray], axis: int) -> float:
+def roughness(
+    loss: np.ndarray, measured: np.ndarray, axes: list[np.ndarray], axis: int, eps: float = 0.0
+) -> float:
     r"""Return the largest absolute second difference along one axis, anywhere on the surface.
 
     .. math:: \max_{x, h} \frac{\lvert f(x + h) - 2 f(x) + f(x - h) \rvert}{h^2}
 
     Divided by the squared length of the direction it is a lower bound of beta, the Lipschitz
     constant of the gradient (beta-smoothness), which santurkar2018 calls the roughness. Spacings h
-    are 1, 2, 4, ... times that of the grid.
+    are 1, 2, 4, ... times that of the grid. Differences below ten times their rounding are
+    left out.
 
     Args:
         loss: on the grid.
         measured: whether a value was measured; interpolated ones do not count.
         axes: the values of each axis.
         axis: along which.
+        eps: relative rounding of a loss.
 
     Returns:
         The largest of the finite ones; NaN if there are none.
@@ -75,9 +95,7 @@ def roughness(loss: np.ndarray, measured: np.ndarray, axes: list[np.ndarray], ax
     spacing, largest = axes[axis][1] - axes[axis][0], float("nan")
     stride = 1
     while 2 * stride < len(values):
-        inner = values[stride:-stride]
-        with np.errstate(invalid="ignore", over="ignore"):
-            second = values[2 * stride :] - 2 * inner + values[: -2 * stride]
+        second = _second_differences(values, stride, eps)
         found = np.abs(second[np.isfinite(second)]) / (stride * spacing) ** 2
         largest = float(np.fmax(largest, found.max())) if found.size else largest
         stride *= 2

@@ -11,6 +11,7 @@ import xarray as xr
 
 from normscope.errors import StateError
 from normscope.landscape.directions import Axis
+from normscope.landscape.identity import structure_digest
 from normscope.landscape.points import Plane
 from normscope.progress import Progress, ProgressCallback
 from normscope.results import Store
@@ -34,7 +35,8 @@ class Parts:
         store: of the parts.
         engine: options of `sweep`.
         progress: receives the events.
-        centre_loss: part of the identity of the surface, since a function has no checksum.
+        losses: at the centre and at two other points, part of the identity of the surface, since
+            a function has no checksum.
         axes: of the surface.
     """
 
@@ -45,14 +47,17 @@ class Parts:
         store: Store,
         engine: Mapping[str, Any],
         progress: ProgressCallback,
-        centre_loss: float,
+        losses: Sequence[float],
         axes: Sequence[Axis],
     ) -> None:
         self._plane, self._grid, self._store = plane, grid, store
         self._engine, self._progress = engine, progress
         self._settings = {
             "surface": plane.digest(),
-            "loss_at_centre": f"{centre_loss:.6g}",
+            "structure": structure_digest(
+                plane.problem.model, plane.problem.loss, with_flags=plane.mode == "as_is"
+            ),
+            "losses": [f"{loss:.6g}" for loss in losses],
             "mode": plane.mode,
             "directions": [axis.name for axis in axes],
             "axes": [[float(each[0]), float(each[-1]), len(each)] for each in grid],

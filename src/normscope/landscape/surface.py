@@ -33,6 +33,7 @@ from normscope.landscape.grid import (
     axis_counts,
     axis_extents,
     axis_values,
+    covering_ends,
     fill_grid,
 )
 from normscope.landscape.measures import centre_curvature, minimum_width, roughness
@@ -50,6 +51,7 @@ from normscope.results import Store
 from normscope.sweeps.engines import Engine
 from normscope.sweeps.run import open_store
 from normscope.text import Rendered, Table, format_number, plural
+from normscope.warn import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -234,7 +236,7 @@ def surface(
             (each tensor) or "none" (unit length; given ones as they are). With the first two,
             biases and norm layers do not move. None: "filter" for random directions, else "none".
         extent: a number for -extent to extent, (low, high), or one for each axis. None: 1, or
-            what covers the checkpoints along their own directions.
+            what covers the checkpoints.
         points: of each axis, at least 3; an odd number has the centre on the grid.
         checkpoints: state dicts, models or files, whose path is projected on the surface.
         centre: weights and buffers at the origin; None for the model's.
@@ -289,17 +291,26 @@ def surface(
         "address": address,
     }
     with open_store(store) as opened:
-        parts = Parts(plane, grid, opened, engine_options, send, at_centre, axes)
+        losses = [at_centre, *plane.along(plane.directions).losses(_off_centre(grid))]
+        parts = Parts(plane, grid, opened, engine_options, send, losses, axes)
         filled = fill_grid([len(each) for each in grid], parts.measure, refine)
     dataset = _labelled(grid, filled)
     forms = _hessian_forms(plane, hessian and mode != "population")
-    dataset = dataset.assign(_axis_numbers(dataset, axes, forms)).assign(trajectory)
+    numbers = _axis_numbers(dataset, axes, forms, _rounding(plane))
+    dataset = dataset.assign(numbers).assign(trajectory)
     dataset.attrs = _attributes(plane, axes, scaling) | {
         "centre_loss": at_centre,
         "evaluated": int(filled.measured.sum()),
         "seconds": time.perf_counter() - begun,
     }
     return Surface(dataset)
+
+
+def _off_centre(grid: Sequence[np.ndarray]) -> list[tuple[float, ...]]:
+    """Return two points, one towards each end of the axes, whose losses identify a surface."""
+    return [
+        tuple(share * float(each[end]) for each in grid) for share, end in ((0.3, 0), (0.4, -1))
+    ]
 
 
 def _labelled(grid: Sequence[np.ndarray], filled: Filled) -> xr.Dataset:
@@ -393,13 +404,13 @@ def _grid(
     found = []
     for index, (axis, count) in enumerate(zip(axes, counts, strict=True)):
         low, high = -1.0, 1.0
-        if axis.name == "checkpoints" and trajectory:
+        if trajectory:
             along = trajectory["trajectory"][1][:, index]
-            low, high = min(0.0, along.min()), max(0.0, along.max())
-            pad = 0.25 * (high - low)
-            spacing = (high - low + 2 * pad) / (count - 1)
-            low = -np.ceil((pad - low) / spacing) * spacing  # so that 0 is on the grid
-            high = low + (count - 1) * spacing
+            own = axis.name == "checkpoints"
+            if own or along.min() < low or along.max() > high:
+                least = 0.0 if own else 1.0
+                low, high = min(-least, along.min()), max(least, along.max())
+                low, high = covering_ends(low, high, count)
         found.append(axis_values(low, high, count))
     return found
 
@@ -427,20 +438,51 @@ def _hessian_forms(plane: Plane, wanted: bool) -> list[float]:
     return found
 
 
+def _rounding(plane: Plane) -> float:
+    """Return the relative rounding of a loss: that of the coarsest dtype the model computes in."""
+    dtypes = {each.dtype for each in plane.problem.model.parameters() if each.is_floating_point()}
+    device = plane.layout.device.type
+    if torch.is_autocast_enabled(device):
+        dtypes.add(torch.get_autocast_dtype(device))
+    return max(float(torch.finfo(each).eps) for each in dtypes)
+
+
 def _axis_numbers(
-    dataset: xr.Dataset, axes: Sequence[Axis], forms: Sequence[float]
+    dataset: xr.Dataset, axes: Sequence[Axis], forms: Sequence[float], eps: float
 ) -> dict[str, tuple[str, Any]]:
-    """Return the numbers of each axis as variables of a dataset."""
+    """Return the numbers of each axis as variables of a dataset.
+
+    Args:
+        dataset: with the losses.
+        axes: of the surface.
+        forms: d'Hd of each axis.
+        eps: relative rounding of a loss.
+    """
     loss, measured = dataset["loss"].values, dataset["measured"].values
     grid = [dataset[name].values for name in AXES[: len(axes)]]
     widths = [minimum_width(loss, grid, index) for index in range(len(axes))]
+    seconds: dict[str, list[float]] = {}
+    for name, measure in (("curvature", centre_curvature), ("roughness", roughness)):
+        seconds[name] = [measure(loss, measured, grid, index, eps) for index in range(len(axes))]
+        plain = [measure(loss, measured, grid, index) for index in range(len(axes))]
+        _warn_if_rounded(name, np.isnan(seconds[name]) & ~np.isnan(plain))
     numbers = {
         "direction": [axis.name for axis in axes],
         "direction_norm": [float(axis.vector.norm()) for axis in axes],
-        "curvature": [centre_curvature(loss, measured, grid, index) for index in range(len(axes))],
+        "curvature": seconds["curvature"],
         "hessian_curvature": list(forms),
-        "roughness": [roughness(loss, measured, grid, index) for index in range(len(axes))],
+        "roughness": seconds["roughness"],
         "width": [width for width, _ in widths],
         "width_is_bound": [is_bound for _, is_bound in widths],
     }
     return {name: ("axis", values) for name, values in numbers.items()}
+
+
+def _warn_if_rounded(what: str, is_rounded: np.ndarray) -> None:
+    """Warn of numbers that are NaN because the differences of the loss are rounding."""
+    if is_rounded.any():
+        along = " and ".join(np.array(AXES)[: len(is_rounded)][is_rounded])
+        warn(
+            f"the {what} along {along} is NaN: the loss changes by little more than its rounding; "
+            "use a larger extent, or a model and data in a more precise dtype."
+        )

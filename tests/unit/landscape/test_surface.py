@@ -174,7 +174,8 @@ def test_dropout_masks_are_the_same_at_every_point():
     nn.init.zeros_(model[-1].weight)
     direction = torch.cat([torch.zeros_like(p).flatten() for p in model.parameters()])
     direction[-3:] = 1.0  # shifts all logits, so that the loss stays the same
-    found = surface(model, "cross_entropy", (x, y), [direction], points=5)
+    with pytest.warns(NormscopeWarning, match="along alpha is NaN"):  # as flat as it can be
+        found = surface(model, "cross_entropy", (x, y), [direction], points=5)
     assert np.ptp(found.loss.values) < 1e-12
     again = surface(model, "cross_entropy", (x, y), ["gradient"], points=3)
     wanted = surface(model, "cross_entropy", (x, y), ["gradient"], points=3)
@@ -295,6 +296,21 @@ def test_checkpoints_span_the_plane_and_lie_on_it():
         assert near == pytest.approx(wanted, rel=0.03)
     assert 0.0 in data["alpha"].values
     assert 0.0 in data["beta"].values
+
+
+@pytest.mark.parametrize("points", [3, 4, 9])
+@pytest.mark.parametrize("directions", ["checkpoints", "given"])
+def test_default_extent_covers_the_checkpoints(directions, points):
+    model = dense_net()
+    given = vectors(model)
+    states = [moved(model, given, at).state_dict() for at in [(1.0, 0.1), (4.0, -2.5)]]
+    wanted = given if directions == "given" else directions
+    options = {"points": points, "checkpoints": states, "hessian": False}
+    found = surface(model, "cross_entropy", batch_of(4), wanted, **options).dataset
+    ends = np.array(_ends(found))
+    assert (ends[:, 0] < found["trajectory"].values).all()
+    assert (ends[:, 1] > found["trajectory"].values).all()
+    assert all(0.0 in found[name].values for name in ("alpha", "beta"))
 
 
 def _ends(data):
