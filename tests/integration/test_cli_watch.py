@@ -31,15 +31,17 @@ def start(*arguments):
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_page_is_served_at_the_printed_address_until_ctrl_c(path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_page_is_served_at_the_printed_address_until_a_signal(path, number):
     with start(path) as process:
         line = process.stdout.readline()
         assert line.startswith("Open http://127.0.0.1:")
         with urllib.request.urlopen(line.split()[1], timeout=60) as answer:
             assert b"normscope watch" in answer.read()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
+    assert [each.name for each in path.parent.iterdir() if "-" in each.name] == []
 
 
 def test_terminal_prints_the_stores_when_piped_until_ctrl_c(path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -48,11 +50,21 @@ def watch(
         elif once:
             print(printable(summary(read_once(stores))))
         elif terminal:
-            with Board(stores) as board:
+            with _ended_by_sigterm(), Board(stores) as board:
                 show(board)
         else:
-            with Board(stores) as board:
+            with _ended_by_sigterm(), Board(stores) as board:
                 serve(board, port, _announce)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does: the stores are closed, the exit code is 0."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _announce(url: str) -> None:

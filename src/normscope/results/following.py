@@ -1,8 +1,9 @@
 """A store that is followed while another process writes it: each call returns what is new.
 
 Nothing of a row says when it was changed. The index of the records holds the state of each, so one
-pass over the index finds what was added or has another state. Results never change again, and the
-chunks of a running record are numbered, so both are read once.
+pass over the index finds what was added or has another state; those that run or failed are looked
+up, since another attempt may have the same state. Results never change again, and the chunks of a
+running record are numbered, so both are read once.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 from normscope.results import tables
 from normscope.results.codec import RawDataset, decode
 from normscope.results.database import Database
+from normscope.results.record import State
 from normscope.results.schema import reading_data
 from normscope.results.tables import Row
 
+_REPEATED = (State.RUNNING, State.FAILED)  # states that another attempt may have too
 _TIMEOUT = 2.0  # seconds to wait for a lock; the next call tries again
 
 
@@ -33,7 +36,7 @@ class Following:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._database = Database(Path(path), read_only=True, timeout=_TIMEOUT)
-        self._states: dict[int, str] = {}
+        self._states: dict[int, tuple[str, int]] = {}  # state and attempts by number
         self._waiting: list[int] = []  # numbers of changed records that were not returned yet
         self._seen: tuple[sqlite3.Connection, int] | None = None  # the last state of the file
 
@@ -48,7 +51,7 @@ class Following:
             return tables.written(connection).records
 
     def changes(self, most: int = 5_000) -> list[Row]:
-        """Return records that were added or have another state than when they were returned.
+        """Return records that were added, or have another state or attempt than when returned.
 
         Args:
             most: of them in one call; the next calls return the rest.
@@ -58,7 +61,7 @@ class Following:
                 self._waiting = self._find_changes(connection)
             some, self._waiting = self._waiting[:most], self._waiting[most:]
             found = tables.numbered(connection, self._database.name, some)
-        self._states.update((row.id, row.state) for row in found)
+        self._states.update((row.id, (row.state, row.attempts)) for row in found)
         return found
 
     def _find_changes(self, connection: sqlite3.Connection) -> list[int]:
@@ -66,8 +69,14 @@ class Following:
         if self._seen is not None and self._seen[0] is connection and self._seen[1] == version:
             return []
         self._seen = connection, version
-        known = self._states
-        return [number for number, state in tables.states(connection) if known.get(number) != state]
+        changed, same = [], []
+        for number, state in tables.states(connection):
+            if self._states.get(number, ("", 0))[0] != state:
+                changed.append(number)
+            elif state in _REPEATED:
+                same.append(number)
+        attempts = tables.attempts(connection, same)
+        return changed + [each for each in same if attempts.get(each) != self._states[each][1]]
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Return records by their numbers."""

@@ -117,6 +117,16 @@ def states(connection: sqlite3.Connection) -> list[tuple[int, str]]:
     ).fetchall()
 
 
+def attempts(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
+    """Return the attempts of records by their numbers."""
+    found: dict[int, int] = {}
+    for low in range(0, len(numbers), 500):
+        some = ", ".join(str(int(number)) for number in numbers[low : low + 500])
+        rows = connection.execute(f"SELECT id, attempts FROM records WHERE id IN ({some})")
+        found.update(rows.fetchall())
+    return found
+
+
 def numbered(connection: sqlite3.Connection, name: str, numbers: Sequence[int]) -> list[Row]:
     """Return the records of these numbers, checked, in the order they were added.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from normscope.watch.series import Series
 INTERVAL = 0.5  # seconds between two readings
 _MOST_RUNNING = 4  # running records that are named
 _MOST_FAILURES = 5
+_LONGEST = 200  # characters of an error or a name
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,7 @@ class Part:
         name: identifies it; parts of an experiment begin with the experiment's.
         kind: store, experiment, grid, curves or scope.
         version: at which it changed last.
-        content: strict JSON values; of a grid, its title and sentence.
+        content: values of `strict_json`; of a grid, its title and sentence.
         grid: with its own versions, for the kind grid.
     """
 
@@ -48,8 +50,30 @@ class Part:
         cells = None if self.grid is None else self.grid.payload(since)
         if self.version <= since and cells is None:
             return None
-        more = {} if cells is None else {"cells": cells}
+        more = {} if cells is None else {"cells": strict_json(cells)}
         return {"name": self.name, "kind": self.kind, **self.content, **more}
+
+
+def strict_json(value: Any) -> Any:
+    """Return a value as strict JSON has it: None for a number that is not finite.
+
+    >>> strict_json({"steps": (0, float("nan")), "share": np.float64(0.5)})
+    {'steps': [0, None], 'share': 0.5}
+
+    Raises:
+        TypeError: if JSON has no such value.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): strict_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(each) for each in value]
+    if isinstance(value, np.generic):
+        return strict_json(value.item())
+    raise TypeError(f"a {type(value).__name__} in its content")
 
 
 @dataclass
@@ -148,7 +172,8 @@ class Board:
                     self._publish(number, shown)
             except Exception as error:  # a forged store may hold anything: show it, go on
                 shown.reader.close()
-                shown.reader.problem = f"its content cannot be shown ({type(error).__name__})"
+                reason = f"{type(error).__name__}: {error}"[:_LONGEST]
+                shown.reader.problem = f"its content cannot be shown ({reason})"
                 shown.reader.experiments.clear()
                 self._publish(number, shown)
             self._closing.wait(0.01 if shown.reader.is_behind else self._interval)
@@ -179,6 +204,7 @@ def _versioned(made: _Made, before: Part | None, version: int) -> Part:
         version: of this reading.
     """
     name, kind, content, grid = made
+    content = strict_json(content)
     same = before is not None and before.content == content
     whole = None if grid is None else grid.after(None if before is None else before.grid, version)
     kept = before.version if before is not None and same else version
@@ -230,7 +256,7 @@ def _experiment(reader: Reader, records: Records, more_grids: int) -> dict[str, 
     running = records.newest(RUNNING, most=_MOST_RUNNING) if reader.at_work else []
     failures = [
         {"record": records.describe(position), "error": error}
-        for position, error in reversed(records.errors)
+        for position, error in reversed(records.errors.items())
         if records.states[position] == FAILED
     ]
     return {

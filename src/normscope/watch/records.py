@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +82,7 @@ class Records:
         self.editions: set[tuple[int, str]] = set()  # revisions and versions of the code
         self.states, self.attempts = array("b"), array("i")
         self.seconds, self.started, self.losses = array("d"), array("d"), array("d")
-        self.errors: deque[tuple[int, str]] = deque(maxlen=_MOST_ERRORS)
+        self.errors: dict[int, str] = {}  # by position, of the last failures
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -103,7 +102,10 @@ class Records:
         self.seconds[position] = np.nan if row.seconds is None else row.seconds
         self.started[position] = np.nan if started is None else started
         if row.state is State.FAILED:
-            self.errors.append((position, (row.error or "")[:_LONGEST]))
+            self.errors.pop(position, None)  # of an attempt before
+            self.errors[position] = (row.error or "")[:_LONGEST]
+            if len(self.errors) > _MOST_ERRORS:
+                del self.errors[next(iter(self.errors))]
         return position
 
     def _append(self, row: Row) -> None:

@@ -41,13 +41,13 @@ class Line:
     high: list[float] = field(default_factory=list)
 
     def extend(self, steps: NDArray[Any], values: NDArray[np.float64]) -> None:
-        """Add values (step, others); steps without any value are left out.
+        """Add values (step, others); steps without any value or number are left out.
 
         Args:
             steps: their numbers.
             values: a row for each step.
         """
-        kept = ~np.isnan(values).all(axis=1)
+        kept = ~np.isnan(values).all(axis=1) & np.isfinite(steps)
         rows = values[kept]
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
             self.steps += steps[kept].astype(float).tolist()

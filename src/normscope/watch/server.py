@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -71,7 +72,14 @@ class Server(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore connections that browsers close while they are answered."""
+        """Print an error in one line; ignore connections that browsers close."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError | TimeoutError):
+            print(
+                f"normscope: the page could not be sent ({type(error).__name__}: {error})",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -83,6 +91,10 @@ class _Handler(BaseHTTPRequestHandler):
         refusal = self._refusal()
         if refusal:
             self._answer(HTTPStatus.FORBIDDEN, refusal)
+            return
+        if "/" not in self.path.partition("?")[0].removeprefix("/"):  # "events" is relative to it
+            location = f"/{self.server.token}/"
+            self._answer(HTTPStatus.FOUND, f"See {location}", {"Location": location})
             return
         pages: dict[str, Callable[[], None]] = {"": self._page, "events": self._stream}
         answer = pages.get(self._path_parts()[1])

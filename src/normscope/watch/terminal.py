@@ -59,9 +59,9 @@ def show(board: Board) -> None:
     """
     console = Console()
     try:
-        if not console.is_terminal:
-            for message in _messages(board):
-                print(f"{summary(message)}\n", flush=True)
+        while not console.is_terminal:  # also without news: a closed pipe shows when written to
+            if (present := board.wait(0, _WAIT)) is not None:
+                print(f"{summary(present)}\n", flush=True)
                 time.sleep(_PIPED)
         with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
             for message in _messages(board):

@@ -41,6 +41,22 @@ def test_changes_are_returned_once_and_only_what_changed(path):
         following.close()
 
 
+def test_another_attempt_in_the_same_state_is_a_change(path):
+    with Store(path) as store:
+        keys = [store.add("e", {"n": n}, 0) for n in range(2)]
+        for key in keys:
+            store.start(key)
+            store.fail(key, "no memory")
+        following = Following(path)
+        assert len(following.changes()) == 2
+        store.start(keys[1])
+        store.fail(keys[1], "no disk")
+        (row,) = following.changes()
+        assert (row.key, row.error, row.attempts) == (keys[1], "no disk", 2)
+        assert following.changes() == []
+        following.close()
+
+
 def test_many_changes_come_in_portions(path):
     with Store(path) as store:
         with store.transaction():

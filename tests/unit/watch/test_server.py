@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 
 import pytest
 import xarray as xr
@@ -105,6 +106,26 @@ def test_token_is_random_and_long(server, tmp_path):
     with Server(server.board) as other:
         assert other.token != server.token
     assert len(server.token) >= 20
+
+
+def test_an_address_without_its_last_slash_is_redirected(server):
+    answer, _ = ask(server, f"/{server.token}")
+    assert (answer.status, answer.headers["Location"]) == (302, f"/{server.token}/")
+
+
+def test_an_error_in_building_the_message_is_printed(server, monkeypatch, capfd):
+    def wait(since, seconds):
+        raise ValueError("not a number")
+
+    monkeypatch.setattr(server.board, "wait", wait)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.request("GET", f"/{server.token}/events")
+    assert connection.getresponse().read() == b""
+    deadline = time.monotonic() + 30
+    printed = ""
+    while "\n" not in printed and time.monotonic() < deadline:
+        printed += capfd.readouterr().err
+    assert printed == "normscope: the page could not be sent (ValueError: not a number)\n"
 
 
 @pytest.mark.parametrize("path", ["x", "..", "../../etc/passwd", "events/more"])

@@ -1,5 +1,6 @@
 """What a board shows of stores, compared with what was written into them."""
 
+import io
 import json
 import math
 import threading
@@ -15,7 +16,7 @@ from normscope.watch.grids import grids_of
 from normscope.watch.reader import Reader, seconds_left
 from normscope.watch.records import DIVERGED, FINISHED, PENDING, RUNNING
 from normscope.watch.series import MOST_POINTS, Line, Series
-from normscope.watch.terminal import read_once, summary
+from normscope.watch.terminal import read_once, show, summary
 
 GAMMAS, RATES = (0.5, 1.0), (0.01, 0.1, 1.0)
 
@@ -130,7 +131,7 @@ def test_a_view_gets_only_the_cells_that_changed(path):
         with Board([path], interval=0.02) as board:
             first = wait_for(board, lambda parts: "s0.e0.g0" in parts)
             grid = parts_of(first)["s0.e0.g0"]["cells"]
-            assert grid["axes"]["rates"] == RATES
+            assert grid["axes"]["rates"] == list(RATES)
             assert grid["cells"] is None  # all, in order
             version = first["version"]
             finish(store, keys[1.0, 0.1, 0], 0.125)
@@ -221,7 +222,7 @@ def test_an_interrupted_attempt_begins_a_new_curve(path):
         assert reader.series["e"][1].lines["loss"].steps == [0, 10, 20]
         store.fail(key, "out of memory")
         read_all(reader)
-        assert reader.experiments["e"].errors[-1] == (0, "out of memory")
+        assert reader.experiments["e"].errors == {0: "out of memory"}
         store.start(key)
         store.append(key, result().drop_vars("test_loss").isel(step=[0]))
         read_all(reader)
@@ -247,6 +248,56 @@ def test_messages_are_strict_json_whatever_was_measured(path):
     ]
     assert parts["s0.e0"]["words"].startswith("3 of 3 records done, 2 diverged, 1 failed, ")
     assert [line["mean"] for line in parts["s0.e0.c"]["lines"]] == [[1.0, None]] * 2
+
+
+def test_numbers_that_are_not_finite_are_null_in_every_part(path):
+    with Store(path) as store:
+        key = store.add("e", {"learning_rate": 0.1}, 0)
+        store.start(key)
+        steps = {"step": [0.0, math.nan, math.inf]}
+        values = {"loss": ("step", [3.0, 2.0, 1.0]), "stability_distance": ("step", [0.0] * 3)}
+        store.append(key, xr.Dataset(values, steps, {"probes": "stability"}))
+        store.finish(key, xr.Dataset(values, steps, {"probes": "stability"}), seconds=math.inf)
+    message = read_once([path])
+    json.dumps(message, allow_nan=False)
+    parts = parts_of(message)
+    assert parts["s0"]["problem"] == ""
+    assert parts["s0.e0"]["seconds_per_record"] is None
+    assert parts["s0.e0.r1"]["panels"][0]["steps"] == [0.0]
+
+
+def test_content_that_cannot_be_sent_is_named(path, monkeypatch):
+    with Store(path) as store:
+        store.add("e", {}, 0)
+    monkeypatch.setattr("normscope.watch.board._notes", lambda *_: iter(["", {1}]))
+    problem = parts_of(read_once([path]))["s0"]["problem"]
+    assert problem.startswith("its content cannot be shown (TypeError: ")
+
+
+def test_a_second_failure_replaces_the_first(path):
+    with Store(path) as store:
+        key = store.add("e", {}, 0)
+        with Board([path], interval=0.01) as board:
+            for error in ("no memory", "no disk"):
+                store.start(key)
+                store.fail(key, error)
+                seen = []
+                while [each["error"] for each in seen] != [error]:
+                    message = board.wait(0, seconds=60)
+                    seen = parts_of(message).get("s0.e0", {"failures": []})["failures"]
+
+
+def test_a_closed_pipe_ends_the_terminal_of_an_idle_store(path, monkeypatch):
+    class Pipe(io.StringIO):
+        def flush(self):
+            if self.getvalue().count("no records yet") > 1:
+                raise BrokenPipeError
+
+    Store(path).close()
+    monkeypatch.setattr("normscope.watch.terminal._PIPED", 0.01)
+    monkeypatch.setattr("sys.stdout", Pipe())
+    with Board([path]) as board, pytest.raises(BrokenPipeError):
+        show(board)
 
 
 def test_records_with_any_parameters_are_shown(path):
