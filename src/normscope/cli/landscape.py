@@ -11,7 +11,7 @@ from normscope.cli import options as opt
 from normscope.cli.app import command
 from normscope.cli.outputs import check_figure, check_file, resumable, save_figure, write_then_print
 from normscope.cli.sweep import Address, EngineName
-from normscope.errors import InputError
+from normscope.errors import InputError, UnknownNameError
 from normscope.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _NAMES = ("random", "gradient", "hessian", "ggn", "checkpoints")
 _SCALINGS = ("filter", "layer", "none")
 _MODES = ("train", "population", "eval", "as_is")
 _KINDS = ("contour", "3d")
+_FIGURES = (".svg", ".png", ".pdf")
 _NUMBERS, _PAGES = (".nc", ".csv", ".vtk"), (".html", ".htm")
 _DIRECTIONS = (
     "random, gradient, hessian or ggn (top eigenvectors), checkpoints (principal components), or "
@@ -149,8 +150,12 @@ def _check_out(file: Path) -> None:
     """Raise an error if a file could not be written, or has no known suffix."""
     if file.suffix.lower() in (*_NUMBERS, *_PAGES):
         check_file(file, "surface", "surface.html")
-    else:
+        return
+    try:
         check_figure(file)
+    except UnknownNameError:
+        known = (*_FIGURES, *_PAGES, *_NUMBERS)
+        raise unknown_name("format of a surface", file.suffix, known) from None
 
 
 def _extent(text: str | None) -> float | tuple[float, float] | None:

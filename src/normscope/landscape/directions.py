@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pickle import UnpicklingError
 from typing import Any, TypeAlias
 
 import torch
@@ -67,8 +66,15 @@ def choose_axes(
     """
     if isinstance(wanted, str):
         names: list[Direction] = [wanted] * dimensions
+    elif isinstance(wanted, Tensor | Mapping):
+        names = [wanted]
+    elif isinstance(wanted, Iterable):
+        names = list(wanted)
     else:
-        names = [wanted] if isinstance(wanted, Tensor | Mapping) else list(wanted)
+        raise ArgumentTypeError(
+            "directions must be a name, a tensor, tensors by parameter name, or a list of these, "
+            f"got {wanted!r}."
+        )
     if len(names) not in (1, 2):
         raise InputError(f"a surface has one or two directions, got {len(names)}.")
     if scaling is not None and scaling not in SCALINGS:
@@ -116,6 +122,8 @@ class _Finder:
         else:
             self._given += 1
             name, vector = f"given {self._given}", flat_direction(wanted, layout)
+            if not bool(vector.any()):
+                raise InputError(f"the direction {name!r} is zero; give one that moves a weight.")
         against = self._first_random if wanted == "random" else None
         if scaling in ("filter", "layer"):
             point = self._plane.evaluator.point
@@ -276,6 +284,9 @@ def flat_direction(given: Tensor | Mapping[str, Tensor], layout: ParameterLayout
         ArgumentTypeError: if it is neither.
     """
     dtype = torch.promote_types(layout.dtype, torch.float32)
+    for each in given.values() if isinstance(given, Mapping) else (given,):
+        if isinstance(each, Tensor) and (each.is_complex() or each.layout != torch.strided):
+            raise ArgumentTypeError("a direction must be of dense tensors of real numbers.")
     if isinstance(given, Tensor):
         return layout.checked(given).to(dtype)
     if not isinstance(given, Mapping):
@@ -331,8 +342,10 @@ def read_state(checkpoint: Checkpoint) -> Mapping[str, Any]:
     if isinstance(checkpoint, str | os.PathLike):
         try:
             content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else "damaged"
+        except Exception as error:  # a file may hold anything; torch's advice may be unsafe
+            reason = "it is not a file that torch.save wrote of tensors and plain values"
+            if isinstance(error, OSError):
+                reason = error.strerror or str(error)
             raise DataError(f"{checkpoint} cannot be read as a state dict ({reason}).") from error
     if isinstance(content, Mapping):
         for key in ("model", "state_dict", "model_state_dict"):
@@ -342,6 +355,22 @@ def read_state(checkpoint: Checkpoint) -> Mapping[str, Any]:
     raise ArgumentTypeError(
         f"a checkpoint is a state dict, a model or a path, got {type(content).__name__}."
     )
+
+
+def checkpoint_list(checkpoints: Iterable[Checkpoint] | Checkpoint) -> list[Checkpoint]:
+    """Return checkpoints as a list; one state dict, model or path is a list of one.
+
+    Raises:
+        ArgumentTypeError: if they are not a list.
+    """
+    if isinstance(checkpoints, Mapping | nn.Module | str | os.PathLike):
+        return [checkpoints]
+    if not isinstance(checkpoints, Iterable):
+        raise ArgumentTypeError(
+            "checkpoints must be a list of state dicts, models or paths, or one of them, got "
+            f"{checkpoints!r}."
+        )
+    return list(checkpoints)
 
 
 def _check_shape(what: str, tensor: Any, shape: torch.Size) -> None:
@@ -355,10 +384,12 @@ def _check_direction(name: str, vector: Tensor, scaling: str | None) -> None:
     if not bool(torch.isfinite(vector).all()):
         raise StateError(f"the direction {name!r} is not finite; check the weights and the data.")
     if not bool(vector.any()):
-        held = " once biases and norm layers are held fixed" if scaling != "none" else ""
-        raise StateError(
-            f"the direction {name!r} is zero{held}; choose another, or scaling='none'."
-        )
+        if scaling in ("filter", "layer"):
+            raise StateError(
+                f"the direction {name!r} is zero once biases and norm layers are held fixed; "
+                "choose another, or scaling='none'."
+            )
+        raise StateError(f"the direction {name!r} is zero; choose another.")
 
 
 def _with_sign(vector: Tensor) -> Tensor:

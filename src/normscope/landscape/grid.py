@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def axis_extents(extent: Any, dimensions: int) -> list[tuple[float, float]]:
     """
     if isinstance(extent, Real):
         ends = [(-float(extent), float(extent))] * dimensions
-    elif not isinstance(extent, Sequence) or len(extent) not in (2, dimensions):
+    elif not _is_row(extent) or len(extent) not in (2, dimensions):
         raise ArgumentTypeError(
             f"extent must be a number, (low, high) or one of these for each axis, got {extent!r}."
         )
@@ -96,14 +96,22 @@ def axis_counts(points: Any, dimensions: int) -> list[int]:
         InputError: if an axis has fewer than three.
         ArgumentTypeError: if it is neither an integer nor one for each axis.
     """
-    counts = [points] * dimensions if isinstance(points, int) else list(points)
-    if len(counts) != dimensions or not all(isinstance(each, int) for each in counts):
+    counts = list(points) if _is_row(points) else [points] * dimensions
+    if len(counts) != dimensions or not all(map(_is_integer, counts)):
         raise ArgumentTypeError(
             f"points must be an integer, or {dimensions} of them, got {points!r}."
         )
     if min(counts) < _FEWEST:
         raise InputError(f"points must be at least {_FEWEST} on each axis, got {min(counts)}.")
-    return counts
+    return [int(each) for each in counts]
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

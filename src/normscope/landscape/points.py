@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import StateError
+from normscope.errors import InputError, StateError
 from normscope.layers.population import PopulationAverages, layers_with_statistics
 from normscope.problem.batch import Batch, batch_count, copy_batch, tensors_of
 from normscope.problem.diagnose import explain_errors
@@ -320,9 +320,18 @@ def _use(average: PopulationAverages) -> bool:
 
 
 def _checksum(tensors: Iterable[Tensor]) -> str:
-    """Return a checksum of the values of tensors."""
+    """Return a checksum of the values of tensors.
+
+    Raises:
+        InputError: if one is sparse.
+    """
     whole = hashlib.sha256()
     for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise InputError(
+                f"a surface needs dense tensors, got one with the layout {tensor.layout}; use "
+                "tensor.to_dense()."
+            )
         plain = tensor.detach().to("cpu").contiguous().reshape(-1)
         whole.update(plain.view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()

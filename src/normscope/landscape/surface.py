@@ -22,6 +22,7 @@ from normscope.landscape.directions import (
     Axis,
     Checkpoint,
     Direction,
+    checkpoint_list,
     choose_axes,
     flat_weights,
     read_state,
@@ -51,6 +52,7 @@ from normscope.results import Store
 from normscope.sweeps.engines import Engine
 from normscope.sweeps.run import open_store
 from normscope.text import Rendered, Table, format_number, plural
+from normscope.validation import check_bool, check_integer, check_number
 from normscope.warn import warn
 
 if TYPE_CHECKING:
@@ -199,7 +201,7 @@ def surface(
     scaling: str | None = None,
     extent: Any = None,
     points: int | Sequence[int] = 25,
-    checkpoints: Iterable[Checkpoint] = (),
+    checkpoints: Iterable[Checkpoint] | Checkpoint = (),
     centre: Checkpoint | None = None,
     refine: float | None = None,
     hessian: bool = True,
@@ -238,7 +240,8 @@ def surface(
         extent: a number for -extent to extent, (low, high), or one for each axis. None: 1, or
             what covers the checkpoints.
         points: of each axis, at least 3; an odd number has the centre on the grid.
-        checkpoints: state dicts, models or files, whose path is projected on the surface.
+        checkpoints: state dicts, models or files, or one of them, whose path is projected on the
+            surface.
         centre: weights and buffers at the origin; None for the model's.
         refine: relative tolerance. Points where the surface is smooth are interpolated to it
             instead of measured; None measures all.
@@ -268,14 +271,12 @@ def surface(
     """
     begun = time.perf_counter()
     check_surface_mode(mode)
-    if dimensions not in (1, 2):
-        raise InputError(f"dimensions must be 1 or 2, got {dimensions}.")
-    if refine is not None and not refine > 0:
-        raise InputError(f"refine must be a positive tolerance, got {refine}.")
+    _check_arguments(dimensions, refine, hessian, seed, threads)
+    dimensions, seed = int(dimensions), int(seed)  # of numpy too
     send = callback_of(progress)
     problem = Problem(model if centre is None else _at_centre(model, loss, centre), loss, data)
     plane = Plane(problem, parameter_layout(problem.model, params), (), mode, seed)
-    flat = [flat_weights(read_state(each), plane.layout) for each in checkpoints]
+    flat = [flat_weights(read_state(each), plane.layout) for each in checkpoint_list(checkpoints)]
     at_centre = _centre_loss(plane)
     send(Progress("directions"))
     axes = choose_axes(plane, directions, dimensions, scaling, flat)
@@ -304,6 +305,25 @@ def surface(
         "seconds": time.perf_counter() - begun,
     }
     return Surface(dataset)
+
+
+def _check_arguments(
+    dimensions: int, refine: float | None, hessian: bool, seed: int, threads: int | None
+) -> None:
+    """Raise an error for an argument of `surface` of another type, or out of its range."""
+    check_integer("dimensions", dimensions)
+    check_integer("seed", seed)
+    check_bool("hessian", hessian)
+    if dimensions not in (1, 2):
+        raise InputError(f"dimensions must be 1 or 2, got {dimensions}.")
+    if refine is not None:
+        check_number("refine", refine)
+        if not refine > 0:
+            raise InputError(f"refine must be a positive tolerance, got {refine}.")
+    if threads is not None:
+        check_integer("threads", threads)
+        if threads < 1:
+            raise InputError(f"threads must be at least 1, got {threads}.")
 
 
 def _off_centre(grid: Sequence[np.ndarray]) -> list[tuple[float, ...]]:

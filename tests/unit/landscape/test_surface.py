@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import normscope as ns
-from normscope.errors import ArgumentTypeError, InputError, NormscopeWarning, StateError
+from normscope.errors import ArgumentTypeError, DataError, InputError, NormscopeWarning, StateError
 from normscope.landscape import surface
+from normscope.landscape.directions import read_state
 from normscope.landscape.points import STACK, Plane, faster_stack
 from normscope.problem.parameters import parameter_layout
 
@@ -454,12 +455,58 @@ class _Counting(nn.Module):
         ({"directions": {"0.bias": torch.ones(5)}, "scaling": "filter"}, StateError, "zero"),
         ({"checkpoints": [{"0.weight": torch.ones(5, 4)}]}, InputError, "no parameter"),
         ({"checkpoints": [3]}, ArgumentTypeError, "checkpoint"),
+        ({"checkpoints": None}, ArgumentTypeError, "checkpoints must be a list"),
+        ({"checkpoints": "abc.pt"}, DataError, "abc.pt cannot be read .*No such file"),
+        ({"points": 25.0}, ArgumentTypeError, "points must be an integer"),
+        ({"points": None}, ArgumentTypeError, "points must be an integer"),
+        ({"points": True}, ArgumentTypeError, "points must be an integer"),
+        ({"extent": "ab"}, ArgumentTypeError, "extent must be"),
+        ({"refine": "x"}, ArgumentTypeError, "refine must be a number"),
+        ({"dimensions": 2.0}, ArgumentTypeError, "dimensions must be an integer"),
+        ({"directions": None}, ArgumentTypeError, "directions must be"),
+        ({"directions": [None]}, ArgumentTypeError, "a direction is"),
+        ({"seed": 1.5}, ArgumentTypeError, "seed must be an integer"),
+        ({"threads": 0}, InputError, "threads must be at least 1"),
+        ({"directions": [torch.zeros(43)]}, InputError, "'given 1' is zero; give one"),
+        ({"directions": [torch.ones(43) * 1j]}, ArgumentTypeError, "real numbers"),
+        ({"directions": {"0.bias": torch.ones(5) * 1j}}, ArgumentTypeError, "real numbers"),
     ],
 )
 def test_bad_arguments_are_refused(options, error, words):
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).double()
     with pytest.raises(error, match=words):
         surface(model, "cross_entropy", batch_of(4), **options)
+
+
+def test_a_sparse_batch_is_refused():
+    x, y = batch_of(4)
+    with pytest.raises(InputError, match="to_dense"):
+        surface(dense_net(norm=False), "cross_entropy", (x.to_sparse(), y))
+
+
+def test_integers_of_numpy_are_accepted():
+    options = {"points": np.int64(3), "dimensions": np.int64(1), "seed": np.int32(0)}
+    found = surface(dense_net(), "cross_entropy", batch_of(4), **options)
+    assert found.loss.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"root:x:0:0::/:", b"cposix\nsystem\n(S'true'\ntR.", b"."]
+)
+def test_a_file_that_is_no_checkpoint_is_refused_without_unsafe_advice(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(DataError, match=r"not a file that torch\.save wrote") as caught:
+        read_state(tmp_path / "file")
+    assert "weights_only" not in str(caught.value)
+
+
+def test_one_checkpoint_needs_no_list(tmp_path):
+    model, batch = dense_net(), batch_of(4)
+    other = used(dense_net(), batch)
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    for given in (other, other.state_dict(), tmp_path / "other.pt", str(tmp_path / "other.pt")):
+        found = surface(model, "cross_entropy", batch, points=3, checkpoints=given)
+        assert found.dataset.sizes["checkpoint"] == 1
 
 
 def test_a_model_that_changes_from_call_to_call_is_refused():
