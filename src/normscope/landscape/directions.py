@@ -309,7 +309,7 @@ def flat_weights(state: Mapping[str, Any], layout: ParameterLayout) -> Tensor:
     """Return the weights of a state dict as one flat vector, in at least single precision.
 
     Raises:
-        InputError: if a parameter is missing.
+        InputError: if a parameter is missing or not finite.
         ShapeError: if one has another shape.
     """
     dtype = torch.promote_types(layout.dtype, torch.float32)
@@ -320,6 +320,8 @@ def flat_weights(state: Mapping[str, Any], layout: ParameterLayout) -> Tensor:
                 f"a checkpoint has no parameter {name!r}; give state dicts of this model."
             )
         _check_shape(f"{name!r} of a checkpoint", state[name], shape)
+        if not bool(torch.isfinite(state[name]).all()):
+            raise InputError(f"{name!r} of a checkpoint is not finite; leave that checkpoint out.")
         parts.append(state[name].detach().to(layout.device, dtype).reshape(-1))
     return torch.cat(parts)
 

@@ -484,6 +484,14 @@ def test_a_sparse_batch_is_refused():
         surface(dense_net(norm=False), "cross_entropy", (x.to_sparse(), y))
 
 
+@pytest.mark.parametrize("directions", ["random", "checkpoints"])
+def test_a_checkpoint_that_is_not_finite_is_refused(directions):
+    diverged = dense_net()
+    diverged[0].weight.data[0, 0] = torch.inf
+    with pytest.raises(InputError, match="of a checkpoint is not finite"):
+        surface(dense_net(), "cross_entropy", batch_of(4), directions, checkpoints=[diverged])
+
+
 def test_integers_of_numpy_are_accepted():
     options = {"points": np.int64(3), "dimensions": np.int64(1), "seed": np.int32(0)}
     found = surface(dense_net(), "cross_entropy", batch_of(4), **options)
