@@ -86,7 +86,7 @@ def doctor(
     with write_then_print(partial(_write, found, source, sarif, out)):
         names = {"model": model, "data": data, "loss": loss}
         batches = "" if size is None else f", batches of {size}"
-        print_result(found, names, None, as_json, f"Of: {source}{batches}.")
+        print_result(found, names, None, as_json, f"Examined: {source}{batches}.")
     if strict and not found.is_healthy:
         raise typer.Exit(1)
 
