@@ -2,6 +2,7 @@
 
 from normscope.landscape.directions import DIRECTIONS, SCALINGS
 from normscope.landscape.points import MODES
-from normscope.landscape.surface import Surface, surface
+from normscope.landscape.result import Surface
+from normscope.landscape.surface import surface
 
 __all__ = ["DIRECTIONS", "MODES", "SCALINGS", "Surface", "surface"]
